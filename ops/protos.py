@@ -14,7 +14,7 @@ from grpc_tools import protoc
 ROOT = Path(__file__).parents[1]
 SCHEMAS = ROOT / "schemas"
 FILES = ("freshet/wire/v1/gateway.proto", "inference/open_inference_v2.proto")
-DESCRIPTORS = ROOT / "services/freshet/wire/protobuf.binpb"
+DESCRIPTORS = ROOT / "services/freshet/rpc/protobuf.binpb"
 
 
 def compiled() -> bytes:

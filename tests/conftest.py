@@ -10,7 +10,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from freshet import skipped
+from freshet.observability import skipped
 
 pytest_plugins = ["tests.servers.fixtures"]
 

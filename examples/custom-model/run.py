@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import freshet
-from freshet.cli.local import Local
+from freshet.apps.local import Local
 
 TOPICS = ["politics", "sport", "science", "music", "film", "food"]
 SPEC = Path(__file__).with_name("freshet.toml")

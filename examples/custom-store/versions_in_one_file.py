@@ -18,9 +18,9 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.seams.sqlite import folder_of
-from freshet.seams.versions import ALIASES, Manifest, Version
-from freshet.seams.versions.manifest import read_manifest, write_manifest
+from freshet.sqlite import folder_of
+from freshet.versions import ALIASES, Manifest, Version
+from freshet.versions.manifest import read_manifest, write_manifest
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS versions (
@@ -37,7 +37,7 @@ def open_url(url: str) -> OneFile:
 
 
 class OneFile:
-    """See `freshet.seams.versions.VersionStore`, which says what each method promises."""
+    """See `freshet.versions.VersionStore`, which says what each method promises."""
 
     def __init__(self, path: str) -> None:
         self._path, self._lock = path, threading.RLock()

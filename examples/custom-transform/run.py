@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import freshet
-from freshet.cli.local import Local
+from freshet.apps.local import Local
 
 SPEC = Path(__file__).with_name("freshet.toml")
 

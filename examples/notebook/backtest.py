@@ -23,8 +23,8 @@ def _():
     import altair as alt
     import marimo as mo
 
-    from freshet.cli.backtesting import backtest
-    from freshet.spec import load_spec
+    from freshet.apps.backtest import backtest
+    from freshet.config.spec import load_spec
 
     return Path, alt, backtest, csv, load_spec, mo, random, tempfile
 

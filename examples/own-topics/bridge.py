@@ -31,10 +31,10 @@ import orjson
 from in_order import InOrder, Message, Place, place_of
 
 from freshet.client import Client, EventsRefused, Receipt, RetryPolicy
+from freshet.config.avro.schema import Array, Map, Record, Type, Union
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.schemas import load_schemas, streams_of
 from freshet.errors import BadInput, Overloaded, Unavailable
-from freshet.spec import Spec, load_spec
-from freshet.spec.avro import Array, Map, Record, Type, Union
-from freshet.spec.schemas import load_schemas, streams_of
 
 CONSUME_MESSAGES, CONSUME_WAIT_S = 1_000, 0.2
 REQUEST_EVENTS = 500

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import freshet
-from freshet.cli.local import Local
-from freshet.cli.status import as_text
+from freshet.apps.local import Local
+from freshet.cli.status_text import as_text
 
 TOPICS = ["politics", "sport", "science", "music", "film", "food", "travel", "tech", "health", "money"]
 LIKED, OTHER = 0.5, 0.05  # probability of a click on a liked and on any other headline

@@ -8,7 +8,7 @@ import freshet.client
 import freshet.errors
 from freshet.cli import EXITS
 from freshet.errors import FreshetError
-from freshet.runtime.http_errors import CODES
+from freshet.http.error_codes import CODES
 from ops.reference.markdown import code, escaped, grid, header
 
 __all__ = ["page"]
@@ -43,7 +43,7 @@ STATUS = {
 
 def page() -> str:
     """The whole page."""
-    lines = [header("Errors", "services/freshet/errors.py and runtime/http_errors.py"), INTRO]
+    lines = [header("Errors", "services/freshet/errors.py and http/error_codes.py"), INTRO]
     families = [
         (code(name), _above(cls), STATUS.get(name, ""), escaped(inspect.getdoc(cls) or ""))
         for name, cls in vars(freshet.errors).items()

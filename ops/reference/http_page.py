@@ -10,9 +10,9 @@ from typing import Any
 import freshet.console.api
 import freshet.gateway.api
 import freshet.inference.api
+from freshet.http import admin
+from freshet.http.endpoint import LIVE, METRICS_PAGE, Endpoint
 from freshet.inference import oip_endpoints as oip
-from freshet.runtime import admin
-from freshet.runtime.endpoint import LIVE, METRICS_PAGE, Endpoint
 from ops.reference.markdown import code, escaped, grid, header
 from ops.reference.openapi import document
 

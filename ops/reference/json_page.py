@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from freshet.config.avro.schema import parse_schema
 from freshet.features import JsonTranscoder
-from freshet.spec.avro import parse_schema
 from freshet.types import BytesColumn
 from ops.reference.markdown import escaped, grid, header
 

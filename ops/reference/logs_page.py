@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.runtime.log_keys import ALWAYS, KEYS, SOMETIMES
+from freshet.observability.log_keys import ALWAYS, KEYS, SOMETIMES
 from ops.reference.markdown import code, escaped, grid, header
 
 __all__ = ["Call", "calls", "page"]
@@ -119,7 +119,7 @@ def page() -> str:
     said: dict[str, list[Call]] = defaultdict(list)
     for call in calls():
         said[call.part].append(call)
-    lines = [header("Logs", "services/freshet/runtime/log_keys.py, or the call that logs"), INTRO]
+    lines = [header("Logs", "services/freshet/observability/log_keys.py, or the call that logs"), INTRO]
     for head, keys in ((ALWAYS_HEAD, ALWAYS), (SOMETIMES_HEAD, SOMETIMES), (KEYS_HEAD, KEYS)):
         rows = [(code(key), escaped(meaning)) for key, meaning in keys.items() if key not in KEYS_OF]
         lines += [head, *grid(rows, ("key", "meaning"))]

@@ -9,7 +9,7 @@ from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field
 from typing import Any
 
-from freshet.options import Boolean, Duration, duration_text, key_of, options_of
+from freshet.config.options import Boolean, Duration, duration_text, key_of, options_of
 
 __all__ = ["code", "default_text", "escaped", "first_paragraph", "grid", "header", "option_rows"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshet.measures import MEASURES, SOURCES
+from freshet.evaluation import MEASURES, SOURCES
 from ops.reference.markdown import code, escaped, grid, header
 
 __all__ = ["page"]
@@ -37,7 +37,7 @@ def page() -> str:
     rows = [(code(m.name), m.unit, escaped(m.doc), BETTER[m.better], LABELS[m.of]) for m in MEASURES]
     sources = [(code(s.name), escaped(s.doc)) for s in SOURCES]
     lines = [
-        header("Measures", "services/freshet/measures/descriptors.py"),
+        header("Measures", "services/freshet/evaluation/descriptors.py"),
         INTRO,
         *grid(rows, ("measure", "unit", "is", "better", "labels")),
         OF,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import freshet.console.metrics
+import freshet.demo.metrics
 import freshet.gateway.metrics
 import freshet.inference.metrics
-import freshet.testing.simulator.metrics
-from freshet.cli.figures import JOINER_METRICS, TRAINER_METRICS
+from freshet.apps.metrics import JOINER_METRICS, TRAINER_METRICS
 from freshet.embedder.service import EMBEDDER_METRICS
+from freshet.observability.grpc_metrics import GRPC_METRICS
+from freshet.observability.metrics import Metric
 from freshet.paramserver.service import PARAMSERVER_METRICS
-from freshet.runtime.grpc_metrics import GRPC_METRICS
-from freshet.runtime.metrics import Metric
-from freshet.runtime.process_metrics import PROCESS_METRICS
+from freshet.process.metrics import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 
 __all__ = ["SERVICES", "page"]
@@ -23,7 +23,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "trainer": TRAINER_METRICS,
     "paramserver": PARAMSERVER_METRICS,
     "inference": freshet.inference.metrics.METRICS,
-    "simulator": freshet.testing.simulator.metrics.METRICS,
+    "simulator": freshet.demo.metrics.METRICS,
     "console": freshet.console.metrics.METRICS,
 }
 """What `/metrics` of each service exposes beside PROCESS_METRICS."""

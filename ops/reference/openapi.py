@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from freshet.http.endpoint import Answer, Body, Endpoint
+from freshet.http.error_codes import ERROR
 from freshet.release import RELEASE
-from freshet.runtime.endpoint import Answer, Body, Endpoint
-from freshet.runtime.http_errors import ERROR
 
 __all__ = ["document"]
 

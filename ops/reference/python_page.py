@@ -37,7 +37,7 @@ class Part:
 
 
 PARTS = (
-    Part("Around these", "What the names above take and give.", ("freshet.client", "freshet.cli.local")),
+    Part("Around these", "What the names above take and give.", ("freshet.client", "freshet.apps.local")),
     Part(
         "Models of your own",
         '`kind = "package.module:Class"` in the spec names a subclass of `freshet.Model`.',
@@ -48,11 +48,11 @@ PARTS = (
         "freshet meets the outside in five protocols. Those that store are found by the scheme of a URL, "
         "through entry points; [extending](../extending.md#a-storage-adapter) says how to write one.",
         (
-            "freshet.seams.eventlog",
-            "freshet.seams.rowstore",
-            "freshet.seams.versions",
-            "freshet.seams.rowservice",
-            "freshet.seams.batches",
+            "freshet.log",
+            "freshet.rows.store",
+            "freshet.versions",
+            "freshet.rows.service",
+            "freshet.batches.stream",
         ),
     ),
     Part(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from freshet.spec import expression
-from freshet.spec.identity import EFFECTS
-from freshet.spec.model import (
+from freshet.config import expression
+from freshet.config.spec.identity import EFFECTS
+from freshet.config.spec.model import (
     Explore,
     Feature,
     Files,
@@ -21,15 +21,15 @@ from freshet.spec.model import (
     Table,
     Train,
 )
-from freshet.spec.optimizers import OPTIMIZERS
-from freshet.spec.parameters import Parameter
-from freshet.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
-from freshet.spec.transforms import TRANSFORMS
+from freshet.config.spec.optimizers import OPTIMIZERS
+from freshet.config.spec.parameters import Parameter
+from freshet.config.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
+from freshet.config.spec.transforms import TRANSFORMS
 from ops.reference.markdown import grid, header, option_rows
 
 __all__ = ["page"]
 
-SOURCE = "services/freshet/spec/model*.py"
+SOURCE = "services/freshet/config/spec/"
 
 INTRO = """\
 One file says what a model is: where its events come from, what it predicts, from what, and how it is

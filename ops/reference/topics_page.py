@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshet.spec.topics import KINDS_OF_TOPICS, TopicKind
+from freshet.config.spec.topics import KINDS_OF_TOPICS, TopicKind
 from ops.reference.markdown import code, escaped, grid, header
 
 __all__ = ["page"]
@@ -29,7 +29,7 @@ a sample is never written twice and never lost.
 def page() -> str:
     """The whole page."""
     lines = [
-        header("Topics", "services/freshet/spec/topics.py"),
+        header("Topics", "services/freshet/config/spec/topics.py"),
         INTRO,
         *grid(map(_row, KINDS_OF_TOPICS), HEAD),
     ]

@@ -10,14 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from freshet.cli.backtesting import backtest
-    from freshet.cli.local import local
-    from freshet.cli.replaying import replay
+    from freshet.apps.backtest import backtest
+    from freshet.apps.local import local
+    from freshet.apps.replay import replay
     from freshet.client import AsyncClient, Client
+    from freshet.config.spec import Spec
+    from freshet.config.spec.parameters import Parameter
+    from freshet.config.spec.transforms import Transform
     from freshet.model.custom import Model
-    from freshet.spec import Spec
-    from freshet.spec.parameters import Parameter
-    from freshet.spec.transforms import Transform
 
 __all__ = ["AsyncClient", "Client", "Model", "Parameter", "Spec", "Transform", "backtest", "local", "replay"]
 
@@ -25,12 +25,12 @@ _HOMES = {
     "AsyncClient": "freshet.client",
     "Client": "freshet.client",
     "Model": "freshet.model.custom",
-    "Parameter": "freshet.spec.parameters",
-    "Spec": "freshet.spec",
-    "Transform": "freshet.spec.transforms",
-    "backtest": "freshet.cli.backtesting",
-    "local": "freshet.cli.local",
-    "replay": "freshet.cli.replaying",
+    "Parameter": "freshet.config.spec.parameters",
+    "Spec": "freshet.config.spec",
+    "Transform": "freshet.config.spec.transforms",
+    "backtest": "freshet.apps.backtest",
+    "local": "freshet.apps.local",
+    "replay": "freshet.apps.replay",
 }
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.demo.spec import DEMO_SPEC
 from tests.compose.breaking import STACKS, Broken, Group, Stacked, wait_for
 from tests.compose.filled import fill
 from tests.compose.prometheus import Prometheus

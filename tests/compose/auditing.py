@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from freshet.spec import Spec
-from freshet.spec.topics import topics_of
+from freshet.config.spec import Spec
+from freshet.config.spec.topics import topics_of
 from tests.compose.stack import Stack
 from tests.system import audit
 from tests.system.members import read_to

@@ -18,11 +18,11 @@ from typing import Any
 
 import httpx
 
-from freshet.seams.open import open_eventlog
-from freshet.spec import load_spec
-from freshet.spec.topics import topics_of
+from freshet.adapters import open_eventlog
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import topics_of
+from freshet.demo.spec import DEMO_SPEC
 from freshet.testing.contracts.eventlog import append_to
-from freshet.testing.simulator.spec import DEMO_SPEC
 from freshet.types import TopicPartition
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack

@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx
 
 from freshet.clock import SYSTEM_CLOCK
-from freshet.spec import load_spec
-from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.config.spec import load_spec
+from freshet.demo.spec import DEMO_SPEC
 from tests.compose.figures import memory_mb
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from freshet.load.connections import Connections, server_at
+from freshet.load.open_loop import Figures, Lane, drive, new_loop
 from freshet.load.requests import Request
-from freshet.load.running import Figures, Lane, drive, new_loop
 from tests.system.traffic import ITEMS, USERS, Impression
 
 __all__ = ["Load"]

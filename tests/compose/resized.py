@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.demo.spec import DEMO_SPEC
 from tests.compose.figures import memory_mb
 from tests.compose.filled import fill, wait_for_rows
 from tests.compose.prometheus import Prometheus

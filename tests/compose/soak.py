@@ -23,11 +23,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
-from freshet.load.running import Figures
-from freshet.seams.eventlog import EventLog
-from freshet.spec import Spec, load_spec
-from freshet.spec.topics import topics_of
+from freshet.load.open_loop import Figures
+from freshet.log import EventLog
 from freshet.types import TopicPartition
 from tests.compose.auditing import differences
 from tests.compose.figures import memory_mb, volumes_mb

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from freshet.load.running import Figures
-from freshet.spec import load_spec
+from freshet.config.spec import load_spec
+from freshet.load.open_loop import Figures
 from tests.compose.auditing import assert_exact
 from tests.compose.loading import Load
 from tests.compose.stack import Stack

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from freshet.spec import load_spec
-from freshet.spec.topics import topics_of
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import topics_of
 from tests.compose.auditing import assert_exact
 from tests.compose.stack import Stack
 from tests.compose.striking import ON_S, kill_each, learned_past

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.demo.spec import DEMO_SPEC
 from tests.compose.stack import Stack
 from tests.system.waiting import wait_until
 

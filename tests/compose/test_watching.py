@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.testing.simulator.spec import DEMO_SPEC
+from freshet.demo.spec import DEMO_SPEC
 from ops.boards.boards import read_boards
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack

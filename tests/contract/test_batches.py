@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.rpc.pieces import SMALLEST_LIMIT
 from freshet.testing.contracts.batches import BatchStreamContract, Scene
-from freshet.wire.pieces import SMALLEST_LIMIT
 from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 
 

@@ -4,9 +4,9 @@ from uuid import uuid4
 
 import pytest
 
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.open import open_eventlog
+from freshet.adapters import open_eventlog
+from freshet.log import EventLog
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.contracts.eventlog import EventLogContract
 from tests.servers.kafka import Kafka, secure_url
 

@@ -14,23 +14,23 @@ from uuid import uuid4
 
 import pytest
 
+from freshet.adapters import open_eventlog
+from freshet.config.settings import Gateway as Settings
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.record_sizes import RecordLimits
+from freshet.config.spec.schemas import load_schemas
+from freshet.config.spec.topics import topics_of
 from freshet.errors import ConfigError
 from freshet.gateway.api import AVRO
-from freshet.gateway.door import Acks
 from freshet.gateway.service import Gateway, codecs_of
+from freshet.gateway.stream_endpoint import Acks
 from freshet.joiner.start import make
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.topics import ensure_topics, limits_of
-from freshet.seams.open import open_eventlog
-from freshet.settings import Gateway as Settings
-from freshet.spec.model import Spec
-from freshet.spec.parse import parse_spec
-from freshet.spec.records import RecordLimits
-from freshet.spec.schemas import load_schemas
-from freshet.spec.topics import topics_of
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry, frame
+from freshet.log.topics import ensure_topics, limits_of
 from freshet.testing.contracts.eventlog import answered
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry, frame
 from tests.servers.kafka import Kafka
 
 ITEM = {"type": "record", "name": "I", "fields": [{"name": "sku", "type": "long"}]}
@@ -64,8 +64,8 @@ item = { field = "items.sku", table = "item" }
 @pytest.fixture(params=["sqlite", "kafka"])
 def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EventLog:
     if request.param == "sqlite":
-        for module in ("chunks", "sqlite", "sqlite_file"):  # 64 MiB would take seconds
-            monkeypatch.setattr(f"freshet.seams.eventlog.{module}.MAX_RECORD_BYTES", 2 << 20)
+        for module in ("chunks", "event_log", "file"):  # 64 MiB would take seconds
+            monkeypatch.setattr(f"freshet.log.sqlite.{module}.MAX_RECORD_BYTES", 2 << 20)
         return open_eventlog(f"sqlite:{tmp_path}/log")
     kafka: Kafka = request.getfixturevalue("kafka")
     return open_eventlog(f"kafka://{kafka.bootstrap}/{uuid4().hex}?max_record_bytes=1048576")
@@ -193,7 +193,7 @@ def test_a_request_far_beyond_a_record_becomes_many_blocks(log: EventLog, spec: 
 def test_an_event_that_expands_too_far_is_refused(
     log: EventLog, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.spec.records.MAX_EXPANDED_BYTES", 1 << 20)
+    monkeypatch.setattr("freshet.config.spec.record_sizes.MAX_EXPANDED_BYTES", 1 << 20)
     topics, schema = ensure_topics(log, spec), schema_id(spec, log)
     large = frame(schema, served("r1", 30_000, 100))
     clients = sent(

@@ -6,21 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freshet.batches.read_my_writes import Looked, OwnWrites
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.topics import Topics, topics_of
+from freshet.coordination.shard_map import Owners
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.batches.own_writes import Looked, OwnWrites
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
-from freshet.seams.rowservice.owners import Owners
-from freshet.seams.rowservice.remote import RemoteRows, Served
-from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.seams.transport import MIB, Transport
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.parse import parse_spec
-from freshet.spec.topics import Topics, topics_of
+from freshet.rows.grpc.client import RemoteRows, Served
+from freshet.rows.grpc.frames import Described
+from freshet.rows.service import KeyGroup, Push, RowService, RowStates
+from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.pieces import SMALLEST_LIMIT
+from freshet.rpc.server import GrpcServer
 from freshet.tables import RowSteps
 from freshet.testing.contracts.rowservice import (
     BUCKETS,
@@ -32,8 +34,6 @@ from freshet.testing.contracts.rowservice import (
 )
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32, Bool, Fence, bucket_of
-from freshet.wire.pieces import SMALLEST_LIMIT
-from freshet.wire.row_frames import Described
 
 TRANSPORT = Transport(token="sesame-of-the-suite", max_message_bytes=MIB)
 

@@ -4,8 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from freshet.seams.open import open_rowstore
-from freshet.seams.rowstore import RowStore
+from freshet.adapters import open_rowstore
+from freshet.rows.store import RowStore
 from freshet.testing.contracts.rowstore import RowStoreContract
 from tests.servers.redis_cluster import RedisCluster, RedisServer
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import obstore.store
 import pytest
 
-from freshet.seams.versions import VersionStore
-from freshet.seams.versions.bucket import Bucket
-from freshet.seams.versions.folder import open_url
-from freshet.seams.versions.objects import ObjectVersionStore
-from freshet.seams.versions.objects import open_url as open_objects
 from freshet.testing.contracts.versions import VersionsContract
+from freshet.versions import VersionStore
+from freshet.versions.folder import open_url
+from freshet.versions.object_storage import Bucket
+from freshet.versions.objects import ObjectVersionStore
+from freshet.versions.objects import open_url as open_objects
 
 
 class TestFolder(VersionsContract):

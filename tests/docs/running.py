@@ -23,9 +23,9 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freshet.cli.supervising import is_ready
-from freshet.runtime.ports import free_ports
-from freshet.settings import variables
+from freshet.apps.supervised import is_ready
+from freshet.config.settings import variables
+from freshet.process.ports import free_ports
 from tests.docs.markdown import Block
 from tests.system.waiting import wait_until
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.settings import variables
+from freshet.config.settings import variables
 from tests.docs.markdown import ROOT, pages
 
 REFERENCE = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")

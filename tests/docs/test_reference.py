@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from freshet.options import key_of, options_of
-from freshet.settings import variables
-from freshet.spec.model import (
+from freshet.config.options import key_of, options_of
+from freshet.config.settings import variables
+from freshet.config.spec.model import (
     Explore,
     Feature,
     Files,

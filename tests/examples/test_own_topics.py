@@ -16,11 +16,11 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from freshet.apps.local import local
 from freshet.cli import cli
-from freshet.cli.local import local
 from freshet.client import Ack, EventsRefused, Receipt
+from freshet.config.spec import load_spec
 from freshet.errors import BadInput, Unavailable
-from freshet.spec import load_spec
 from tests.examples.loading import EXAMPLES, example
 from tests.system.running import status
 from tests.system.waiting import wait_until

@@ -13,11 +13,11 @@ from typing import Any
 import fastavro
 import numpy as np
 
+from freshet.config.avro.schema import parse_schema
+from freshet.config.spec.layout import Layout, layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
 from freshet.features import AvroValidator, SampleDecoder
-from freshet.spec.avro import parse_schema
-from freshet.spec.layout import Layout, layout_of
-from freshet.spec.model import Spec
-from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn
 from tests.fuzz.judge import Judge, Refused
 from tests.fuzz.schemas import MAP_KEY, SchemaMaker, Writer, mutated

@@ -24,17 +24,17 @@ from typing import Any
 import grpc
 import orjson
 
-from freshet.cli.wiring import gateway_door
+from freshet.apps.services import gateway_door
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
 from freshet.gateway.service import codecs_of, run
-from freshet.runtime.ports import free_ports
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.model import Spec
-from freshet.spec.parse import parse_spec
+from freshet.log import EventLog
+from freshet.log.sqlite.event_log import open_url
+from freshet.process.ports import free_ports
+from freshet.rpc.protobuf import GATEWAY, messages
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
-from freshet.wire.protobuf import GATEWAY, messages
 from tests.fuzz.bodies import Event, events_of, mutated, random_body
 from tests.integration.serving import running, settings
 

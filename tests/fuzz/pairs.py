@@ -38,11 +38,11 @@ import fastavro
 import numpy as np
 from fastavro.schema import SchemaParseException
 
+from freshet.config.avro.schema import parse_schema
+from freshet.config.spec.layout import layout_of
 from freshet.errors import ConfigError
 from freshet.features import SampleDecoder
 from freshet.features.program import WHY
-from freshet.spec.avro import parse_schema
-from freshet.spec.layout import layout_of
 from freshet.types import BytesColumn
 from tests.fuzz.compare import Disagreement, leaves, spec_of
 from tests.fuzz.schemas import MAP_KEY, SchemaMaker, Writer, varint

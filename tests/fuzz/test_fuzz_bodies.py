@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from freshet.config.avro.schema import parse_schema
+from freshet.config.spec.model import Stream, TimeField
 from freshet.features import EventExtractor, EventIntake, JsonTranscoder
-from freshet.spec.avro import parse_schema
-from freshet.spec.model import Stream, TimeField
 from tests.fuzz.bodies import Event, events_of, mutated, random_body
 
 BODIES = 4_000

@@ -17,18 +17,18 @@ import httpx
 import numpy as np
 import orjson
 
-from freshet.cli.training import Stores, Training
+from freshet.apps.training import Stores, Training
+from freshet.config.avro.schema import sample_schema
+from freshet.config.spec.model import Explore, Spec
+from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.topics import topics_of
 from freshet.features import EventColumns, EventExtractor, encode_block
 from freshet.inference.service import Parts, run
-from freshet.seams.eventlog.sqlite import open_url as open_log
-from freshet.seams.rowstore.sqlite import open_url as open_store
-from freshet.seams.versions.folder import open_url as open_versions
-from freshet.spec.avro import sample_schema
-from freshet.spec.model import Explore, Spec
-from freshet.spec.parse import parse_spec
-from freshet.spec.topics import topics_of
+from freshet.log.schema_ids import SchemaRegistry, framed_id
+from freshet.log.sqlite.event_log import open_url as open_log
+from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry, framed_id
+from freshet.versions.folder import open_url as open_versions
 from tests.integration.serving import FEED, JSON, running, schema, settings
 from tests.system.waiting import wait_for
 

@@ -16,22 +16,22 @@ import httpx
 import numpy as np
 import orjson
 
+from freshet.config.avro.schema import served_schema
+from freshet.config.spec import load_spec
+from freshet.config.spec.schemas import load_schemas
 from freshet.console.instances import Places, local_places
 from freshet.console.service import Sources, run
 from freshet.features import JsonTranscoder
-from freshet.runtime.audit import Audit
-from freshet.runtime.guard import Guard, Limits
-from freshet.runtime.token import CONSOLE_HINT, console_entry
-from freshet.runtime.token_file import TokenFile
-from freshet.seams.eventlog.sqlite import open_url as open_log
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.versions import Manifest
-from freshet.seams.versions.folder import FolderVersionStore
-from freshet.spec import load_spec
-from freshet.spec.avro import served_schema
-from freshet.spec.schemas import load_schemas
+from freshet.http.authenticator import Guard, Limits
+from freshet.http.run_token import CONSOLE_HINT, console_entry
+from freshet.http.token_file import TokenFile
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.sqlite.event_log import open_url as open_log
+from freshet.log.topics import ensure_topics
+from freshet.observability.audit import Audit
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry
+from freshet.versions import Manifest
+from freshet.versions.folder import FolderVersionStore
 from tests.integration.serving import EXAMPLES, running, settings
 
 SPEC = load_spec(EXAMPLES / "quickstart" / "freshet.toml")

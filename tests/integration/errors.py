@@ -16,9 +16,9 @@ import pytest
 import structlog
 
 from freshet.__main__ import main
-from freshet.runtime.run_state import RunState, write_run
-from freshet.seams.open import open_eventlog
-from freshet.settings import RunFolder
+from freshet.adapters import open_eventlog
+from freshet.config.settings import RunFolder
+from freshet.process.run_state import RunState, write_run
 
 NOBODY = 65_534
 

@@ -15,12 +15,12 @@ import httpx
 import orjson
 import pytest
 
-from freshet.cli.wiring import gateway_door, gateway_guard
+from freshet.apps.services import gateway_door, gateway_guard
+from freshet.config.avro.schema import to_json
+from freshet.config.spec.parse import load_spec
 from freshet.gateway.service import codecs_of, run
-from freshet.seams.eventlog import EventLog, Writer
-from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec.avro import to_json
-from freshet.spec.parse import load_spec
+from freshet.log import EventLog, Writer
+from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, TopicPartition
 from tests.integration.serving import FEED, running, schema, settings

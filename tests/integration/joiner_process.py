@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from threading import Event
 
+from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.claims import Claims
+from freshet.coordination.partition_assignment import Shares
 from freshet.joiner.service import JoinerStatus, Pace
-from freshet.runtime.lifecycle import stop_on_signals
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sharing import Shares
-from freshet.seams.open import open_eventlog
+from freshet.process.lifecycle import stop_on_signals
 from tests.unit.joiner.support import label, plan_of
 from tests.unit.joiner.world import World
 

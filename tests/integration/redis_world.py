@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from freshet.errors import Unavailable
-from freshet.seams.rowstore import FlushOutcome, RowStore
+from freshet.rows.store import FlushOutcome, RowStore
 from freshet.tables.runs import runs_of
 from freshet.testing.contracts.rowstore import (
     BUCKETS,

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.runtime.http import App
-from freshet.runtime.server import MAX_CONNECTIONS, bind, run_server, serve
-from freshet.runtime.tokens import digest_of
-from freshet.settings import Settings, load_settings
-from freshet.spec.avro import Record, parse_schema
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.settings import Settings, load_settings
+from freshet.http.app import App
+from freshet.http.server import MAX_CONNECTIONS, bind, run_server, serve
+from freshet.http.tokens import digest_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FEED = EXAMPLES / "feed"

@@ -15,12 +15,12 @@ import httpx
 import orjson
 import pytest
 
+from freshet.config.settings import RunFolder
 from freshet.console.collector import Collector
 from freshet.console.instances import local_places
-from freshet.console.served import ServedSample
+from freshet.console.served_events import ServedSample
 from freshet.console.service import MOST_TRIES, READERS
 from freshet.console.services import BUSY_S, Services
-from freshet.settings import RunFolder
 from freshet.testing.clock import SettableClock
 from freshet.trainer.pins import Pin, Pins
 from tests.integration.console_world import TOKEN, Console, ConsoleWorld, Fake, acting, now_ms

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from freshet.cli import wiring
-from freshet.cli.pipeline import Pipeline
+from freshet.apps import services as wiring
+from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
-from freshet.settings import load_settings
-from freshet.spec.model import Spec
+from freshet.config.settings import load_settings
+from freshet.config.spec.model import Spec
 from tests.perf.workload import Workload, append, plain_spec
 from tests.servers.processes import lasting_ports
 from tests.system.waiting import wait_until

@@ -19,11 +19,11 @@ from prometheus_client import CollectorRegistry
 
 from freshet.client import Client
 from freshet.errors import BadInput
-from freshet.runtime import connection
-from freshet.runtime.admin import Admin
-from freshet.runtime.audit import read_audit
-from freshet.runtime.ports import free_ports
-from freshet.wire.protobuf import GATEWAY, OIP, messages
+from freshet.http import connection
+from freshet.http.admin import Admin
+from freshet.observability.audit import read_audit
+from freshet.process.ports import free_ports
+from freshet.rpc.protobuf import GATEWAY, OIP, messages
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
 from tests.integration.console_world import ConsoleWorld
 from tests.integration.gateway_world import Running as Gateway

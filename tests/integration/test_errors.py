@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.cli.ports import PORT_SETTINGS
+from freshet.apps.ports import PORT_SETTINGS
 from tests.integration.errors import (
     Shell,
     State,

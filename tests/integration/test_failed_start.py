@@ -11,21 +11,22 @@ from typing import Any, NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from freshet.cli import distributed, pipeline, remote_training, training, wiring
-from freshet.cli.pipeline import Pipeline
-from freshet.cli.rank_batches import Wire
+from freshet.adapters import open_eventlog
+from freshet.apps import distributed, pipeline, remote_training, training
+from freshet.apps import services as wiring
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.rank_batches import Wire
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.settings import Settings, load_settings
+from freshet.config.spec import load_spec
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import slices_of
 from freshet.errors import ConfigError, Mismatch
+from freshet.log import EventLog
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.service import ParamServer, Place
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_eventlog
-from freshet.seams.rowservice.slices import slices_of
-from freshet.seams.transport import MIB, Transport
-from freshet.settings import Settings, load_settings
-from freshet.spec import load_spec
-from freshet.wire.values import RowCodec
+from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.value_formats import RowCodec
 from tests.perf.workload import plain_spec
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"

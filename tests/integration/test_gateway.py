@@ -8,8 +8,8 @@ import pytest
 
 from freshet.client import Client, EventsRefused
 from freshet.features import EventExtractor
+from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.types import BytesColumn
-from freshet.wire.schemas import SchemaRegistry, framed_id
 from tests.integration.gateway_world import NOW, RANKED, SPEC, Running, action, avro, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures

@@ -9,14 +9,14 @@ from typing import Any
 import fastavro
 import pytest
 
+from freshet.config.avro.schema import parse_schema, to_json
 from freshet.errors import Unavailable
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
 from freshet.gateway.service import codecs_of
-from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec.avro import parse_schema, to_json
+from freshet.log.schema_ids import LOOK_AGAIN_S, SchemaRegistry, frame
+from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
-from freshet.wire.schemas import LOOK_AGAIN_S, SchemaRegistry, frame
 from tests.integration.gateway_world import NOW, RANKED, SCHEMAS, SPEC, Running, avro, gateway, ranked, start
 from tests.integration.serving import schema
 

@@ -16,10 +16,10 @@ import pytest
 import trustme
 
 from freshet.errors import Unavailable
-from freshet.runtime.ports import free_ports
+from freshet.log.schema_ids import frame
+from freshet.process.ports import free_ports
+from freshet.rpc.protobuf import GATEWAY, messages
 from freshet.types import TopicPartition
-from freshet.wire.protobuf import GATEWAY, messages
-from freshet.wire.schemas import frame
 from tests.integration.gateway_world import Running, action, avro, ranked, start
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.serving import TOKEN, write_tokens

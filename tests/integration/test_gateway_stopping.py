@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from freshet.errors import ConfigError
 from freshet.gateway.service import codecs_of, run
-from freshet.runtime.lifecycle import KILL_AFTER_S
-from freshet.seams.eventlog.sqlite import open_url
+from freshet.log.sqlite.event_log import open_url
+from freshet.process.lifecycle import KILL_AFTER_S
 from tests.integration.gateway_world import SCHEMAS, SPEC, Running, action, gateway, start
 from tests.integration.serving import settings
 from tests.system.waiting import wait_for

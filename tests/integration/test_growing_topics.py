@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
+from freshet.adapters import open_eventlog
+from freshet.config.spec.topics import TopicPlan
 from freshet.errors import Mismatch, Unavailable
 from freshet.joiner.commit import Commit
 from freshet.joiner.ledger import Ledger
-from freshet.joiner.placing import Placing
+from freshet.joiner.partitioners import Placing
 from freshet.joiner.service import JoinerService, Pace
-from freshet.seams.eventlog.topics import ensure_topic
-from freshet.seams.open import open_eventlog
-from freshet.spec.topics import TopicPlan
+from freshet.log.topics import ensure_topic
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.integration.joiner_process import PLAN
 from tests.servers.kafka import Kafka

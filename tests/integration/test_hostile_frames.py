@@ -15,19 +15,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from freshet.batches.frames import Asked, asked_of, gradients_frame, settle_frame, take_frame
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.batches.frames import Asked, asked_of, gradients_frame, settle_frame, take_frame
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.seams.transport import MIB, Transport, method_name, open_channel
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
-from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
-from freshet.types import Fence, OffsetRange
-from freshet.wire.failures import failure_of
-from freshet.wire.frames import (
+from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
+from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rpc.channel import MIB, Transport, method_name, open_channel
+from freshet.rpc.failures import failure_of
+from freshet.rpc.frames import (
     BadFrame,
     Frame,
     Kind,
@@ -37,9 +35,11 @@ from freshet.wire.frames import (
     decode_frame,
     encode_frame,
 )
-from freshet.wire.pieces import pieces_of
-from freshet.wire.row_frames import Described, lookup_frame, push_frame
-from freshet.wire.values import RowCodec
+from freshet.rpc.pieces import pieces_of
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
+from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
+from freshet.types import Fence, OffsetRange
 from tests.contract.test_rowservice import SPEC, shard_of, topics_made
 from tests.integration.hostile import MESSAGES, answers, hostile, sealed
 from tests.unit.embedder.scene import RemoteScene

@@ -27,22 +27,22 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
+from freshet.apps.services import inference_door, inference_guard
 from freshet.cli.rank import command as rank
-from freshet.cli.wiring import inference_door, inference_guard
 from freshet.client import Ack, Client
+from freshet.config.avro.schema import parse_schema, served_schema, to_json
+from freshet.config.spec.model import Explore, Spec
+from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import BadInput, Unavailable
 from freshet.features import EventExtractor
 from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
 from freshet.inference.service import MOST_ASKED, run
+from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
-from freshet.spec.avro import parse_schema, served_schema, to_json
-from freshet.spec.model import Explore, Spec
-from freshet.spec.parse import load_spec, parse_spec
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry, framed_id
 from tests.integration.serving import FEED, JSON, running, schema, settings
 from tests.integration.world import World
 from tests.system.waiting import wait_for, wait_until

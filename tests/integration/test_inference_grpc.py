@@ -18,8 +18,8 @@ import tritonclient.http as triton_http
 import trustme
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from freshet.runtime.ports import free_ports
-from freshet.wire.protobuf import OIP, messages
+from freshet.process.ports import free_ports
+from freshet.rpc.protobuf import OIP, messages
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.serving import TOKEN, write_tokens
 from tests.integration.test_inference import COLUMNS, SPEC, Running, greedy, serving, trained

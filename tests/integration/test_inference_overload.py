@@ -19,9 +19,9 @@ import orjson
 import pytest
 from tritonclient.utils import np_to_triton_dtype
 
-from freshet.inference.batching import Batcher
-from freshet.runtime.ports import free_ports
-from freshet.wire.protobuf import OIP, messages
+from freshet.inference.batcher import Batcher
+from freshet.process.ports import free_ports
+from freshet.rpc.protobuf import OIP, messages
 from tests.integration.serving import JSON
 from tests.integration.test_inference import (
     CANDIDATES,

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from freshet.runtime.ports import free_ports
+from freshet.process.ports import free_ports
 from tests.integration import oip_clients
 from tests.integration.test_inference import SPEC, Running, greedy, serving, trained
 from tests.integration.test_inference_grpc import KSERVE

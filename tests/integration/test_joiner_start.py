@@ -11,14 +11,14 @@ import fastavro
 import numpy as np
 import orjson
 
+from freshet.config.spec.parse import load_spec
+from freshet.config.spec.topics import topics_of
 from freshet.features import read_blocks
 from freshet.joiner.start import run
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.spec.parse import load_spec
-from freshet.spec.topics import topics_of
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry, frame
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry, frame
 
 FEED = Path(__file__).parents[2] / "examples" / "feed"
 

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import pytest
 
+from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
 from freshet.joiner.commit import Commit
 from freshet.joiner.ledger import Ledger
-from freshet.seams.open import open_eventlog
 from tests.integration.joiner_process import PARTITIONS, PLAN
 from tests.servers.kafka import Kafka
 from tests.servers.processes import Process

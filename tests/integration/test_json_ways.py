@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from freshet.client import Client, RetryPolicy
+from freshet.config.avro.schema import Record, Union, to_json
+from freshet.config.spec.model import TimeField
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput
 from freshet.features import JsonTranscoder, hash_text
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.recordings.sources import Piece, events_of_files
-from freshet.spec.avro import Record, Union, to_json
-from freshet.spec.model import TimeField
-from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, Records
 from ops.reference.json_page import BODIES, EVENTS, SCHEMA, Body, Event
 from tests.fuzz.doors import Doors, opened

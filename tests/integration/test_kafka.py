@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from freshet.adapters import open_eventlog
 from freshet.cli import peek
+from freshet.coordination.claims import Claims
 from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
-from freshet.seams.eventlog import EventLog, Reader, Writer
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
-from freshet.seams.open import open_eventlog
+from freshet.log import EventLog, Reader, Writer
+from freshet.log.kafka.event_log import KafkaEventLog, open_url
 from freshet.testing.contracts.eventlog import answered, append_to, read_all
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka

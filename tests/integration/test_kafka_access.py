@@ -16,11 +16,11 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from freshet.adapters import open_eventlog
 from freshet.cli.prepare import command as prepare
+from freshet.demo import DEMO_SPEC
 from freshet.errors import ConfigError, Unavailable
-from freshet.seams.open import open_eventlog
 from freshet.testing.contracts.eventlog import append_to, read_all
-from freshet.testing.simulator import demo
 from freshet.types import TopicPartition
 from tests.servers.certificates import issued
 from tests.servers.kafka import PASSWORD, USER, Kafka, secure_url
@@ -135,7 +135,7 @@ def test_what_the_user_has_no_right_to_is_told_of(kafka: Kafka, tmp_path: Path) 
 def test_prepare_ends_at_once_with_what_to_do(
     kafka: Kafka, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Path(demo.__path__[0]) / "freshet.toml"
+    spec = DEMO_SPEC
     run = ["--folder", str(tmp_path / "run"), "--wait", "60"]
     for password in (PASSWORD, "a-wrong-word"):
         monkeypatch.setenv(

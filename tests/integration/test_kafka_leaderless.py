@@ -16,8 +16,8 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from freshet.seams.eventlog import Writer
-from freshet.seams.eventlog.kafka import KafkaEventLog, open_url
+from freshet.log import Writer
+from freshet.log.kafka.event_log import KafkaEventLog, open_url
 from freshet.testing.contracts.eventlog import answered, append_to
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka

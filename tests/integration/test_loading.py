@@ -12,11 +12,11 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from freshet.adapters import open_rowstore
 from freshet.paramserver.service import ParamServer, Place
-from freshet.seams.open import open_rowstore
-from freshet.seams.rowservice import KeyGroup
-from freshet.seams.rowstore import RowStore
-from freshet.seams.transport import MIB, Transport
+from freshet.rows.service import KeyGroup
+from freshet.rows.store import RowStore
+from freshet.rpc.channel import MIB, Transport
 from freshet.types import Bucket, RowRuns
 from tests.integration.test_shards import (
     BUCKETS_OF_KEYS,
@@ -33,7 +33,7 @@ from tests.integration.test_shards import (
     wait_for,
 )
 from tests.servers.redis_cluster import RedisCluster
-from tests.unit.paramserver.test_loading import write_as_somebody_else
+from tests.unit.paramserver.test_bucket_loader import write_as_somebody_else
 
 ALL = [Bucket(b) for b in range(SPEC.buckets)]
 

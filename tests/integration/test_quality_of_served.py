@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from freshet.cli.figures import TRAINER_METRICS, trainer_readings
-from freshet.cli.training import Training
-from freshet.seams.eventlog import EventLog
+from freshet.apps.metrics import TRAINER_METRICS, trainer_readings
+from freshet.apps.training import Training
+from freshet.log import EventLog
 from freshet.types import TopicPartition
 from tests.integration.closed_loop import CANDIDATES, HASH, SPEC, TOPICS, Loop
 

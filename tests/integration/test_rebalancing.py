@@ -13,9 +13,9 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
-from freshet.seams.rowservice import KeyGroup
-from freshet.seams.rowservice.slices import slices_of
+from freshet.rows.service import KeyGroup
 from freshet.types import I64, bucket_of
 from tests.integration.test_shards import (
     BUCKETS_OF_KEYS,

@@ -13,11 +13,11 @@ import pytest
 import structlog
 from redis.crc import key_slot
 
+from freshet.adapters import open_rowstore
 from freshet.errors import ConfigError, Corrupt, DataLost, Unavailable
-from freshet.seams.open import open_rowstore
-from freshet.seams.rowstore import FlushOutcome, OnServers, RowStore
-from freshet.seams.rowstore import redis_reads as reads
-from freshet.seams.rowstore.redis_scripts import COMMIT, SLACK_BYTES
+from freshet.rows.redis import reads
+from freshet.rows.redis.scripts import COMMIT, SLACK_BYTES
+from freshet.rows.store import FlushOutcome, OnServers, RowStore
 from freshet.testing.contracts.rowstore import (
     Change,
     flush_of,
@@ -68,7 +68,7 @@ def put_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are put together after every flush, however few they are."""
     at_once = COMMIT.replace(f"base / 2 + {SLACK_BYTES}", "0")
     assert at_once != COMMIT
-    monkeypatch.setattr("freshet.seams.rowstore.redis_writes.COMMIT", at_once)
+    monkeypatch.setattr("freshet.rows.redis.writes.COMMIT", at_once)
 
 
 # Failovers

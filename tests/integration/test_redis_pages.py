@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import structlog
 
+from freshet.adapters import open_rowstore
 from freshet.errors import Unavailable
-from freshet.seams.open import open_rowstore
-from freshet.seams.rowstore import FlushOutcome, RowStore, redis_reads
-from freshet.seams.rowstore.redis_reads import Labelled, Reads
+from freshet.rows.redis import reads as redis_reads
+from freshet.rows.redis.reads import Labelled, Reads
+from freshet.rows.store import FlushOutcome, RowStore
 from freshet.testing.contracts.rowstore import (
     Change,
     flush_of,

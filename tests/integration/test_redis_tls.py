@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from freshet.adapters import open_rowstore
 from freshet.errors import ConfigError, Unavailable
-from freshet.runtime.ports import free_ports
-from freshet.seams.open import open_rowstore
-from freshet.seams.rowstore import RowStore
+from freshet.process.ports import free_ports
+from freshet.rows.store import RowStore
 from tests.integration.redis_world import Owner
 from tests.servers.certificates import Files, issued
 from tests.servers.redis_cluster import RedisServer

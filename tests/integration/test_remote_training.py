@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from freshet.cli.pipeline import Pipeline
-from freshet.cli.rank_batches import FromShards, Wire
-from freshet.cli.remote_training import RemoteTraining
-from freshet.cli.training import Training
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.rank_batches import FromShards, Wire
+from freshet.apps.remote_training import RemoteTraining
+from freshet.apps.training import Training
 from freshet.clock import SYSTEM_CLOCK
-from freshet.embedder.decoding import BlockDecoder
-from freshet.embedder.refused import RefusedSamples
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.learning import Train
+from freshet.config.spec.model import Spec
+from freshet.coordination.claims import Claims
+from freshet.embedder.block_decoder import BlockDecoder
+from freshet.embedder.refused_samples import RefusedSamples
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.paramserver.service import ParamServer, Place
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.transport import Transport
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.model_learning import Train
+from freshet.rpc.channel import Transport
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.types import Bucket, Fence
-from freshet.wire.values import RowCodec
 from tests.perf.workload import Workload, append, plain_spec
 from tests.system.waiting import wait_until
 

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from freshet.cli import cli, replaying
-from freshet.cli.replaying import join_all
+from freshet.adapters import open_eventlog
+from freshet.apps import replay as replaying
+from freshet.apps.replay import join_all
+from freshet.cli import cli
+from freshet.config.settings import RunFolder
+from freshet.config.spec import load_spec
 from freshet.errors import BadInput, ConfigError, Mismatch
+from freshet.log.schema_ids import SchemaRegistry
 from freshet.recordings.sources import ONLINE_RETAIL, online_retail
-from freshet.seams.open import open_eventlog
-from freshet.settings import RunFolder
-from freshet.spec import load_spec
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DAY = 86_400

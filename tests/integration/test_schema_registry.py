@@ -16,18 +16,18 @@ import orjson
 import pytest
 from confluent_kafka import Producer
 
+from freshet.adapters import open_eventlog
+from freshet.config.avro.schema import Written, spell
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.features import read_blocks
 from freshet.joiner.events import SchemasOfOthers
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.tail import newest
-from freshet.seams.open import open_eventlog
-from freshet.seams.registry import Access, RestRegistry
-from freshet.spec.avro import Written, spell
-from freshet.spec.model import Spec
-from freshet.spec.parse import load_spec, parse_spec
+from freshet.log import EventLog
+from freshet.log.schema_registry import Access, RestRegistry
+from freshet.log.tail import newest
 from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, TopicPartition
 from tests.servers.kafka import Kafka

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from freshet.adapters import open_eventlog
 from freshet.clock import CONFIRMED_S
 from freshet.errors import DataLost, Unavailable
 from freshet.joiner.commit import Commit
@@ -20,8 +21,7 @@ from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.set_back import Partition, set_back
-from freshet.seams.eventlog import EventLog, Writer
-from freshet.seams.open import open_eventlog
+from freshet.log import EventLog, Writer
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.servers.kafka import Kafka
 from tests.unit.joiner.support import Action, Event, Served, Shown, label, plan_of

@@ -18,21 +18,21 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from freshet.adapters import open_eventlog, open_rowstore
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.settings import load_settings
+from freshet.config.spec import load_spec
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.schemas import load_schemas
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_eventlog, open_rowstore
-from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowservice.remote import RemoteRows, Served
-from freshet.seams.rowservice.slices import ShardMap, seat_of, slices_of
-from freshet.seams.transport import MIB, Transport
-from freshet.settings import load_settings
-from freshet.spec import load_spec
-from freshet.spec.identity import identity_hash
-from freshet.spec.layout import layout_of
-from freshet.spec.schemas import load_schemas
+from freshet.rows.grpc.client import RemoteRows, Served
+from freshet.rows.service import KeyGroup, Push
+from freshet.rpc.channel import MIB, Transport
 from freshet.types import I64, U64, Bucket, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process, lasting_ports
 from tests.system.waiting import wait_until

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from freshet.cli.training import Training
+from freshet.apps.training import Training
+from freshet.config.spec.layout import layout_of
 from freshet.errors import BadInput
 from freshet.features import Decoded, DecodedRequests, SampleDecoder
 from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
 from freshet.inference.versions import Scorer
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
-from freshet.seams.rowservice import KeyGroup
-from freshet.spec.layout import layout_of
+from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
 from freshet.types import F32, I64
 from tests.integration.closed_loop import SCORE, SPEC, Answer, Logged, Loop

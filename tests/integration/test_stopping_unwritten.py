@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from freshet.cli.pipeline import Pipeline
-from freshet.cli.training import Training
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.training import Training
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, Place
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.rowservice.slices import slices_of
-from freshet.seams.rowstore import RowStore, StoreServer
-from freshet.seams.transport import MIB, Transport
+from freshet.rows.store import RowStore, StoreServer
+from freshet.rpc.channel import MIB, Transport
 from tests.perf.workload import Workload, append, plain_spec
 from tests.system.waiting import wait_until
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.cli.pipeline import Pipeline
-from freshet.cli.rank_batches import FromShards, Wire
-from freshet.cli.remote_training import RemoteTraining
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.rank_batches import FromShards, Wire
+from freshet.apps.remote_training import RemoteTraining
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
 from freshet.features.blocks import read_blocks
 from freshet.gateway.api import AVRO_BATCH
-from freshet.tracing import Span, Tracer, install
+from freshet.log.schema_ids import frame
+from freshet.observability.tracing import Span, Tracer, install
+from freshet.rows.grpc.frames import lookup_frame, span_of
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
+from freshet.rpc.value_formats import RowCodec
 from freshet.types import BytesColumn, TopicPartition
-from freshet.wire.frames import BadFrame, Frame, Kind, Part, decode_frame
-from freshet.wire.row_frames import lookup_frame, span_of
-from freshet.wire.schemas import frame
-from freshet.wire.values import RowCodec
 from tests.integration.gateway_world import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
 from tests.perf.workload import Workload, append, plain_spec

@@ -5,10 +5,10 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from freshet.cli.figures import trainer_readings
-from freshet.cli.pipeline import Pipeline
+from freshet.apps.metrics import trainer_readings
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.training import Training
 from freshet.cli.status_text import as_text
-from freshet.cli.training import Training
 from freshet.errors import Unavailable
 from freshet.testing.faults import Faulty
 from tests.perf.workload import Workload, append, plain_spec

@@ -12,21 +12,20 @@ import fastavro
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.config.avro.schema import Record, sample_schema, to_json
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
 from freshet.features import EventExtractor, SampleDecoder
 from freshet.inference.service import Parts
+from freshet.log import EventLog
+from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.paramserver.core import FlushBook
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.sqlite import open_url as open_log
-from freshet.seams.rowstore import RowStore, StoreIdentity
-from freshet.seams.rowstore.sqlite import open_url as open_store
-from freshet.seams.versions import Manifest, VersionStore
-from freshet.seams.versions.folder import open_url as open_versions
-from freshet.spec.avro import Record, sample_schema, to_json
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.rows.deltas import RowDelta, encode_rows
+from freshet.rows.sqlite.row_store import open_url as open_store
+from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables import Plan, Store
 from freshet.types import (
     F32,
@@ -40,7 +39,8 @@ from freshet.types import (
     TopicPartition,
     bucket_of,
 )
-from freshet.wire.rows import RowDelta, encode_rows
+from freshet.versions import Manifest, VersionStore
+from freshet.versions.folder import open_url as open_versions
 
 HASH = "spec-hash"
 

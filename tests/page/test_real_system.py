@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from freshet.cli.local import local
-from freshet.testing.simulator import write_spec
+from freshet.apps.local import local
+from freshet.demo import write_spec
 from tests.system.test_simulator import kill, readers
 
 pytestmark = [pytest.mark.browser, pytest.mark.system, pytest.mark.timeout(280)]

@@ -20,23 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from freshet.cli.rank_batches import FromEmbedders, FromShards, Wire
-from freshet.cli.remote_training import RemoteTraining
-from freshet.cli.training import Stores, Training
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
+from freshet.apps.remote_training import RemoteTraining
+from freshet.apps.training import Stores, Training
+from freshet.config.settings import load_settings
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.model import Spec
+from freshet.config.spec.render import render
+from freshet.config.spec.schemas import load_schemas
+from freshet.config.spec.topics import topics_of
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import SLICES, ShardMap
 from freshet.embedder.core import rows_of_blocks
 from freshet.embedder.ownership import embedders_of
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.open import open_eventlog, open_rowstore, open_versions
-from freshet.seams.rowservice.slices import SLICES, ShardMap
-from freshet.settings import load_settings
-from freshet.spec.identity import identity_hash
-from freshet.spec.model import Spec
-from freshet.spec.render import render
-from freshet.spec.schemas import load_schemas
-from freshet.spec.topics import topics_of
+from freshet.log import EventLog
+from freshet.rpc.value_formats import RowCodec
 from freshet.types import TopicPartition
-from freshet.wire.values import RowCodec
 from tests.servers.processes import Process, lasting_ports
 from tests.system.waiting import wait_until
 

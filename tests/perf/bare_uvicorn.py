@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from freshet.runtime.server import BACKLOG, UVICORN
+from freshet.http.server import BACKLOG, UVICORN
 
 
 def application(answer_bytes: int) -> Any:

@@ -26,19 +26,19 @@ from pathlib import Path
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.publishing import records_of
+from freshet.paramserver.published_rows import records_of
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.parse import parse_spec
-from freshet.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows
+from freshet.rows.service import KeyGroup, Push
+from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Plan, Published, Store
 from freshet.types import F32, U64, Fence, OffsetRange, TimeMs
-from freshet.wire.rows import RowCodec, RowDelta, decode_rows, encode_rows
 from tests.perf.report import Figures, command
 from tests.perf.rounds import Figure, interleaved, rate
 

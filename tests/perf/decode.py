@@ -14,12 +14,12 @@ from functools import partial
 
 import numpy as np
 
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec, Stream, TimeField
+from freshet.config.spec.parse import parse_spec
 from freshet.features import Column, ColumnEncoder, EventExtractor, SampleDecoder, encode_blocks, read_blocks
 from freshet.features.encoder import EncodedRows
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec, Stream, TimeField
-from freshet.spec.parse import parse_spec
 from freshet.types import I64, BytesColumn
 from tests.perf.report import Figures, command
 

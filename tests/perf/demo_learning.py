@@ -24,26 +24,26 @@ from typing import Any
 import numpy as np
 import orjson
 
+from freshet.config.avro.schema import sample_schema
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.schemas import load_schemas
+from freshet.demo import DEMO_SPEC
+from freshet.demo.outbox import Outbox
+from freshet.demo.pace import Pace
+from freshet.demo.readers import Readers
+from freshet.demo.tastes import DriftPlan
+from freshet.demo.world import World
+from freshet.evaluation import auc
 from freshet.features import EventExtractor, JsonTranscoder, SampleDecoder
 from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline
-from freshet.inference.served import served_events
+from freshet.inference.served_log import served_events
 from freshet.joiner.plan import RAMP
-from freshet.measures import auc
 from freshet.model import GroupInputs, Labels, ModelInputs, build_model
-from freshet.seams.rowservice import KeyGroup
-from freshet.spec import Spec, load_spec
-from freshet.spec.avro import sample_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.schemas import load_schemas
+from freshet.rows.service import KeyGroup
 from freshet.tables import Plan, Store
 from freshet.testing.clock import SettableClock
-from freshet.testing.simulator import DEMO_SPEC
-from freshet.testing.simulator.outbox import Outbox
-from freshet.testing.simulator.pace import Pace
-from freshet.testing.simulator.readers import Readers
-from freshet.testing.simulator.tastes import DriftPlan
-from freshet.testing.simulator.world import World
 from freshet.types import BytesColumn, OffsetRange
 from tests.perf.demo_seeds import DRIFT_S, SETTLED_MS, figures
 

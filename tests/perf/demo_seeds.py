@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import freshet
-from freshet.cli.local import Local
-from freshet.cli.options import table
-from freshet.runtime.ports import free_ports
-from freshet.seams.eventlog import EventLog
-from freshet.seams.open import open_eventlog
-from freshet.settings import RunFolder
-from freshet.testing.simulator import write_spec
+from freshet.adapters import open_eventlog
+from freshet.apps.local import Local
+from freshet.config.settings import RunFolder
+from freshet.demo import write_spec
+from freshet.log import EventLog
+from freshet.process.ports import free_ports
+from freshet.terminal import table
 from freshet.types import TopicPartition
 
 LOOK_S = 5.0

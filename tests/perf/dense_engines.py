@@ -24,9 +24,9 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from freshet.config.spec.layout import layout_of
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs
-from freshet.spec.layout import layout_of
 from freshet.types import F32
 from tests.unit.model.specs import make_spec
 

@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 
-from freshet.cli.ready import block_ends, ready_samples
+from freshet.apps.sample_files import block_ends, ready_samples
+from freshet.config.avro.schema import Record
+from freshet.config.spec import Spec
+from freshet.config.spec.layout import layout_of
+from freshet.evaluation import LabelKind
+from freshet.evaluation.predictions import Scored
 from freshet.features import GroupKeys, SampleDecoder
-from freshet.measures import LabelKind
-from freshet.measures.scored import Scored
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.model.passes import BUCKETS, NativePass
-from freshet.spec import Spec
-from freshet.spec.avro import Record
-from freshet.spec.layout import layout_of
+from freshet.model.single_pass import BUCKETS, NativePass
 from freshet.tables import Plan
 from freshet.types import F32, I64, U64
 from tests.perf.live import samples_of, spec_of

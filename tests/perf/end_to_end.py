@@ -29,9 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from freshet.cli.pipeline import Pipeline
-from freshet.cli.training import Training
-from freshet.spec.model import Spec
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.training import Training
+from freshet.config.spec.model import Spec
 from tests.perf.peers.registry import PEERS
 from tests.perf.peers.running import environment_of, not_installed, training_job
 from tests.perf.report import Figures, command

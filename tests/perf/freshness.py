@@ -26,17 +26,17 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from freshet.cli.local import Local, local
+from freshet.adapters import open_eventlog
+from freshet.apps.local import Local, local
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.model import Explore
+from freshet.config.spec.topics import topics_of
 from freshet.console.instances import Instance
 from freshet.console.tracer import Tracer
 from freshet.console.tracing import STAGES, Trace
+from freshet.http.addresses import Address
 from freshet.joiner.plan import RAMP
-from freshet.runtime.addresses import Address
-from freshet.seams.open import open_eventlog
-from freshet.spec import Spec, load_spec
-from freshet.spec.model import Explore
-from freshet.spec.topics import topics_of
 from tests.perf.load import Background, click, page
 from tests.perf.report import Figures, command
 

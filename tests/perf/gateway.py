@@ -29,8 +29,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freshet.runtime.ports import free_ports
-from freshet.seams.open import open_eventlog
+from freshet.adapters import open_eventlog
+from freshet.process.ports import free_ports
 from freshet.types import TopicPartition
 from tests.perf.report import Figures, command
 

@@ -15,13 +15,13 @@ import time
 
 import numpy as np
 
+from freshet.config.avro.schema import Written, parse_schema
+from freshet.config.spec.parse import parse_spec
 from freshet.features import hash_text
 from freshet.joiner import blocks
 from freshet.joiner.core import Joiner
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
-from freshet.spec.avro import Written, parse_schema
-from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, Records
 from tests.perf.report import Figures, command
 

@@ -20,15 +20,15 @@ from uuid import uuid4
 
 import numpy as np
 
+from freshet.adapters import open_eventlog
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
 from freshet.features import SampleDecoder, encode_blocks, read_blocks
 from freshet.joiner.start import make, pace_of
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_eventlog
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topics
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry
 from tests.perf.decode import rows_of, schema_of, spec_of
 from tests.perf.join import ACTION, SERVED, SPEC, action, served
 from tests.perf.log import BLOCK, RECORD_BYTES, column

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.measures import auc
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.evaluation import auc
 from freshet.model import GroupInputs, Labels, ModelInputs, build_model
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
 from freshet.types import F32, F64, I64
 from tests.unit.model.specs import make_spec
 

@@ -30,11 +30,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet
 
-from freshet.cli.backtesting import backtest
-from freshet.cli.local import with_absolute_paths
+from freshet.apps.backtest import backtest
+from freshet.apps.local import with_absolute_paths
+from freshet.config.spec import Spec, load_spec
 from freshet.recordings.retail import read_lines, slices
 from freshet.recordings.sources import EVENTS_FILE
-from freshet.spec import Spec, load_spec
 from tests.perf.apart import Apart
 from tests.perf.modes import SPEC_FILE, log_of
 from tests.perf.report import Figures, command

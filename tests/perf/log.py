@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.perf.report import Figures, command
 

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
+from freshet.batches.stream import TrainBatch
+from freshet.config.spec.model import Explore
+from freshet.config.spec.parse import parse_spec
 from freshet.model.inputs import Labels, ModelInputs
-from freshet.seams.batches import TrainBatch
-from freshet.spec.model import Explore
-from freshet.spec.parse import parse_spec
 from freshet.trainer.quality import Quality
 from freshet.types import F32, Fence, OffsetRange
 from tests.perf.report import Figures, command

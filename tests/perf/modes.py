@@ -26,11 +26,11 @@ from pathlib import Path
 
 import pyarrow.parquet
 
-from freshet.cli.backtesting import write_samples
-from freshet.cli.local import with_absolute_paths
-from freshet.cli.pipeline import Pipeline
-from freshet.spec import Spec, load_spec
-from freshet.trainer.course import Mode
+from freshet.apps.backtest import write_samples
+from freshet.apps.local import with_absolute_paths
+from freshet.apps.pipeline import Pipeline
+from freshet.config.spec import Spec, load_spec
+from freshet.trainer.training_loop import Mode
 from tests.perf.apart import Apart, Passed
 from tests.perf.report import Figures, command
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from freshet.config.spec.model import Explore
 from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline, Scored
-from freshet.inference.served import served_events
+from freshet.inference.served_log import served_events
 from freshet.model import build_model
-from freshet.spec.model import Explore
 from tests.integration.test_inference import SPEC, greedy, trained
 from tests.integration.world import World
 from tests.perf import rank_system

@@ -18,16 +18,16 @@ import httpx
 import numpy as np
 import orjson
 
-from freshet.cli.ports import PORT_SETTINGS
+from freshet.adapters import open_eventlog
+from freshet.apps.ports import PORT_SETTINGS
+from freshet.config.avro.schema import parse_schema, sample_schema
+from freshet.config.settings import load_settings
+from freshet.config.spec.parse import load_spec
 from freshet.features import JsonTranscoder, encode_blocks
-from freshet.runtime.ports import free_ports
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_eventlog
-from freshet.settings import load_settings
-from freshet.spec.avro import parse_schema, sample_schema
-from freshet.spec.parse import load_spec
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topics
+from freshet.process.ports import free_ports
 from freshet.types import Append, BytesColumn
-from freshet.wire.schemas import SchemaRegistry
 from tests.integration.serving import FEED
 from tests.system.waiting import wait_until
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.seams.rowstore import StoreIdentity
-from freshet.seams.rowstore.redis import open_url
+from freshet.rows.redis.row_store import open_url
+from freshet.rows.store import StoreIdentity
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs
 from tests.perf.report import Figures, command
 from tests.perf.rowstore import BUCKETS, PARTITIONS, RECORD_BYTES, random_flush

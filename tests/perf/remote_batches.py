@@ -20,26 +20,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from freshet.cli.pipeline import Pipeline
-from freshet.cli.training import Training
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.training import Training
+from freshet.batches.frames import Asked, batch_frame, batch_of, gradients_frame, gradients_of
+from freshet.batches.grpc_client import RemoteStream, Seat
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import SYSTEM_CLOCK
-from freshet.embedder.decoding import BlockDecoder
-from freshet.embedder.pipelined import PipelinedStream, Share
-from freshet.embedder.recent import Recent
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.embedder.block_decoder import BlockDecoder
+from freshet.embedder.pipelined_stream import PipelinedStream, Share
+from freshet.embedder.recent_samples import Recent
+from freshet.embedder.server import BatchServer, Shape
 from freshet.embedder.service import names_of
-from freshet.embedder.serving import BatchServer, Shape
 from freshet.features import SampleDecoder
 from freshet.model import Lane, build_model
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.batches import BatchStream, TrainBatch
-from freshet.seams.batches.frames import Asked, batch_frame, batch_of, gradients_frame, gradients_of
-from freshet.seams.batches.remote import RemoteStream, Seat
-from freshet.seams.transport import Transport
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
+from freshet.rpc.channel import Transport
+from freshet.rpc.frames import decode_frame
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.types import Fence
-from freshet.wire.frames import decode_frame
-from freshet.wire.values import RowCodec
 from tests.perf.report import Figures, command
 from tests.perf.workload import Workload, append, plain_spec
 

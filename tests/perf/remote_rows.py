@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
+from freshet.config.spec.layout import layout_of
+from freshet.coordination.shard_map import Owners
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowservice.owners import Owners
-from freshet.seams.rowservice.remote import RemoteRows, Served
-from freshet.seams.transport import MIB, Transport
-from freshet.spec.layout import layout_of
+from freshet.rows.grpc.client import RemoteRows, Served
+from freshet.rows.grpc.frames import Described
+from freshet.rows.service import KeyGroup, Push
+from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.tables import Plan
 from freshet.types import F32, Fence, OffsetRange, TimeMs
-from freshet.wire.row_frames import Described
-from freshet.wire.values import RowCodec
 from tests.perf.codecs import GOLDEN, shard_in, spec_of
 from tests.perf.report import Figures, command
 

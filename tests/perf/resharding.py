@@ -25,22 +25,22 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.cli.local import with_absolute_paths
+from freshet.adapters import open_eventlog
+from freshet.apps.local import with_absolute_paths
+from freshet.config.settings import load_settings
+from freshet.config.spec import load_spec
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.render import render
+from freshet.config.spec.schemas import load_schemas
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import SEATS, ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_eventlog
-from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowservice.remote import RemoteRows, Served
-from freshet.seams.rowservice.slices import SEATS, ShardMap, seat_of, slices_of
-from freshet.seams.transport import MIB, Transport
-from freshet.settings import load_settings
-from freshet.spec import load_spec
-from freshet.spec.identity import identity_hash
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.render import render
-from freshet.spec.schemas import load_schemas
+from freshet.log.topics import ensure_topics
+from freshet.rows.grpc.client import RemoteRows, Served
+from freshet.rows.service import KeyGroup, Push
+from freshet.rpc.channel import MIB, Transport
 from freshet.types import I64, U64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.perf.report import Figures, command
 from tests.servers.processes import Process

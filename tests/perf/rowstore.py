@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.seams.rowstore import StoreIdentity
-from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rows.store import StoreIdentity
 from freshet.tables.runs import runs_of, widths_of
 from freshet.types import Bucket, BucketMeta, Fence, Flush, Run, TimeMs
 from tests.perf.report import Figures, command

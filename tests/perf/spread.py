@@ -16,10 +16,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from freshet.cli.local import with_absolute_paths
-from freshet.cli.pipeline import Pipeline
-from freshet.spec.avro_types import to_json
-from freshet.spec.model import Spec
+from freshet.apps.local import with_absolute_paths
+from freshet.apps.pipeline import Pipeline
+from freshet.config.avro.types import to_json
+from freshet.config.spec.model import Spec
 from tests.perf.apart import Apart, Passed
 from tests.perf.report import Figures, command
 from tests.perf.workload import Workload, append, plain_spec, schema

@@ -25,10 +25,10 @@ from typing import Any
 from click.testing import CliRunner
 
 from examples.quickstart.demo import World, play
-from freshet.cli.local import Local, local
+from freshet.adapters import open_versions
+from freshet.apps.local import Local, local
 from freshet.cli.version import command as version_command
-from freshet.seams.open import open_versions
-from freshet.spec.parse import load_spec
+from freshet.config.spec.parse import load_spec
 
 ROOT = Path(__file__).parents[2]
 SWAPS = 20

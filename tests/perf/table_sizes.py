@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.spec.layout import Group
+from freshet.config.spec.layout import Group
 from freshet.tables import Plan, Store
 from freshet.types import F32, U64, OffsetRange
 from tests.perf.report import Figures, command

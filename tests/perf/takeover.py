@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.topics import topics_of
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowstore.redis import open_url
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.topics import topics_of
+from freshet.rows.redis.row_store import open_url
+from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
 from freshet.types import F32, I64, Bucket, Fence, OffsetRange, TimeMs
 from tests.perf.codecs import GOLDEN, spec_of

@@ -24,9 +24,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from freshet.runtime.ports import free_ports
-from freshet.runtime.traces import start_traces
-from freshet.settings import load_settings
+from freshet.config.settings import load_settings
+from freshet.process.ports import free_ports
+from freshet.process.traces import start_traces
 from tests.perf import rank_system
 from tests.perf.gateway import (
     BATCH,

@@ -37,13 +37,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from freshet.cli.backtesting import FRESHET, backtest_into
-from freshet.cli.options import table
-from freshet.measures import LabelKind
-from freshet.measures.auc import bins_of
-from freshet.measures.scored import LearnerFigures, Scored
+from freshet.apps.backtest import FRESHET, backtest_into
+from freshet.config.spec import Spec, load_spec
+from freshet.evaluation import LabelKind
+from freshet.evaluation.auc import bins_of
+from freshet.evaluation.predictions import LearnerFigures, Scored
 from freshet.recordings.sources import ONLINE_RETAIL
-from freshet.spec import Spec, load_spec
+from freshet.terminal import table
 from freshet.types import F32, F64, I64
 from tests.perf.report import Figures, rounded
 from tests.perf.retail import made as made_retail

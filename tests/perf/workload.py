@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.cli.pipeline import Pipeline
+from freshet.apps.pipeline import Pipeline
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import parse_spec
 from freshet.features import Column, ColumnEncoder, encode_blocks, take
 from freshet.features.blocks import block_samples
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.model import Spec
-from freshet.spec.parse import parse_spec
 from freshet.types import F32, I64, U64, Append, BytesColumn
 
 __all__ = ["FIELDS", "NUMBERS", "Arrays", "Workload", "append", "plain_spec"]

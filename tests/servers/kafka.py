@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from freshet.cli.issuing import LOCAL, opened
+from freshet.cli.certificate_authority import LOCAL, opened
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
 __all__ = ["PASSWORD", "RIGHTS", "USER", "Kafka", "secure_url"]

@@ -16,18 +16,18 @@ import fastavro
 import httpx
 import numpy as np
 
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.config.settings import Common, load_settings
+from freshet.config.spec import Spec
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.topics import Topics
 from freshet.errors import Corrupt
 from freshet.features import key_of, read_blocks, table_salt
-from freshet.seams.eventlog import EventLog
-from freshet.seams.open import open_eventlog, open_rowstore, open_versions
-from freshet.seams.versions import Manifest
-from freshet.settings import Common, load_settings
-from freshet.spec import Spec
-from freshet.spec.layout import layout_of
-from freshet.spec.topics import Topics
+from freshet.log import EventLog
 from freshet.tables import Store
 from freshet.testing.ledger import hash_of
 from freshet.types import Bucket, BytesColumn, TopicPartition
+from freshet.versions import Manifest
 from tests.system.traffic import Impression
 
 SAMPLE = fastavro.parse_schema(

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import httpx
 import orjson
 
-from freshet.seams.eventlog import EventLog
-from freshet.spec.topics import Topics
+from freshet.config.spec.topics import Topics
+from freshet.log import EventLog
 from freshet.types import TopicPartition
 from tests.system import audit
 

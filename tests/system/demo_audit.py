@@ -16,11 +16,11 @@ import fastavro
 import orjson
 
 from freshet.client import Client
+from freshet.config.avro.schema import canonical
 from freshet.features import read_blocks
-from freshet.seams.eventlog import EventLog
-from freshet.spec.avro import canonical
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry
 from freshet.types import Records, TopicPartition
-from freshet.wire.schemas import SchemaRegistry
 from tests.system.traffic import PATIENCE
 
 LABELS = ("click", "purchase")

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 import freshet
-from freshet.cli.ports import PORT_SETTINGS
-from freshet.cli.status import collect
-from freshet.runtime.asking import figures_of
-from freshet.runtime.ports import free_ports
-from freshet.runtime.processes import birth_of
-from freshet.runtime.run_state import read_run
-from freshet.settings import RunFolder
+from freshet.apps.ports import PORT_SETTINGS
+from freshet.apps.status import collect
+from freshet.config.settings import RunFolder
+from freshet.http.service_client import figures_of
+from freshet.process.ports import free_ports
+from freshet.process.process_info import birth_of
+from freshet.process.run_state import read_run
 from tests.system.waiting import wait_until
 
 NAMES = (*PORT_SETTINGS, "simulator")

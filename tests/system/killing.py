@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from freshet.runtime.run_state import read_state
-from freshet.settings import RunFolder
+from freshet.config.settings import RunFolder
+from freshet.process.run_state import read_state
 
 ROLES = ("gateway", "joiner", "trainer", "inference")
 CLOCKED = ("gateway", "inference")

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.tail import newest
-from freshet.spec.topics import Topics
+from freshet.config.spec.topics import Topics
+from freshet.log import EventLog
+from freshet.log.tail import newest
 from freshet.types import TopicPartition
 from tests.system import audit
 from tests.system.waiting import wait_until

@@ -14,14 +14,14 @@ import fastavro
 import numpy as np
 import orjson
 
+from freshet.config.avro.schema import sample_schema
+from freshet.config.spec import Spec
+from freshet.config.spec.schemas import load_schemas
+from freshet.config.spec.topics import Topics
 from freshet.features import encode_block
-from freshet.seams.eventlog import EventLog
-from freshet.spec import Spec
-from freshet.spec.avro import sample_schema
-from freshet.spec.schemas import load_schemas
-from freshet.spec.topics import Topics
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry
 from freshet.types import Append, BytesColumn, TopicPartition
-from freshet.wire.schemas import SchemaRegistry
 from tests.system.running import LEDGER
 
 __all__ = ["BODIES", "RANK_BODIES", "Bad", "Found", "Poisoner"]

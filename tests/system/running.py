@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 
-from freshet.cli.local import Local
-from freshet.cli.ports import PORT_SETTINGS
-from freshet.runtime.ports import free_ports
-from freshet.seams.eventlog import EventLog
-from freshet.spec.topics import Topics
+from freshet.apps.local import Local
+from freshet.apps.ports import PORT_SETTINGS
+from freshet.config.spec.topics import Topics
+from freshet.log import EventLog
+from freshet.process.ports import free_ports
 from tests.system import audit
 from tests.system.waiting import wait_until
 

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
+from freshet.adapters import open_eventlog, open_rowstore
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.settings import load_settings
+from freshet.config.spec import Spec
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.schemas import load_schemas
+from freshet.config.spec.topics import ROWS_PARTITIONS
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import slices_of
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.core import FlushBook
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.open import open_eventlog, open_rowstore
-from freshet.seams.rowservice import KeyGroup
-from freshet.seams.rowservice.slices import slices_of
-from freshet.seams.rowstore import FlushOutcome
-from freshet.settings import load_settings
-from freshet.spec import Spec
-from freshet.spec.identity import identity_hash
-from freshet.spec.layout import layout_of
-from freshet.spec.schemas import load_schemas
-from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.rows.service import KeyGroup
+from freshet.rows.store import FlushOutcome
 from freshet.tables import PushOutcome, Store
 from freshet.types import U64, Bucket, OffsetRange, bucket_of
 

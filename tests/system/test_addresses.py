@@ -12,8 +12,8 @@ import grpc
 import httpx
 import pytest
 
-from freshet.cli.local import local
-from freshet.runtime.ports import free_ports
+from freshet.apps.local import local
+from freshet.process.ports import free_ports
 from tests.system.waiting import wait_until
 
 pytestmark = pytest.mark.system

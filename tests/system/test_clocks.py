@@ -23,10 +23,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from freshet.cli.local import Local, local
-from freshet.seams.eventlog import EventLog
-from freshet.spec import load_spec
-from freshet.spec.topics import Topics, topics_of
+from freshet.apps.local import Local, local
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import Topics, topics_of
+from freshet.log import EventLog
 from tests.servers.jumping_clock import JumpingClock, JumpingClocks, build_clock
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster

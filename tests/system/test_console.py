@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from freshet.cli.local import Local, local
+from freshet.apps.local import Local, local
+from freshet.config.settings import RunFolder
 from freshet.errors import Unavailable
-from freshet.runtime.run_state import read_state
-from freshet.settings import RunFolder
+from freshet.process.run_state import read_state
 from tests.system.waiting import wait_until
 
 pytestmark = pytest.mark.system

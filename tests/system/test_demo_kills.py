@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from freshet.cli.status import as_text
-from freshet.seams.eventlog import EventLog
-from freshet.spec import load_spec
-from freshet.spec.topics import topics_of
+from freshet.cli.status_text import as_text
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import topics_of
+from freshet.log import EventLog
 from tests.system import audit
 from tests.system.demo_audit import Tracked, read_demo
 from tests.system.demo_process import NAMES, Demo, processes_of

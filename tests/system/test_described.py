@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from prometheus_client.parser import text_string_to_metric_families
 
-from freshet.cli.local import Local, local
-from freshet.cli.ports import PORT_SETTINGS
-from freshet.cli.run import BESIDE
+from freshet.adapters import open_eventlog
+from freshet.apps.local import Local, local
+from freshet.apps.ports import PORT_SETTINGS
+from freshet.apps.roles import BESIDE
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import KINDS_OF_TOPICS, topics_of
+from freshet.demo import write_spec
+from freshet.http.authenticator import DOOR_METRICS
+from freshet.http.endpoint import Endpoint
+from freshet.observability.metrics import Metric
 from freshet.paramserver.store_watch import STORE_METRICS
-from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.guard import DOOR_METRICS
-from freshet.runtime.metrics import Metric
-from freshet.runtime.ports import free_ports
-from freshet.runtime.process_metrics import PROCESS_METRICS
-from freshet.seams.open import open_eventlog
-from freshet.spec import load_spec
-from freshet.spec.topics import KINDS_OF_TOPICS, topics_of
-from freshet.testing.simulator import write_spec
+from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.ports import free_ports
 from freshet.types import TopicPartition
 from ops.reference.http_page import APIS
 from ops.reference.metrics_page import SERVICES

@@ -23,11 +23,11 @@ from typing import Any
 
 import pytest
 
+from freshet.adapters import open_rowstore
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
-from freshet.seams.eventlog import EventLog
-from freshet.seams.open import open_rowstore
-from freshet.spec import Spec, load_spec
-from freshet.spec.topics import topics_of
+from freshet.log import EventLog
 from freshet.types import Bucket
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster

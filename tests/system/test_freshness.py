@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freshet.cli.local import local
+from freshet.apps.local import local
 from tests.perf.freshness import Clicks, spec_of_rows_only
 from tests.perf.load import Background
 from tests.system.running import told_by

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from freshet.cli.local import Local, local
-from freshet.seams.eventlog import EventLog
-from freshet.spec import load_spec
-from freshet.spec.topics import Topics, topics_of
+from freshet.apps.local import Local, local
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import Topics, topics_of
+from freshet.log import EventLog
 from tests.system import audit
 from tests.system.killing import Killer
 from tests.system.running import LEDGER, applied, drain, told_by, url_of

@@ -10,12 +10,12 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from freshet.adapters import open_eventlog
+from freshet.apps.local import Local, local
 from freshet.cli.load import command
-from freshet.cli.local import Local, local
-from freshet.seams.open import open_eventlog
-from freshet.settings import load_settings
-from freshet.spec import load_spec
-from freshet.spec.topics import topics_of
+from freshet.config.settings import load_settings
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import topics_of
 from tests.system import audit
 from tests.system.running import status, told_by, url_of
 from tests.system.waiting import wait_until

@@ -19,21 +19,21 @@ import orjson
 import pytest
 
 import freshet
-from freshet.cli.local import Local, local
-from freshet.cli.training import Stores, Training
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.local import Local, local
+from freshet.apps.training import Stores, Training
+from freshet.config.avro.schema import sample_schema
+from freshet.config.settings import load_settings
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Gate
+from freshet.config.spec.schemas import load_schemas
+from freshet.config.spec.topics import topics_of
 from freshet.features import JsonTranscoder, SampleDecoder
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
-from freshet.seams.open import open_eventlog, open_rowstore, open_versions
-from freshet.seams.rowservice import KeyGroup
-from freshet.settings import load_settings
-from freshet.spec import Spec, load_spec
-from freshet.spec.avro import sample_schema
-from freshet.spec.identity import identity_hash
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Gate
-from freshet.spec.schemas import load_schemas
-from freshet.spec.topics import topics_of
+from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
 from freshet.types import F32
 from tests.system.running import drain, own_ports, status, told_by, url_of

@@ -21,9 +21,9 @@ import pytest
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
-from freshet.cli.local import local
-from freshet.spec import load_spec
-from freshet.spec.topics import topics_of
+from freshet.apps.local import local
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import topics_of
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system import audit

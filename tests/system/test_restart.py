@@ -17,14 +17,14 @@ import httpx
 import pytest
 
 import freshet
-from freshet.cli.local import Local, local
-from freshet.runtime.run_state import read_state
-from freshet.seams.eventlog.claims import LEASE_S
-from freshet.seams.open import open_versions
-from freshet.settings import RunFolder, load_settings
-from freshet.spec import Spec, load_spec
-from freshet.spec.render import render
-from freshet.spec.topics import topics_of
+from freshet.adapters import open_versions
+from freshet.apps.local import Local, local
+from freshet.config.settings import RunFolder, load_settings
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.render import render
+from freshet.config.spec.topics import topics_of
+from freshet.coordination.claims import LEASE_S
+from freshet.process.run_state import read_state
 from tests.system import audit
 from tests.system.running import LEDGER, drain, own_ports, told_by, url_of
 from tests.system.traffic import Impression

@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from freshet.cli.local import Local, local
+from freshet.apps.local import Local, local
+from freshet.config.settings import RunFolder, Settings, load_settings
+from freshet.config.spec import Spec, load_spec
+from freshet.demo import write_spec
+from freshet.demo.service import Simulator, run
+from freshet.demo.start_time import Began
 from freshet.errors import ConfigError
-from freshet.runtime.ports import free_ports
-from freshet.runtime.run_state import read_state
-from freshet.settings import RunFolder, Settings, load_settings
-from freshet.spec import Spec, load_spec
-from freshet.testing.simulator import write_spec
-from freshet.testing.simulator.began import Began
-from freshet.testing.simulator.service import Simulator, run
+from freshet.process.ports import free_ports
+from freshet.process.run_state import read_state
 from tests.system.running import status, told_by
 from tests.system.waiting import wait_until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from freshet.cli.supervising import is_ready
+from freshet.apps.supervised import is_ready
+from freshet.config.settings import RunFolder
 from freshet.errors import FreshetError
-from freshet.runtime.run_state import read_run
-from freshet.settings import RunFolder
+from freshet.process.run_state import read_run
 from tests.system.demo_process import Demo, processes_of
 from tests.system.waiting import wait_until
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import freshet
-from freshet.cli.local import local
+from freshet.adapters import open_versions
+from freshet.apps.local import local
 from freshet.errors import ConfigError
-from freshet.seams.open import open_versions
 from tests.system.running import LEDGER, status
 from tests.system.waiting import wait_until
 from tests.unit.distributions import distribution

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from freshet.cli.local import local
-from freshet.runtime.guard import DOOR_METRICS
+from freshet.apps.local import local
+from freshet.http.authenticator import DOOR_METRICS
 from tests.integration.serving import TOKEN, bearer, write_tokens
 
 pytestmark = pytest.mark.system

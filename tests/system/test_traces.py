@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from freshet.cli.local import Local, local
+from freshet.apps.local import Local, local
 from freshet.clock import SYSTEM_CLOCK
-from freshet.spec import Spec, load_spec
-from freshet.spec.model import Explore
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.model import Explore
 from tests.servers.otlp import Received, Receiver, receiver
 from tests.system.running import url_of
 from tests.system.waiting import wait_until

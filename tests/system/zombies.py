@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import freshet
-from freshet.settings import RunFolder
+from freshet.config.settings import RunFolder
 from tests.servers.processes import pause
 from tests.system.killing import Killer
 from tests.system.waiting import wait_until

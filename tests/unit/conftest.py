@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freshet.runtime import asking
+from freshet.http import service_client as asking
 
 
 @pytest.fixture

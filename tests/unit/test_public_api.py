@@ -38,7 +38,7 @@ def test_help_loads_what_it_says_and_no_more(verb):
     code = (
         f"import sys\nfrom freshet.cli import cli\n"
         f"try:\n    cli({[*verb, '--help']!r})\nexcept SystemExit:\n    pass\n"
-        "slow = ('numpy', 'torch', 'structlog', 'freshet.spec', 'freshet.seams', 'freshet.gateway')\n"
+        "slow = ('numpy', 'torch', 'structlog', 'freshet.config.spec', 'freshet.log', 'freshet.gateway')\n"
         "print([m for m in sys.modules if m.startswith(slow)])"
     )
 

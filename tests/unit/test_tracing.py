@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.tracing import (
+from freshet.observability.tracing import (
     MOST_CHARS,
     MOST_LINKS,
     MOST_REQUEST_CHARS,

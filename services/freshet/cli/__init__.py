@@ -13,10 +13,10 @@ from difflib import get_close_matches
 
 import click
 
-from freshet.cli.streams import let_go, mend_streams
 from freshet.errors import FreshetError
 from freshet.extras import EXTRAS, how_to_install
 from freshet.release import RELEASE
+from freshet.terminal import let_go, mend_streams
 
 __all__ = ["EXITS", "main"]
 

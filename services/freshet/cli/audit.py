@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import orjson
 
-from freshet.cli.options import emit, examples, folder_option, json_option, table
+from freshet.cli.options import examples, folder_option, json_option
+from freshet.terminal import emit, table
 
 __all__ = ["command"]
 
@@ -31,9 +32,9 @@ def command(folder: Path, newest: int, outcomes: tuple[str, ...], as_json: bool)
 
     Read from audit.jsonl of the run folder, or where FRESHET_COMMON_AUDIT_FILE says.
     """
+    from freshet.config.settings import load_settings
     from freshet.errors import ConfigError
-    from freshet.runtime.audit import OUTCOMES, read_audit
-    from freshet.settings import load_settings
+    from freshet.observability.audit import OUTCOMES, read_audit
 
     path = load_settings(run_folder=folder).common.audit
     if not path.exists():

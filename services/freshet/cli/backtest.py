@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from freshet.cli.options import FILE, PATH, emit, examples, json_option
+from freshet.cli.options import FILE, PATH, examples, json_option
+from freshet.terminal import emit
 
 __all__ = ["command"]
 
@@ -54,12 +55,12 @@ def command(
     nothing yet. A baseline stands below the model: popularity, the past rate of the item, where the key of
     served events names an item; otherwise the mean of the label so far.
     """
-    from freshet.cli.backtesting import backtest
+    from freshet.apps.backtest import backtest
+    from freshet.apps.results import outcome_text
     from freshet.cli.curves import check_plot, curves_svg
-    from freshet.cli.outcome import outcome_text
-    from freshet.runtime.allocator import keep_large_blocks
-    from freshet.spec import load_spec
-    from freshet.spec.schemas import written_by_us
+    from freshet.config.spec import load_spec
+    from freshet.config.spec.schemas import written_by_us
+    from freshet.process.allocator import keep_large_blocks
 
     check_plot(plot)
     keep_large_blocks()

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freshet.cli.options import PATH, emit, examples, json_option, table
+from freshet.cli.options import PATH, examples, json_option
 from freshet.errors import ConfigError
+from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
-    from freshet.cli.issuing import Issued
+    from freshet.cli.certificate_authority import Issued
 
 __all__ = ["command"]
 
@@ -99,7 +100,7 @@ def command(
             "else each run makes every certificate again",
         )  # fmt: skip
     of_name = _by_name(names, hosts)
-    from freshet.cli.issuing import LOCAL, opened
+    from freshet.cli.certificate_authority import LOCAL, opened
 
     with opened(folder, days=ca_days) as (authority, ca):
         made = [
@@ -162,7 +163,7 @@ def _settings(folder: Path, made: list[Issued]) -> list[str]:
 
 def _check(folder: Path, names: tuple[str, ...], renew_within: int, as_json: bool) -> None:
     """Raises ConfigError if one has expired or is missing."""
-    from freshet.cli.issuing import certificates_in
+    from freshet.cli.certificate_authority import certificates_in
 
     now = datetime.now(UTC)
     found = {name: one.not_valid_after_utc for name, one in certificates_in(folder)}

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import PATH, emit, examples, json_option
+from freshet.cli.options import PATH, examples, json_option
+from freshet.terminal import emit
 
 __all__ = ["command"]
 
 
 def _print_json_schema(context: click.Context, _option: click.Parameter, asked: bool) -> None:
     if asked and not context.resilient_parsing:
-        from freshet.spec.json_schema import schema_text
+        from freshet.config.spec.json_schema import schema_text
 
         click.echo(schema_text(), nl=False)
         context.exit()
@@ -49,13 +50,13 @@ def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
     A model of your own is built and tried on random samples. With --against it ends with 3 if an edit needs
     a new model.
     """
-    from freshet.cli.kept import KEPT, load_kept
-    from freshet.cli.memory import rows_memory_by_table
-    from freshet.settings import load_settings
-    from freshet.spec import load_spec
-    from freshet.spec.check import explain
-    from freshet.spec.identity import diff, identity_hash
-    from freshet.spec.schemas import load_schemas
+    from freshet.apps.recorded_spec import KEPT, load_kept
+    from freshet.apps.row_memory import rows_memory_by_table
+    from freshet.config.settings import load_settings
+    from freshet.config.spec import load_spec
+    from freshet.config.spec.explanation import explain
+    from freshet.config.spec.identity import diff, identity_hash
+    from freshet.config.spec.schemas import load_schemas
 
     spec = load_spec(spec_file)
     schemas = load_schemas(spec, str(spec_file))

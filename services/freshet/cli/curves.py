@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from freshet.errors import ConfigError
-from freshet.measures.scored import Curve, LearnerFigures
+from freshet.evaluation.predictions import Curve, LearnerFigures
 
 __all__ = ["check_plot", "curves_svg"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.demo_text import DEMO_FOLDER
+from freshet.apps.demo_text import DEMO_FOLDER
 from freshet.cli.options import PATH, SEED, FiniteRange, examples, json_option
 
 __all__ = ["command"]
@@ -45,6 +45,6 @@ def command(
     The terminal says how often what the model chooses is clicked, beside random choices and the best possible
     ones; the console shows the rest. Started again it goes on where it was; deleting FOLDER starts over.
     """
-    from freshet.cli.demonstrating import Wish, run_demo
+    from freshet.apps.demo import Wish, run_demo
 
     run_demo(folder, Wish(rate, seed, drift_at), seconds=seconds, as_json=as_json)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import PATH, emit, examples, json_option
+from freshet.cli.options import PATH, examples, json_option
 from freshet.errors import ConfigError
+from freshet.terminal import emit
 
 __all__ = ["command"]
 
@@ -32,9 +33,9 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
     Beside it comes freshet.schema.json: editors that know TOML (taplo, Even Better TOML) complete and check
     keys by it, as the spec's first line tells them.
     """
-    from freshet.spec.avro import parse_schema
-    from freshet.spec.generate import generate_spec
-    from freshet.spec.json_schema import FILE_NAME, schema_text
+    from freshet.config.avro.schema import parse_schema
+    from freshet.config.spec.generate import generate_spec
+    from freshet.config.spec.json_schema import FILE_NAME, schema_text
 
     if out.exists() and not out.is_file() and not out.is_dir():
         hint = "a device stays what it is; write a file, then copy it there"
@@ -59,7 +60,7 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
 
 
 def _read(path: Path) -> bytes:
-    from freshet.spec.files import read_small
+    from freshet.config.spec.files import read_small
 
     try:
         return read_small(path)
@@ -71,7 +72,7 @@ def _read(path: Path) -> bytes:
 
 def _write(out: Path, text: str) -> None:
     """The whole file, or nothing: what stood there before stays if there is no space."""
-    from freshet.runtime.files import replace_file
+    from freshet.process.whole_files import replace_file
 
     try:
         replace_file(out.resolve(), text.encode())  # a link stays one

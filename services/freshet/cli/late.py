@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from freshet.cli.options import PATH, emit, examples, existing_folder, folder_option, json_option, table
+from freshet.cli.options import PATH, examples, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.process.run_folder import existing_folder
+from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
+    from freshet.config.settings import Settings
     from freshet.joiner.late_join import LateJoined
     from freshet.joiner.service import JoinerService
     from freshet.joiner.set_back import Partition
-    from freshet.settings import Settings
 
 __all__ = ["command"]
 
@@ -44,8 +46,8 @@ def set_back_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool
     that are not ahead stay as they are, so the command can be repeated.
     """
     from freshet.clock import SYSTEM_CLOCK
+    from freshet.config.settings import load_settings
     from freshet.joiner.set_back import set_back
-    from freshet.settings import load_settings
 
     settings = load_settings(run_folder=folder)
     if not dry_run:
@@ -99,8 +101,8 @@ def join_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool) ->
     out, so the command can be repeated; run it again for windows that are still open. The joiner may run.
     """
     from freshet.clock import SYSTEM_CLOCK
+    from freshet.config.settings import load_settings
     from freshet.joiner.late_join import LateJoin
-    from freshet.settings import load_settings
 
     with _joiner(spec_file, load_settings(run_folder=folder)) as joiner:
         found = list(
@@ -167,8 +169,8 @@ def _date(time_ms: int | None) -> str:
 def _refuse_beside_joiner(settings: Settings) -> None:
     """Raises ConfigError if the run folder says that its joiner runs. One of which the folder knows nothing
     is fenced."""
-    from freshet.runtime.processes import is_alive
-    from freshet.runtime.run_state import read_state
+    from freshet.process.process_info import is_alive
+    from freshet.process.run_state import read_state
 
     run = settings.common.run
     if settings.common.log_url != f"sqlite:{run.log}":
@@ -190,11 +192,11 @@ def _refuse_beside_joiner(settings: Settings) -> None:
 @contextmanager
 def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
     """The joiner of a model, which is not started; its log is closed after the block."""
-    from freshet.cli.wiring import schemas_of_others
+    from freshet.adapters import open_eventlog
+    from freshet.apps.services import schemas_of_others
+    from freshet.config.spec import load_spec
+    from freshet.config.spec.topics import topics_of
     from freshet.joiner.start import make
-    from freshet.seams.open import open_eventlog
-    from freshet.spec import load_spec
-    from freshet.spec.topics import topics_of
 
     spec, common = load_spec(spec_file), settings.common
     if common.log_url == f"sqlite:{common.run.log}":

@@ -7,27 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freshet.cli.options import (
-    FILE,
-    PATH,
-    SEED,
-    FiniteRange,
-    emit,
-    examples,
-    folder_option,
-    json_option,
-    say,
-    table,
-)
+from freshet.cli.options import FILE, PATH, SEED, FiniteRange, examples, folder_option, json_option
 from freshet.errors import ConfigError
+from freshet.terminal import emit, say, table
 
 if TYPE_CHECKING:
     import ssl
 
+    from freshet.config.settings import Settings
+    from freshet.config.spec.model import Spec
     from freshet.load.connections import Server
-    from freshet.load.running import Figures, Lane
-    from freshet.settings import Settings
-    from freshet.spec.model import Spec
+    from freshet.load.open_loop import Figures, Lane
 
 __all__ = ["command"]
 
@@ -136,9 +126,9 @@ def command(spec_file: Path, folder: Path, as_json: bool, seconds: float, **how:
     """
     import asyncio
 
-    from freshet.load.running import new_loop
-    from freshet.settings import load_settings
-    from freshet.spec import load_spec
+    from freshet.config.settings import load_settings
+    from freshet.config.spec import load_spec
+    from freshet.load.open_loop import new_loop
 
     if not how["events"] and not how["ranks"]:
         raise click.UsageError("say how much: --events 1000, --ranks 200, or both")
@@ -158,7 +148,7 @@ async def _run(
     import asyncio
     import signal
 
-    from freshet.load.running import drive
+    from freshet.load.open_loop import drive
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -186,13 +176,13 @@ async def _run(
 
 def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
     from freshet.clock import SYSTEM_CLOCK
+    from freshet.config.spec.schemas import load_schemas
+    from freshet.http import tls
+    from freshet.http.token_file import read_token
     from freshet.load.connections import Connections
+    from freshet.load.open_loop import Lane
     from freshet.load.requests import Events, Ranks, read_requests
-    from freshet.load.running import Lane
     from freshet.load.values import Draws, keys_of
-    from freshet.runtime import tls
-    from freshet.runtime.token_file import read_token
-    from freshet.spec.schemas import load_schemas
 
     tls.use(settings)
 
@@ -239,7 +229,7 @@ def _context(ca_file: str) -> ssl.SSLContext:
     """Who signs https servers' certificates, and ours: as FRESHET_HTTP_* say, but for `ca_file`."""
     import ssl
 
-    from freshet.runtime import tls
+    from freshet.http import tls
 
     files = tls.client_files()
     ca, cert, key = ca_file or files.get("ca_file", ""), files.get("cert_file", ""), files.get("key_file", "")
@@ -254,9 +244,9 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 
 def _servers(option: str, urls: tuple[str, ...], settings: Settings) -> list[Server]:
+    from freshet.http import tls
+    from freshet.http.addresses import Address, reached_by
     from freshet.load.connections import Server, server_at
-    from freshet.runtime import tls
-    from freshet.runtime.addresses import Address, reached_by
 
     if urls:
         return [server_at(option, url) for url in urls]

@@ -1,19 +1,14 @@
-"""Options that several verbs share, and how their results are printed."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import orjson
-
-from freshet.cli.streams import let_go
-from freshet.errors import ConfigError
 
 __all__ = [
     "DEFAULT_FOLDER",
@@ -21,15 +16,9 @@ __all__ = [
     "PATH",
     "SEED",
     "FiniteRange",
-    "echo_json",
-    "emit",
-    "emit_end",
     "examples",
-    "existing_folder",
     "folder_option",
     "json_option",
-    "say",
-    "table",
 ]
 
 DEFAULT_FOLDER = "freshet-run"
@@ -126,76 +115,3 @@ def folder_option(command: F) -> F:
 def json_option(command: F) -> F:
     """`--json`: one JSON object on standard output, last."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")(command)
-
-
-def existing_folder(folder: Path) -> Path:
-    """The run folder, which must have been made by `freshet up`, `demo`, `run` or `replay`."""
-    if _is_run(folder):
-        return folder
-    if (folder / "log").is_dir() and (folder / "state").is_dir():
-        return folder  # made by one that had no time, or no space, to write into it
-    what = "is a file" if folder.is_file() else "is no run folder" if folder.exists() else "does not exist"
-    near = sorted(str(one) for one in Path().glob("*/") if _is_run(one) and one != folder)
-    raise ConfigError(
-        "--folder",
-        "",
-        f"{folder} {what}",
-        "a folder that `freshet up SPEC` or `freshet demo` has made (it holds log/)",
-        f"did you mean --folder {' or '.join(near[:3])}?" if near else "`freshet demo` starts one to look at",
-    )
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "log" / "catalog.sqlite").is_file()
-
-
-def emit_end(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
-    """Print how a run ended: as JSON for who reads it, as text for who still looks on."""
-    if as_json:
-        echo_json(value)
-    else:
-        say(text)
-
-
-def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
-    """Print the result: as one JSON line, or as text."""
-    if as_json:
-        echo_json(value)
-    else:
-        click.echo(text)
-
-
-def echo_json(value: Mapping[str, Any]) -> None:
-    """One line of JSON, in UTF-8 whatever the terminal's encoding is."""
-    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    click.echo(orjson.dumps(value, default=str, option=options))
-
-
-def say(line: str, *, err: bool = False) -> None:
-    """A line for who looks on: if nobody can any more (`| head`, a closed terminal), what runs goes on, and
-    what is left to say goes nowhere.
-    """
-    try:
-        click.echo(line, err=err)
-    except OSError:
-        let_go(sys.stderr if err else sys.stdout)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned with spaces; numbers to the right."""
-    cells = [[*header], *[[_cell(value) for value in row] for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if flag else cell.ljust(width)
-            for cell, width, flag in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    )
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

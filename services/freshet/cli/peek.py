@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option
+from freshet.cli.options import examples, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.process.run_folder import existing_folder
+from freshet.terminal import emit
 
 if TYPE_CHECKING:
-    from freshet.seams.eventlog import EventLog
+    from freshet.log import EventLog
     from freshet.types import TopicPartition
 
 __all__ = ["command"]
@@ -55,8 +57,8 @@ def command(
 
     The log is that of FRESHET_COMMON_LOG_URL; without it, the run folder's.
     """
-    from freshet.seams.open import open_eventlog
-    from freshet.settings import load_settings
+    from freshet.adapters import open_eventlog
+    from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
     if common.log_url == f"sqlite:{common.run.log}":
@@ -154,7 +156,7 @@ def _decoder(log: EventLog, topic: str) -> Decode:
         return _block
     if topic.endswith(".rows"):
         return _rows
-    from freshet.wire.schemas import SchemaRegistry
+    from freshet.log.schema_ids import SchemaRegistry
 
     registry = SchemaRegistry(log)
 
@@ -180,7 +182,7 @@ def _avro(registry: Any, value: bytes) -> Any:
             "bytes": value[5:].hex(),
             "hint": "pip install fastavro to see the fields",
         }
-    from freshet.spec.avro import to_json, without_defaults
+    from freshet.config.avro.schema import to_json, without_defaults
 
     schema = registry.get(int.from_bytes(value[1:5], "big"))
     return fastavro.schemaless_reader(io.BytesIO(value[5:]), without_defaults(to_json(schema)), None)
@@ -201,7 +203,7 @@ def _block(value: bytes) -> Any:
 
 
 def _rows(value: bytes) -> Any:
-    from freshet.wire.rows import decode_rows
+    from freshet.rows.deltas import decode_rows
 
     delta = decode_rows(value)
     return {

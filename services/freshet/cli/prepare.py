@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from freshet.cli.options import PATH, FiniteRange, emit, examples, folder_option, json_option
+from freshet.cli.options import PATH, FiniteRange, examples, folder_option, json_option
+from freshet.terminal import emit
 
 __all__ = ["command"]
 
@@ -36,8 +37,8 @@ def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None
     What is there stays as it is, so it may run before every start. Services do the same by themselves; this
     says once what is wrong, and lets them run with rights that make no topics.
     """
-    from freshet.settings import load_settings
-    from freshet.spec import load_spec
+    from freshet.config.settings import load_settings
+    from freshet.config.spec import load_spec
 
     spec, common = load_spec(spec_file), load_settings(run_folder=folder).common
     common.run.create()
@@ -78,8 +79,8 @@ def _until(deadline: float, do: Callable[[], T]) -> T:
 
 
 def _topics(spec: Any, url: str) -> dict[str, Any]:
-    from freshet.seams.eventlog.topics import ensure_topics
-    from freshet.seams.open import open_eventlog
+    from freshet.adapters import open_eventlog
+    from freshet.log.topics import ensure_topics
 
     log = open_eventlog(url)
     try:
@@ -93,11 +94,11 @@ def _topics(spec: Any, url: str) -> dict[str, Any]:
 
 def _rows(spec: Any, url: str) -> str | None:
     """The model that the row store is tied to; None if it is empty."""
+    from freshet.adapters import open_rowstore
+    from freshet.config.spec.identity import explain_defaults, identity_hash
+    from freshet.config.spec.schemas import load_schemas
     from freshet.errors import Mismatch
-    from freshet.seams.open import open_rowstore
-    from freshet.seams.rowstore.checks import A_STORE_OF_ITS_OWN
-    from freshet.spec.identity import explain_defaults, identity_hash
-    from freshet.spec.schemas import load_schemas
+    from freshet.rows.checks import A_STORE_OF_ITS_OWN
 
     rows = open_rowstore(url)
     try:
@@ -117,7 +118,7 @@ def _rows(spec: Any, url: str) -> str | None:
 
 
 def _versions(url: str) -> int:
-    from freshet.seams.open import open_versions
+    from freshet.adapters import open_versions
 
     versions = open_versions(url)
     try:

@@ -10,9 +10,11 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 import orjson
 
-from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
+from freshet.cli.options import examples, folder_option, json_option
 from freshet.errors import BadInput, ConfigError, Corrupt, Unavailable
-from freshet.wire.json_text import kind_of
+from freshet.json_text import kind_of
+from freshet.process.run_folder import existing_folder
+from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
     from freshet.client import Ranking, Rows
@@ -45,9 +47,9 @@ def command(
     REQUEST_FILE is a path, or - for standard input.
     """
     from freshet.client import Client
-    from freshet.runtime import tls
-    from freshet.runtime.token_file import read_token
-    from freshet.settings import load_settings
+    from freshet.config.settings import load_settings
+    from freshet.http import tls
+    from freshet.http.token_file import read_token
 
     if request_file.name == "<stdin>" and sys.stdin.isatty():
         click.echo('type {"context": {...}, "candidates": [{...}]} and end with Ctrl-D', err=True)
@@ -131,10 +133,10 @@ def _checked(url: str) -> str:
 
 
 def _url_of(folder: Path) -> str:
-    from freshet.runtime import tls
-    from freshet.runtime.addresses import Address
-    from freshet.runtime.run_state import read_state
-    from freshet.settings import RunFolder, load_settings
+    from freshet.config.settings import RunFolder, load_settings
+    from freshet.http import tls
+    from freshet.http.addresses import Address
+    from freshet.process.run_state import read_state
 
     try:
         state = read_state(RunFolder(existing_folder(folder)))

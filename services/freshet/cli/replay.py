@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freshet.cli.options import FILE, PATH, SEED, FiniteRange, emit, examples, json_option
+from freshet.cli.options import FILE, PATH, SEED, FiniteRange, examples, json_option
 from freshet.errors import ConfigError
+from freshet.terminal import emit
 
 if TYPE_CHECKING:
-    from freshet.recordings.set_aside import SetAside
+    from freshet.config.spec import Spec
+    from freshet.config.spec.model import TimeField
+    from freshet.recordings.event_times import EventTimes
     from freshet.recordings.sources import Piece, Role
-    from freshet.recordings.timely import EventTimes
-    from freshet.spec import Spec
-    from freshet.spec.model import TimeField
+    from freshet.recordings.unusable_events import SetAside
 
 __all__ = ["command"]
 
@@ -74,8 +75,8 @@ def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any
     PATH is online_retail_ii_events.csv.gz or its folder. Users, items, prices and times are real; the
     impressions that were not bought, and the delays, are simulated.
     """
+    from freshet.config.spec import load_spec
     from freshet.recordings.sources import ONLINE_RETAIL, online_retail
-    from freshet.spec import load_spec
 
     _run(load_spec(spec_file or ONLINE_RETAIL), online_retail(path, seed), **options)
 
@@ -98,11 +99,11 @@ def files_command(
 ) -> None:
     """Events of your own from files, one a stream, in order of time: JSON lines, csv, Parquet or Arrow, gzip
     or not."""
-    from freshet.cli.replaying import streams_of
+    from freshet.apps.replay import streams_of
+    from freshet.config.spec import load_spec
+    from freshet.config.spec.schemas import load_schemas, written_by_us
+    from freshet.recordings.event_times import EventTimes
     from freshet.recordings.sources import events_of_files
-    from freshet.recordings.timely import EventTimes
-    from freshet.spec import load_spec
-    from freshet.spec.schemas import load_schemas, written_by_us
 
     spec = load_spec(spec_file)
     spec = written_by_us(spec)
@@ -134,11 +135,11 @@ def topics_command(
 
     Into a log of their own only; with --keep the folder can go on with `freshet up --folder`.
     """
-    from freshet.cli.options import existing_folder
-    from freshet.recordings.set_aside import SetAside
+    from freshet.adapters import open_eventlog
+    from freshet.config.spec import load_spec
+    from freshet.process.run_folder import existing_folder
     from freshet.recordings.topics import events_of_topics
-    from freshet.seams.open import open_eventlog
-    from freshet.spec import load_spec
+    from freshet.recordings.unusable_events import SetAside
 
     if options["gateway"]:
         raise ConfigError(
@@ -174,11 +175,11 @@ def _run(
     seen: Mapping[Role, EventTimes] | None = None,
     set_aside: SetAside | None = None,
 ) -> None:
-    from freshet.cli.outcome import outcome_text
-    from freshet.cli.replaying import replay, send
-    from freshet.runtime import tls
-    from freshet.runtime.token_file import read_token
-    from freshet.settings import load_settings
+    from freshet.apps.replay import replay, send
+    from freshet.apps.results import outcome_text
+    from freshet.config.settings import load_settings
+    from freshet.http import tls
+    from freshet.http.token_file import read_token
 
     if gateway and direct:
         raise ConfigError("replay", "--gateway", gateway, "either --gateway or --direct")

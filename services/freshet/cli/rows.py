@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
+from freshet.cli.options import examples, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.process.run_folder import existing_folder
+from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
-    from freshet.seams.rowstore import RowStore
+    from freshet.rows.store import RowStore
     from freshet.types import Bucket, BucketMeta
 
 __all__ = ["command"]
@@ -88,8 +90,8 @@ def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
 
 
 def _store(folder: Path) -> RowStore:
-    from freshet.seams.open import open_rowstore
-    from freshet.settings import load_settings
+    from freshet.adapters import open_rowstore
+    from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
     if common.rows_url == f"sqlite:{common.run.rows / 'rows.sqlite'}":
@@ -105,7 +107,7 @@ def _buckets(store: RowStore) -> int:
 
 
 def _damaged(store: RowStore, buckets: int) -> Iterator[Found]:
-    from freshet.seams.rowstore import TellsDamage
+    from freshet.rows.store import TellsDamage
     from freshet.types import Bucket
 
     for bucket in map(Bucket, range(buckets)):
@@ -137,7 +139,7 @@ def _mend(store: RowStore, found: Found) -> None:
     """Replace one bucket whole (PROTOCOL 11), under a sequence that no owner has sent."""
     import numpy as np
 
-    from freshet.seams.rowstore import FlushOutcome, TellsDamage
+    from freshet.rows.store import FlushOutcome, TellsDamage
     from freshet.types import Bucket, Flush
 
     bucket = Bucket(found.bucket)

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import PATH, emit_end, examples, folder_option, json_option
+from freshet.apps.roles import BESIDE, ROLES
+from freshet.cli.options import PATH, examples, folder_option, json_option
+from freshet.terminal import emit_end
 
-__all__ = ["BESIDE", "ROLES", "command"]
-
-ROLES = ("gateway", "joiner", "trainer", "inference", "console")
-"""Of a run on one machine: what `freshet up` starts."""
-BESIDE = ("embedder", "paramserver")
-"""Started by hand, or by what runs services in a cluster."""
+__all__ = ["command"]
 
 
 @click.command(epilog=examples("freshet run trainer freshet.toml --folder news-run"))
@@ -25,14 +22,14 @@ BESIDE = ("embedder", "paramserver")
 @json_option
 def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
-    from freshet.cli.wiring import RUNNERS
-    from freshet.runtime import tls
-    from freshet.runtime.allocator import return_large_blocks
-    from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
-    from freshet.runtime.logging import configure_logging, debug_on_signal
-    from freshet.runtime.traces import start_traces
-    from freshet.settings import load_settings
-    from freshet.spec import load_spec
+    from freshet.apps.services import RUNNERS
+    from freshet.config.settings import load_settings
+    from freshet.config.spec import load_spec
+    from freshet.http import tls
+    from freshet.observability.logging import configure_logging, debug_on_signal
+    from freshet.process.allocator import return_large_blocks
+    from freshet.process.lifecycle import die_with_parent, stop_on_signals
+    from freshet.process.traces import start_traces
 
     supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
     if supervisor:

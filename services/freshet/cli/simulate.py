@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from freshet.cli.options import SEED, FiniteRange, emit_end, examples, folder_option, json_option
+from freshet.apps.drift_options import DRIFT_AT, DRIFT_EVERY, seconds_of
+from freshet.cli.options import SEED, FiniteRange, examples, folder_option, json_option
+from freshet.terminal import emit_end
 
-__all__ = ["DRIFT_AT", "DRIFT_EVERY", "command", "seconds_of"]
-
-DRIFT_AT, DRIFT_EVERY = "150s", "5m"
+__all__ = ["command"]
 
 
 @click.command(
@@ -66,13 +66,13 @@ def command(
     Ports are those of the settings, unless URLs say where gateway and inference answer. A simulator that is
     started again goes on with the same world.
     """
-    from freshet.runtime import tls
-    from freshet.runtime.lifecycle import die_with_parent, stop_on_signals
-    from freshet.runtime.logging import configure_logging
-    from freshet.settings import load_settings
-    from freshet.testing.simulator.began import Began
-    from freshet.testing.simulator.service import run
-    from freshet.testing.simulator.targets import targets_by
+    from freshet.config.settings import load_settings
+    from freshet.demo.service import run
+    from freshet.demo.start_time import Began
+    from freshet.demo.targets import targets_by
+    from freshet.http import tls
+    from freshet.observability.logging import configure_logging
+    from freshet.process.lifecycle import die_with_parent, stop_on_signals
 
     at = tuple(sorted(seconds_of("--drift-at", text) for text in drift_at or (DRIFT_AT,)))
     every = None if drift_every == "none" else seconds_of("--drift-every", drift_every)
@@ -87,15 +87,3 @@ def command(
     settings.common.run.create()
     run(settings, Began(seed, at, every), rate, targets_by(settings, gateway, inference), stop=stop)
     emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")
-
-
-def seconds_of(option: str, text: str) -> float:
-    """A duration of the command line. Raises ConfigError, naming the option."""
-    from freshet.errors import ConfigError
-    from freshet.options import Duration, Wrong
-
-    form = Duration(1_000, 365 * 86_400_000)
-    try:
-        return float(form.read(text) or 0) / 1_000
-    except Wrong as wrong:
-        raise ConfigError(option, "", text, wrong.expected, wrong.hint) from None

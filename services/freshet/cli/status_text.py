@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from freshet.cli.options import table
-from freshet.runtime.losses import losses_text
+from freshet.observability.losses import losses_text
+from freshet.terminal import table
 
 __all__ = ["as_text", "clock_of"]
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from freshet.cli.options import PATH, emit, examples, json_option, table
+from freshet.cli.options import PATH, examples, json_option
 from freshet.errors import ConfigError
+from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from freshet.runtime.audit import Audit
-    from freshet.runtime.tokens import TokenEntry
+    from freshet.http.tokens import TokenEntry
+    from freshet.observability.audit import Audit
 
 __all__ = ["command"]
 
@@ -60,9 +61,9 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
     made if it is not there, for its owner only.
     """
     from freshet.clock import SYSTEM_CLOCK
-    from freshet.runtime.audit import os_user
-    from freshet.runtime.token_editing import edited
-    from freshet.runtime.tokens import TokenEntry, digest_of, new_token, time_text
+    from freshet.http.token_editor import edited
+    from freshet.http.tokens import TokenEntry, digest_of, new_token, time_text
+    from freshet.observability.audit import os_user
 
     expires_ms = None if expires is None else SYSTEM_CLOCK.now_ms() + _duration_ms(expires)
     token = new_token()
@@ -80,7 +81,7 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
 def list_tokens(path: Path, as_json: bool) -> None:
     """The tokens of the file: names, scopes, and until when they are valid."""
     from freshet.clock import SYSTEM_CLOCK
-    from freshet.runtime.token_file import read_tokens
+    from freshet.http.token_file import read_tokens
 
     entries, now_ms = read_tokens(path), SYSTEM_CLOCK.now_ms()
     rows = [
@@ -103,8 +104,8 @@ def list_tokens(path: Path, as_json: bool) -> None:
 @json_option
 def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
     """Take a name's tokens, or one of them, out of the file: whoever shows one is refused from then on."""
-    from freshet.runtime.audit import os_user
-    from freshet.runtime.token_editing import edited
+    from freshet.http.token_editor import edited
+    from freshet.observability.audit import os_user
 
     def without(entries: Sequence[TokenEntry]) -> tuple[list[TokenEntry], list[TokenEntry]]:
         gone = [e for e in entries if e.name == name and id_ in (None, e.id)]
@@ -127,8 +128,8 @@ def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
 
 def _audit(path: Path) -> Audit:
     """Where the settings say; else of the run folder, if there is one; else beside the file."""
-    from freshet.runtime.audit import Audit
-    from freshet.settings import load_settings
+    from freshet.config.settings import load_settings
+    from freshet.observability.audit import Audit
 
     common = load_settings().common
     there = common.audit_file or common.run.path.is_dir()
@@ -136,7 +137,7 @@ def _audit(path: Path) -> Audit:
 
 
 def _name(text: str) -> str:
-    from freshet.runtime.tokens import NAME, NAME_TEXT
+    from freshet.http.tokens import NAME, NAME_TEXT
 
     if not NAME.fullmatch(text):
         raise ConfigError("token", "NAME", text, NAME_TEXT)
@@ -144,7 +145,7 @@ def _name(text: str) -> str:
 
 
 def _scopes(text: str) -> frozenset[Any]:
-    from freshet.runtime.tokens import Scope
+    from freshet.http.tokens import Scope
 
     found = text.split(",")
     if not set(found) <= set(get_args(Scope)) or len(set(found)) != len(found):
@@ -153,7 +154,7 @@ def _scopes(text: str) -> frozenset[Any]:
 
 
 def _duration_ms(text: str) -> int:
-    from freshet.options import Duration, Wrong
+    from freshet.config.options import Duration, Wrong
 
     try:
         return int(Duration(1_000, 100 * 365 * 86_400_000).read(text) or 0)
@@ -162,8 +163,8 @@ def _duration_ms(text: str) -> int:
 
 
 def _value(entry: TokenEntry) -> dict[str, Any]:
-    from freshet.runtime.tokens import SCOPES as ORDER
-    from freshet.runtime.tokens import time_text
+    from freshet.http.tokens import SCOPES as ORDER
+    from freshet.http.tokens import time_text
 
     return {
         "name": entry.name,

@@ -24,6 +24,6 @@ def command(spec_file: Path, folder: Path, console: bool, as_json: bool) -> None
 
     Everything that is written lies in the run folder; deleting it deletes the model.
     """
-    from freshet.cli.supervising import run_up
+    from freshet.apps.supervised import run_up
 
     run_up(spec_file, folder, console=console, as_json=as_json)

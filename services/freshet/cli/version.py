@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from freshet.cli.options import emit, examples, existing_folder, folder_option, json_option, table
+from freshet.cli.options import examples, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt
+from freshet.process.run_folder import existing_folder
+from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
-    from freshet.seams.versions import Manifest, VersionStore
+    from freshet.versions import Manifest, VersionStore
 
 __all__ = ["command"]
 
@@ -56,7 +58,7 @@ def list_versions(folder: Path, as_json: bool) -> None:
 @json_option
 def show(number: int, folder: Path, as_json: bool) -> None:
     """One version's manifest, and whether its weights match their checksum."""
-    from freshet.seams.versions.moves import manifest_of
+    from freshet.versions.promotions import manifest_of
 
     store = _store(folder)
     manifest = manifest_of(store, number)
@@ -110,8 +112,8 @@ def _manifests(store: VersionStore) -> Iterator[Manifest]:
 
 def _store(folder: Path) -> VersionStore:
     """Of the run folder, or where FRESHET_COMMON_VERSIONS_URL says."""
-    from freshet.seams.open import open_versions
-    from freshet.settings import load_settings
+    from freshet.adapters import open_versions
+    from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
     if common.stores_versions_itself or common.log_url == f"sqlite:{common.run.log}":
@@ -128,11 +130,11 @@ def _store(folder: Path) -> VersionStore:
 
 
 def _move(folder: Path, number: int | None, *, pinned: bool, as_json: bool) -> None:
+    from freshet.adapters import open_eventlog
     from freshet.clock import SYSTEM_CLOCK
-    from freshet.runtime.audit import Audit, os_user
-    from freshet.seams.open import open_eventlog
-    from freshet.seams.versions.moves import move, version_to_roll_back_to
-    from freshet.settings import load_settings
+    from freshet.config.settings import load_settings
+    from freshet.observability.audit import Audit, os_user
+    from freshet.versions.promotions import move, version_to_roll_back_to
 
     store = _store(folder)
     common = load_settings(run_folder=folder).common

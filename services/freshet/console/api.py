@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from freshet.runtime.endpoint import (
+from freshet.http.endpoint import (
     TOKEN_CODES,
     Answer,
     Body,

@@ -16,32 +16,32 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.clock import Clock
+from freshet.config.avro.schema import Record
+from freshet.config.settings import Console as Settings
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import load_schemas, readers_of
+from freshet.config.spec.topics import topics_of
 from freshet.console.board import Board
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
-from freshet.console.following import Commits, Follower
+from freshet.console.dead_letters import Letters
 from freshet.console.history import History
-from freshet.console.letters import Letters
-from freshet.console.merging import roles_of
+from freshet.console.instance_merge import roles_of
 from freshet.console.metrics import LOOK_SECONDS, LOOKS, UNREADABLE
 from freshet.console.recorder import Recorder
-from freshet.console.served import ServedSample
+from freshet.console.served_events import ServedSample
 from freshet.console.services import Services
 from freshet.console.state import quality_of, segments_of, simulator_of, tables_of
+from freshet.console.topic_follower import Commits, Follower
 from freshet.console.tracing import Traces
 from freshet.console.versions import Versions
 from freshet.errors import ConfigError, FreshetError
+from freshet.http import tls
+from freshet.http.run_token import TOKEN_FILE
+from freshet.log import EventLog
+from freshet.log.topics import ensure_topics
 from freshet.release import RELEASE
-from freshet.runtime import tls
-from freshet.runtime.token import TOKEN_FILE
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.versions import VersionStore
-from freshet.settings import Console as Settings
-from freshet.spec.avro import Record
-from freshet.spec.model import Spec
-from freshet.spec.schemas import load_schemas, readers_of
-from freshet.spec.topics import topics_of
 from freshet.types import TopicPartition
+from freshet.versions import VersionStore
 
 __all__ = ["Collector", "Sources"]
 

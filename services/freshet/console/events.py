@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from freshet.spec.avro import SERVED_FIELD
-from freshet.spec.model import Stream
+from freshet.config.avro.schema import SERVED_FIELD
+from freshet.config.spec.model import Stream
 
 __all__ = ["grouped", "leaves", "plain", "request_of", "without_logical_types"]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from freshet.console.seen import number
 from freshet.console.segments import Segments
 from freshet.console.series import POINTS, Series, added
-from freshet.seams.versions.moves import PEOPLE
-from freshet.skipped import skip
+from freshet.console.service_snapshot import number
+from freshet.observability.skipped import skip
+from freshet.versions.promotions import PEOPLE
 
 __all__ = ["History", "Reliability", "parsed", "version_event"]
 

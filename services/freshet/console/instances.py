@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from freshet.errors import ConfigError
-from freshet.runtime.addresses import Address, address_of
+from freshet.http.addresses import Address, address_of
 
 __all__ = ["ROLES", "Instance", "Places", "listed_places", "local_places"]
 

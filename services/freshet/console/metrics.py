@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from freshet.runtime.guard import DOOR_METRICS
-from freshet.runtime.http_metrics import HTTP_METRICS
-from freshet.runtime.metrics import Metric
+from freshet.http.authenticator import DOOR_METRICS
+from freshet.http.metrics import HTTP_METRICS
+from freshet.observability.metrics import Metric
 
 __all__ = ["LOOKS", "LOOK_SECONDS", "METRICS", "UNREADABLE"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.runtime.answers import Response
-from freshet.runtime.requests import Request
+from freshet.http.request import Request
+from freshet.http.responses import Response
 
 __all__ = ["PAGE", "Page", "read_pages"]
 

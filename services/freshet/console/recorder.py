@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 
 from freshet.clock import Clock
+from freshet.config.spec.model import Spec
 from freshet.console.core import Edge, Look
 from freshet.console.history import History
-from freshet.console.seen import number
+from freshet.console.service_snapshot import number
 from freshet.console.state import tables_of
-from freshet.seams.eventlog import Writer
-from freshet.spec.model import Spec
+from freshet.log import Writer
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Recorder", "news_of", "vitals_of"]

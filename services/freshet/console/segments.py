@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from freshet.console.seen import number
+from freshet.console.service_snapshot import number
 from freshet.types import F64
 
 __all__ = ["LEAST_SAMPLES", "Change", "Segments", "change_of"]

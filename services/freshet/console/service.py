@@ -15,35 +15,35 @@ import orjson
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.settings import Common
+from freshet.config.settings import Console as Settings
+from freshet.config.settings.run_folder import RunFolder
+from freshet.config.spec.topics import topics_of
 from freshet.console import api
 from freshet.console.board import Board
+from freshet.console.browser_headers import HEADERS, SITE_SETTINGS
 from freshet.console.collector import Collector, Sources
-from freshet.console.doors import HEADERS, SITE_SETTINGS
 from freshet.console.instances import Places
 from freshet.console.pages import PAGE, read_pages
 from freshet.console.services import Services
 from freshet.console.tracer import Tracer
-from freshet.console.trying import asked, body_of
+from freshet.console.try_it import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
-from freshet.runtime.answers import HttpError, Response, json_response
-from freshet.runtime.audit import Actor, Audit
-from freshet.runtime.browsers import Sites, require_json
-from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.face import Face
-from freshet.runtime.guard import Guard
-from freshet.runtime.http import App
-from freshet.runtime.lifecycle import LAST_S, join_all
-from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.requests import Request
-from freshet.runtime.routes import Handler
-from freshet.runtime.server import run_server
-from freshet.runtime.streaming import Stream
-from freshet.seams.versions.moves import move, version_to_roll_back_to
-from freshet.settings import Common
-from freshet.settings import Console as Settings
-from freshet.settings.run_folder import RunFolder
-from freshet.skipped import skipped_status
-from freshet.spec.topics import topics_of
+from freshet.http.app import App
+from freshet.http.authenticator import Guard
+from freshet.http.browser_checks import Sites, require_json
+from freshet.http.endpoint import Endpoint
+from freshet.http.listener import Face
+from freshet.http.request import Request
+from freshet.http.responses import HttpError, Response, json_response
+from freshet.http.routes import Handler
+from freshet.http.server import run_server
+from freshet.http.streams import Stream
+from freshet.observability.audit import Actor, Audit
+from freshet.observability.skipped import skipped_status
+from freshet.process.lifecycle import LAST_S, join_all
+from freshet.process.metrics import service_registry
+from freshet.versions.promotions import move, version_to_roll_back_to
 
 __all__ = ["Console", "Sources", "run"]
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.settings import RunFolder
 from freshet.console.instances import Instance, Places
-from freshet.console.process import Processes
-from freshet.console.seen import Service
+from freshet.console.process_metrics import Processes
+from freshet.console.service_snapshot import Service
 from freshet.errors import Corrupt, Unavailable
-from freshet.runtime.addresses import Address
-from freshet.runtime.asking import figures_of, why_unready
-from freshet.runtime.processes import is_alive, memory_mb
-from freshet.runtime.run_state import read_state
-from freshet.settings import RunFolder
+from freshet.http.addresses import Address
+from freshet.http.service_client import figures_of, why_unready
+from freshet.process.process_info import is_alive, memory_mb
+from freshet.process.run_state import read_state
 
 __all__ = ["PATIENCE_S", "Services"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from freshet.config.spec.model import Spec, Table
 from freshet.console.core import Look
 from freshet.console.history import History
-from freshet.spec.model import Spec, Table
 
 __all__ = ["quality_of", "segments_of", "simulator_of", "tables_of"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from freshet.config.spec.model import Feature
 from freshet.features import key_of
-from freshet.spec.model import Feature
 
 __all__ = ["fixed_texts", "texts_of_buckets", "texts_of_times"]
 

@@ -14,16 +14,16 @@ from typing import Any
 import structlog
 
 from freshet.clock import Clock
+from freshet.config.spec.model import Spec
+from freshet.config.spec.topics import Topics
 from freshet.console.history import parsed
 from freshet.console.instances import Instance
 from freshet.console.services import PATIENCE_S
 from freshet.console.tracing import GIVE_UP_S, Trace, Traces, furthest, offsets_of, published_by
+from freshet.coordination.slices import slices_of
 from freshet.errors import DataLost, FreshetError
-from freshet.runtime.asking import ask
-from freshet.seams.eventlog import EventLog, Reader
-from freshet.seams.rowservice.slices import slices_of
-from freshet.spec.model import Spec
-from freshet.spec.topics import Topics
+from freshet.http.service_client import ask
+from freshet.log import EventLog, Reader
 from freshet.types import TopicPartition
 
 __all__ = ["Tracer"]

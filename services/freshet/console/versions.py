@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from freshet.console.following import Follower
 from freshet.console.history import parsed, version_event
+from freshet.console.topic_follower import Follower
 from freshet.errors import FreshetError
-from freshet.seams.eventlog import EventLog
-from freshet.seams.versions import Manifest, VersionStore
-from freshet.seams.versions.moves import PEOPLE
+from freshet.log import EventLog
 from freshet.types import TopicPartition
+from freshet.versions import Manifest, VersionStore
+from freshet.versions.promotions import PEOPLE
 
 __all__ = ["Versions"]
 

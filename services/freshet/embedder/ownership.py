@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from freshet.clock import Clock
-from freshet.seams.eventlog.claimbook import Claim
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sharing import Shares
+from freshet.coordination.claim_rules import Claim
+from freshet.coordination.claims import Claims
+from freshet.coordination.partition_assignment import Shares
 
 __all__ = ["address_of", "embedders_of", "shares_of"]
 

@@ -10,25 +10,25 @@ from typing import Any
 
 import structlog
 
+from freshet.batches.frames import Names
 from freshet.clock import Clock
-from freshet.embedder.decoding import BlockDecoder
+from freshet.config.spec.layout import Layout, layout_of
+from freshet.config.spec.model import Spec
+from freshet.coordination.claims import LEASE_S, Claims
+from freshet.coordination.partition_assignment import Shares
+from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.ownership import shares_of
-from freshet.embedder.pipelined import PipelinedStream, Share
-from freshet.embedder.refused import RefusedSamples, refused_metrics, refused_readings
-from freshet.embedder.serving import BatchServer, Shape
-from freshet.runtime.addresses import Address
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.runtime.metrics import Metric, Reading
-from freshet.runtime.newest import Newest
-from freshet.seams.batches.frames import Names
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.claims import LEASE_S, Claims
-from freshet.seams.eventlog.sharing import Shares
-from freshet.seams.rowservice import RowService
-from freshet.spec.layout import Layout, layout_of
-from freshet.spec.model import Spec
+from freshet.embedder.pipelined_stream import PipelinedStream, Share
+from freshet.embedder.refused_samples import RefusedSamples, refused_metrics, refused_readings
+from freshet.embedder.server import BatchServer, Shape
+from freshet.http.addresses import Address
+from freshet.log import EventLog
+from freshet.observability.cached_gauge import Newest
+from freshet.observability.metrics import Metric, Reading
+from freshet.rows.service import RowService
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.types import Fence
-from freshet.wire.values import RowCodec
 
 __all__ = ["EMBEDDER_METRICS", "Embedder", "embedder_readings", "names_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from freshet.embedder.core import BatchPlan
-from freshet.tracing import TracedBatch, Tracer, active, harmless, within
+from freshet.observability.tracing import TracedBatch, Tracer, active, harmless, within
 from freshet.types import U64
 
 __all__ = ["called", "calling", "processed"]

@@ -17,11 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freshet.errors import BadInput
-from freshet.features.avro_values import encode_value
-from freshet.features.cells import Form, Misfit, plain, reals, texts, times, truths, wholes
-from freshet.features.encoder import WHY, Column, ColumnEncoder
-from freshet.spec.avro import (
+from freshet.config.avro.schema import (
     Array,
     AvroField,
     Enum,
@@ -34,6 +30,10 @@ from freshet.spec.avro import (
     is_null,
     spell,
 )
+from freshet.errors import BadInput
+from freshet.features.avro_values import encode_value
+from freshet.features.cells import Form, Misfit, plain, reals, texts, times, truths, wholes
+from freshet.features.encoder import WHY, Column, ColumnEncoder
 from freshet.types import BytesColumn
 
 __all__ = ["Form", "Misfit", "TableEncoder"]

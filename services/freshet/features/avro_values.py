@@ -7,7 +7,18 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union, is_null
+from freshet.config.avro.schema import (
+    Array,
+    Enum,
+    Fixed,
+    Map,
+    Primitive,
+    Record,
+    Recursion,
+    Type,
+    Union,
+    is_null,
+)
 
 __all__ = ["UNFIT", "encode_value", "write_long"]
 

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet import _native
+from freshet.config.avro.logical_types import leaf_names
+from freshet.config.avro.schema import SERVED_FIELD, Array, Record, Written, field_at, spell
+from freshet.config.spec.layout import Layout
+from freshet.config.spec.model import Feature, Spec
+from freshet.config.spec.transform_steps import Column, column_of, native_first
 from freshet.errors import ConfigError
 from freshet.features.blocks import SampleColumns
 from freshet.features.decoded import Decoded, GroupKeys
@@ -24,11 +29,6 @@ from freshet.features.program import (
     compile_program,
     explain_all,
 )
-from freshet.spec.avro import SERVED_FIELD, Array, Record, Written, field_at, spell
-from freshet.spec.avro_logical import leaf_names
-from freshet.spec.layout import Layout
-from freshet.spec.model import Feature, Spec
-from freshet.spec.steps import Column, column_of, native_first
 from freshet.types import I64, U32, U64, BytesColumn
 
 __all__ = ["Columns", "SampleDecoder", "columns_of", "steps_of"]

@@ -16,15 +16,15 @@ from functools import cache, partial
 import numpy as np
 
 from freshet import _native
+from freshet.config.avro.logical_types import leaf_names
+from freshet.config.avro.schema import Array, Record, Written, field_at, spell
+from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.fields import wrong_unit
+from freshet.config.spec.model import Stream
+from freshet.config.spec.time_units import unit_hint
 from freshet.errors import ConfigError
 from freshet.features.frames import take
 from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all
-from freshet.spec.avro import Array, Record, Written, field_at, spell
-from freshet.spec.avro_logical import leaf_names
-from freshet.spec.fields import wrong_unit
-from freshet.spec.model import Stream
-from freshet.spec.model_events import UNIT_NS
-from freshet.spec.time_units import unit_hint
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
 __all__ = ["EventColumn", "EventColumns", "EventExtractor"]

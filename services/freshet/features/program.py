@@ -3,9 +3,9 @@ program for the native walker.
 
 The native side (services/native/include/freshet/avro_program.hpp) runs it over any number of records. Nodes
 stand in preorder, as the writer's types do, each with the sinks that take its value. Wanted values are named
-by the reader's schema and found in the writer's by the rules of Avro's schema resolution
-(`freshet.spec.avro_resolve`), or are the default that the reader's schema gives. What is not wanted is walked
-past without being looked at, whether or not it resolves.
+by the reader's schema and found in the writer's by the rules of Avro's schema
+resolution (`freshet.config.avro.resolution`), or are the default that the reader's schema gives.
+Other values are skipped unread, whether or not they resolve.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet import _native
-from freshet.errors import BadInput, ConfigError
-from freshet.features.avro_values import UNFIT, encode_value
-from freshet.spec.avro import (
+from freshet.config.avro.logical_types import (
+    TimeUnit,
+    decimal_digits,
+    decimal_scale,
+    is_uuid,
+    leaf_name,
+    leaf_names,
+    time_unit,
+)
+from freshet.config.avro.resolution import Resolver, fields_of
+from freshet.config.avro.schema import (
     Array,
     AvroField,
     Enum,
@@ -35,16 +43,8 @@ from freshet.spec.avro import (
     is_null,
     spell,
 )
-from freshet.spec.avro_logical import (
-    TimeUnit,
-    decimal_digits,
-    decimal_scale,
-    is_uuid,
-    leaf_name,
-    leaf_names,
-    time_unit,
-)
-from freshet.spec.avro_resolve import Resolver, fields_of
+from freshet.errors import BadInput, ConfigError
+from freshet.features.avro_values import UNFIT, encode_value
 from freshet.types import I64, BytesColumn
 
 __all__ = ["ANY_KEY", "NUMBERS", "TEXTS", "Compiled", "Want", "compile_program", "written_path"]

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freshet import _native
+from freshet.config.avro.logical_types import decimal_scale
+from freshet.config.avro.schema import Array, Enum, Fixed, Primitive, Record, Type, Union, spell
 from freshet.features.writer import Writer, compile_writer
-from freshet.spec.avro import Array, Enum, Fixed, Primitive, Record, Type, Union, spell
-from freshet.spec.avro_logical import decimal_scale
 from freshet.types import I64, BytesColumn
 
 __all__ = ["JsonTranscoder", "RefusedEvent", "Transcoded"]

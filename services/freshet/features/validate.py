@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from freshet import _native
+from freshet.config.avro.schema import Record
 from freshet.features.program import compile_program
 from freshet.features.transcode import RefusedEvent
-from freshet.spec.avro import Record
 from freshet.types import BytesColumn
 
 __all__ = ["AvroValidator"]

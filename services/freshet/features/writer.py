@@ -8,12 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet import _native
+from freshet.config.avro.logical_types import decimal_scale
+from freshet.config.avro.resolution import definitions
+from freshet.config.avro.schema import (
+    Array,
+    Enum,
+    Fixed,
+    Map,
+    Primitive,
+    Record,
+    Recursion,
+    Type,
+    Union,
+    spell,
+)
 from freshet.errors import ConfigError
 from freshet.features.avro_values import UNFIT, encode_value
 from freshet.features.program import MAX_NODES, OPS, least_bytes, nullable, op_of
-from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union, spell
-from freshet.spec.avro_logical import decimal_scale
-from freshet.spec.avro_resolve import definitions
 from freshet.types import BytesColumn
 
 __all__ = ["Writer", "compile_writer"]

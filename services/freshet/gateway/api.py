@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from freshet.runtime.endpoint import (
+from freshet.http.endpoint import (
     TOKEN_CODES,
     Answer,
     Body,
@@ -20,7 +20,7 @@ from freshet.runtime.endpoint import (
     status_page,
     text,
 )
-from freshet.runtime.http_errors import ERROR
+from freshet.http.error_codes import ERROR
 
 __all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "READY", "ROLES", "STATUS", "events"]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from freshet.config.avro.schema import Record, Written
+from freshet.config.spec.model import Stream
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import (
     EventExtractor,
@@ -23,10 +25,8 @@ from freshet.features import (
     take,
 )
 from freshet.gateway.core import Refusal, check_count, refusal_of
-from freshet.spec.avro import Record, Written
-from freshet.spec.model import Stream
+from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry
 from freshet.types import I64, U64, BytesColumn
-from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
 
 __all__ = ["Accepted", "Checked", "StreamCodec"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from freshet.errors import BadInput, TooLarge
+from freshet.log.dead_letters import letter
 from freshet.types import Append, BytesColumn
-from freshet.wire.letters import letter
 
 __all__ = [
     "Entry",

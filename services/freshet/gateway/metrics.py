@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from freshet.runtime.grpc_metrics import GRPC_DOOR_METRICS
-from freshet.runtime.guard import DOOR_METRICS
-from freshet.runtime.http_metrics import HTTP_METRICS
-from freshet.runtime.metrics import Metric
+from freshet.http.authenticator import DOOR_METRICS
+from freshet.http.metrics import HTTP_METRICS
+from freshet.observability.grpc_metrics import GRPC_DOOR_METRICS
+from freshet.observability.metrics import Metric
 
 __all__ = ["APPENDED", "APPEND_FAILURES", "APPEND_SECONDS", "EVENTS", "METRICS", "QUEUED"]
 

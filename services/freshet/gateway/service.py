@@ -9,37 +9,37 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from freshet.clock import STEADY_CLOCK, Clock
+from freshet.config.avro.schema import Record, Written, sample_schema, served_schema, spell
+from freshet.config.settings import Common
+from freshet.config.settings import Gateway as Settings
+from freshet.config.spec.fields import feature_fields
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec, Stream
+from freshet.config.spec.record_sizes import RecordLimits
+from freshet.config.spec.topics import topics_of
 from freshet.errors import ConfigError, FreshetError
 from freshet.features import written_path
 from freshet.features.decoder import columns_of
 from freshet.gateway import api, metrics
 from freshet.gateway.codec import StreamCodec
-from freshet.gateway.commit import Committer
 from freshet.gateway.core import Limits
-from freshet.gateway.door import Door, Rules
-from freshet.runtime.answers import Response, json_response
-from freshet.runtime.browsers import Sites
-from freshet.runtime.face import Face
-from freshet.runtime.grpc_metrics import door_counts
-from freshet.runtime.guard import Guard
-from freshet.runtime.http import App
-from freshet.runtime.lifecycle import LAST_S
-from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.requests import Request
-from freshet.runtime.server import Beside, run_server
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.topics import ensure_topic
-from freshet.settings import Common
-from freshet.settings import Gateway as Settings
-from freshet.skipped import skipped_status
-from freshet.spec.avro import Record, Written, sample_schema, served_schema, spell
-from freshet.spec.fields import feature_fields
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec, Stream
-from freshet.spec.records import RecordLimits
-from freshet.spec.topics import topics_of
+from freshet.gateway.group_commit import Committer
+from freshet.gateway.stream_endpoint import Door, Rules
+from freshet.http.app import App
+from freshet.http.authenticator import Guard
+from freshet.http.browser_checks import Sites
+from freshet.http.listener import Face
+from freshet.http.request import Request
+from freshet.http.responses import Response, json_response
+from freshet.http.server import Beside, run_server
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topic
+from freshet.observability.grpc_metrics import door_counts
+from freshet.observability.skipped import skipped_status
+from freshet.process.lifecycle import LAST_S
+from freshet.process.metrics import service_registry
 from freshet.types import TopicPartition
-from freshet.wire.schemas import SchemaRegistry
 
 __all__ = ["Gateway", "codecs_of", "run"]
 

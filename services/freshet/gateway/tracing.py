@@ -9,7 +9,7 @@ import numpy as np
 
 from freshet.features import TakenBodies
 from freshet.gateway.codec import StreamCodec
-from freshet.tracing import Context, Tracer, Value, harmless, request_text
+from freshet.observability.tracing import Context, Tracer, Value, harmless, request_text
 from freshet.types import I64, U64, BytesColumn
 
 __all__ = ["Sending", "sending", "sending_one"]

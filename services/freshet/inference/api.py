@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshet.runtime.endpoint import (
+from freshet.http.endpoint import (
     TOKEN_CODES,
     Answer,
     Endpoint,

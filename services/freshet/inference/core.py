@@ -16,11 +16,11 @@ import numpy as np
 import orjson
 
 from freshet import _native
+from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.model import Explore, Spec, TimeField
 from freshet.errors import BadInput, FreshetError, TooLarge
-from freshet.spec.model import Explore, Spec, TimeField
-from freshet.spec.model_events import UNIT_NS
+from freshet.json_text import MOST_LEVELS, kind_of, shown, too_deep, written
 from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
-from freshet.wire.json_text import MOST_LEVELS, kind_of, shown, too_deep, written
 
 __all__ = [
     "BucketView",

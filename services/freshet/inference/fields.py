@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from freshet.config.avro.schema import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
+from freshet.config.spec.fields import feature_fields
+from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
-from freshet.spec.avro import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
-from freshet.spec.fields import feature_fields
-from freshet.spec.model import Spec
 
 __all__ = ["request_schema", "row_schema"]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from freshet import _native
 from freshet.errors import BadInput
 from freshet.inference.oip_limits import InputLimits
-from freshet.wire.json_text import kind_of, shown
+from freshet.json_text import kind_of, shown
 
 __all__ = [
     "MAX_ELEMENTS",

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import orjson
 
 from freshet.errors import BadInput
+from freshet.http.app import App
+from freshet.http.browser_checks import FORM_TYPES, wrong_type
+from freshet.http.content_encoding import accepted_coding, compressed, decompressed
+from freshet.http.request import Request
+from freshet.http.responses import Response, json_response
+from freshet.http.streams import Headers
 from freshet.inference import oip_endpoints as api
 from freshet.inference.oip import InferRequest, parse_infer, write_infer
 from freshet.inference.oip_model import OipModel
 from freshet.inference.oip_rows import model_config
 from freshet.release import RELEASE
-from freshet.runtime.answers import Response, json_response
-from freshet.runtime.browsers import FORM_TYPES, wrong_type
-from freshet.runtime.encodings import accepted_coding, compressed, decompressed
-from freshet.runtime.http import App
-from freshet.runtime.requests import Request
-from freshet.runtime.streaming import Headers
 
 __all__ = ["OipRoutes", "oip_error"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshet.runtime.endpoint import (
+from freshet.http.endpoint import (
     TOKEN_CODES,
     Answer,
     Body,
@@ -17,7 +17,7 @@ from freshet.runtime.endpoint import (
     text,
     words,
 )
-from freshet.runtime.http_errors import ERROR, by_status
+from freshet.http.error_codes import ERROR, by_status
 
 __all__ = ["CONFIG", "INFER", "LIVE", "METADATA", "MODEL_READY", "READY", "SERVER", "VERSION"]
 

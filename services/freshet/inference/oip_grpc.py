@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import BadInput
+from freshet.http.authenticator import Guest
 from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_binary, refuse_unoffered
 from freshet.inference.oip_limits import InputLimits, check_message
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
-from freshet.runtime.grpc_door import GrpcDoor
-from freshet.runtime.guard import Guest
-from freshet.wire.protobuf import OIP, messages, parse
+from freshet.rpc.protobuf import OIP, messages, parse
+from freshet.rpc.public_listener import GrpcDoor
 
 __all__ = ["add_oip", "read_infer", "write_infer"]
 

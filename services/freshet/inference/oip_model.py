@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.config.spec.model import Spec
 from freshet.errors import BadInput
+from freshet.http.responses import HttpError
 from freshet.inference.core import time_ms_of
 from freshet.inference.oip import InferRequest
 from freshet.inference.oip_limits import InputLimits
 from freshet.inference.oip_rows import SCORE, Input, limits_of, metadata, rows_of
 from freshet.inference.pipeline import Scored
-from freshet.inference.scoring import Rows, Scoring
+from freshet.inference.scorer import Rows, Scoring
 from freshet.inference.versions import ServingVersion
-from freshet.runtime.answers import HttpError
-from freshet.spec.model import Spec
 from freshet.types import I64
 
 __all__ = ["OipModel", "Output"]

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.config.avro.logical_types import leaf_name
+from freshet.config.avro.schema import Array, Fixed, Record, Type, Union, field_at
+from freshet.config.spec.fields import feature_fields
+from freshet.config.spec.model import Spec
 from freshet.errors import BadInput
 from freshet.inference.oip import Tensor
 from freshet.inference.oip_limits import InputLimits
-from freshet.spec.avro import Array, Fixed, Record, Type, Union, field_at
-from freshet.spec.avro_logical import leaf_name
-from freshet.spec.fields import feature_fields
-from freshet.spec.model import Spec
 
 __all__ = ["SCORE", "Input", "inputs_of", "limits_of", "metadata", "model_config", "rows_of"]
 

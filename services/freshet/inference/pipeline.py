@@ -13,6 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from freshet.config.avro.schema import Record, sample_schema
+from freshet.config.expression import Expression, compile_score
+from freshet.config.expression.arithmetic import postfix_of
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import (
     Decoded,
@@ -22,21 +27,16 @@ from freshet.features import (
     RequestDecoder,
     SampleDecoder,
 )
-from freshet.inference.explaining import FeatureRows, rows_of_feature
+from freshet.inference.explanation import FeatureRows, rows_of_feature
 from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip_rows import inputs_of
-from freshet.inference.unknown import Unknown, values_without_row
+from freshet.inference.unknown_values import Unknown, values_without_row
 from freshet.inference.versions import Scorer
+from freshet.json_text import written
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
-from freshet.spec.avro import Record, sample_schema
-from freshet.spec.expression import Expression, compile_score
-from freshet.spec.expression.straight import postfix_of
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
 from freshet.tables import Plan
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
-from freshet.wire.json_text import written
 
 __all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
 

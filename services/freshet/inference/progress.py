@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import orjson
 
+from freshet.config.spec.model import Spec
+from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
 from freshet.errors import BadInput, Unavailable
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.tail import newest
-from freshet.seams.rowstore import RowStore
-from freshet.spec.model import Spec
-from freshet.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.log import EventLog
+from freshet.log.tail import newest
+from freshet.rows.store import RowStore
 from freshet.types import Bucket, TopicPartition
 
 __all__ = ["Progress", "Stage"]

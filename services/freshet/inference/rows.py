@@ -18,17 +18,17 @@ from typing import Protocol
 import numpy as np
 import structlog
 
+from freshet.config.spec.identity import explain_defaults
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.inference.core import BucketView, explain
 from freshet.inference.tracing import followed
-from freshet.seams.eventlog import EventLog, Reader
-from freshet.seams.rowstore import RowStore, TellsDamage
-from freshet.skipped import skip
-from freshet.spec.identity import explain_defaults
-from freshet.spec.topics import ROWS_PARTITIONS
-from freshet.tracing import active
+from freshet.log import EventLog, Reader
+from freshet.observability.skipped import skip
+from freshet.observability.tracing import active
+from freshet.rows.deltas import decode_rows
+from freshet.rows.store import RowStore, TellsDamage
 from freshet.types import F32, U64, Bucket, BucketMeta, Records, RowRuns, TopicPartition
-from freshet.wire.rows import decode_rows
 
 __all__ = ["Damage", "RowFollower", "RowSink", "RowsState"]
 

@@ -20,50 +20,50 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.clock import STEADY_CLOCK, Clock
+from freshet.config.avro.schema import Record, served_schema
+from freshet.config.settings import Common
+from freshet.config.settings import Inference as Settings
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.probes import check_outcomes
+from freshet.config.spec.record_sizes import RecordLimits
+from freshet.config.spec.topics import topics_of
 from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
+from freshet.http.app import App
+from freshet.http.authenticator import Guard
+from freshet.http.browser_checks import Sites
+from freshet.http.listener import Face
+from freshet.http.request import Request
+from freshet.http.responses import Response, json_response
+from freshet.http.server import Beside, run_server
 from freshet.inference import api, metrics
 from freshet.inference.core import label_delay_ms
-from freshet.inference.filling import Filling
-from freshet.inference.live import Live
-from freshet.inference.loggable import Loggable
+from freshet.inference.log_limits import Loggable
 from freshet.inference.oip_api import OipRoutes
 from freshet.inference.oip_model import OipModel
 from freshet.inference.pipeline import Pipeline
 from freshet.inference.progress import Progress
-from freshet.inference.ranking import Ranker, Tally
+from freshet.inference.rank import Ranker, Tally
+from freshet.inference.request_defaults import Filling
 from freshet.inference.rows import RowFollower
-from freshet.inference.scoring import Scoring
-from freshet.inference.served import ServedLogger
+from freshet.inference.rows_lag import RowsWatch
+from freshet.inference.scorer import Scoring
+from freshet.inference.served_log import ServedLogger
+from freshet.inference.serving_state import Live
 from freshet.inference.table import ServingTable
-from freshet.inference.unread import RowsWatch
 from freshet.inference.versions import Scorer, VersionFollower
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topic
 from freshet.model import SERVING_PREFIXES, build_model
-from freshet.runtime.answers import Response, json_response
-from freshet.runtime.browsers import Sites
-from freshet.runtime.face import Face
-from freshet.runtime.grpc_metrics import door_counts
-from freshet.runtime.guard import Guard
-from freshet.runtime.http import App
-from freshet.runtime.lifecycle import CLOSE_S, LAST_S, join_all, within
-from freshet.runtime.process_metrics import service_registry
-from freshet.runtime.requests import Request
-from freshet.runtime.server import Beside, run_server
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.topics import ensure_topic
-from freshet.seams.rowstore import RowStore
-from freshet.seams.versions import VersionStore
-from freshet.settings import Common
-from freshet.settings import Inference as Settings
-from freshet.skipped import skipped_status
-from freshet.spec.avro import Record, served_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.outcomes import check_outcomes
-from freshet.spec.records import RecordLimits
-from freshet.spec.topics import topics_of
-from freshet.tracing import active
-from freshet.wire.schemas import SchemaRegistry
+from freshet.observability.grpc_metrics import door_counts
+from freshet.observability.skipped import skipped_status
+from freshet.observability.tracing import active
+from freshet.process.lifecycle import CLOSE_S, LAST_S, join_all, within
+from freshet.process.metrics import service_registry
+from freshet.rows.store import RowStore
+from freshet.versions import VersionStore
 
 __all__ = ["Inference", "Parts", "run"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from freshet import _native
+from freshet.config.spec.layout import Layout
 from freshet.errors import Corrupt
-from freshet.spec.layout import Layout
 from freshet.tables import Store
 from freshet.tables.runs import runs_of
 from freshet.types import F32, U8, U32, U64, RowRuns, Run

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet.features import EventExtractor
-from freshet.tracing import Context, Tracer, Value, active, harmless, request_text, within
+from freshet.observability.tracing import Context, Tracer, Value, active, harmless, request_text, within
 from freshet.types import I64, U64, BytesColumn
 
 __all__ = ["Asked", "Came", "followed", "loading", "ranked", "requests_of", "sent"]

@@ -13,15 +13,15 @@ import structlog
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from freshet.config.spec.identity import explain_defaults
 from freshet.errors import Corrupt, Mismatch
 from freshet.inference import metrics
 from freshet.inference.core import explain, not_finite
 from freshet.inference.tracing import loading
 from freshet.model.inputs import ModelInputs
-from freshet.seams.versions import Manifest, VersionStore
-from freshet.skipped import skip
-from freshet.spec.identity import explain_defaults
+from freshet.observability.skipped import skip
 from freshet.types import F32
+from freshet.versions import Manifest, VersionStore
 
 __all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState"]
 

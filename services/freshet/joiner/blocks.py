@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from freshet.config.spec.record_sizes import BLOCK_BYTES, block_bytes
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.core import Samples
-from freshet.spec.records import BLOCK_BYTES, block_bytes
 from freshet.types import BytesColumn
 
 __all__ = ["cuts", "encode"]

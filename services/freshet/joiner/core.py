@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from freshet._native import JoinState
+from freshet.config.expression import Column
+from freshet.config.spec.label_bounds import within
 from freshet.joiner.ledger import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
-from freshet.spec.bounds import within
-from freshet.spec.expression import Column
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn
 
 __all__ = [

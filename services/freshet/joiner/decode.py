@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from freshet.config.spec.record_sizes import MAX_ELEMENTS, RecordLimits
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
-from freshet.spec.records import MAX_ELEMENTS, RecordLimits
 from freshet.types import I64, Records
 
 __all__ = ["REFUSALS", "Disputed", "EventColumns", "EventDecoder", "Refused", "refuse_too_large"]

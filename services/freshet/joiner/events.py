@@ -10,6 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.avro.schema import Record, Written, sample_schema
+from freshet.config.expression import Column
+from freshet.config.spec.fields import feature_fields
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec, Stream
 from freshet.errors import ConfigError
 from freshet.features import (
     EventColumns,
@@ -24,18 +29,13 @@ from freshet.features.transcode import JsonTranscoder
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.plan import JoinPlan
-from freshet.spec.avro import Record, Written, sample_schema
-from freshet.spec.expression import Column
-from freshet.spec.fields import feature_fields
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec, Stream
 from freshet.types import F64, I64, U8, U32, Records
 
 __all__ = ["Schemas", "SpecDecoder", "action_fields"]
 
 
 class Schemas(Protocol):
-    """Where schemas are found by id (`freshet.wire.schemas.SchemaRegistry`)."""
+    """Where schemas are found by id (`freshet.log.schema_ids.SchemaRegistry`)."""
 
     def get(self, schema_id: int, came_s: float | None = None) -> Written:
         """The schema, whatever was registered before a record came that names it (monotonic clock).
@@ -58,7 +58,7 @@ def action_fields(plan: JoinPlan) -> tuple[str, ...]:
 
 
 class SchemasOfOthers(Protocol):
-    """Where schemas of topics of others are found (`freshet.seams.registry.RestRegistry`)."""
+    """Where schemas of topics of others are found (`freshet.log.schema_registry.RestRegistry`)."""
 
     def get(self, schema_id: int) -> Written:
         """As `Schemas.get`, but asked for again when it thinks fit."""

@@ -17,11 +17,11 @@ from freshet.features.blocks import read_blocks
 from freshet.joiner import blocks
 from freshet.joiner.core import ActionColumns, ImpressionColumns, Joiner, Samples, ShownColumns, datable
 from freshet.joiner.decode import EventDecoder, Refused, refuse_too_large
+from freshet.joiner.partition import READY_BYTES, Task, Topics
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.recovery import last_commits, stream
+from freshet.joiner.replay import last_commits, stream
 from freshet.joiner.set_back import time_at
-from freshet.joiner.task import READY_BYTES, Task, Topics
-from freshet.seams.eventlog import EventLog, Writer
+from freshet.log import EventLog, Writer
 from freshet.types import I64, Append, Bool, Records, TopicPartition
 
 __all__ = ["CLOCK_MARGIN_MS", "ROUND_BYTES", "LateJoin", "LateJoined"]

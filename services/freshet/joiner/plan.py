@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from freshet.config.expression import Expression, LabelValue, compile_condition, compile_value
+from freshet.config.spec.label_bounds import Bounds
+from freshet.config.spec.model import Spec, TimeField
+from freshet.config.spec.schemas import streams_of
 from freshet.features.blocks import MAX_SAMPLES, block_samples
-from freshet.spec.bounds import Bounds
-from freshet.spec.expression import Expression, LabelValue, compile_condition, compile_value
-from freshet.spec.model import Spec, TimeField
-from freshet.spec.schemas import streams_of
 
 __all__ = ["AGGREGATE_KINDS", "RAMP", "JoinPlan", "LabelPlan", "join_plan"]
 

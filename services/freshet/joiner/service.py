@@ -13,24 +13,24 @@ from typing import Any
 import structlog
 
 from freshet.clock import CONFIRMED_S, SYSTEM_CLOCK, Clock, SteadyClock
+from freshet.coordination.claims import LEASE_S
+from freshet.coordination.partition_assignment import Shares
 from freshet.errors import ConfigError, Fenced, FreshetError, Unavailable
-from freshet.joiner.bad_streams import BadInARow
-from freshet.joiner.counting import EventCounts
+from freshet.joiner.appends import Flush, Flushes
+from freshet.joiner.counters import EventCounts
 from freshet.joiner.decode import Disputed, EventDecoder
-from freshet.joiner.entering import Entered, Entering
-from freshet.joiner.flushing import Flush, Flushes
 from freshet.joiner.growth import Growth
 from freshet.joiner.ledger import Ledger
-from freshet.joiner.placing import Placing
+from freshet.joiner.partition import Task, Topics, pieces
+from freshet.joiner.partition_recovery import Entered, Entering
+from freshet.joiner.partitioners import Placing
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.recovery import load
-from freshet.joiner.task import Task, Topics, pieces
+from freshet.joiner.replay import load
 from freshet.joiner.times import Now
-from freshet.runtime.losses import JOINER_FIGURES, RECENT_S, Recent, counted
-from freshet.runtime.pulse import Pulse
-from freshet.seams.eventlog import EventLog, Reader, Writer
-from freshet.seams.eventlog.claims import LEASE_S
-from freshet.seams.eventlog.sharing import Shares
+from freshet.joiner.unusable_streams import BadInARow
+from freshet.log import EventLog, Reader, Writer
+from freshet.observability.losses import JOINER_FIGURES, RECENT_S, Recent, counted
+from freshet.process.liveness import Pulse
 from freshet.types import Records, TopicPartition
 
 __all__ = ["JoinerService", "JoinerStatus", "Pace"]
@@ -170,7 +170,7 @@ class JoinerService:
 
         Raises:
             Fenced: another process owns the partitions now; or, if they are shared, has this one's seat.
-            DataLost, Corrupt: see `freshet.joiner.recovery.load`; an operator decides.
+            DataLost, Corrupt: see `freshet.joiner.replay.load`; an operator decides.
         """
         self._history = until_end
         if self.shares is not None:

@@ -9,10 +9,10 @@ from freshet.clock import Clock
 from freshet.errors import DataLost, Unavailable
 from freshet.joiner.commit import Commit, Skips, WatermarkSetBack
 from freshet.joiner.core import Joiner
+from freshet.joiner.partition import Topics
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.recovery import last_commits
-from freshet.joiner.task import Topics
-from freshet.seams.eventlog import EventLog, Writer
+from freshet.joiner.replay import last_commits
+from freshet.log import EventLog, Writer
 from freshet.types import Append, BytesColumn, TopicPartition
 
 __all__ = ["CLOCK_MARGIN_MS", "Partition", "set_back", "time_at"]

@@ -12,20 +12,20 @@ from threading import Event
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.avro.schema import Record
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import load_schemas, readers_of, streams_of
+from freshet.coordination.claims import Claims
+from freshet.coordination.partition_assignment import Shares
 from freshet.errors import ConfigError
 from freshet.features import hash_text
 from freshet.joiner.events import SchemasOfOthers, SpecDecoder
+from freshet.joiner.partition import Topics
 from freshet.joiner.plan import join_plan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
-from freshet.joiner.task import Topics
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sharing import Shares
-from freshet.seams.eventlog.topics import ensure_topics, limits_of
-from freshet.spec.avro import Record
-from freshet.spec.model import Spec
-from freshet.spec.schemas import load_schemas, readers_of, streams_of
-from freshet.wire.schemas import SchemaRegistry
+from freshet.log import EventLog
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topics, limits_of
 
 __all__ = ["make", "pace_of", "run", "shares_of"]
 

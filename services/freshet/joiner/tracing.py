@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from freshet.config.spec.record_sizes import BLOCK_BYTES
 from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import blocks
 from freshet.joiner.core import Samples
-from freshet.spec.records import BLOCK_BYTES
-from freshet.tracing import MOST_LINKS, Tracer, harmless
+from freshet.observability.tracing import MOST_LINKS, Tracer, harmless
 
 __all__ = ["Joined", "noted", "written"]
 

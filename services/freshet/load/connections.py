@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import httptools
 
 from freshet.errors import ConfigError
-from freshet.runtime.addresses import Address, address_in
+from freshet.http.addresses import Address, address_in
 
 __all__ = ["Answer", "Connections", "Server", "server_at"]
 

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from freshet.clock import Clock
+from freshet.config.expression.literals import compared_in
+from freshet.config.spec.guess import ITEM, words_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import Schemas
 from freshet.errors import BadInput
-from freshet.load.forms import Form, Keys, identifier, put
+from freshet.load.event_maker import Form, Keys, identifier, put
 from freshet.load.values import Draws
-from freshet.spec.expression.literals import compared_in
-from freshet.spec.guess import ITEM, words_of
-from freshet.spec.model import Spec
-from freshet.spec.schemas import Schemas
 
 __all__ = ["Events", "Ranks", "Request", "Shown", "Source", "compared_by", "read_requests"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from freshet.config.avro.schema import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union
+from freshet.config.spec.guess import IDENTIFIER, ITEM, USER, words_of
+from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
-from freshet.spec.avro import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union
-from freshet.spec.guess import IDENTIFIER, ITEM, USER, words_of
-from freshet.spec.model import Spec
 
 __all__ = ["IDS", "OTHERS", "Draws", "Keys", "keys_of", "maker", "value_maker"]
 

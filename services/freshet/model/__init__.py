@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.spec.model import Spec
 from freshet.types import F32, F64, U32
 
 __all__ = [
@@ -195,7 +195,7 @@ def build_model(
     if build is not None:
         own: DenseModel = build(spec, training=training, precision=precision)
         return own
-    from freshet.model.alone import build_alone  # noqa: PLC0415 - imports torch
+    from freshet.model.networks import build_alone  # noqa: PLC0415 - imports torch
 
     return build_alone(spec, training=training, precision=precision, device=device)
 
@@ -208,7 +208,7 @@ def _own_hook(spec: Spec) -> Callable[..., DenseModel] | None:
     """What makes the dense model of a class of the user's, if it makes its own."""
     if ":" not in spec.model.kind:
         return None
-    from freshet.model.own import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
+    from freshet.model.user_classes import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
 
     hook: Callable[..., DenseModel] | None = getattr(
         class_of(spec.model.kind, spec.folder), DENSE_MODEL_HOOK, None

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from freshet.config.spec.layout import Group, layout_of
+from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
 from freshet.model.inputs import ModelInputs
-from freshet.spec.layout import Group, layout_of
-from freshet.spec.model import Spec
 from freshet.types import I64
 
 __all__ = ["PAD", "InputPlan", "expert_plan", "groups_of", "input_plan", "padded"]

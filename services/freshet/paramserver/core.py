@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced
-from freshet.seams.rowstore import FlushOutcome
-from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.rows.store import FlushOutcome
 from freshet.tables import Flushed
 from freshet.types import I64, U8, Bool, Bucket, BucketMeta, Fence, Flush, OffsetRange
 

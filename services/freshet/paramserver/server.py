@@ -7,12 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.rowservice import KeyGroup, Push, RowStates
-from freshet.tracing import within
-from freshet.types import F32, Bucket
-from freshet.wire.frames import BadFrame, Frame
-from freshet.wire.row_frames import (
+from freshet.observability.tracing import within
+from freshet.rows.grpc.frames import (
     Described,
     GroupKeys,
     applied_frame,
@@ -23,6 +19,10 @@ from freshet.wire.row_frames import (
     rows_frame,
     span_of,
 )
+from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.rpc.frames import BadFrame, Frame
+from freshet.rpc.server import GrpcServer
+from freshet.types import F32, Bucket
 
 __all__ = ["ROWS", "HeldRows", "identity_of", "serve_rows"]
 

@@ -11,30 +11,30 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from freshet.batches.message_sizes import streams, work_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import Unavailable
-from freshet.paramserver.balance import Why
-from freshet.paramserver.balancing import DEFAULT_BOUNDS, Balancing, Bounds
-from freshet.paramserver.flushing import store_metrics, store_readings
-from freshet.paramserver.keeper import Keeper
-from freshet.paramserver.metering import MeteredRows
+from freshet.http.addresses import Address
+from freshet.log import EventLog
+from freshet.log.topics import ensure_topics
+from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
+from freshet.observability.metrics import Metric, Reading, register
+from freshet.paramserver.balance_rules import Why
+from freshet.paramserver.balancer import DEFAULT_BOUNDS, Balancing, Bounds
+from freshet.paramserver.flusher import store_metrics, store_readings
+from freshet.paramserver.load_meter import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard_manager import Keeper
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
-from freshet.runtime.addresses import Address
-from freshet.runtime.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
-from freshet.runtime.grpc_server import STREAMS, WORK_BYTES, GrpcServer
-from freshet.runtime.lifecycle import LAST_S, Cleanup, Drain, Task, within
-from freshet.runtime.metrics import Metric, Reading, register
-from freshet.seams.batches.sizes import streams, work_bytes
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.claims import LEASE_S, Claims
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.seams.rowstore import OnServers, RowStore
-from freshet.seams.transport import Transport
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.wire.row_frames import Described
+from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
+from freshet.rows.grpc.frames import Described
+from freshet.rows.store import OnServers, RowStore
+from freshet.rpc.channel import Transport
+from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
 
 __all__ = ["PARAMSERVER_METRICS", "ParamServer", "Place"]
 

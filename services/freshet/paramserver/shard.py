@@ -15,19 +15,19 @@ import numpy as np
 import structlog
 
 from freshet.clock import Clock
+from freshet.config.spec.layout import Layout
+from freshet.config.spec.model import Spec
+from freshet.config.spec.topics import Topics
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
+from freshet.log import EventLog
+from freshet.observability.tracing import Context, active
+from freshet.paramserver.bucket_loader import Loader
 from freshet.paramserver.core import PushFences
-from freshet.paramserver.flushing import Flusher, PublishedTo, ShardCounts
-from freshet.paramserver.loading import Loader
+from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
 from freshet.paramserver.tracing import answered, answering
-from freshet.seams.eventlog import EventLog
-from freshet.seams.rowservice import KeyGroup, Push, RowStates
-from freshet.seams.rowstore import RowStore, StoreIdentity
-from freshet.spec.layout import Layout
-from freshet.spec.model import Spec
-from freshet.spec.topics import Topics
+from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
-from freshet.tracing import Context, active
 from freshet.types import F32, I64, Bucket, BucketMeta, Fence, OffsetRange, TimeMs, TopicPartition
 
 __all__ = ["PublishedTo", "Shard", "ShardCounts"]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from freshet.errors import FreshetError
-from freshet.runtime.metrics import Metric, Reading
-from freshet.seams.rowstore import OnServers, StoreServer
+from freshet.observability.metrics import Metric, Reading
+from freshet.rows.store import OnServers, StoreServer
 
 __all__ = ["STORE_METRICS", "StoreWatch"]
 

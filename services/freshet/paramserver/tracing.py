@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from freshet.tracing import Context, Tracer, active, current, harmless, within
+from freshet.observability.tracing import Context, Tracer, active, current, harmless, within
 from freshet.types import Append
 
 __all__ = ["answered", "answering", "published_rows"]

@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 
-from freshet.errors import BadInput
-from freshet.spec.avro import (
+from freshet.config.avro.schema import (
     Array,
     Fixed,
     Map,
@@ -24,6 +23,7 @@ from freshet.spec.avro import (
     to_json,
     without_defaults,
 )
+from freshet.errors import BadInput
 from freshet.types import BytesColumn
 
 __all__ = ["json_events"]

@@ -29,9 +29,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from freshet.config.spec.file_formats import Files
 from freshet.errors import BadInput, ConfigError
-from freshet.recordings.other_formats import other_format
-from freshet.spec.model_files import Files
+from freshet.recordings.file_formats import other_format
 
 __all__ = ["Batch", "TableFile"]
 

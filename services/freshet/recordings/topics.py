@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from freshet.config.spec.schemas import streams_of
 from freshet.errors import ConfigError, Mismatch
 from freshet.features import frame_ids, take
-from freshet.recordings.set_aside import SetAside
+from freshet.log import EventLog
+from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry
 from freshet.recordings.sources import AvroRecords, Piece, Role
-from freshet.seams.eventlog import EventLog
-from freshet.spec.schemas import streams_of
+from freshet.recordings.unusable_events import SetAside
 from freshet.types import I64, Records, TopicPartition
-from freshet.wire.schemas import FRAME_BYTES, SchemaRegistry
 
 if TYPE_CHECKING:
-    from freshet.spec import Spec
+    from freshet.config.spec import Spec
 
 __all__ = ["events_of_topics"]
 

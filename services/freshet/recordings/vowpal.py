@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from freshet.config.spec.layout import Layout
+from freshet.config.spec.model import Spec
 from freshet.features import ABSENT_KEY, Decoded
-from freshet.spec.layout import Layout
-from freshet.spec.model import Spec
 from freshet.types import F32, F64, I64
 
 __all__ = ["CENTRED", "SETTINGS", "Learner", "Standardized", "learners_of", "lines_of"]

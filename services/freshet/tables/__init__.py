@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from freshet.tables.applied_pushes import KnownPushes
     from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
-    from freshet.tables.known import KnownPushes
+    from freshet.tables.native_arguments import RowKeys
     from freshet.tables.plan import Plan
-    from freshet.tables.shapes import RowKeys
     from freshet.tables.steps import RowSteps
     from freshet.tables.store import (
         Evicted,
@@ -52,9 +52,9 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
-    "KnownPushes": "known",
+    "KnownPushes": "applied_pushes",
     "Plan": "plan",
-    "RowKeys": "shapes",
+    "RowKeys": "native_arguments",
     "RowSteps": "steps",
     **dict.fromkeys(
         (

@@ -4,8 +4,8 @@ own."""
 from __future__ import annotations
 
 from freshet import _native
-from freshet.spec.layout import Group
-from freshet.tables.shapes import RowKeys, native_slots
+from freshet.config.spec.layout import Group
+from freshet.tables.native_arguments import RowKeys, native_slots
 from freshet.types import F32
 
 __all__ = ["RowSteps"]

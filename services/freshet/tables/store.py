@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet import _native
+from freshet.config.spec.layout import Group, Layout
+from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
-from freshet.spec.layout import Group, Layout
-from freshet.spec.model import Spec
 from freshet.tables.changes import Flushed, Published, PublishedTable
+from freshet.tables.native_arguments import NativeSlot, RowKeys, native_slots
 from freshet.tables.runs import native_parts, widths_of
-from freshet.tables.shapes import NativeSlot, RowKeys, native_slots
 from freshet.types import (
     F32,
     I64,

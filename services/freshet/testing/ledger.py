@@ -17,11 +17,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import Lane, ModelInputs, Precision, State, StepResult, ones_mixture
 from freshet.model.inputs import GroupInputs
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
 from freshet.types import F32, F64, I64
 
 __all__ = ["DENSE", "SEQ", "LedgerLane", "LedgerModel", "hash_of"]
@@ -51,7 +51,7 @@ class LedgerModel:
 
     @classmethod
     def dense_model(cls, spec: Spec, *, training: bool, precision: Precision) -> Self:
-        """The hook of `freshet.model.own`."""
+        """The hook of `freshet.model.user_classes`."""
         return cls(spec, training=training)
 
     def __init__(self, spec: Spec, *, training: bool) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from freshet.errors import Fenced, Refused
-from freshet.seams.rowservice import KeyGroup, Push, RowStates
-from freshet.tables.known import KnownPushes
+from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.tables.applied_pushes import KnownPushes
 from freshet.types import F32
 
 __all__ = ["ReferenceRowService"]
 
 
 class ReferenceRowService:
-    """See `freshet.seams.rowservice.RowService`. Rows are stepped by plain SGD; initial values come from
+    """See `freshet.rows.service.RowService`. Rows are stepped by plain SGD; initial values come from
     (seed, row)."""
 
     def __init__(

@@ -3,7 +3,7 @@ together.
 
 A round: every lane takes a batch or joins with none; one of them decides which batches count; each computes;
 one of them begins the dense step, of which each takes its share. Like DDP ranks, inside one process. A round
-of a native model is a run of batches (`freshet.trainer.runs`).
+of a native model is a run of batches (`freshet.trainer.native_lanes`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from freshet import _native
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
-from freshet.seams.batches import BatchStream, TrainBatch
-from freshet.tracing import active
+from freshet.observability.tracing import active
 from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
-from freshet.trainer.rounds import Agreed, Rounds
+from freshet.trainer.step_coordinator import Agreed, Rounds
 from freshet.trainer.tracing import Trained, taken, training
 from freshet.types import F32
 

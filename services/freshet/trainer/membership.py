@@ -12,12 +12,10 @@ from dataclasses import dataclass
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.coordination.claims import LEASE_S, Claims, Held
 from freshet.errors import Corrupt, Unavailable
-from freshet.seams.eventlog.claims import LEASE_S, Claims, Held
-from freshet.skipped import skip
-from freshet.trainer.loading import Loading
-from freshet.trainer.ranks import Alone, RankGroup, RankLost
-from freshet.trainer.world import (
+from freshet.observability.skipped import skip
+from freshet.trainer.quorum import (
     WORLD,
     Standing,
     World,
@@ -27,6 +25,8 @@ from freshet.trainer.world import (
     seat_of,
     world_text,
 )
+from freshet.trainer.ranks import Alone, RankGroup, RankLost
+from freshet.trainer.torch_import import Loading
 
 __all__ = ["Membership", "Terms"]
 

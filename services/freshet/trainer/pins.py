@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from freshet.seams.eventlog import EventLog
-from freshet.seams.versions.moves import PEOPLE
-from freshet.seams.versions.weights import MOST_DIGITS
-from freshet.skipped import skip
+from freshet.log import EventLog
+from freshet.observability.skipped import skip
 from freshet.types import TopicPartition
+from freshet.versions.promotions import PEOPLE
+from freshet.versions.weights import MOST_DIGITS
 
 __all__ = ["Pin", "Pins"]
 

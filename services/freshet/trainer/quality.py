@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.measures import SOURCES, Figures, LabelKind, Measures, Popularity
-from freshet.measures.outliers import Typical
-from freshet.measures.popularity import Tally
+from freshet.batches.stream import TrainBatch
+from freshet.config.spec.model import Spec
+from freshet.evaluation import SOURCES, Figures, LabelKind, Measures, Popularity
+from freshet.evaluation.outliers import Typical
+from freshet.evaluation.popularity import Tally
 from freshet.model.inputs import Labels
-from freshet.seams.batches import TrainBatch
-from freshet.spec.model import Spec
 from freshet.types import F32, I64, U64, Bool
 
 __all__ = ["TOGETHER_ROWS", "Observer", "Quality", "lateness_ms"]
@@ -57,7 +57,7 @@ class Observer(Protocol):
 
 
 class Quality:
-    """Measures of every sample, by where its prediction comes from: `freshet.measures.SOURCES`.
+    """Measures of every sample, by where its prediction comes from: `freshet.evaluation.SOURCES`.
 
     `add` and `state` are the lanes', in step with the dense weights; the rest may be called from any thread.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from freshet.errors import Unavailable
-from freshet.trainer.offers import Offer
+from freshet.trainer.proposals import Offer
 from freshet.types import F32, F64, Fence
 
 __all__ = ["Alone", "RankGroup", "RankLost"]

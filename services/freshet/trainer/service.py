@@ -9,23 +9,23 @@ import numpy as np
 import orjson
 import structlog
 
+from freshet.batches.stream import TrainBatch
 from freshet.clock import Clock
+from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
+from freshet.log import Writer
 from freshet.model import DenseModel
-from freshet.runtime.pulse import Pulse
-from freshet.seams.batches import TrainBatch
-from freshet.seams.eventlog import Writer
-from freshet.seams.versions import Manifest
-from freshet.spec.model import Spec
+from freshet.process.liveness import Pulse
 from freshet.trainer.core import DenseLedger
-from freshet.trainer.course import Course
-from freshet.trainer.leveling import Progress
 from freshet.trainer.quality import TOGETHER_ROWS, Quality
+from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.ranks import RankGroup
-from freshet.trainer.rounds import EXCHANGE_S
-from freshet.trainer.sharing import SharedMeasures
-from freshet.trainer.versioning import Snapshot, Versioner
+from freshet.trainer.state_sync import Progress
+from freshet.trainer.step_coordinator import EXCHANGE_S
+from freshet.trainer.training_loop import Course
+from freshet.trainer.version_writer import Snapshot, Versioner
 from freshet.types import F32, Append, BytesColumn
+from freshet.versions import Manifest
 
 __all__ = ["Progress", "Trainer"]
 

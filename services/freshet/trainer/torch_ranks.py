@@ -20,8 +20,8 @@ import torch
 from torch import distributed as _distributed
 
 from freshet.errors import ConfigError
-from freshet.runtime.addresses import Address, address_of
-from freshet.trainer.offers import Offer, read_offer, size_of, write_offer
+from freshet.http.addresses import Address, address_of
+from freshet.trainer.proposals import Offer, read_offer, size_of, write_offer
 from freshet.trainer.ranks import RankLost
 from freshet.types import F32, F64, Fence
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from freshet.seams.batches import TrainBatch
-from freshet.seams.versions import Manifest
-from freshet.tracing import TracedBatch, Tracer, active, harmless, within
+from freshet.batches.stream import TrainBatch
+from freshet.observability.tracing import TracedBatch, Tracer, active, harmless, within
 from freshet.types import OffsetRange
+from freshet.versions import Manifest
 
 __all__ = ["Trained", "publishing", "taken", "told", "training"]
 

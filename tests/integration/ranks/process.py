@@ -18,20 +18,20 @@ from typing import Any, cast
 
 import orjson
 
+from freshet.batches.stream import TrainBatch
+from freshet.config.spec import load_spec
+from freshet.coordination.claims import Claims
+from freshet.log import EventLog, Writer
+from freshet.log.sqlite.event_log import open_url
 from freshet.model import build_model
-from freshet.seams.batches import TrainBatch
-from freshet.seams.eventlog import EventLog, Writer
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec import load_spec
 from freshet.testing.ledger import LedgerModel
 from freshet.trainer.core import DenseLedger
-from freshet.trainer.course import ManyRanks
-from freshet.trainer.leveling import DenseState, Progress
 from freshet.trainer.membership import Membership, Terms
 from freshet.trainer.quality import Quality
+from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.ranks import RankGroup
-from freshet.trainer.sharing import SharedMeasures
+from freshet.trainer.state_sync import DenseState, Progress
+from freshet.trainer.training_loop import ManyRanks
 from freshet.types import F32, Append
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 

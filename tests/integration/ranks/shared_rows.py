@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from freshet.batches.stream import TrainBatch
 from freshet.embedder.core import cut_points
 from freshet.errors import Fenced, Refused
 from freshet.model import GroupInputs, Labels, ModelInputs
-from freshet.seams.batches import TrainBatch
 from freshet.testing.ledger import hash_of
 from freshet.types import F32, U32, Fence, OffsetRange
 

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 import pytest
 
-from freshet.seams.eventlog.sqlite import open_url
+from freshet.log.sqlite.event_log import open_url
 from tests.integration.ranks.shared_rows import SharedRows, expected
 from tests.servers.processes import Process
 

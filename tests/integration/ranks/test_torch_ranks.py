@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from freshet.model.hedge import HedgeDense
-from freshet.trainer.offers import Offer, Offered
+from freshet.trainer.proposals import Offer, Offered
 from freshet.trainer.ranks import RankLost
 from freshet.trainer.torch_ranks import TorchRanks, connect_store, host_store
 from freshet.types import Fence, OffsetRange

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 import freshet
 from freshet.cli import cli
 from freshet.cli.curves import curves_svg
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import load_spec
 from freshet.errors import ConfigError
+from freshet.evaluation import LabelKind
+from freshet.evaluation.predictions import Scored
 from freshet.features import Decoded, SampleDecoder
-from freshet.measures import LabelKind
-from freshet.measures.scored import Scored
 from freshet.recordings.vowpal import CENTRED, SETTINGS, Learner, Standardized, lines_of
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.parse import load_spec
 
 ROWS = 4_000
 LEARNERS = [f"vw {name}{form}" for form in ("", CENTRED) for name in SETTINGS]
@@ -194,7 +194,7 @@ def test_a_batch_is_predicted_before_any_of_it_is_learned() -> None:
 
 
 def decoded(spec: Spec, samples: Path) -> Decoded:
-    from freshet.cli.ready import ready_samples  # noqa: PLC0415 - this helper's alone
+    from freshet.apps.sample_files import ready_samples  # noqa: PLC0415 - this helper's alone
 
     ready = next(ready_samples(spec, [samples], None))
     return SampleDecoder(spec, layout_of(spec), lambda _: ready.schema).decode(

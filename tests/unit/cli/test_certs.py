@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
 
+from freshet.cli.certificate_authority import opened
 from freshet.cli.certs import command
-from freshet.cli.issuing import opened
 from freshet.errors import ConfigError
 
 

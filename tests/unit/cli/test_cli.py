@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from freshet.cli import VERBS, cli, main
 from freshet.errors import BadInput, ConfigError
-from freshet.runtime.memory import machine_memory_bytes
+from freshet.process.memory import machine_memory_bytes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart" / "freshet.toml"
@@ -270,8 +270,8 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, s
 
 
 def _needs_pyarrow(module):
-    users = ("recordings.", "features.arrow", "features.cells", "cli.ready", "cli.backtesting")
-    return module.__name__.removeprefix("freshet.").startswith((*users, "cli.straight"))
+    users = ("recordings.", "features.arrow", "features.cells", "apps.sample_files", "apps.backtest")
+    return module.__name__.removeprefix("freshet.").startswith((*users, "apps.native_backtest"))
 
 
 def test_a_package_that_was_not_installed_is_named_with_what_brings_it(

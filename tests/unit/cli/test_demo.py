@@ -1,10 +1,10 @@
 import pytest
 
-from freshet.cli.demonstrating import Wish, _refuse_other_contents
+from freshet.apps.demo import Wish, _refuse_other_contents
+from freshet.config.settings import RunFolder
+from freshet.demo import write_spec
+from freshet.demo.start_time import STATE_FILE, Began, begin
 from freshet.errors import ConfigError
-from freshet.settings import RunFolder
-from freshet.testing.simulator import write_spec
-from freshet.testing.simulator.began import STATE_FILE, Began, begin
 from tests.unit.cli.test_cli import run
 
 

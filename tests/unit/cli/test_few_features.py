@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import freshet
-from freshet.spec.parse import load_spec
+from freshet.config.spec.parse import load_spec
 
 TEXT = """
 name = "shop"

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from freshet.cli.backtesting import backtest
+from freshet.apps.backtest import backtest
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings.as_json import json_events
-from freshet.recordings.files import read_samples
-from freshet.spec.model import Spec
-from freshet.spec.parse import load_spec
+from freshet.recordings.sample_files import read_samples
 
 T0 = 1_700_000_000_000
 ROWS = 2_000

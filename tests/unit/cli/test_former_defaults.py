@@ -15,26 +15,26 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
+from freshet.adapters import open_eventlog, open_rowstore
+from freshet.apps.recorded_spec import keep_spec, kept_spec, load_kept, refuse_another_model
 from freshet.cli import prepare
 from freshet.cli.check import command as check
-from freshet.cli.kept import keep_spec, kept_spec, load_kept, refuse_another_model
+from freshet.config.options import default_of, key_of, options_of
+from freshet.config.settings import Settings, load_settings
+from freshet.config.spec import Spec, load_spec, model
+from freshet.config.spec.identity import SpecHash, explain_defaults, identity_hash
+from freshet.config.spec.parse import parse_spec, with_defaults
+from freshet.config.spec.schemas import load_schemas
 from freshet.errors import ConfigError, Mismatch
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import VersionFollower
-from freshet.options import default_of, key_of, options_of
-from freshet.seams.open import open_eventlog, open_rowstore
-from freshet.seams.rowstore import StoreIdentity
-from freshet.seams.rowstore.checks import check_identity
-from freshet.seams.versions import Manifest
-from freshet.seams.versions.folder import open_url
-from freshet.settings import Settings, load_settings
-from freshet.spec import Spec, load_spec, model
-from freshet.spec.identity import SpecHash, explain_defaults, identity_hash
-from freshet.spec.parse import parse_spec, with_defaults
-from freshet.spec.schemas import load_schemas
-from freshet.trainer.leveling import DenseState
-from freshet.trainer.versioning import restart_point
+from freshet.rows.checks import check_identity
+from freshet.rows.store import StoreIdentity
+from freshet.trainer.state_sync import DenseState
+from freshet.trainer.version_writer import restart_point
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs
+from freshet.versions import Manifest
+from freshet.versions.folder import open_url
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart" / "freshet.toml"
@@ -73,7 +73,7 @@ HASHES = {  # as the last release without the key `defaults` hashed them: withou
         "88964cd8ad01459c33fcfb0965920c4e2f6b11a90eedd68fa89b4a47e58da3a7",
         "6e034466943921115c6864a06a17b58fb93024899c54db978715a6f8a5a8c209",
     ),
-    "services/freshet/testing/simulator/demo": (
+    "services/freshet/demo/site": (
         "c84fa74426e8803cb0a9f824447c5bb533fdd29e0964b84613223b4772ede069",
         "9ce4c551c01c3d1ece900f831fab86ac0f9ec53455e56e755b1522b268805cfa",
     ),
@@ -85,7 +85,7 @@ HASHES = {  # as the last release without the key `defaults` hashed them: withou
 
 
 EDITED = {  # lines of today, and as that release had them
-    "services/freshet/testing/simulator/demo": {
+    "services/freshet/demo/site": {
         "[features]\n": 'crosses = { scalar_optimizer = { name = "adagrad", lr = 0.6 } }\n[features]\n',
         "[train]\n": 'experts = ["wide", "cross", "fm"]\n[train]\n',
     }

@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from freshet.cli.late import command
+from freshet.config.settings import RunFolder
+from freshet.config.spec import load_spec
 from freshet.errors import ConfigError
 from freshet.joiner.commit import Commit
 from freshet.joiner.core import Joiner
 from freshet.joiner.start import make
-from freshet.runtime.processes import birth_of
-from freshet.runtime.run_state import RunState, write_run
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.settings import RunFolder
-from freshet.spec import load_spec
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.process.process_info import birth_of
+from freshet.process.run_state import RunState, write_run
 from freshet.types import Append, BytesColumn
 
 HOUR_MS = 3_600_000

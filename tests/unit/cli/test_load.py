@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from freshet.cli.load import _line, _text
-from freshet.load.running import Figures
+from freshet.load.open_loop import Figures
 
 
 def figures(came: int, failed: int) -> Figures:

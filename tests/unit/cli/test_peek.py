@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from freshet.cli.peek import _text, command
-from freshet.seams.eventlog.sqlite import open_url
+from freshet.log.schema_ids import SchemaRegistry, frame
+from freshet.log.sqlite.event_log import open_url
 from freshet.types import Append, BytesColumn
-from freshet.wire.schemas import SchemaRegistry, frame
 
 CLICK = {
     "type": "record",

@@ -8,18 +8,18 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from freshet.adapters import open_eventlog, open_rowstore
 from freshet.cli.prepare import command
+from freshet.config.settings import load_settings
+from freshet.config.spec import load_spec
+from freshet.config.spec.topics import topics_of
+from freshet.demo import DEMO_SPEC
 from freshet.errors import Mismatch, Unavailable
-from freshet.seams.open import open_eventlog, open_rowstore
-from freshet.seams.rowstore import StoreIdentity
-from freshet.settings import load_settings
-from freshet.spec import load_spec
-from freshet.spec.topics import topics_of
-from freshet.testing.simulator import demo
+from freshet.rows.store import StoreIdentity
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs
 from tests.docs.markdown import ROOT
 
-SPEC = Path(demo.__path__[0]) / "freshet.toml"
+SPEC = DEMO_SPEC
 
 
 def prepared(folder: Path) -> dict[str, object]:

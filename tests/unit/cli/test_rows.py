@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from freshet.cli.rows import command
 from freshet.errors import Corrupt
-from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.rowstore import BUCKETS, rows_of
 from freshet.types import Bucket
 from tests.integration.redis_world import Owner

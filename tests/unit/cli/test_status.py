@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
+from freshet.apps.status import collect
 from freshet.cli.options import DEFAULT_FOLDER
-from freshet.cli.status import as_text, collect, command
+from freshet.cli.status import command
+from freshet.cli.status_text import as_text
+from freshet.config.settings import RunFolder
 from freshet.errors import ConfigError
-from freshet.runtime.admin import Admin
-from freshet.runtime.run_state import Ended, RunState, write_run
-from freshet.settings import RunFolder
+from freshet.http.admin import Admin
+from freshet.process.run_state import Ended, RunState, write_run
 
 NOW_MS = 1_767_225_600_000
 FIGURES = {

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from freshet.cli.audit import command as audit
 from freshet.cli.token import command
 from freshet.errors import ConfigError
-from freshet.runtime.answers import HttpError
-from freshet.runtime.audit import read_audit
-from freshet.runtime.guard import Guard
-from freshet.runtime.token_file import TokenFile
+from freshet.http.authenticator import Guard
+from freshet.http.responses import HttpError
+from freshet.http.token_file import TokenFile
+from freshet.observability.audit import read_audit
 
 
 @pytest.fixture

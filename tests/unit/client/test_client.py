@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, RetryPolicy, Rows
 from freshet.errors import BadInput, ConfigError, Overloaded, Unavailable
-from freshet.runtime.answers import Response, json_response
-from freshet.runtime.endpoint import Endpoint
-from freshet.runtime.http import App
-from freshet.runtime.requests import Request
+from freshet.http.app import App
+from freshet.http.endpoint import Endpoint
+from freshet.http.request import Request
+from freshet.http.responses import Response, json_response
 from tests.integration.serving import answering
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.001, longest_pause_s=0.01)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from freshet.console.instances import ROLES, listed_places, local_places
 from freshet.errors import ConfigError
-from freshet.runtime.addresses import Address
+from freshet.http.addresses import Address
 
 HOSTS = st.from_regex(
     r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z]{1,5})?", fullmatch=True

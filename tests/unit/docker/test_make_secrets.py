@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from freshet.runtime.audit import read_audit
-from freshet.runtime.token_file import read_tokens
-from freshet.runtime.tokens import shown
-from freshet.seams.certificates import CertificateFiles
-from freshet.seams.eventlog.kafka_settings import parse_url
+from freshet.http.certificates import CertificateFiles
+from freshet.http.token_file import read_tokens
+from freshet.http.tokens import shown
+from freshet.log.kafka.url import parse_url
+from freshet.observability.audit import read_audit
 
 ROOT = Path(__file__).parents[3]
 COMPOSE_FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.tokens.yml")}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from freshet.settings import load_settings
+from freshet.config.settings import load_settings
 from tests.unit.docker.test_page import COMPOSE
 
 WITH_SETTINGS = sorted(

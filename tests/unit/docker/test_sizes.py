@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from freshet.paramserver.planning import FILLED
-from freshet.spec import load_spec
-from freshet.spec.check import INDEX_BYTES, row_bytes
-from freshet.spec.layout import layout_of
+from freshet.config.spec import load_spec
+from freshet.config.spec.explanation import INDEX_BYTES, row_bytes
+from freshet.config.spec.layout import layout_of
+from freshet.demo.spec import DEMO_SPEC
+from freshet.paramserver.placement import FILLED
 from freshet.tables.store import Store
-from freshet.testing.simulator.spec import DEMO_SPEC
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "compose.md").read_text()

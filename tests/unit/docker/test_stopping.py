@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from freshet.cli.wiring import RUNNERS
-from freshet.runtime.lifecycle import KILL_AFTER_S
-from freshet.settings import load_settings
+from freshet.apps.services import RUNNERS
+from freshet.config.settings import load_settings
+from freshet.process.lifecycle import KILL_AFTER_S
 from tests.unit.docker.test_sizes import ROOT, filled
 
 COMPOSE = yaml.safe_load(filled((ROOT / "docker-compose.yml").read_text(), {}))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 from freshet.errors import Refused, Unavailable
-from freshet.seams.rowservice import KeyGroup, Push, RowStates
+from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import F32

@@ -6,29 +6,29 @@ from typing import Any
 
 import numpy as np
 
+from freshet.batches.frames import Names
+from freshet.batches.grpc_client import RemoteStream, Seat
+from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.stream import BatchStream
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
+from freshet.embedder.block_decoder import BlockDecoder, DecodedBatch, Places
 from freshet.embedder.core import partitions_of_lane
-from freshet.embedder.decoding import BlockDecoder, DecodedBatch, Places
-from freshet.embedder.pipelined import OwnWritesOf, PipelinedStream, Share
-from freshet.embedder.recent import Recent
+from freshet.embedder.local_stream import LocalStream
+from freshet.embedder.pipelined_stream import OwnWritesOf, PipelinedStream, Share
+from freshet.embedder.recent_samples import Recent
+from freshet.embedder.server import BatchServer, Shape
 from freshet.embedder.service import names_of
-from freshet.embedder.serving import BatchServer, Shape
-from freshet.embedder.stream import LocalStream
 from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
-from freshet.runtime.grpc_server import WORK_BYTES, GrpcServer
-from freshet.seams.batches import BatchStream
-from freshet.seams.batches.frames import Names
-from freshet.seams.batches.own_writes import OwnWrites
-from freshet.seams.batches.remote import RemoteStream, Seat
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice import RowService
-from freshet.seams.transport import MIB, Transport
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.rows.service import RowService
+from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.server import WORK_BYTES, GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS, WIDTH
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Append, BytesColumn, Fence
-from freshet.wire.values import RowCodec
 
 SPEC = f"""
 name = "contract"

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.cli.ready import block_ends
+from freshet.apps.sample_files import block_ends
+from freshet.config.spec.learning import Train
+from freshet.config.spec.parse import load_spec
 from freshet.embedder.core import Assembler
-from freshet.embedder.source import Sizes, Source
+from freshet.embedder.partition_reader import Sizes, Source
 from freshet.features.blocks import MAX_SAMPLES, block_samples
 from freshet.joiner.blocks import encode
 from freshet.joiner.core import Samples
 from freshet.joiner.plan import join_plan
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.spec.model_learning import Train
-from freshet.spec.parse import load_spec
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Records
 

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.claims import Claims
 from freshet.embedder.ownership import address_of, embedders_of
-from freshet.embedder.refused import RefusedSamples
+from freshet.embedder.refused_samples import RefusedSamples
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, embedder_readings
 from freshet.errors import Fenced
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.transport import Transport
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.rpc.channel import Transport
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from freshet.wire.values import RowCodec
 from tests.system.waiting import wait_for
 from tests.unit.embedder.scene import IdDecoder, RemoteScene
 

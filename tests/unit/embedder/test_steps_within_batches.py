@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freshet.batches.stream import BatchStream, TrainBatch
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import Refused
 from freshet.features import GroupKeys, encode_block
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import Labels
-from freshet.model.loop import Ended, LoopBatches, NativeLoop
-from freshet.seams.batches import BatchStream, TrainBatch
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice import KeyGroup, Push, RowStates
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
+from freshet.model.native_loop import Ended, LoopBatches, NativeLoop
+from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes, PushOutcome, Store
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.rounds import AloneRounds
+from freshet.trainer.step_coordinator import AloneRounds
 from freshet.types import F32, I64, Append, BytesColumn
 from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 

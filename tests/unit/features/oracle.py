@@ -14,9 +14,9 @@ import fastavro
 import numpy as np
 import xxhash
 
-from freshet.spec.avro import Record, to_json
-from freshet.spec.layout import Layout
-from freshet.spec.model import Feature, Spec
+from freshet.config.avro.schema import Record, to_json
+from freshet.config.spec.layout import Layout
+from freshet.config.spec.model import Feature, Spec
 from freshet.types import BytesColumn
 
 MASK = (1 << 64) - 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from freshet.spec.avro import Record, parse_schema
+from freshet.config.avro.schema import Record, parse_schema
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 LEAVES: dict[str, st.SearchStrategy[Any]] = {

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import Fixed, Primitive
+from freshet.config.spec.file_formats import Files
 from freshet.features.cells import Form, Misfit, reals, texts, times, truths, wholes
-from freshet.spec.avro import Fixed, Primitive
-from freshet.spec.model_files import Files
 
 TYPED, CELLS = Form(Files()), Form(Files(), cells=True)
 WIDE = Context(prec=100)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import Record, parse_schema, sample_schema, served_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
 from freshet.features import SampleDecoder, key_of
-from freshet.spec.avro import Record, parse_schema, sample_schema, served_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
 from freshet.types import F32, BytesColumn
 from tests.unit.features import oracle
 

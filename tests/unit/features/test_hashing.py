@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet import _native
+from freshet.config.spec.parse import parse_spec
 from freshet.features import hash_text, key_of, keys_of, partition_of, row_salt, table_salt
 from freshet.features.hashing import cross_seed
-from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, bucket_of
 from tests.unit.features import oracle
 

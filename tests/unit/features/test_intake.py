@@ -8,9 +8,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import parse_schema
+from freshet.config.spec.model import Stream, TimeField
 from freshet.features import EventExtractor, EventIntake, JsonTranscoder, TakenBodies, partition_of
-from freshet.spec.avro import parse_schema
-from freshet.spec.model import Stream, TimeField
 from freshet.types import BytesColumn
 
 SCHEMA = parse_schema(

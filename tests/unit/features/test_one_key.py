@@ -23,14 +23,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Files, Spec, TimeField
+from freshet.config.spec.parse import load_spec
 from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDecoder, key_of, table_salt
 from freshet.inference.fields import request_schema
-from freshet.recordings.files import read_samples
-from freshet.recordings.rows import event_rows
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Files, Spec, TimeField
-from freshet.spec.parse import load_spec
+from freshet.recordings.event_files import event_rows
+from freshet.recordings.sample_files import read_samples
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
 

@@ -11,6 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import parse_schema, sample_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.features import (
     Decoded,
     DecodedRequests,
@@ -20,10 +24,6 @@ from freshet.features import (
     SampleDecoder,
 )
 from freshet.inference.fields import request_schema
-from freshet.spec.avro import parse_schema, sample_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.parse import load_spec, parse_spec
 from freshet.types import BytesColumn
 
 FEED = Path(__file__).parents[3] / "examples" / "feed"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import Record, parse_schema
 from freshet.errors import ConfigError
 from freshet.features import JsonTranscoder, RefusedEvent
-from freshet.spec.avro import Record, parse_schema
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
 from tests.unit.features.test_decoder import SAMPLE, SAMPLES

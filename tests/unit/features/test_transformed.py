@@ -11,11 +11,11 @@ import orjson
 import pytest
 
 import freshet
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.config.spec.parse import load_spec
 from freshet.features import Decoded, JsonTranscoder, SampleDecoder
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
-from freshet.spec.parse import load_spec
 from freshet.types import F32
 
 TEXT = """

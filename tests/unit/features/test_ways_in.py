@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Files
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
 from freshet.features import Column, ColumnEncoder, Decoded, JsonTranscoder, SampleDecoder
 from freshet.features.arrow import Form, TableEncoder
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Files
-from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
 

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.spec.model import Explore, Spec, TimeField
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Corrupt, TooLarge
 from freshet.inference.core import (
     BucketView,
@@ -28,8 +30,6 @@ from freshet.inference.core import (
     time_ms_of,
     time_value,
 )
-from freshet.spec.model import Explore, Spec, TimeField
-from freshet.spec.parse import parse_spec
 from freshet.types import Fence
 
 GREEDY = Explore()

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import Record, field_at, parse_schema, sample_schema, to_json
+from freshet.config.spec.fields import feature_fields
+from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput, ConfigError
 from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip import Tensor, parse_infer
 from freshet.inference.oip_rows import inputs_of, limits_of, metadata, model_config, rows_of
-from freshet.spec.avro import Record, field_at, parse_schema, sample_schema, to_json
-from freshet.spec.fields import feature_fields
-from freshet.spec.parse import load_spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FEED = load_spec(EXAMPLES / "feed/freshet.toml")

@@ -16,7 +16,7 @@ from freshet.errors import BadInput
 from freshet.inference.oip import Asked, parse_infer, write_infer
 from freshet.inference.oip_grpc import read_infer
 from freshet.inference.oip_limits import InputLimits
-from freshet.wire.protobuf import OIP, messages
+from freshet.rpc.protobuf import OIP, messages
 
 M = messages(OIP)
 LIMITS = InputLimits({"x": 10, "y": None, "z": None}, 10)

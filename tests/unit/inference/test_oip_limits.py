@@ -14,7 +14,7 @@ from freshet.inference import oip, oip_grpc
 from freshet.inference.oip import parse_infer
 from freshet.inference.oip_grpc import read_infer
 from freshet.inference.oip_limits import InputLimits, check_message
-from freshet.wire.protobuf import OIP, messages, parse
+from freshet.rpc.protobuf import OIP, messages, parse
 
 M = messages(OIP)
 LIMITS = InputLimits({"user": None, "items": 3, "items.length": None}, 10)

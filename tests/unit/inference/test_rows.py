@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.spec.layout import Layout
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
 from freshet.inference.core import BucketView
 from freshet.inference.rows import RowFollower, _Table
 from freshet.inference.table import ServingTable
+from freshet.log import EventLog
+from freshet.log.sqlite.event_log import open_url as open_log
+from freshet.observability.skipped import skipped
 from freshet.paramserver.core import FlushBook
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.sqlite import open_url as open_log
-from freshet.seams.rowstore import RowStore, StoreIdentity
-from freshet.seams.rowstore.sqlite import open_url as open_store
-from freshet.skipped import skipped
-from freshet.spec.layout import Layout
-from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.rows.deltas import RowDelta, encode_rows
+from freshet.rows.sqlite.row_store import open_url as open_store
+from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables.runs import runs_of
 from freshet.types import (
     F32,
@@ -39,7 +40,6 @@ from freshet.types import (
     TopicPartition,
     bucket_of,
 )
-from freshet.wire.rows import RowDelta, encode_rows
 from tests.system.waiting import wait_for
 from tests.unit.tables.building import batch_of, counting_group, keys_of, push, store_of
 

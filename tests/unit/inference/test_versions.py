@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from freshet.errors import Mismatch, Unavailable
 from freshet.inference.versions import RETRY_S, VersionFollower
 from freshet.model.inputs import ModelInputs
-from freshet.seams.versions import Manifest, VersionStore
-from freshet.seams.versions.folder import open_url
 from freshet.types import F32
+from freshet.versions import Manifest, VersionStore
+from freshet.versions.folder import open_url
 
 
 class Constant:

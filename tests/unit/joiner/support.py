@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
+from freshet.config.expression import Column, compile_condition, compile_value
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.plan import JoinPlan, LabelPlan
-from freshet.spec.expression import Column, compile_condition, compile_value
 from freshet.types import BytesColumn, Records
 
 

@@ -10,12 +10,12 @@ from typing import ClassVar, cast
 
 import pytest
 
+from freshet.coordination.partition_assignment import Shares
 from freshet.errors import TooLarge
-from freshet.joiner import task as tasks
+from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
 from freshet.joiner.service import JoinerService, Pace
-from freshet.seams.eventlog import Writer
-from freshet.seams.eventlog.sharing import Shares
+from freshet.log import Writer
 from freshet.types import Append, Fence
 
 from .support import Served, label, plan_of

@@ -13,15 +13,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from freshet.embedder.decoding import BlockDecoder
-from freshet.embedder.refused import RefusedSamples
+from freshet.config.avro.schema import Record, parse_schema
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
+from freshet.embedder.block_decoder import BlockDecoder
+from freshet.embedder.refused_samples import RefusedSamples
 from freshet.features import SampleDecoder, hash_text
 from freshet.joiner.events import SpecDecoder
+from freshet.joiner.partition import Task, Topics
 from freshet.joiner.plan import join_plan
-from freshet.joiner.task import Task, Topics
-from freshet.spec.avro import Record, parse_schema
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
 from freshet.types import BytesColumn, Records
 
 from .test_events import ACTION, SERVED, SHOWN, SPEC, Fixed, action, framed, served, wider

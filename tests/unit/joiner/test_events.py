@@ -11,16 +11,16 @@ import fastavro
 import numpy as np
 import pytest
 
+from freshet.config.avro.schema import Written, canonical, parse_schema
+from freshet.config.spec.parse import parse_spec
 from freshet.features import hash_text
 from freshet.joiner.core import Joiner
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
-from freshet.seams.eventlog.sqlite import open_url
-from freshet.spec.avro import Written, canonical, parse_schema
-from freshet.spec.parse import parse_spec
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, Records
-from freshet.wire.schemas import SchemaRegistry
 
 SPEC = """
 name = "shop"

@@ -8,10 +8,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from freshet.joiner.bad_streams import BAD_IN_A_ROW
 from freshet.joiner.core import ImpressionColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.service import Pace
+from freshet.joiner.unusable_streams import BAD_IN_A_ROW
 from freshet.types import Records
 
 from .support import JsonDecoder, Served, label, plan_of

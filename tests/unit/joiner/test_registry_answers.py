@@ -8,19 +8,19 @@ from pathlib import Path
 import orjson
 import pytest
 
+from freshet.adapters import open_eventlog
+from freshet.config.spec.parse import load_spec
 from freshet.features import read_blocks
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
-from freshet.seams import registry as module
-from freshet.seams.eventlog import EventLog
-from freshet.seams.eventlog.tail import newest
-from freshet.seams.open import open_eventlog
-from freshet.seams.registry import Access, RestRegistry
-from freshet.spec.parse import load_spec
+from freshet.log import EventLog
+from freshet.log import schema_registry as module
+from freshet.log.schema_registry import Access, RestRegistry
+from freshet.log.tail import newest
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.servers.odd_registry import UNAVAILABLE, UNUSABLE, OddRegistry, json_answer
-from tests.unit.seams.test_registry import SCHEMA
-from tests.unit.seams.test_registry import SPEC as VIEWS
+from tests.unit.log.test_schema_registry import SCHEMA
+from tests.unit.log.test_schema_registry import SPEC as VIEWS
 
 SPEC = VIEWS.replace("[events]", "partitions = 2\n[events]", 1)
 GOOD = json_answer({"schema": json.dumps(SCHEMA)})

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.model import TimeField
+from freshet.config.spec.time_units import likely_unit, unit_hint, written_in_larger_unit
 from freshet.joiner.core import ActionColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.times import Now, TimeRules, judge_times
-from freshet.spec.model import TimeField
-from freshet.spec.model_events import UNIT_NS
-from freshet.spec.time_units import likely_unit, unit_hint, written_in_larger_unit
 from freshet.types import BytesColumn, Records
 
 NOW_MS = 1_764_000_000_000

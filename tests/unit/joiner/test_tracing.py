@@ -11,7 +11,7 @@ from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import tracing
 from freshet.joiner.core import Samples
 from freshet.joiner.tracing import KNOWN, noted, written
-from freshet.tracing import Span, Tracer
+from freshet.observability.tracing import Span, Tracer
 from freshet.types import BytesColumn
 
 

@@ -13,15 +13,15 @@ import fastavro
 import numpy as np
 import pytest
 
+from freshet.config.avro.schema import Record, Written, canonical, parse_schema, parse_written
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.schemas import Schemas, readers_of, sample_reader
 from freshet.features import Decoded, SampleDecoder, hash_text
 from freshet.joiner.core import Joiner
 from freshet.joiner.decode import Refused
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
-from freshet.spec.avro import Record, Written, canonical, parse_schema, parse_written
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
-from freshet.spec.schemas import Schemas, readers_of, sample_reader
 from freshet.types import BytesColumn, Records
 from tests.unit.features import oracle
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from freshet.config.spec.record_sizes import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
 from freshet.errors import Unavailable
+from freshet.joiner.partition import Topics
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
-from freshet.joiner.task import Topics
-from freshet.seams.eventlog import EventLog, Writer
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.spec.records import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
+from freshet.log import EventLog, Writer
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.contracts.eventlog import answered
 from freshet.types import Append, BytesColumn, TopicPartition
 

@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from freshet.errors import ConfigError
+from freshet.http.addresses import Address
 from freshet.load.connections import Answer, Connections, Server, server_at
-from freshet.runtime.addresses import Address
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.config.avro.schema import parse_schema
+from freshet.config.spec import load_spec
+from freshet.config.spec.schemas import load_schemas, streams_of
 from freshet.errors import BadInput, ConfigError
 from freshet.gateway.codec import StreamCodec
 from freshet.load.requests import Events, Ranks, Shown, compared_by, read_requests
 from freshet.load.values import Draws, keys_of, maker
-from freshet.seams.eventlog.sqlite import open_url
-from freshet.seams.eventlog.topics import ensure_topics
-from freshet.spec import load_spec
-from freshet.spec.avro import parse_schema
-from freshet.spec.schemas import load_schemas, streams_of
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.sqlite.event_log import open_url
+from freshet.log.topics import ensure_topics
 from freshet.testing.clock import SettableClock
-from freshet.wire.schemas import SchemaRegistry
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted(
@@ -137,7 +137,7 @@ def test_a_key_space_of_an_unknown_field_is_refused_with_those_there_are() -> No
 
 
 def test_a_ranking_has_different_candidates_and_what_it_shows_is_remembered() -> None:
-    spec = load_spec(ROOT / "services/freshet/testing/simulator/demo/freshet.toml")
+    spec = load_spec(ROOT / "services/freshet/demo/site/freshet.toml")
     shown: list[Shown] = []
     draws, clock = Draws(1, keys_of(spec, {}, 0.0)), SettableClock(NOW)
     ranks = Ranks(
@@ -156,7 +156,7 @@ def test_a_ranking_has_different_candidates_and_what_it_shows_is_remembered() ->
 
 
 def test_what_is_not_logged_as_served_is_not_followed() -> None:
-    spec = load_spec(ROOT / "services/freshet/testing/simulator/demo/freshet.toml")
+    spec = load_spec(ROOT / "services/freshet/demo/site/freshet.toml")
     shown: list[Shown] = []
     draws, clock = Draws(1, keys_of(spec, {}, 0.0)), SettableClock(NOW)
     ranks = Ranks(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
 from freshet.model import GroupInputs, ModelInputs
-from freshet.spec.layout import layout_of
-from freshet.spec.model import Spec
 
 F64 = torch.float64
 

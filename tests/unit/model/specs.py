@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from freshet.model import GroupInputs, Labels, ModelInputs
-from freshet.spec.layout import layout_of
-from freshet.spec.model import (
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import (
     Events,
     Feature,
     Join,
@@ -24,6 +23,7 @@ from freshet.spec.model import (
     TimeField,
     Train,
 )
+from freshet.model import GroupInputs, Labels, ModelInputs
 from freshet.types import I32, U32
 
 LossName = Literal["logloss", "huber", "mse"]

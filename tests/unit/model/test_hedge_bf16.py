@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from freshet import _native
+from freshet.config.spec.model import Spec
 from freshet.model.hedge import HedgeDense
-from freshet.spec.model import Spec
 from tests.unit.model.oracle import Oracle
 from tests.unit.model.specs import make_batch, make_spec
 

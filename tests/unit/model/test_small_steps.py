@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from freshet.config.spec.model import Spec
 from freshet.model import build_model
-from freshet.spec.model import Spec
 from tests.unit.model.specs import make_batch, make_spec
 
 KINDS = ("mlp", "hedge", "dlrm", "deepfm", "dcnv2")

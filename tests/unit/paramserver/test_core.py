@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.paramserver.core import FlushBook
-from freshet.seams.rowstore import FlushOutcome
-from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.rows.store import FlushOutcome
 from freshet.tables import Flushed
 from freshet.types import RUN, Bucket, BucketMeta, Fence, Flush, RowRuns, TimeMs
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.coordination.claim_rules import state_record
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import slices_of
 from freshet.errors import Corrupt, Unavailable
-from freshet.paramserver.balancing import MOVED_ROWS, MOVED_SLICES, Balancing, Bounds
-from freshet.paramserver.keeper import DAMAGED_AGAIN_S, Keeper
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES, Balancing, Bounds
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog.claimbook import state_record
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice.slices import slices_of
+from freshet.paramserver.shard_manager import DAMAGED_AGAIN_S, Keeper
 from freshet.types import I64, Append, Bucket, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_until
 

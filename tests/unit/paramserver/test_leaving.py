@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
-from freshet.paramserver.balancing import Balancing, Bounds
-from freshet.paramserver.keeper import Keeper
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowservice.slices import slices_of
-from freshet.seams.rowstore.sqlite import SqliteRowStore
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.paramserver.balancer import Balancing, Bounds
+from freshet.paramserver.shard_manager import Keeper
+from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
 from freshet.types import TopicPartition
 from tests.system.waiting import wait_until
-from tests.unit.paramserver.test_loading import shard_of
+from tests.unit.paramserver.test_bucket_loader import shard_of
 from tests.unit.paramserver.test_published import PARSED, TOPICS, log
 
 __all__ = ["log"]

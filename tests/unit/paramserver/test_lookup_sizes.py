@@ -10,12 +10,12 @@ import pytest
 
 from freshet.errors import TooLarge
 from freshet.paramserver.server import serve_rows
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.rowservice.link import Link
-from freshet.seams.transport import Transport
+from freshet.rows.grpc.frames import Described, lookup_frame, rows_into
+from freshet.rows.grpc.shard_connection import Link
+from freshet.rpc.channel import Transport
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
 from freshet.types import Bucket
-from freshet.wire.row_frames import Described, lookup_frame, rows_into
-from freshet.wire.values import RowCodec
 
 TRANSPORT = Transport(max_message_bytes=1 << 16)
 WIDTH, STATES = 60, 4

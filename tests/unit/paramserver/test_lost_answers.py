@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
+from freshet.log import EventLog, Writer
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog import EventLog, Writer
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowstore import FlushOutcome
-from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rows.store import FlushOutcome
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up

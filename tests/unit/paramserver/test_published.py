@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
 from freshet.errors import Fenced, Refused, Unavailable
-from freshet.paramserver import flushing as module
+from freshet.log import EventLog, Writer
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.paramserver import flusher as module
 from freshet.paramserver.shard import PublishedTo, Shard
-from freshet.seams.eventlog import EventLog, Writer
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.seams.rowstore import RowStore
-from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
-from freshet.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.rows.deltas import decode_rows
+from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.rows.store import RowStore
 from freshet.testing.contracts.rowservice import PARTITIONS, Row, look_up, push_of
 from freshet.types import Append, Fence, TopicPartition
-from freshet.wire.rows import decode_rows
 from tests.contract.test_rowservice import SPEC
 
 PARSED = parse_spec(SPEC)

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.paramserver.publishing import DELTA_BYTES, records_of
-from freshet.spec.topics import ROWS_PARTITIONS
+from freshet.config.spec.topics import ROWS_PARTITIONS
+from freshet.paramserver.published_rows import DELTA_BYTES, records_of
+from freshet.rows.deltas import decode_rows
 from freshet.tables import Published, PublishedTable
 from freshet.types import U64, TimeMs, bucket_of
-from freshet.wire.rows import decode_rows
 
 BUCKETS = 64
 AROUND_BYTES = 64

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from freshet.coordination.claim_rules import Load, SliceLoad
 from freshet.errors import Unavailable
-from freshet.paramserver import balancing, keeper
-from freshet.paramserver.balance import Balance, Decided, Why
-from freshet.paramserver.planning import Memory, next_plan, overfull
-from freshet.seams.eventlog.claimbook import Load, SliceLoad
-from freshet.seams.eventlog.sqlite import SqliteEventLog
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.paramserver import balancer as balancing
+from freshet.paramserver import shard_manager as keeper
+from freshet.paramserver.balance_rules import Balance, Decided, Why
+from freshet.paramserver.placement import Memory, next_plan, overfull
 from freshet.types import I64, Bucket, Fence
 from tests.unit.paramserver.test_handing_over import BUCKETS, SLICES, One, Rows, log, step_until, steps
 

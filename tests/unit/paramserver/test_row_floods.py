@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec.layout import layout_of
+from freshet.log import EventLog
 from freshet.paramserver import shard as module
 from freshet.paramserver.shard import Shard
-from freshet.seams.eventlog import EventLog
-from freshet.seams.rowstore.sqlite import SqliteRowStore
-from freshet.spec.layout import layout_of
+from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Store, TableOptions
 from freshet.tables import store as tables
 from freshet.tables.store import OVERFULL

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from freshet.measures import auc
-from freshet.spec import load_spec
+from freshet.config.spec import load_spec
+from freshet.evaluation import auc
 from tests.perf.streams import SOURCES, SPECS
 from tests.perf.versus_vw import Difference, best, is_calibrated, main, paired, summary, verdict
 
@@ -82,7 +82,7 @@ def test_few_positives_are_calibrated_more_coarsely() -> None:
 
 
 def test_the_best_of_each_figure_is_compared_with() -> None:
-    from freshet.measures.scored import LearnerFigures  # noqa: PLC0415 - this test's alone
+    from freshet.evaluation.predictions import LearnerFigures  # noqa: PLC0415 - this test's alone
 
     def of(ranks: float, loss: float) -> LearnerFigures:
         return LearnerFigures({"click": {"auc": ranks, "logloss": loss}}, {}, {})

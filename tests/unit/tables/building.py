@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.spec.layout import Group, Layout, Slot
-from freshet.spec.model import Optimizer
-from freshet.spec.optimizers import COUNT, OPTIMIZERS, complete
+from freshet.config.spec.layout import Group, Layout, Slot
+from freshet.config.spec.model import Optimizer
+from freshet.config.spec.optimizers import COUNT, OPTIMIZERS, complete
 from freshet.tables import Plan, PushOutcome, Store, TableOptions
 from freshet.types import F32, U8, U32, U64, OffsetRange, bucket_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.spec.layout import layout_of
-from freshet.spec.parse import parse_spec
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
 from freshet.tables import Store, TableOptions
 from freshet.types import OffsetRange
 from tests.unit.tables.building import batch_of, counting_group, keys_of, look_up, push, store_of

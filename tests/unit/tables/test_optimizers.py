@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values
 from freshet.tables import PushOutcome, RowSteps, TableOptions
 from freshet.types import U64, OffsetRange
-from freshet.wire.values import RowCodec, pack_values, unpack_values
 from tests.unit.tables import reference
 from tests.unit.tables.building import (
     RULES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from freshet.seams.rowservice import KeyGroup
-from freshet.spec.layout import Group
+from freshet.config.spec.layout import Group
+from freshet.rows.service import KeyGroup
 from freshet.tables import Plan, RowSteps, Store, TableOptions
 from freshet.types import F32, OffsetRange
 from tests.unit.tables.building import (

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from freshet.config.spec import Spec, load_spec
 from freshet.errors import ConfigError
 from freshet.model import GroupInputs, Labels, ModelInputs, build_model
-from freshet.spec import Spec, load_spec
 from freshet.testing.ledger import DENSE, LedgerModel, hash_of
 
 SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"

@@ -6,13 +6,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.errors import Refused
 from freshet.model import DenseModel, StepResult
 from freshet.model.inputs import ModelInputs
-from freshet.seams.batches import BatchStream, TrainBatch
 from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.rounds import AloneRounds
+from freshet.trainer.step_coordinator import AloneRounds
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from freshet.seams.eventlog.claims import Claims
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.trainer.loading import Loading
+from freshet.coordination.claims import Claims
+from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.trainer.membership import Membership, Terms
+from freshet.trainer.torch_import import Loading
 from tests.system.waiting import wait_until
 
 WAIT_S = 20.0

@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
-from freshet.seams.eventlog.sqlite import SqliteEventLog
-from freshet.skipped import skipped
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.observability.skipped import skipped
 from freshet.trainer.pins import Pin, Pins
 from freshet.types import Append, BytesColumn
 

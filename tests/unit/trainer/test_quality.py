@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from freshet.batches.stream import TrainBatch
+from freshet.config.spec.model import Explore, Spec
+from freshet.config.spec.parse import parse_spec
 from freshet.model.inputs import Labels, ModelInputs
-from freshet.seams.batches import TrainBatch
-from freshet.spec.model import Explore, Spec
-from freshet.spec.parse import parse_spec
 from freshet.trainer.quality import Quality, lateness_ms
 from freshet.types import F32, Fence, OffsetRange
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from freshet.errors import Corrupt, Mismatch
-from freshet.seams.versions import Manifest, VersionStore
-from freshet.seams.versions.folder import open_url
-from freshet.trainer.versioning import restart_point
+from freshet.trainer.version_writer import restart_point
+from freshet.versions import Manifest, VersionStore
+from freshet.versions.folder import open_url
 
 
 @pytest.fixture

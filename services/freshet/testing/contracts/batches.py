@@ -1,4 +1,4 @@
-"""What every batch stream promises; see `freshet.seams.batches`.
+"""What every batch stream promises; see `freshet.batches.stream`.
 
 The adapter's fixture gives a `Scene`: an empty `samples` topic of PARTITIONS partitions, a row service like
 the one of the row service's contract (rows stepped by SGD with learning rate 1, nothing applied), and
@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.errors import Refused
-from freshet.seams.batches import BatchStream, TrainBatch
-from freshet.seams.rowservice import RowService
+from freshet.rows.service import RowService
 from freshet.testing.contracts.rowservice import PARTITIONS, push_of
 from freshet.types import F32
 

@@ -1,4 +1,4 @@
-"""What every event log promises; see `freshet.seams.eventlog`."""
+"""What every event log promises; see `freshet.log`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import ConfigError, DataLost, Fenced, Mismatch, Unavailable
-from freshet.seams.eventlog import EventLog, Reader
+from freshet.log import EventLog, Reader
 from freshet.types import Append, BytesColumn, Records, TopicPartition
 
 __all__ = ["EventLogContract", "answered", "append_to", "read_all"]

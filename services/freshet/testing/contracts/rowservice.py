@@ -1,4 +1,4 @@
-"""What every row service promises; see `freshet.seams.rowservice`.
+"""What every row service promises; see `freshet.rows.service`.
 
 The adapter's fixture gives a new service of a fixed small model: BUCKETS buckets, PARTITIONS partitions that
 have applied nothing (offset 0), one store group with rows of WIDTH floats stepped by plain SGD with learning
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Fenced, Refused
-from freshet.seams.rowservice import KeyGroup, Push, RowService, RowStates
+from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.types import F32, Fence, OffsetRange, TimeMs, bucket_of
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What every row store promises; see `freshet.seams.rowstore`."""
+"""What every row store promises; see `freshet.rows.store`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Fenced, Mismatch
-from freshet.seams.rowstore import FlushOutcome, RowStore, StoreIdentity
+from freshet.rows.store import FlushOutcome, RowStore, StoreIdentity
 from freshet.tables.runs import runs_of, widths_of
 from freshet.types import Bucket, BucketMeta, Fence, Flush, Run, TimeMs
 

@@ -1,4 +1,4 @@
-"""What every version store promises; see `freshet.seams.versions`."""
+"""What every version store promises; see `freshet.versions`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from freshet.seams.versions import Manifest, VersionStore
+from freshet.versions import Manifest, VersionStore
 
 __all__ = ["VersionsContract", "manifest_of"]
 

@@ -1,0 +1,79 @@
+"""Adapters by URL scheme: `sqlite:/path`, `file:/path`, or what an installed distribution adds by an entry
+point.
+
+A third party adds a scheme without touching us: an entry point of the group `freshet.eventlog`,
+`freshet.rowstore` or `freshet.versions`, named by the scheme, that takes the whole URL and returns the
+adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from freshet.errors import ConfigError
+from freshet.log import EventLog
+from freshet.rows.store import RowStore
+from freshet.versions import VersionStore
+
+__all__ = ["open_eventlog", "open_rowstore", "open_versions"]
+
+# Ours are known without being installed, so that the source tree runs as it is; and looked up without
+# reading the
+# metadata of every installed distribution.
+_BUILT_IN = {
+    "freshet.eventlog": {
+        "sqlite": "freshet.log.sqlite.event_log:open_url",
+        "kafka": "freshet.log.kafka.event_log:open_url",
+    },
+    "freshet.rowstore": {
+        "sqlite": "freshet.rows.sqlite.row_store:open_url",
+        "redis": "freshet.rows.redis.row_store:open_url",
+        "rediss": "freshet.rows.redis.row_store:open_url",
+    },
+    "freshet.versions": {
+        "file": "freshet.versions.folder:open_url",
+        "s3": "freshet.versions.objects:open_url",
+        "gs": "freshet.versions.objects:open_url",
+        "az": "freshet.versions.objects:open_url",
+    },
+}
+
+
+def open_eventlog(url: str) -> EventLog:
+    """Open the event log of a URL. Raises ConfigError for an unknown scheme, Unavailable, Mismatch,
+    Corrupt."""
+    return cast(EventLog, _opener("freshet.eventlog", url)(url))
+
+
+def open_rowstore(url: str) -> RowStore:
+    """Open the row store of a URL. Raises as `open_eventlog` does."""
+    return cast(RowStore, _opener("freshet.rowstore", url)(url))
+
+
+def open_versions(url: str) -> VersionStore:
+    """Open the version store of a URL. Raises as `open_eventlog` does."""
+    return cast(VersionStore, _opener("freshet.versions", url)(url))
+
+
+def _opener(group: str, url: str) -> Callable[[str], Any]:
+    scheme, colon, _ = url.partition(":")
+    built_in = _BUILT_IN[group]
+    if colon and scheme in built_in:
+        module, _, function = built_in[scheme].partition(":")
+        return cast(Callable[[str], Any], getattr(import_module(module), function))
+    added = {point.name: point for point in entry_points(group=group)}
+    if colon and scheme in added:
+        return cast(Callable[[str], Any], added[scheme].load())
+    known = sorted({*built_in, *added})
+    close = get_close_matches(scheme, known, 1)
+    raise ConfigError(
+        group.removeprefix("freshet."),
+        "url",
+        url,
+        "a URL whose scheme is one of " + ", ".join(f"{name}:" for name in known),
+        f"did you mean {close[0]}:?" if close else "is the distribution that brings this scheme installed?",
+    )

@@ -1,0 +1,1 @@
+"""One process each: the composition roots. No other package imports services."""

@@ -1,0 +1,220 @@
+"""Learning from files of ready samples, once, in order, by the encoder, decoder, model and measures of live
+events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from freshet.apps.native_backtest import fits, straight
+from freshet.apps.result_folder import folder_of_a_pass
+from freshet.apps.results import Outcome
+from freshet.apps.sample_files import ReadySamples, block_ends, ready_samples, sample_times
+from freshet.apps.versus import check_versus, run_vw
+from freshet.config.spec import Spec
+from freshet.errors import BadInput
+from freshet.evaluation import SOURCES, LabelKind
+from freshet.evaluation.predictions import Scored
+from freshet.features import take
+from freshet.features.blocks import block_samples, encode_blocks
+from freshet.model import NATIVE_KINDS
+from freshet.recordings.event_times import EventTimes
+from freshet.trainer.quality import Observer
+from freshet.types import F32, I64, Append, BytesColumn
+
+if TYPE_CHECKING:
+    from freshet.apps.pipeline import Pipeline
+
+__all__ = ["FRESHET", "MEAN", "POPULARITY", "backtest", "backtest_into", "write_samples"]
+
+DAY_MS = 86_400_000
+TRAINING, _, _, POPULARITY = (source.name for source in SOURCES)
+FRESHET, MEAN = "freshet", "mean"
+"""Names of learners beside `popularity` and those of `freshet.apps.versus`."""
+
+
+def backtest(
+    spec: Spec,
+    files: Sequence[str | Path],
+    *,
+    request: str | None = None,
+    lanes: int | None = None,
+    keep: str | Path | None = None,
+    window_ms: int = DAY_MS,
+    progress: Any = None,
+    versus: Sequence[str] = (),
+) -> Outcome:
+    """One progressive pass over files of ready samples, by the encoder, decoder, model and measures of live
+    events.
+
+    A native model learns without a log where nothing is kept and one lane is enough; others go through the
+    log, the stores and the lanes of a live trainer.
+
+    Args:
+        files:    csv, Parquet or Arrow, gzip or not, in time order; columns named as the spec's fields and
+                  labels, or structs that hold them.
+        request:  column whose equal values mark rows that were served together.
+        lanes:    threads that learn beside each other; 1, the default, gives the same result each time.
+        keep:     new or empty folder for log, rows and versions; without it they are deleted at the end.
+        window_ms: length of a window of measures, in event time.
+        progress: called with the share that is done, from 0 to 1.
+        versus:   other learners to run on the same rows, their labels equally late: "vw" is Vowpal Wabbit
+                  by its three usual settings, where there are numbers also with these centred, and needs
+                  the package vowpalwabbit.
+
+    Returns the measures over all samples and of every window and, by learner, beside them those after the
+    first fifth; see `freshet.apps.results.Outcome`. A baseline is among the learners: `popularity`, the past
+    rate of the item, where the key of served events names a feature's field after the request; otherwise
+    `mean`, the mean of the label so far.
+    Raises ConfigError if a column is missing or a learner cannot be run, BadInput if a file cannot be read.
+    """
+    versus = [versus] if isinstance(versus, str) else list(dict.fromkeys(versus))
+    check_versus(spec, versus, [Path(f) for f in files])
+    with Scored([LabelKind(label.name, label.loss != "logloss") for label in spec.labels]) as scored:
+        return backtest_into(
+            scored,
+            spec,
+            [Path(f) for f in files],
+            request=request,
+            lanes=lanes,
+            keep=keep,
+            window_ms=window_ms,
+            progress=progress,
+            versus=versus,
+        )
+
+
+def backtest_into(
+    scored: Scored,
+    spec: Spec,
+    files: Sequence[Path],
+    *,
+    request: str | None = None,
+    lanes: int | None = None,
+    keep: str | Path | None = None,
+    window_ms: int = DAY_MS,
+    progress: Any = None,
+    versus: Sequence[str] = (),
+) -> Outcome:
+    """`backtest` that leaves each learner's predictions by sample in `scored`. Parameters and errors are its;
+    `check_versus` has passed."""
+    progress = progress or (lambda share: None)
+    own_share = 1 / (1 + len(versus))
+    outcome = _trained(
+        replace(spec, train=replace(spec.train, measure_window_ms=window_ms)),
+        files,
+        request,
+        lanes,
+        keep,
+        lambda share: progress(share * own_share),
+        _ByName(scored),
+    )
+    delay_rows = outcome.lanes * _batch_rows(spec, in_memory=_in_memory(spec, lanes, keep))
+    if POPULARITY not in scored.learners:
+        scored.add_means(MEAN, delay_rows)
+    if "vw" in versus:
+        run_vw(
+            spec,
+            files,
+            request,
+            scored,
+            delay_rows,
+            lambda share: progress(own_share + share * (1 - own_share)),
+        )
+    return replace(outcome, learners={name: scored.figures(name) for name in scored.learners})
+
+
+@dataclass(frozen=True, slots=True)
+class _ByName:
+    """Gives the model's predictions the name under which they are shown."""
+
+    scored: Scored
+
+    def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
+        self.scored.add_samples(ids, values, times_ms)
+
+    def add_predictions(self, learner: str, ids: I64, predictions: F32) -> None:
+        self.scored.add_predictions(FRESHET if learner == TRAINING else learner, ids, predictions)
+
+
+def _trained(
+    spec: Spec,
+    files: Sequence[Path],
+    request: str | None,
+    lanes: int | None,
+    keep: str | Path | None,
+    progress: Callable[[float], None],
+    observer: Observer,
+) -> Outcome:
+    if _in_memory(spec, lanes, keep):
+        return straight(spec, files, request, progress, observer)
+    from freshet.apps.pipeline import Pipeline
+
+    with folder_of_a_pass(keep) as folder:
+        pipeline = Pipeline.of_samples(spec, folder, lanes)
+        try:
+            began = time.perf_counter()
+            seen = sample_times(spec)
+            written = write_samples(pipeline, files, request, seen)
+            if not written:
+                raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
+            wrote_s = time.perf_counter() - began
+            outcome = pipeline.train(progress, observer)
+            stages = {"encode and append": written / wrote_s, **outcome.stages}
+            return replace(outcome, stages=stages, times={"samples": seen})
+        finally:
+            pipeline.close()
+
+
+def _in_memory(spec: Spec, lanes: int | None, keep: str | Path | None) -> bool:
+    return keep is None and lanes in (None, 1) and fits(spec)
+
+
+def _batch_rows(spec: Spec, *, in_memory: bool) -> int:
+    """Rows of a batch of a lane of a backtest; through the log it is behind until the end."""
+    train = spec.train
+    if in_memory:
+        return train.batch_rows
+    return max(train.batch_rows, train.behind_rows(native_loop=spec.model.kind in NATIVE_KINDS))
+
+
+def write_samples(
+    pipeline: Pipeline, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
+) -> int:
+    """Append all samples in blocks, to the partitions in turn: so lanes keep close to the order of the files.
+    Returns how many samples."""
+    partitions, turn, total = pipeline.spec.partitions, 0, 0
+    most = block_samples(pipeline.spec.train.batch_rows)
+    for samples in ready_samples(pipeline.spec, files, request, seen):
+        blocks = _blocks(samples, pipeline.registry.register(samples.schema), most, total)
+        places = (np.arange(len(blocks)) + turn) % partitions
+        turn = (turn + len(blocks)) % partitions
+        total += len(samples)
+        pipeline.writer.append(
+            [
+                Append(pipeline.topics.samples, p, take(blocks, np.flatnonzero(places == p)))
+                for p in range(partitions)
+                if (places == p).any()
+            ]
+        )
+    return total
+
+
+def _blocks(samples: ReadySamples, schema_id: int, most: int, before: int) -> BytesColumn:
+    """Samples cut into blocks of at most so many, longer only where one request has more; see `cuts`."""
+    return encode_blocks(
+        schema_id,
+        sample_ids=samples.sample_ids,
+        event_times_ms=samples.times_ms,
+        request_ids=samples.requests,
+        values=samples.values,
+        weights=np.ones(len(samples), np.float32),
+        labels=samples.labels,
+        payloads=samples.payloads,
+        block_ends=block_ends(samples.requests, most, before),
+    )

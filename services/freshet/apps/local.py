@@ -1,0 +1,229 @@
+"""`freshet.local(spec)`: the processes of `freshet up`, as a context manager."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freshet.apps.ports import PORT_SETTINGS
+from freshet.apps.supervised import is_ready
+from freshet.client import Ack, Client, Ranking, Receipt
+from freshet.config.settings import RunFolder, load_settings
+from freshet.config.spec import Spec, load_spec
+from freshet.config.spec.render import render
+from freshet.errors import Unavailable
+from freshet.http import tls
+from freshet.http.addresses import Address, reached_by
+from freshet.http.token_file import read_token
+from freshet.process.lifecycle import KILL_AFTER_S
+from freshet.process.ports import free_ports
+
+__all__ = ["Local", "local", "with_absolute_paths"]
+
+STOP_WAIT_S = 10.0
+"""Beyond the time that services have for their end: for the supervisor's own."""
+
+LOOK_S = 0.05
+
+
+class Local:
+    """A running system on this machine: send events, wait until they are served, rank."""
+
+    def __init__(self, folder: Path, ports: Mapping[str, int]) -> None:
+        self.folder, self.ports = folder, ports
+        settings = load_settings(run_folder=folder)
+        tls.use(settings)
+        self._host = reached_by(settings.common.bind_address)
+        self.client = Client(
+            gateway=self._url("gateway"),
+            inference=self._url("inference"),
+            token=read_token(settings.common.client_token_file),
+            **tls.client_files(),
+        )
+
+    def send(
+        self,
+        *,
+        impressions: Sequence[Mapping[str, Any]] = (),
+        shown: Sequence[Mapping[str, Any]] = (),
+        actions: Sequence[Mapping[str, Any]] = (),
+    ) -> Receipt:
+        """Send events in the order in which they happen; returns when the log has them all."""
+        receipts = [
+            send(events)
+            for send, events in (
+                (self.client.impressions, impressions),
+                (self.client.shown, shown),
+                (self.client.actions, actions),
+            )
+            if events
+        ]
+        return Receipt(tuple(ack for r in receipts for ack in r.acks))
+
+    def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
+        """Wait until the rows served have learned from an event; see `freshet.Client.wait_until_served`."""
+        return self.client.wait_until_served(ack, timeout_s=timeout_s)
+
+    def rank(
+        self,
+        context: Mapping[str, Any],
+        candidates: Sequence[Mapping[str, Any]],
+        *,
+        k: int | None = None,
+        request_id: str | int | None = None,
+        dry_run: bool = False,
+        explain: bool = False,
+    ) -> Ranking:
+        """Order candidates by the spec's score, best first; see `freshet.Client.rank`."""
+        return self.client.rank(
+            context, candidates, k=k, request_id=request_id, dry_run=dry_run, explain=explain
+        )
+
+    @property
+    def console(self) -> str | None:
+        """Address of the console, without the token; None if it does not run."""
+        return self._url("console") if "console" in self.ports else None
+
+    def is_ready(self, role: str) -> bool:
+        """Whether a service says that it is ready."""
+        return is_ready(self.ports[role], self._host)
+
+    def _url(self, role: str) -> str:
+        return f"{tls.scheme()}://{Address(self._host, self.ports[role])}"
+
+    def status(self) -> dict[str, Any]:
+        """What `freshet status` says."""
+        from freshet.apps.status import collect
+
+        return collect(self.folder)
+
+
+@contextmanager
+def local(
+    spec: Spec | str | Path,
+    *,
+    folder: str | Path | None = None,
+    ready_s: float = 60.0,
+    console: bool = False,
+) -> Iterator[Local]:
+    """Run every service of a spec on this machine, on free ports, until the block ends.
+
+    Args:
+        spec:    a spec or the path of one.
+        folder:  run folder to keep; without it one that is deleted at the end.
+        ready_s: how long to wait for all services to be ready.
+        console: run the page for people, too; `Local.console` is its address.
+
+    Raises:
+        ConfigError: the spec cannot be accepted.
+        Unavailable: not ready in time; the message holds the end of the logs.
+    """
+    if not isinstance(spec, Spec):
+        spec = load_spec(spec)
+    with tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
+        run = Path(folder) if folder is not None else Path(temporary) / "run"
+        spec_file = Path(temporary) / "freshet.toml"
+        spec_file.write_text(render(with_absolute_paths(spec)), encoding="utf-8")
+        roles = [role for role in PORT_SETTINGS if console or role != "console"]
+        ports = dict(zip(roles, free_ports(len(roles)), strict=True))
+        command = [
+            "up",
+            str(spec_file),
+            "--folder",
+            str(run),
+            "--json",
+            *([] if console else ["--no-console"]),
+        ]
+        environment = {
+            **os.environ,
+            **{PORT_SETTINGS[role]: str(port) for role, port in ports.items()},
+            "PYTHONPATH": _python_path(os.environ.get("PYTHONPATH", ""), spec),
+        }
+        drain_s = load_settings(run_folder=run).common.drain_ms / 1000
+        said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
+        with said.open("wb") as file:
+            process = subprocess.Popen(  # nosec B603  # our own command, no shell
+                [sys.executable, "-m", "freshet.cli", *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        with ExitStack() as ending:
+            ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
+            system = Local(run, ports)
+            ending.callback(system.client.close)
+            _wait_until_ready(process, said, system, ready_s)
+            yield system
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], said: Path, system: Local, ready_s: float) -> None:
+    deadline = time.monotonic() + ready_s
+    pause = threading.Event()
+    waiting = set(system.ports)
+    while waiting:
+        if process.poll() is not None:
+            raise Unavailable(f"freshet up ended with {process.returncode}:\n{_tail(said)}")
+        waiting = {role for role in waiting if not system.is_ready(role)}
+        if waiting and time.monotonic() > deadline:
+            logs = "\n".join(_tail(RunFolder(system.folder).process_log(role)) for role in sorted(waiting))
+            raise Unavailable(f"{', '.join(sorted(waiting))} not ready after {ready_s:g} s:\n{logs}")
+        pause.wait(LOOK_S)
+
+
+def _stop(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _tail(path: Path, lines: int = 20) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return f"{path}: no log"
+
+
+def with_absolute_paths(spec: Spec) -> Spec:
+    """The spec with paths that hold wherever its file is written."""
+    folder = Path(spec.folder or ".").resolve()
+    events = spec.events
+
+    def absolute(stream: Any) -> Any:
+        if stream is None or stream.schema is None:
+            return stream
+        return replace(stream, schema=str(folder / stream.schema))
+
+    return replace(
+        spec,
+        events=replace(
+            events,
+            served=absolute(events.served),
+            shown=absolute(events.shown),
+            action=absolute(events.action),
+        ),
+    )
+
+
+def _python_path(path: str, spec: Spec) -> str:
+    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not, and the modules
+    beside the spec that it names: the copy of it that they read stands elsewhere.
+    """
+    steps = [str(step) for feature in spec.features for step in feature.dense]
+    names_code = any(":" in name for name in (spec.model.kind, *steps))
+    beside = [str(Path(spec.folder or ".").resolve())] if names_code else []
+    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [path]), *beside])

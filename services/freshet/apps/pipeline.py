@@ -1,0 +1,132 @@
+"""One process from the log to a trained model, for replays and backtests: real log, real stores, no
+servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.results import Outcome
+from freshet.apps.row_memory import trainer_rows_bytes
+from freshet.apps.sample_files import in_order
+from freshet.apps.training import Stores, Training
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.settings import RunFolder, load_settings
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import Schemas, sample_reader
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topics
+from freshet.observability.logging import configure_logging
+from freshet.process.lifecycle import Cleanup
+from freshet.trainer.quality import Observer
+from freshet.types import TopicPartition
+
+__all__ = ["Pipeline"]
+
+LOOK_S = 0.1
+
+
+class Pipeline:
+    """Log, stores and topics of a model in one folder, and the trainer on them. Close it."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        folder: Path,
+        lanes: int | None,
+        schemas: Schemas | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`schemas` as live services give them; without them (ready samples) stores are tied to the spec
+        alone."""
+        if not structlog.is_configured():
+            configure_logging("freshet", level="warning", form="text")
+        self.spec_hash = identity_hash(spec, schemas)
+        self._reader = None if schemas is None else sample_reader(spec, schemas)
+        self.spec, self.lanes, self.clock = spec, lanes, clock
+        settings = load_settings({}, run_folder=folder).common
+        RunFolder(folder).create()
+        with Cleanup() as cleanup:
+            self.log = open_eventlog(settings.log_url)
+            cleanup.add("log", self.log.close)
+            rows = open_rowstore(settings.rows_url)
+            cleanup.add("rows", rows.close)
+            versions = open_versions(settings.versions_url)
+            cleanup.add("versions", versions.close)
+            self.stores = Stores(self.log, rows, versions)
+            self.topics = ensure_topics(self.log, spec)
+            self.registry = SchemaRegistry(self.log)
+            self.writer = self.log.writer()
+            cleanup.add("writer", self.writer.close)
+            self._cleanup = cleanup.pop_all()
+
+    @classmethod
+    def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:
+        """For ready samples: as many partitions as lanes (1 by default), so that a lane reads its rows in
+        the order of the file."""
+        lanes = lanes or 1  # several lanes each predict without the others' last batches
+        return cls(replace(spec, partitions=lanes), folder, lanes)
+
+    def train(self, progress: Callable[[float], None], observer: Observer | None = None) -> Outcome:
+        """Train on everything the log holds; `observer` receives the predictions by sample."""
+        training = Training(
+            in_order(self.spec) if self._reader is None else self.spec,
+            self.stores,
+            spec_hash=self.spec_hash,
+            clock=self.clock,
+            lanes=self.lanes,
+            reader=self._reader,
+            most_bytes=trainer_rows_bytes(load_settings()),
+        )
+        training.quality.observer = observer
+        behind = max(1, sum(training.stream.lag().values()))
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(LOOK_S):
+                progress(1 - sum(training.stream.lag().values()) / behind)
+
+        teller = threading.Thread(target=look, name="progress", daemon=True)
+        teller.start()
+        began = time.perf_counter()
+        try:
+            training.run_to_the_end()
+        finally:
+            seconds = time.perf_counter() - began
+            done.set()
+            teller.join()
+        progress(1.0)
+        samples = training.trainer.progress.samples
+        return Outcome(
+            samples=samples,
+            seconds=seconds,
+            lanes=training.lanes,
+            measures=training.quality.summary()["training"],
+            stages={"train": samples / seconds if seconds else 0.0},
+            windows=self._windows(),
+        )
+
+    def _windows(self) -> list[Mapping[str, Any]]:
+        at = TopicPartition(self.topics.measures, 0)
+        bounds = self.log.bounds(at)
+        reader, windows, position = self.log.reader(), list[Mapping[str, Any]](), bounds.start
+        reader.assign({at: position})
+        while position < bounds.end:
+            for _, records in reader.poll(10_000, 1.0):
+                windows += [orjson.loads(value) for value in records.values]
+                position = records.next_offset
+        reader.close()
+        return windows
+
+    def close(self) -> None:
+        """Close everything."""
+        self._cleanup.run()

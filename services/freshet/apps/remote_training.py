@@ -1,0 +1,168 @@
+"""A trainer rank: it holds the dense weights and no rows, which are in shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from freshet.apps.dense_state import restored, trainer_of
+from freshet.apps.rank_batches import FromEmbedders, RankBatches, RankParts, Wire
+from freshet.batches.stream import BatchStream
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.spec.model import Spec
+from freshet.coordination.claims import LEASE_S, Claims
+from freshet.embedder.core import lanes_for
+from freshet.embedder.recent_samples import Recent
+from freshet.log import EventLog
+from freshet.log.topics import ensure_topics
+from freshet.observability.cached_gauge import Newest
+from freshet.process.lifecycle import Cleanup
+from freshet.trainer.membership import Membership, Terms
+from freshet.trainer.pins import Pins
+from freshet.trainer.rank_measures import SharedMeasures
+from freshet.trainer.ranks import RankGroup
+from freshet.trainer.state_sync import DenseState
+from freshet.trainer.training_loop import ManyRanks
+from freshet.types import Fence
+from freshet.versions import VersionStore
+
+__all__ = ["RemoteTraining"]
+
+
+class RemoteTraining:
+    """One rank. As `Training`, but for the rows, which shards hold; embedders or itself look them up."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        log: EventLog,
+        versions: VersionStore,
+        wire: Wire,
+        *,
+        spec_hash: str,
+        batches: Callable[[RankParts, Wire], RankBatches] = FromEmbedders,
+        address: str = "127.0.0.1",
+        answer_s: float = LEASE_S,
+        clock: Clock = SYSTEM_CLOCK,
+        lanes: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Load the last version. Embedders, shards and other ranks are found in `control`; `address` is this
+        host's, as other ranks reach it, and who of them is silent for `answer_s` is lost.
+
+        Raises ConfigError: the model cannot be computed on `device`; Mismatch, Corrupt: the stores do not fit
+        this spec, or each other.
+        """
+        self._spec, self._clock = spec, clock
+        with Cleanup() as cleanup:
+            train = spec.train
+            topics = ensure_topics(log, spec)
+            claims = Claims(log, topics.control, clock)
+            cleanup.add("claims", claims.close)
+            dense = restored(spec, log, versions, topics, spec_hash, device)
+            self.ledger, self.quality = dense.ledger, dense.quality
+            self.lanes = lanes = (
+                lanes
+                or train.lanes
+                or lanes_for(os.cpu_count() or 1, train.staleness_rows, train.batch_rows, spec.partitions)
+            )
+            writer = log.writer()
+            cleanup.add("writer", writer.close)
+            recent = Recent(spec.serve.gate.samples, clock)
+            parts = RankParts(spec, spec_hash, log, topics, claims, self.ledger.told, recent, clock)
+            self._batches = batches(parts, wire)
+            cleanup.add("batches", self._batches.close)
+            self._stream: BatchStream | None = None  # of the present world
+            self._lag = Newest(self._ask_lag, 0)
+            pins = Pins(log, topics.versions)
+            cleanup.add("pins", pins.close)
+            shared = SharedMeasures(dense.quality)
+            terms = Terms(address, lanes, spec.partitions, answer_s=answer_s)
+            self.course = ManyRanks(
+                Membership(claims, terms, self._stopping, clock),
+                DenseState(dense.model, dense.ledger, dense.quality, shared, dense.progress, spec_hash),
+                self._stream_of,
+                train.batch_wait_ms / 1000,
+                train.mode,
+                clock,
+            )
+            self.trainer = trainer_of(
+                spec,
+                dense,
+                self.course,
+                recent=recent.newest,
+                versions=versions,
+                writer=writer,
+                topics=topics,
+                spec_hash=spec_hash,
+                pins=pins,
+                fence=Fence(-1),  # of no world yet
+                clock=clock,
+                shared=shared,
+            )
+            self._cleanup = cleanup.pop_all()
+
+    def run(self) -> None:
+        """Train until `stop`, with whatever ranks there are; the one that leads writes a last version."""
+        try:
+            self.trainer.run()
+        finally:
+            self._cleanup.run()
+
+    def stop(self) -> None:
+        """Have `run` return after the batches in hand."""
+        self.trainer.stop.set()
+
+    def ready(self) -> str | None:
+        """None, or why this process is not training."""
+        if self.course.worlds == 0:
+            return "it is in no world of ranks yet"
+        return self._batches.missing()
+
+    def stuck(self) -> str | None:
+        """None: a rank may wait for others as long as they are away."""
+        return None
+
+    def status(self) -> Mapping[str, Any]:
+        """Figures for `freshet status` and metrics."""
+        progress, quality = self.trainer.progress, self.quality.now()
+        counts = self._batches.counts()
+        return {
+            "samples": progress.samples,
+            "steps": progress.steps,
+            "event_time_ms": progress.event_time_ms,
+            "version": progress.version,
+            "outliers": self.quality.outliers,
+            "versions_failed": progress.versions_failed,
+            "version_error": progress.version_error,
+            "applied": dict(self.ledger.applied),
+            "batches": counts.batches,
+            "sent_bytes": counts.sent_bytes,
+            "received_bytes": counts.received_bytes,
+            "stepped_rows": counts.stepped_rows,
+            "refused": counts.refused,
+            "broken": counts.broken,
+            "fenced": counts.fenced,
+            "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
+            "lag_blocks": self._lag(),
+            "ranks": self.course.standing(),
+            "measures": quality.summary,
+            "lately": quality.lately,
+            "open": quality.open,
+        }
+
+    def _ask_lag(self) -> int:
+        stream = self._stream
+        return sum(stream.lag().values()) if stream is not None else 0
+
+    def progress(self) -> Mapping[str, Any]:
+        """How far samples are applied to the dense weights."""
+        return {"applied": dict(self.ledger.applied)}
+
+    def _stopping(self) -> bool:
+        return self.trainer.stop.is_set()
+
+    def _stream_of(self, group: RankGroup, lanes: int) -> BatchStream:
+        self._stream = self._batches.stream(group, lanes)
+        return self._stream

@@ -1,0 +1,110 @@
+"""What a replay or a backtest gives, and how it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from freshet.evaluation.predictions import LearnerFigures
+from freshet.observability.losses import JOINER_FIGURES, counted, losses_text
+from freshet.recordings.event_times import EventTimes
+from freshet.recordings.unusable_events import SetAside
+from freshet.terminal import table
+
+__all__ = ["Outcome", "outcome_text"]
+
+ALL, AFTER_FIRST = "all", "after a fifth"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass gave."""
+
+    samples: int
+    seconds: float  # of training
+    lanes: int
+    measures: Mapping[
+        str, Mapping[str, float]
+    ]  # label -> measure -> value, every sample before it was trained on
+    stages: Mapping[str, float]  # stage -> what it handled a second
+    ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
+    windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
+    times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: what is odd about them
+    set_aside: SetAside | None = None  # of topics: what the spec cannot read
+    learners: Mapping[str, LearnerFigures] = field(
+        default_factory=dict
+    )  # of a backtest: `freshet`, a baseline and other learners, each by label
+
+    @property
+    def losses(self) -> dict[str, Any]:
+        """Shares of the events that taught nothing; empty where nothing was joined."""
+        if self.ledger is None:
+            return {}
+        counts = {**self.ledger["events"], "refused": self.ledger["refused"]}
+        return counted(JOINER_FIGURES, counts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Figures of the first label at the top, all labels below."""
+        first = next(iter(self.measures.values()), {})
+        return {
+            "samples": self.samples,
+            "samples_per_s": self.samples / self.seconds if self.seconds else 0.0,
+            "auc": first.get("auc"),
+            "logloss": first.get("logloss"),
+            "ne": first.get("ne"),
+            "calibration": first.get("calibration"),
+            "lanes": self.lanes,
+            "labels": {name: dict(values) for name, values in self.measures.items()},
+            **({"learners": {k: v.as_json() for k, v in self.learners.items()}} if self.learners else {}),
+            "stages": dict(self.stages),
+            **({"set_aside": aside} if self.set_aside and (aside := self.set_aside.as_json()) else {}),
+            **({"times": odd} if (odd := _odd(self.times)) else {}),
+            **({} if self.ledger is None else {"ledger": dict(self.ledger), "losses": self.losses}),
+        }
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """For people."""
+    rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
+    said = "".join(f"\n{line}" for seen in outcome.times.values() for line in seen.lines())
+    lost = "".join(f"lost: {line}\n" for line in losses_text(None, outcome.losses))
+    if outcome.set_aside is not None:
+        lost = "".join(f"{line}\n" for line in outcome.set_aside.lines()) + lost
+    if outcome.ledger is not None and not lost:
+        lost = "lost: nothing; every event was joined\n"
+    samples = f"{_counted(outcome.samples, 'sample')}, {_counted(outcome.lanes, 'lane')}"
+    return f"{samples}\n{lost}{rates}\n{_figures_text(outcome)}{said}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def _figures_text(outcome: Outcome) -> str:
+    """Figures of each label; in a backtest of each learner, over all samples and after the first fifth."""
+    names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
+    if not outcome.learners:
+        return table(
+            ["label", *names],
+            [[label, *(values.get(m) for m in names)] for label, values in outcome.measures.items()],
+        )
+    rows = [
+        [label, learner, part, *(_cell(m, values.get(m)) for m in names)]
+        for label in outcome.measures
+        for part in (ALL, AFTER_FIRST)
+        for learner, figures in outcome.learners.items()
+        if (values := (figures.all if part == ALL else figures.after_first).get(label)) is not None
+    ]
+    return table(["label", "learner", "samples", *names], rows)
+
+
+def _cell(measure: str, value: float | None) -> float | int | None:
+    """A count is shown whole."""
+    counts = measure in ("n", "not_finite") and value is not None and math.isfinite(value)
+    return int(value or 0) if counts else value
+
+
+def _odd(times: Mapping[str, EventTimes]) -> dict[str, Any]:
+    return {stream: odd for stream, seen in times.items() if (odd := seen.as_json())}

@@ -1,0 +1,107 @@
+"""Files of ready samples as Avro samples, in pieces: what every backtest starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from freshet.config.avro.schema import Record
+from freshet.config.spec.model import Spec
+from freshet.features import take
+from freshet.recordings.event_times import EventTimes
+from freshet.recordings.sample_files import SampleRows, read_samples
+from freshet.types import F32, I64, U8, U64, BytesColumn
+
+__all__ = ["ReadySamples", "block_ends", "cuts", "in_order", "ready_samples", "sample_times"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadySamples:
+    """N samples, one for each label that a row of a file teaches, in the order of the rows."""
+
+    schema: Record
+    payloads: BytesColumn  # (N,) Avro of that schema, without framing
+    sample_ids: I64  # (N,)
+    times_ms: I64  # (N,)
+    requests: U64  # (N,) equal for samples that were served together
+    values: F32  # (N,)
+    labels: U8  # (N,)
+    share: float  # of the files that ends with these samples
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+
+def ready_samples(
+    spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
+) -> Iterator[ReadySamples]:
+    """Samples of the files, some tens of thousands at a time; `seen` is told of their times. Raises as
+    `read_samples` does."""
+    for rows in read_samples(spec, files, request, seen):
+        yield _taught(spec, rows)
+
+
+def in_order(spec: Spec) -> Spec:
+    """The spec as ready samples are learned: no positive comes before the negatives of its request."""
+    return replace(spec, join=replace(spec.join, emit="window"))
+
+
+def sample_times(spec: Spec) -> EventTimes:
+    """What gathers the times of ready samples."""
+    time = spec.events.served.time
+    return EventTimes(f"{time.path}:{time.unit}", time.unit)
+
+
+def _taught(spec: Spec, rows: SampleRows) -> ReadySamples:
+    labels = len(spec.labels)
+    known = np.stack([rows.labels[label.name][1] for label in spec.labels], axis=1)  # (rows, L)
+    values = np.stack([rows.labels[label.name][0] for label in spec.labels], axis=1)
+    if labels == 1 and known.all():
+        first = rows.first_row
+        return ReadySamples(
+            schema=rows.schema,
+            payloads=rows.payloads,
+            sample_ids=np.arange(first, first + len(rows)),
+            times_ms=rows.times_ms,
+            requests=rows.requests,
+            values=values[:, 0],
+            labels=np.zeros(len(rows), np.uint8),
+            share=rows.share,
+        )
+    row, label = np.nonzero(known)
+    return ReadySamples(
+        schema=rows.schema,
+        payloads=take(rows.payloads, row),
+        sample_ids=(row + rows.first_row) * labels + label,
+        times_ms=rows.times_ms[row],
+        requests=rows.requests[row],
+        values=values[row, label],
+        labels=label.astype(np.uint8),
+        share=rows.share,
+    )
+
+
+def block_ends(requests: U64, most: int, before: int = 0) -> I64:
+    """Where blocks, or batches, of at most so many samples end: never within a request, so one is longer
+    where a request alone is. See `cuts`; `before` is how many samples of the pass came before these."""
+    if not len(requests):
+        return np.empty(0, np.int64)
+    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), most, before)
+
+
+def cuts(edges: I64, most: int, before: int = 0) -> I64:
+    """Those of the rising `edges` at which to cut, so that pieces are as long as they can be, at most `most`,
+    and at most one sample longer than all that came before: a new model predicts 1, 2, 4 ... samples at once.
+    Longer only where two edges lie further apart."""
+    kept: list[int] = []
+    start = at = 0
+    while at < len(edges):
+        fits = int(np.searchsorted(edges, start + min(most, before + start + 1), side="right")) - 1
+        at = max(fits, at)
+        start = int(edges[at])
+        kept.append(start)
+        at += 1
+    return np.array(kept, np.int64)

@@ -1,0 +1,589 @@
+"""The composition root: which adapters and parts a service is made of. The only importer of services.
+
+Each runner blocks until `stop` is set, then drains. Services are imported by their runner, so that one
+process loads what it needs and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.metrics import (
+    DAMAGED_STATE,
+    JOINER_METRICS,
+    TRAINER_METRICS,
+    joiner_readings,
+    trainer_readings,
+)
+from freshet.apps.row_memory import shard_evict_bytes, trainer_rows_bytes
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.settings import Common, Settings
+from freshet.config.settings import Gateway as GatewaySettings
+from freshet.config.settings import GrpcDoor as GrpcDoorSettings
+from freshet.config.settings import Inference as InferenceSettings
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import load_schemas, sample_reader
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.extras import how_to_install
+from freshet.http.addresses import Address, reached_by
+from freshet.http.admin import Admin
+from freshet.observability.metrics import register
+from freshet.process.lifecycle import CLOSE_S, Cleanup
+from freshet.process.liveness import Pulse
+from freshet.process.metrics import service_registry
+from freshet.types import Bucket
+
+if TYPE_CHECKING:
+    from freshet.apps.remote_training import RemoteTraining
+    from freshet.apps.training import Training
+    from freshet.gateway.service import Gateway
+    from freshet.http.authenticator import Guard
+    from freshet.http.server import Beside
+    from freshet.http.token_file import TokenFile
+    from freshet.inference.service import Inference
+    from freshet.log.schema_registry import RestRegistry
+    from freshet.rows.store import RowStore
+
+__all__ = ["RUNNERS", "gateway_door", "gateway_guard", "inference_door", "inference_guard"]
+
+logger = structlog.get_logger("freshet.lifecycle")
+
+Runner = Callable[[Spec, Settings, threading.Event], None]
+
+
+def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Events in over HTTP."""
+    from freshet.gateway.service import codecs_of, run
+    from freshet.process.garbage_collector import shorten_pauses
+
+    with Cleanup(CLOSE_S) as cleanup:
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        schemas = load_schemas(spec)
+        roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
+        codecs = codecs_of(spec, roles, log)
+        shorten_pauses()
+        door = gateway_door(settings.gateway, settings.common)
+        run(
+            spec,
+            log,
+            codecs,
+            settings.gateway,
+            settings.common,
+            stop=stop,
+            beside=door,
+            guard=gateway_guard(settings.gateway, settings.common),
+        )
+
+
+def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Events to samples."""
+    from freshet.joiner.service import JoinerStatus
+    from freshet.joiner.start import make, pace_of, shares_of
+
+    with Cleanup() as cleanup:
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        latest: list[JoinerStatus] = []
+        pulse = Pulse()
+
+        def note(status: JoinerStatus) -> None:
+            latest[:] = [status]
+
+        registry = service_registry()
+        register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
+        admin = Admin(
+            settings.common.bind_address,
+            settings.joiner.admin_port,
+            hosts=settings.common.hosts,
+            registry=registry,
+            ready=lambda: (
+                latest[0].trouble
+                if latest
+                else "the state is being rebuilt from the log, or its seat is taken"
+            ),
+            status=lambda: _joiner_status(latest),
+            stuck=pulse.stuck,
+        )
+        cleanup.add("admin", admin.close)
+        pace = pace_of(
+            log,
+            commit_interval_ms=settings.joiner.commit_interval_ms,
+            poll_records=settings.joiner.read_records,
+        )
+        shared = shares_of(spec, log, settings.joiner.name)
+        if shared:
+            cleanup.add("claims", shared[0].close)
+        theirs = schemas_of_others(settings)
+        joiner = make(
+            spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
+        )
+        joiner.pulse = pulse
+        joiner.run()
+
+
+def schemas_of_others(settings: Settings) -> RestRegistry | None:
+    if not settings.registry.url:
+        return None
+    from freshet.log.schema_registry import Access, RestRegistry
+
+    return RestRegistry(
+        Access(
+            settings.registry.url,
+            settings.registry.user,
+            settings.registry.password_file,
+            settings.registry.token_file,
+            settings.registry.ca_file,
+        )
+    )
+
+
+def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Samples to rows and versions: embedder, shard and trainer in one process, or a rank of trainers."""
+    from freshet.apps.dense_state import Stores
+    from freshet.apps.training import Training
+
+    with Cleanup(CLOSE_S) as cleanup:
+        training: list[Training | RemoteTraining] = []
+        damage: list[str] = []  # why it does not start
+        registry = service_registry()
+        register(
+            registry,
+            TRAINER_METRICS,
+            lambda: (
+                trainer_readings(training[0].status())
+                if training
+                else {DAMAGED_STATE.name: float(bool(damage))}
+            ),
+        )
+        admin = Admin(
+            settings.common.bind_address,
+            settings.trainer.admin_port,
+            hosts=settings.common.hosts,
+            registry=registry,
+            ready=lambda: (
+                training[0].ready() if training else "".join(damage) or "claiming what it owns and loading it"
+            ),
+            status=lambda: training[0].status() if training else {},
+            progress=lambda: training[0].progress() if training else {},
+            stuck=lambda: training[0].stuck() if training else None,
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
+        schemas = load_schemas(spec)
+        spec_hash, reader = identity_hash(spec, schemas), sample_reader(spec, schemas)
+        if settings.trainer.batches != "own":
+            from freshet.apps.distributed import rank_of
+
+            training.append(rank_of(spec, log, versions, settings, spec_hash, reader))
+        else:
+
+            def start(rows: RowStore) -> Training:
+                return Training(
+                    spec,
+                    Stores(log, rows, versions),
+                    spec_hash=spec_hash,
+                    device=settings.trainer.device,
+                    drain_s=settings.common.drain_ms / 1000,
+                    stop=stop,
+                    most_bytes=trainer_rows_bytes(settings),
+                    reader=reader,
+                )
+
+            def open_rows() -> RowStore:
+                return open_rowstore(settings.common.rows_url)
+
+            with _starting(stop):
+                made = _started_once_mended(open_rows, spec.buckets, start, stop, damage)
+                if made is not None:
+                    cleanup.add("rows", made[0].close)
+                    training.append(made[1])
+        if not training:
+            return
+
+        def stop_when_told() -> None:
+            stop.wait()
+            training[0].stop()
+
+        threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
+        training[0].run()
+
+
+LOOK_AGAIN_S, MOST_LOOK_AGAIN_S = 10.0, 30.0
+"""Before a trainer looks again whether damaged state was mended; longer where looking takes long."""
+
+
+def _started_once_mended(
+    open_rows: Callable[[], RowStore],
+    buckets: int,
+    start: Callable[[RowStore], Training],
+    stop: threading.Event,
+    damage: list[str],
+) -> tuple[RowStore, Training] | None:
+    """The row store and the training on it. While rows, or other state that it starts from, are damaged it
+    is tried again, as only an operator can mend them; `damage` then holds the reason. None after `stop`."""
+    while True:
+        began_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            try:
+                rows = open_rows()
+                stack.callback(rows.close)
+                if damage:  # `freshet rows mend` needs that no process claims buckets meanwhile
+                    _read_all(rows, buckets)
+                training = start(rows)
+            except Corrupt as error:
+                if not damage:
+                    logger.error("damaged state: the trainer waits until it is mended", reason=str(error))
+                    damage.append(str(error))
+            else:
+                stack.pop_all()
+                damage.clear()
+                return rows, training
+        if stop.wait(min(MOST_LOOK_AGAIN_S, max(LOOK_AGAIN_S, 10 * (time.monotonic() - began_s)))):
+            return None
+
+
+def _read_all(rows: RowStore, buckets: int) -> None:
+    """Raises Corrupt if any rows are damaged."""
+    every = [Bucket(bucket) for bucket in range(buckets)]
+    rows.metas(every)
+    for _ in rows.scan(every):
+        pass
+
+
+@contextlib.contextmanager
+def _starting(stop: threading.Event) -> Iterator[None]:
+    """Leave the block quietly if it is given up since `stop` was set: nothing is wrong then, nor made."""
+    try:
+        yield
+    except Unavailable as error:
+        if not stop.is_set():
+            raise
+        logger.info("stopped while it started", reason=str(error))
+
+
+def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Samples with their rows to trainers."""
+    from freshet.apps.distributed import Embedding
+    from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
+    from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
+
+    with Cleanup() as cleanup:
+        made: list[Embedding] = []
+        registry = service_registry()
+        register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
+        register(
+            registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {}
+        )
+        admin = Admin(
+            settings.common.bind_address,
+            settings.embedder.admin_port,
+            hosts=settings.common.hosts,
+            registry=registry,
+            ready=lambda: made[0].ready() if made else "starting",
+            status=lambda: made[0].status() if made else {},
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        schemas = load_schemas(spec)
+        reader = sample_reader(spec, schemas)
+        made.append(Embedding(spec, log, settings, identity_hash(spec, schemas), reader))
+        made[0].run(stop)
+
+
+def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """A shard of the rows."""
+    from freshet.apps.distributed import transport_by
+    from freshet.paramserver.balancer import Bounds
+    from freshet.paramserver.service import ParamServer, Place
+
+    transport = transport_by(settings, spec)
+    evict_bytes = shard_evict_bytes(settings)
+    bounds = Bounds(
+        settings.paramserver.rebalance_unevenness,
+        settings.paramserver.rebalance_interval_ms / 1000,
+        settings.paramserver.memory_bytes,
+    )
+    place = Place(
+        settings.paramserver.name,
+        settings.common.bind_address,
+        settings.paramserver.port,
+        settings.paramserver.advertised_host,
+    )
+    with Cleanup(CLOSE_S) as cleanup:
+        made: list[ParamServer] = []
+        registry = service_registry()
+        admin = Admin(
+            settings.common.bind_address,
+            settings.paramserver.admin_port,
+            hosts=settings.common.hosts,
+            registry=registry,
+            ready=lambda: made[0].ready() if made else "taking the seat",
+            status=lambda: made[0].status() if made else {},
+            progress=lambda: made[0].progress() if made else {},
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        rows = open_rowstore(settings.common.rows_url)
+        cleanup.add("rows", rows.close)
+        spec_hash = identity_hash(spec, load_schemas(spec))
+        with _starting(stop):
+            made.append(
+                ParamServer(
+                    spec,
+                    log,
+                    rows,
+                    place,
+                    transport,
+                    spec_hash=spec_hash,
+                    bounds=bounds,
+                    evict_bytes=evict_bytes,
+                    stop=stop,
+                )
+            )
+        if not made:
+            return
+        made[0].register(registry)
+        made[0].run(stop, drain_s=settings.common.drain_ms / 1000)
+
+
+def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Rank requests."""
+    from freshet.inference.service import Parts, run
+    from freshet.process.garbage_collector import shorten_pauses
+
+    with Cleanup(CLOSE_S) as cleanup:
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        rows = open_rowstore(settings.common.rows_url)
+        cleanup.add("rows", rows.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
+        schemas = load_schemas(spec)
+        parts = Parts(spec, identity_hash(spec, schemas), schemas.served, log, rows, versions)
+        run(
+            parts,
+            settings.inference,
+            settings.common,
+            stop=stop,
+            ready=lambda _: shorten_pauses(),
+            beside=inference_door(settings.inference, settings.common),
+            guard=inference_guard(settings.inference, settings.common),
+        )
+
+
+def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
+    """What makes the gateway's gRPC listener; None where none is set. Raises as `inference_door`."""
+    if not settings.grpc_port:
+        return None
+    with _needs_grpc():
+        from freshet.gateway.grpc_service import add_events
+        from freshet.rpc.channel import transport_of
+        from freshet.rpc.public_listener import GrpcDoor
+    address = str(Address(common.bind_address, settings.grpc_port))
+    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+
+    def make(gateway: Gateway) -> Beside:
+        door = GrpcDoor(
+            address,
+            transport,
+            gateway.grpc_counts,
+            guard=gateway.guard,
+            message_timeout_s=settings.body_timeout_ms / 1e3,
+            together_bytes=settings.grpc_max_bodies_bytes,
+            together_setting="FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES",
+        )
+        add_events(door, gateway.doors)
+        return door
+
+    return make
+
+
+def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inference], Beside] | None:
+    """What makes inference's gRPC listener; None where none is set.
+
+    Raises ConfigError: the extra `grpc` is not installed, or certificates cannot be read.
+    """
+    if not settings.grpc_port:
+        return None
+    with _needs_grpc():
+        from freshet.inference.oip_grpc import add_oip
+        from freshet.rpc.channel import transport_of
+        from freshet.rpc.public_listener import GrpcDoor
+    address = str(Address(common.bind_address, settings.grpc_port))
+    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+
+    def make(server: Inference) -> Beside:
+        door = GrpcDoor(
+            address,
+            transport,
+            server.grpc_counts,
+            guard=server.guard,
+            message_timeout_s=settings.body_timeout_ms / 1e3,
+            together_bytes=settings.grpc_max_bodies_bytes,
+            together_setting="FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES",
+        )
+        add_oip(door, server.oip)
+        return door
+
+    return make
+
+
+def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """The page for people."""
+    from freshet.apps.ports import optional_ports_of, ports_of
+    from freshet.console.instances import listed_places, local_places
+    from freshet.console.service import Sources, run
+    from freshet.http.authenticator import Guard, Limits
+    from freshet.http.run_token import CONSOLE_HINT, console_entry, token_of
+    from freshet.observability.audit import Audit
+
+    run_folder = settings.common.run
+    audit = Audit(settings.common.audit)
+    with Cleanup(CLOSE_S) as cleanup:
+        cleanup.add("audit", audit.close)
+        token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
+        if settings.console.services:
+            places = listed_places(settings.console.services)
+        else:
+            ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
+            places = local_places(
+                ports, optional_ports_of(settings), reached_by(settings.common.bind_address)
+            )
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
+        run(
+            Sources(
+                spec,
+                run_folder.path,
+                log,
+                versions,
+                Path(settings.console.token_file) if settings.console.token_file else None,
+            ),
+            settings.console,
+            settings.common,
+            places=places,
+            guard=Guard(
+                _tokens_of(settings.common),
+                more=[console_entry(token)],
+                hint=CONSOLE_HINT,
+                on_refused=audit.on_refused,
+                limits=Limits(trusted_proxies=settings.common.trusted_proxies),
+            ),
+            audit=audit,
+            stop=stop,
+        )
+
+
+RUNNERS: Mapping[str, Runner] = {
+    "gateway": run_gateway,
+    "joiner": run_joiner,
+    "embedder": run_embedder,
+    "trainer": run_trainer,
+    "paramserver": run_paramserver,
+    "inference": run_inference,
+    "console": run_console,
+}
+
+
+def guard_of(
+    common: Common,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    requests_per_s: float = 0.0,
+    events_per_s: float = 0.0,
+) -> Guard | None:
+    """What asks clients for tokens, and holds back who comes too often; None where nothing of that is set.
+
+    Raises ConfigError: the file of tokens is wrong.
+    """
+    from freshet.http.authenticator import Guard, Limits
+
+    tokens = _tokens_of(common, clock)
+    if tokens is None and not (requests_per_s or events_per_s):
+        return None
+    return Guard(tokens, clock, limits=Limits(requests_per_s, events_per_s, common.trusted_proxies))
+
+
+def gateway_guard(settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
+    """The gateway's; see `guard_of`."""
+    return guard_of(
+        common,
+        clock,
+        requests_per_s=settings.client_requests_per_s,
+        events_per_s=settings.client_events_per_s,
+    )
+
+
+def inference_guard(settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
+    """Inference's; see `guard_of`."""
+    return guard_of(common, clock, requests_per_s=settings.client_requests_per_s)
+
+
+def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
+    from freshet.http.token_file import TokenFile
+
+    return TokenFile(common.tokens_file, clock) if common.tokens_file else None
+
+
+def _door_files(settings: GrpcDoorSettings) -> dict[str, Any]:
+    return {
+        "ca_file": settings.grpc_ca_file,
+        "cert_file": settings.grpc_cert_file,
+        "key_file": settings.grpc_key_file,
+        "for_outsiders": True,
+    }
+
+
+@contextlib.contextmanager
+def _needs_grpc() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "environment", "grpc_port", error.name, "the packages of the extra grpc",
+            f"{how_to_install('grpc')}; or leave the port out",
+        ) from error  # fmt: skip
+
+
+def _has(spec: Spec, role: str) -> bool:
+    return role != "shown" or spec.events.shown is not None
+
+
+def _joiner_status(latest: list[Any]) -> dict[str, Any]:
+    if not latest:
+        return {}
+    status = latest[0]
+    return {
+        "events": status.events,
+        "samples": status.samples,
+        "commits": status.commits,
+        "watermark_ms": dict(status.watermark_ms),
+        "now_ms": status.now_ms,
+        "clock_step_ms": status.clock_step_ms,
+        "disputed_ms": dict(status.disputed_ms),
+        "refused": {role: dict(counts) for role, counts in status.counts.refused.items()},
+        "bad_times": dict(status.bad_times),
+        "out_of_bounds": dict(status.counts.out_of_bounds),
+        "lag": dict(status.lag),
+        "ledger": status.ledger.to_json(),
+        "partitions": status.growth.to_json(),
+        "losses": dict(status.losses),
+        "placing": dict(status.placing),
+    }

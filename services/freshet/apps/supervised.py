@@ -1,0 +1,228 @@
+"""The services of a spec as supervised processes: what `freshet up` and `freshet demo` do."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from freshet.adapters import open_eventlog
+from freshet.apps.model_trial import refuse_bad_model
+from freshet.apps.ports import PORT_SETTINGS, ports_of
+from freshet.apps.recorded_spec import keep_spec, refuse_another_model
+from freshet.apps.roles import ROLES
+from freshet.apps.row_memory import rows_memory
+from freshet.config.settings import Settings, load_settings
+from freshet.config.spec import load_spec
+from freshet.config.spec.schemas import load_schemas
+from freshet.errors import ConfigError
+from freshet.http import tls
+from freshet.http.addresses import Address, reached_by
+from freshet.http.run_token import token_of
+from freshet.http.service_client import why_unready
+from freshet.observability.logging import configure_logging
+from freshet.process.lifecycle import KILL_AFTER_S, stop_on_signals
+from freshet.process.ports import owner_of_port
+from freshet.process.supervisor import Process, Supervisor
+from freshet.terminal import emit_end, say
+
+__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "run_up", "tell_ready"]
+
+READY_WAIT_S = 60.0
+"""How long the terminal waits for all services to be ready before it says which are not; they go on
+meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a run ended."""
+
+    seconds: float
+    ended: Mapping[str, str]  # service -> how it ended
+    restarts: Mapping[str, int]
+
+    def as_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {
+            "seconds": self.seconds,
+            "ended": dict(self.ended),
+            "restarts": dict(self.restarts),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder that is ours, and what is to run in it; nothing is started yet."""
+
+    folder: Path
+    settings: Settings
+    processes: Sequence[Process]
+    supervisor: Supervisor
+
+    def until_stopped(self, stop: threading.Event, tell: Callable[[], None]) -> Summary:
+        """Keep everything running until `stop`; `tell` speaks to the terminal meanwhile, on a thread."""
+        teller = threading.Thread(target=tell, name="teller", daemon=True)
+        teller.start()
+        began = time.monotonic()
+        patience_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
+        ended = self.supervisor.run(stop, patience_s=patience_s)
+        teller.join(1.0)  # a line that is half said
+        return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
+
+
+def prepare(
+    spec_file: Path,
+    folder: Path,
+    *,
+    again: Sequence[str],
+    console: bool = True,
+    more: Callable[[Settings], Sequence[Process]] = lambda settings: (),
+) -> Run:
+    """Check everything that can be checked, then take the run folder: what is wrong is said here, once, and
+    not in each service's log.
+
+    Args:
+        again:   the command that goes on with this folder.
+        console: whether the console runs, too.
+        more:    processes beside the services.
+
+    Raises:
+        ConfigError, Mismatch, Corrupt, Unavailable: nothing was started.
+    """
+    spec = load_spec(spec_file)
+    schemas = load_schemas(spec, str(spec_file))
+    refuse_bad_model(spec, spec_file)
+    settings = load_settings(run_folder=folder)
+    tls.use(settings)
+    if console:
+        _refuse_without_console()
+    run = settings.common.run.create()
+    configure_logging(again[1], level=settings.common.log_level, form="text")
+    wanted = [*processes(spec_file, folder, settings, console=console), *more(settings)]
+    supervisor = Supervisor(run, wanted, again=shlex.join(again))  # the folder is ours from here on
+    try:
+        _refuse_bad_ports(wanted)
+        open_eventlog(settings.common.log_url).close()
+        refuse_another_model(spec, schemas, settings)
+        keep_spec(spec, settings)
+        if console:
+            token_of(settings.console.token, run.state, settings.console.token_file)
+    except BaseException:
+        supervisor.close()
+        raise
+    return Run(folder, settings, wanted, supervisor)
+
+
+def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> None:
+    """Start the services and keep them running until Ctrl-C; then say how each ended."""
+    again = ["freshet", "up", str(spec_file), "--folder", str(folder), *([] if console else ["--no-console"])]
+    run = prepare(spec_file, folder, again=again, console=console)
+    stop = threading.Event()
+    stop_on_signals(stop)
+    summary = run.until_stopped(stop, lambda: _tell_up(run, stop, as_json))
+    lines = [f"stopped after {summary.seconds} s; everything is kept in {folder}"]
+    lines += [
+        f"  {name:10} {how}, restarted {summary.restarts.get(name, 0)} times"
+        for name, how in summary.ended.items()
+    ]
+    emit_end(summary.as_json(), as_json=as_json, text="\n".join(lines))
+
+
+def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:
+    """The services of a run, in the order of an event's way through them."""
+    ports, host = ports_of(settings), reached_by(settings.common.bind_address)
+    return [
+        Process(
+            role,
+            [sys.executable, "-m", "freshet.cli", "run", role, str(spec_file), "--folder", str(folder)],
+            ports[role],
+            host=host,
+        )
+        for role in ROLES
+        if console or role != "console"
+    ]
+
+
+def is_ready(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether the service on this port says that it is ready."""
+    try:
+        return not why_unready(port, host=host)
+    except OSError:
+        return False
+
+
+def tell_ready(
+    wanted: Sequence[Process], folder: Path, stop: threading.Event, say: Callable[[str], None]
+) -> bool:
+    """Say of each process when it is ready, or at the deadline that it is not; True if all are."""
+    waiting = {p.name: p for p in wanted}
+    deadline = time.monotonic() + READY_WAIT_S
+    while waiting and not stop.wait(0.1):
+        for name in [n for n, p in waiting.items() if is_ready(p.port, p.host)]:
+            process = waiting.pop(name)
+            say(f"  {name:10} ready at {tls.scheme()}://{Address(process.host, process.port)}")
+        if time.monotonic() > deadline and waiting:
+            for name in waiting:
+                log = folder / "logs" / f"{name}.log"
+                say(f"  {name:10} is not ready yet; `freshet status --folder {folder}` says why, or {log}")
+            return False
+    return not waiting
+
+
+def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
+    def tell(line: str) -> None:
+        say(line, err=as_json)
+
+    tell(rows_memory(run.settings).text())
+    if tell_ready(run.processes, run.folder, stop, tell):
+        address = console_address(run)
+        if address is not None:
+            tell(f"look at it: {address}")
+        tell(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
+
+
+def console_address(run: Run) -> str | None:
+    """Where a browser finds the console of a run, with the token that lets it promote and roll back.
+
+    What stands behind the # is not sent to any server, and the page takes it away. None without a console.
+    """
+    process = next((p for p in run.processes if p.name == "console"), None)
+    if process is None:
+        return None
+    settings = run.settings
+    token = token_of(settings.console.token, settings.common.run.state, settings.console.token_file)
+    return f"{tls.scheme()}://{Address(process.host, process.port)}/#token={token}"
+
+
+def _refuse_without_console() -> None:
+    if importlib.util.find_spec("fastavro") is None:
+        raise ConfigError(
+            "console",
+            "",
+            "the package fastavro is not installed",
+            "what the console needs",
+            'install it (pip install fastavro; it is of the extra "console"), or go on without: --no-console',
+        )
+
+
+def _refuse_bad_ports(wanted: Sequence[Process]) -> None:
+    """Ports that are taken, by others or by each other, or that nobody would know."""
+    names: dict[int, str] = {}
+    for process in wanted:
+        port, hint = process.port, ""
+        if not port:
+            expected = "a port that others can be told of"
+        elif port in names:
+            expected = f"a port of its own ({names[port]} has this one)"
+        elif (owner := owner_of_port(port)) is not None:
+            expected, hint = f"a free port ({owner})", "stop that process, or "
+        else:
+            names[port] = process.name
+            continue
+        option = PORT_SETTINGS.get(process.name, f"FRESHET_{process.name.upper()}_ADMIN_PORT")
+        raise ConfigError("up", f"{process.name} port", port, expected, f"{hint}set {option} to another port")

@@ -1,0 +1,302 @@
+"""The training process put together: embedder, shard and trainer, which meet in their seams."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+
+from freshet.apps.dense_state import Stores, restored, trainer_of
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.avro.schema import Record
+from freshet.config.spec.layout import Layout, layout_of
+from freshet.config.spec.model import Spec
+from freshet.coordination.claims import Claims, Held
+from freshet.coordination.slices import slices_of
+from freshet.embedder.block_decoder import BlockDecoder
+from freshet.embedder.core import lanes_for
+from freshet.embedder.local_stream import LocalStream
+from freshet.embedder.refused_samples import RefusedSamples
+from freshet.errors import Fenced, Unavailable
+from freshet.features import SampleDecoder
+from freshet.log import Writer
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.log.topics import ensure_topics
+from freshet.model import NATIVE_KINDS, DenseModel
+from freshet.model.native_loop import NativeLoop
+from freshet.observability.cached_gauge import Newest
+from freshet.paramserver.shard import Shard
+from freshet.process.lifecycle import LAST_S, Cleanup, Drain, within
+from freshet.trainer.pins import Pins
+from freshet.trainer.training_loop import OneRank
+from freshet.types import Append, BytesColumn
+
+__all__ = ["Stores", "Training", "refuser"]
+
+log = structlog.get_logger("freshet.training")
+
+CLAIM_WAIT_S = 30.0
+"""How long a start waits for a former owner's lease to run out: ten leases."""
+
+
+class Training:
+    """One trainer rank with its embedder and shard. Use `run`, or its parts one by one in tests."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        stores: Stores,
+        *,
+        spec_hash: str,
+        clock: Clock = SYSTEM_CLOCK,
+        lanes: int | None = None,
+        device: str = "cpu",
+        drain_s: float | None = None,
+        stop: threading.Event | None = None,
+        most_bytes: int = 0,
+        reader: Record | None = None,
+    ) -> None:
+        """Claim buckets, partitions and the seat, load rows and the last version. After `stop` the last flush
+        has what is left of `drain_s` (None: all the time that it takes). Rows take up to `most_bytes` (0: no
+        bound); the least recently used go beyond it. `reader`: see `SampleDecoder`.
+
+        Raises:
+            ConfigError: the model cannot be computed on `device`.
+            Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`, or `stop` was set before
+                all was claimed and loaded.
+            Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other; or the code of
+                its transforms.
+        """
+        self.spec, self._stores, self._clock, self._reader = spec, stores, clock, reader
+        self._drain = None if drain_s is None else Drain(drain_s, clock)
+        with Cleanup() as cleanup:
+            self._open(cleanup, spec_hash, lanes, device, stop, most_bytes)
+            self._cleanup = cleanup.pop_all()
+        self.shard.on_failed = self.trainer.stop.set
+        for held in self._held:
+            held.on_lost(self.trainer.stop.set)
+
+    def _open(
+        self,
+        cleanup: Cleanup,
+        spec_hash: str,
+        lanes: int | None,
+        device: str,
+        stop: threading.Event | None,
+        most_bytes: int,
+    ) -> None:
+        spec, stores, clock = self.spec, self._stores, self._clock
+        topics = ensure_topics(stores.log, spec)
+        layout = layout_of(spec)
+        owner = f"trainer-{os.getpid()}"
+        claims = Claims(stores.log, topics.control, clock)
+        cleanup.add("claims", claims.close)
+        deadline = clock.monotonic() + CLAIM_WAIT_S
+        self._held: Sequence[Held] = [
+            claims.acquire_all(things, owner, deadline, stop)
+            for things in (
+                list(slices_of(spec.buckets)),
+                [f"partition:{p}" for p in range(spec.partitions)],  # as embedder processes claim them
+                ["trainer:0"],
+            )
+        ]
+        shard_claim, partitions_claim, seat = self._held
+        self.shard = Shard(
+            spec=spec,
+            layout=layout,
+            spec_hash=spec_hash,
+            topics=topics,
+            log=stores.log,
+            rows=stores.rows,
+            fence=shard_claim.fence,
+            clock=clock,
+            held=lambda: not shard_claim.lost.is_set(),
+            most_bytes=most_bytes,
+        )
+        if most_bytes:
+            names = {table.id: table.name for table in spec.tables}
+            bounds = {names[table]: rows for table, rows in self.shard.store.max_rows.items()}
+            log.info("rows are bounded", bytes=most_bytes, max_rows=bounds)
+        self.shard.load(stop)
+        dense = restored(spec, stores.log, stores.versions, topics, spec_hash, device)
+        self.ledger, self.quality = dense.ledger, dense.quality
+        self.lanes = lanes = (
+            lanes
+            or spec.train.lanes
+            or lanes_for(
+                os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
+            )
+        )
+        writer = stores.log.writer()
+        cleanup.add("writer", writer.close)
+        decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get_now, self._reader)
+        self.refused = RefusedSamples(refuser(writer, topics.refused), clock.monotonic)
+        self.stream = LocalStream(
+            spec=spec,
+            layout=layout,
+            topic=topics.samples,
+            log=stores.log,
+            rows=self.shard,
+            decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock, spec.bounds),
+            dense_applied=self.ledger.told,
+            fence=partitions_claim.fence,
+            lanes=lanes,
+            clock=clock,
+            batch_rows=spec.train.batch_rows,
+            staleness_rows=spec.train.staleness_rows,
+        )
+        self._lag = Newest(lambda: sum(self.stream.lag().values()), 0)
+        cleanup.add("stream", self.stream.close)
+        pins = Pins(stores.log, topics.versions)
+        cleanup.add("pins", pins.close)
+        course = OneRank(
+            self.stream,
+            dense.model,
+            dense.ledger,
+            lanes,
+            spec.train.batch_wait_ms / 1000,
+            dense.progress.steps,
+            self._loop(layout, dense.model),
+        )
+        self.trainer = trainer_of(
+            spec,
+            dense,
+            course,
+            recent=self.stream.recent,
+            versions=stores.versions,
+            writer=writer,
+            topics=topics,
+            spec_hash=spec_hash,
+            pins=pins,
+            fence=seat.fence,
+            clock=clock,
+        )
+        self.trainer.begin()
+
+    def _loop(self, layout: Layout, model: DenseModel) -> NativeLoop | None:
+        """What goes from batch to batch of a native model; None: the model is Python."""
+        if self.spec.model.kind not in NATIVE_KINDS:
+            return None
+        from freshet.model.hedge import HedgeDense
+
+        assert isinstance(model, HedgeDense)
+        sync = self.spec.train.mode == "sync"
+        return NativeLoop(self.spec, layout, model, self.shard.store, self.lanes, sync=sync)
+
+    def run(self) -> None:
+        """Train until `stop`, then flush and write a last version. Raises Fenced if a claim was lost."""
+        self.shard.start()
+        try:
+            self.trainer.run()
+        finally:
+            try:
+                self._flush_last()
+            finally:
+                self._cleanup.run(self._left_s())
+        for held in self._held:
+            if held.lost.is_set():
+                raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
+        if self.shard.failed is not None:
+            raise self.shard.failed
+
+    def run_to_the_end(self) -> None:
+        """Train on all that the log holds now, then stop."""
+        watcher = threading.Thread(target=self._stop_at_the_end, name="end", daemon=True)
+        watcher.start()
+        try:
+            self.run()
+        finally:
+            self.trainer.stop.set()
+            watcher.join()
+
+    def stop(self) -> None:
+        """Have `run` return after the batches in hand."""
+        self._left_s()
+        self.trainer.stop.set()
+
+    def ready(self) -> str | None:
+        """None, or why this process is not training."""
+        if self.shard.failed is not None:
+            return str(self.shard.failed)
+        lost = [held.what for held in self._held if held.lost.is_set()]
+        return f"the claim of {', '.join(lost)} was lost" if lost else self.refused.trouble()
+
+    def stuck(self) -> str | None:
+        """None, or for how long the lanes have stood still."""
+        return self.trainer.pulse.stuck()
+
+    def status(self) -> Mapping[str, Any]:
+        """Figures for `freshet status` and metrics."""
+        memory = self.shard.store.memory()
+        names = {table.id: table.name for table in self.spec.tables}
+        quality = self.quality.now()
+        return {
+            "samples": self.trainer.progress.samples,
+            "steps": self.trainer.progress.steps,
+            "event_time_ms": self.trainer.progress.event_time_ms,
+            "version": self.trainer.progress.version,
+            "outliers": self.quality.outliers,
+            "versions_failed": self.trainer.progress.versions_failed,
+            "version_error": self.trainer.progress.version_error,
+            "applied": dict(self.ledger.applied),
+            "batches": self.shard.counts.pushes,
+            "refused": self.refused.counts(),
+            "stage_seconds": {**self.stream.seconds(), **self.trainer.stage_seconds()},
+            "lag_blocks": self._lag(),
+            "rows": {names[table]: rows for table, rows in memory.rows.items()},
+            "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
+            "max_rows": {names[table]: rows for table, rows in self.shard.store.max_rows.items() if rows},
+            "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},
+            "bytes": memory.bytes,
+            "measures": quality.summary,
+            "lately": quality.lately,
+            "open": quality.open,
+            "published": asdict(self.shard.published),
+            "shard": asdict(self.shard.counts),
+            "store": asdict(self.shard.store.counts()),
+            "unwritten_s": round(self.shard.unwritten_s, 3),
+        }
+
+    def progress(self) -> Mapping[str, Any]:
+        """How far samples are applied and published: what the console asks often, and no more."""
+        return {"applied": dict(self.ledger.applied), "published": asdict(self.shard.published)}
+
+    def _left_s(self) -> float | None:
+        """Of the drain, which has begun; None: as long as it takes."""
+        if self._drain is None:
+            return None
+        self._drain.begin()
+        return self._drain.left_s(LAST_S)
+
+    def _flush_last(self) -> None:
+        """What is not written is replayed, as after a kill."""
+        seconds = self._left_s()
+        try:
+            done = within(seconds, "last-flush", self.shard.stop)
+            reason = "" if done else f"the row store, or the log, has not answered within {seconds:.1f} s"
+        except Unavailable as error:
+            reason = str(error)
+        if reason:
+            log.warning("not everything was flushed", reason=reason)
+
+    def _stop_at_the_end(self) -> None:
+        before = -1
+        while not self.trainer.stop.wait(0.02):
+            samples = self.trainer.progress.samples
+            # Asking the log for its end takes the interpreter from the lanes: not while they get on.
+            if samples == before and not any(self.stream.lag().values()):
+                self.trainer.stop.set()
+            before = samples
+
+
+def refuser(writer: Writer, topic: str) -> Callable[[list[bytes]], None]:
+    """Where samples that cannot be decoded go."""
+
+    def refuse(letters: list[bytes]) -> None:
+        writer.append([Append(topic, 0, BytesColumn.of(letters))])
+
+    return refuse

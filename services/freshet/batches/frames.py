@@ -1,0 +1,365 @@
+"""Batches and their gradients as frames (`freshet.rpc.frames`): the service `Batches`, between trainer and
+embedder.
+
+| stream | request | answer |
+|---|---|---|
+| `Take` | TAKE: NUMBERS (feed, seat, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
+| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | GIVEN, flag 1 |
+
+A BATCH holds RANGES, NUMBERS (fence), and the columns of the batch; of each store group VALUES, POSITIONS,
+FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). Where the rank
+brings rows up to its own pushes, MOMENTS (and MOMENT_OF: which pushes rows know), and of each group KEYS,
+TABLES and STATES. Flag 4 of a BATCH says that its embedder takes several gradients a row: those of the steps
+within the batch, for which the rank needs STATES. Only to such a batch does a rank answer with flag 4: VALUES
+are then (G, S), and COUNTS (U,) tell how many of them are each row's, one behind the other. What
+arrives is checked here, as native code trusts it: positions lie within the rows, ends rise, keys are sorted.
+"""  # noqa: E501  the table
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.batches.read_my_writes import Looked
+from freshet.batches.stream import TrainBatch
+from freshet.model.inputs import GroupInputs, Labels, ModelInputs
+from freshet.rows.grpc.frames import add_known, known_of
+from freshet.rows.service import KeyGroup, RowStates
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
+from freshet.rpc.value_formats import RowCodec, value_type
+from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
+
+__all__ = [
+    "Asked",
+    "Names",
+    "batch_frame",
+    "batch_of",
+    "empty_frame",
+    "given_frame",
+    "gradients_frame",
+    "gradients_of",
+    "settle_frame",
+    "take_frame",
+]
+
+Sections = dict[tuple[Any, int], NDArray[Any]]
+
+MOST_COUNTED = 65535
+
+USED, SETTLE, COUNTED = 1, 2, 4
+"""Flags of GRADIENTS: the batch was trained on; no gradients, the answer comes when all before are
+acknowledged; and: rows have several gradients, as COUNTS say."""
+DONE = 1
+"""Flag of GIVEN: it was taken; or all is acknowledged."""
+EMPTY, REPLAYED, IN_STEPS = 1, 2, 4
+"""Flags of BATCH. The last: gradients may be COUNTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks, for which lane: stands in every request."""
+
+    feed: int  # names one connection of a lane; another one means that the last is gone with what it held
+    seat: Fence  # of the rank's claim; a rank that was replaced is refused
+    rank: int
+    ranks: int
+    lanes: int  # of each rank
+    lane: int  # of this rank
+    wait_ms: int = 0
+
+    @property
+    def place(self) -> int:
+        """Of this lane among all of all ranks: it owns the partitions p with p % (ranks * lanes) == place."""
+        return self.rank * self.lanes + self.lane
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a batch's columns are called and how many there are, by the spec; both sides have the same."""
+
+    segments: tuple[str, ...]
+    labels: tuple[str, ...]
+    widths: tuple[int, ...]  # floats of a row, by store group
+    states: tuple[int, ...]  # floats of its optimiser state
+    buckets: int  # of the model
+
+
+def take_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
+    """Ask for a batch."""
+    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_asked(asked, applied)))
+
+
+def gradients_frame(
+    frame_id: int,
+    asked: Asked,
+    applied: Mapping[int, int],
+    batch_id: int,
+    gradients: Sequence[F32] | None,
+    codec: RowCodec,
+    counts: Sequence[U32] | None = None,
+) -> bytes:
+    """Give a batch back, with its gradients (G, S) a group, or unused; `counts` (U,) a group: how many are
+    each row's, if some may have several. Raises ValueError if a row has more than 65535."""
+    sections = _asked(asked, applied)
+    sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
+    for g, values in enumerate(gradients or ()):
+        add_values(sections, g, values, codec)
+    flags = 0 if gradients is None else USED
+    if gradients is not None and counts is not None:
+        flags |= COUNTED
+        for g, of in enumerate(counts):
+            if int(of.max(initial=0)) > MOST_COUNTED:
+                raise ValueError(f"a row has {of.max()} gradients of one batch, at most {MOST_COUNTED}")
+            sections[Part.COUNTS, g] = of.astype(np.uint16)
+    return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
+
+
+def settle_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
+    """Ask to be told when all that was given back is acknowledged."""
+    return encode_frame(Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_asked(asked, applied)))
+
+
+def asked_of(frame: Frame, kind: Kind) -> tuple[Asked, dict[int, int]]:
+    """Who asks, and its dense vector {partition: next offset}. Raises BadFrame."""
+    if frame.kind != kind:
+        raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
+    feed, seat, rank, ranks, lanes, lane, wait_ms = frame.array(Part.NUMBERS, np.int64, (7,)).tolist()
+    if not (0 <= rank < ranks <= 1 << 16 and 0 <= lane < lanes <= 1 << 10 and 0 <= wait_ms <= 60_000):
+        raise BadFrame(
+            f"a lane: expected rank below ranks, lane below lanes and a wait of a minute at most, found rank "
+            f"{rank} of {ranks}, lane {lane} of {lanes}, {wait_ms} ms",
+            "shape",
+        )
+    applied = frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()
+    return Asked(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
+
+
+def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] | None]:
+    """Gradients (G, S) of each group, and how many each row of the batch has (U,); None: one each.
+
+    Raises BadFrame if they do not fit the batch: a row has a gradient, and at most one a sample.
+    """
+    counted = bool(frame.flags & COUNTED)
+    if counted and batch.states is None:
+        raise BadFrame(
+            "gradients: several a row, of a batch that was sent without the states of rows", "shape"
+        )
+    gradients, counts = list[F32](), list[U32]()
+    for g, group in enumerate(batch.inputs.groups):
+        rows, width = group.rows.shape
+        if counted:
+            of = frame.array(Part.COUNTS, np.uint16, (rows,), group=g).astype(np.uint32)
+            if rows and not 1 <= int(of.min()) <= int(of.max()) <= max(len(batch), 1):
+                raise BadFrame(
+                    f"gradients: rows of group {g} have {of.min()} to {of.max()} gradients; expected 1 to "
+                    f"{len(batch)}, the samples of the batch",
+                    "shape",
+                )
+            rows = int(of.sum())
+            counts.append(of)
+        given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
+        if len(given) != rows:  # before memory is taken for them
+            raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(given)}", "shape")
+        out = np.empty((rows, width), np.float32)
+        values_into(frame, g, out)
+        gradients.append(out)
+    return gradients, counts if counted else None
+
+
+def batch_id_of(frame: Frame) -> int:
+    """Which batch is given back. Raises BadFrame."""
+    return int(frame.array(Part.RANGES, np.int64, (1, 3))[0, 0])
+
+
+def given_frame(frame_id: int, *, done: bool = True) -> bytes:
+    """The answer to GRADIENTS."""
+    return encode_frame(Frame(Kind.GIVEN, frame_id, flags=DONE if done else 0))
+
+
+def empty_frame(frame_id: int) -> bytes:
+    """The answer to TAKE where no batch came."""
+    return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
+
+
+def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, codec: RowCodec) -> bytes:
+    """A batch; its arrays are copied once."""
+    sections: Sections = {
+        (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in batch.ranges], np.int64),
+        (Part.NUMBERS, 0): np.array([batch_id, batch.fence], np.int64),
+        (Part.SAMPLE_IDS, 0): batch.sample_ids,
+        (Part.REQUEST_IDS, 0): batch.request_ids,
+        (Part.EVENT_TIMES, 0): batch.event_times_ms,
+    }
+    for i, name in enumerate(names.segments):
+        sections[Part.SEGMENT, i] = batch.segments[name]
+    for i, label in enumerate(names.labels):
+        if label in batch.served:
+            sections[Part.SERVED, i] = batch.served[label]
+    if batch.explored is not None:
+        sections[Part.EXPLORED, 0] = batch.explored
+    if batch.items is not None:
+        sections[Part.ITEMS, 0] = batch.items
+    _add_inputs(sections, batch.inputs, codec)
+    if batch.looked is not None:
+        _add_looked(sections, batch.looked)
+    in_steps = batch.states is not None and batch.looked is not None
+    flags = (REPLAYED if batch.replayed else 0) | (IN_STEPS if in_steps else 0)
+    return encode_frame(Frame(Kind.BATCH, frame_id, codec, flags, sections))
+
+
+def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> tuple[int, TrainBatch] | None:
+    """(Its id, the batch), or None for an empty answer.
+
+    Args:
+        frame: the answer; the batch's columns are views of it.
+        names: of the spec.
+        room: memory for rows, a group; used where it is large enough.
+
+    Raises BadFrame if it is none, or its columns do not fit each other.
+    """
+    if frame.kind != Kind.BATCH:
+        raise BadFrame(f"expected a frame BATCH, found kind {frame.kind}", "shape")
+    if frame.flags & EMPTY:
+        return None
+    batch_id, fence = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
+    ids = frame.array(Part.SAMPLE_IDS, np.int64)
+    b = (len(ids),)
+    explored = frame.array(Part.EXPLORED, np.bool_, b) if frame.has(Part.EXPLORED) else None
+    items = frame.array(Part.ITEMS, np.uint64, b) if frame.has(Part.ITEMS) else None
+    served = {
+        label: frame.array(Part.SERVED, np.float32, b, group=i)
+        for i, label in enumerate(names.labels)
+        if frame.has(Part.SERVED, i)
+    }
+    inputs = _inputs(frame, len(ids), names, room)
+    looked = _looked(frame, inputs, names) if frame.has(Part.MOMENTS) else None
+    in_steps = looked is not None and frame.flags & IN_STEPS
+    return batch_id, TrainBatch(
+        ranges=_ranges(frame),
+        fence=Fence(fence),
+        inputs=inputs,
+        sample_ids=ids,
+        request_ids=frame.array(Part.REQUEST_IDS, np.uint64, b),
+        event_times_ms=frame.array(Part.EVENT_TIMES, np.int64, b),
+        segments={n: frame.array(Part.SEGMENT, np.uint64, b, group=i) for i, n in enumerate(names.segments)},
+        served=served,
+        replayed=bool(frame.flags & REPLAYED),
+        explored=explored,
+        items=items,
+        looked=looked,
+        states=looked.states.floats if looked is not None and in_steps else None,
+    )
+
+
+def _asked(asked: Asked, applied: Mapping[int, int]) -> Sections:
+    numbers = (asked.feed, asked.seat, asked.rank, asked.ranks, asked.lanes, asked.lane, asked.wait_ms)
+    return {
+        (Part.NUMBERS, 0): np.array(numbers, np.int64),
+        (Part.APPLIED, 0): np.array(sorted(applied.items()), np.int64).reshape(-1, 2),
+    }
+
+
+def _ranges(frame: Frame) -> tuple[OffsetRange, ...]:
+    try:
+        return tuple(OffsetRange(*r) for r in frame.array(Part.RANGES, np.int64, (None, 3)).tolist())
+    except ValueError as error:
+        raise BadFrame(f"batch: {error}", "shape") from error
+
+
+def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> None:
+    labels = inputs.labels
+    if labels is None:
+        raise ValueError("a batch to train on has labels")
+    sections[Part.LABEL_INDEX, 0], sections[Part.LABEL_VALUE, 0] = labels.index, labels.value
+    sections[Part.WEIGHTS, 0] = labels.weight
+    if inputs.dense.shape[1]:
+        sections[Part.DENSE, 0] = inputs.dense
+    for g, group in enumerate(inputs.groups):
+        add_values(sections, g, group.rows, codec)
+        sections[Part.POSITIONS, g], sections[Part.FEATURE_STARTS, g] = group.positions, group.feature_starts
+        lists = [ends for ends in group.list_ends if ends is not None]
+        sections[Part.LISTS, g] = np.array([ends is not None for ends in group.list_ends], np.uint8)
+        if lists and inputs.size:
+            sections[Part.LIST_ENDS, g] = np.stack(lists)
+
+
+def _add_looked(sections: Sections, looked: Looked) -> None:
+    if looked.states.known is None:
+        raise ValueError("a batch is sent after its lookup")
+    add_known(sections, looked.states.known)
+    for g, (keys, states) in enumerate(zip(looked.groups, looked.states.floats, strict=True)):
+        sections[Part.KEYS, g], sections[Part.TABLES, g] = keys.keys, keys.tables
+        if states.shape[1]:
+            sections[Part.STATES, g] = states
+
+
+def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
+    groups, states = [], []
+    for g, floats in enumerate(names.states):
+        u = len(inputs.groups[g].rows)
+        keys = frame.array(Part.KEYS, np.uint64, (u,), group=g)
+        of = bucket_of(keys, names.buckets)
+        if (np.diff(of.astype(np.int64)) < 0).any():
+            raise BadFrame(f"batch: keys of group {g} are not sorted by bucket", "shape")
+        starts = np.searchsorted(of, np.arange(names.buckets + 1)).astype(np.uint32)
+        groups.append(KeyGroup(g, keys, frame.array(Part.TABLES, np.uint8, (u,), group=g), starts))
+        given: F32 = np.empty((u, 0), np.float32)
+        if floats:
+            given = frame.array(Part.STATES, np.float32, (u, floats), group=g).copy()
+            if not np.isfinite(given).all():
+                raise BadFrame(f"batch: states of group {g} are not all finite", "shape")
+        states.append(given)
+    known = known_of(frame, range(len(groups)), names.buckets)
+    return Looked(groups, RowStates(states, known))
+
+
+def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -> ModelInputs:
+    b = (size,)
+    index = frame.array(Part.LABEL_INDEX, np.uint8, b)
+    if int(index.max(initial=0)) >= len(names.labels):
+        raise BadFrame(f"batch: label {index.max()}, but the spec has {len(names.labels)}", "shape")
+    labels = Labels(
+        index, frame.array(Part.LABEL_VALUE, np.float32, b), frame.array(Part.WEIGHTS, np.float32, b)
+    )
+    dense: F32 = np.empty((size, 0), np.float32)
+    if frame.has(Part.DENSE):
+        dense = frame.array(Part.DENSE, np.float32, (size, None))
+    groups = []
+    for g, width in enumerate(names.widths):
+        given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
+        fits = room is not None and len(room[g]) >= len(given)
+        rows = room[g][: len(given)] if room is not None and fits else np.empty(given.shape, np.float32)
+        values_into(frame, g, rows)
+        groups.append(_group(frame, g, rows, size))
+    return ModelInputs(size, groups, dense, labels)
+
+
+def _group(frame: Frame, g: int, rows: F32, size: int) -> GroupInputs:
+    positions: I32 = frame.array(Part.POSITIONS, np.int32, group=g)
+    starts: U32 = frame.array(Part.FEATURE_STARTS, np.uint32, group=g)
+    is_list = frame.array(Part.LISTS, np.uint8, (max(len(starts) - 1, 0),), group=g)
+    if len(positions) and not -1 <= int(positions.min()) <= int(positions.max()) < len(rows):
+        raise BadFrame(f"batch: positions of group {g} reach beyond its {len(rows)} rows", "shape")
+    counts = np.diff(starts.astype(np.int64))
+    if not len(starts) or starts[0] or starts[-1] != len(positions) or (counts < 0).any():
+        raise BadFrame(
+            f"batch: features of group {g} must start at 0 and end at {len(positions)}, rising", "shape"
+        )
+    lists = int(np.count_nonzero(is_list))
+    ends = np.zeros((lists, size), np.uint32)
+    if lists and size:
+        ends = frame.array(Part.LIST_ENDS, np.uint32, (lists, size), group=g)
+    plain = counts[is_list == 0]
+    last = ends[:, -1] if size else np.zeros(lists, np.uint32)
+    if (
+        (plain != size).any()
+        or (last != counts[is_list != 0]).any()
+        or (np.diff(ends.astype(np.int64)) < 0).any()
+    ):
+        raise BadFrame(f"batch: occurrences of group {g} do not fit its {size} samples", "shape")
+    rest = iter(ends)
+    return GroupInputs(rows, positions, starts, [next(rest) if one else None for one in is_list.tolist()])

@@ -1,0 +1,1 @@
+"""Avro schemas: parsing, resolution, paths to fields, logical types."""

@@ -1,0 +1,125 @@
+"""Which of a writer's types is read as which of a reader's: the rules of "Schema Resolution" in Avro 1.12.
+
+Both schemas are parsed; nothing of a record is read here. `features.program` compiles what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from freshet.config.avro.types import (
+    Array,
+    AvroField,
+    Enum,
+    Fixed,
+    Map,
+    Primitive,
+    Record,
+    Recursion,
+    Type,
+    Union,
+    Written,
+)
+
+__all__ = ["Resolver", "definitions", "fields_of"]
+
+PROMOTIONS: Mapping[str, frozenset[str]] = {
+    "int": frozenset({"long", "float", "double"}),
+    "long": frozenset({"float", "double"}),
+    "float": frozenset({"double"}),
+    "string": frozenset({"bytes"}),
+    "bytes": frozenset({"string"}),
+}
+
+
+def definitions(schema: Type) -> dict[str, Record]:
+    """The records that a schema defines, by full name."""
+    found: dict[str, Record] = {}
+
+    def look(type_: Type) -> None:
+        match type_:
+            case Record(name, fields):
+                if name not in found:
+                    found[name] = type_
+                    for f in fields:
+                        look(f.type)
+            case Array(inner) | Map(inner):
+                look(inner)
+            case Union(branches):
+                for branch in branches:
+                    look(branch)
+
+    look(schema)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Compares types of one writer's schema with those of one reader's."""
+
+    writer: Mapping[str, Record]  # definitions, for records inside themselves
+    reader: Mapping[str, Record]
+    names: bool = True  # whether names of records, enums and fixed must agree outside of unions, too
+
+    @classmethod
+    def of(cls, writer: Written, reader: Written, *, names: bool = True) -> Resolver:
+        """Of two whole schemas."""
+        return cls(definitions(writer), definitions(reader), names)
+
+    def written(self, type_: Type) -> Type:
+        """A writer's type; of a record inside itself, the record."""
+        return self.writer[type_.name] if isinstance(type_, Recursion) else type_
+
+    def read(self, type_: Type) -> Type:
+        """A reader's type, likewise."""
+        return self.reader[type_.name] if isinstance(type_, Recursion) else type_
+
+    def choose(self, writer: Type, reader: Type) -> Type | None:
+        """What a value of the writer's type, which is no union, is read as: the reader's type, or the first
+        of its union's that matches. None: it cannot be read."""
+        writer, reader = self.written(writer), self.read(reader)
+        if not isinstance(reader, Union):
+            return reader if self.matches(writer, reader, names=self.names) else None
+        return next((self.read(b) for b in reader.branches if self.matches(writer, b)), None)
+
+    def matches(self, writer: Type, reader: Type, *, names: bool = True) -> bool:
+        """Whether the types match, as the specification uses the word: containers by what is in them, named
+        types by kind and name. `names`: false to leave the outermost name out."""
+        writer, reader = self.written(writer), self.read(reader)
+        match writer, reader:
+            case (Union(), _) | (_, Union()):
+                return True
+            case (Array(w), Array(r)) | (Map(w), Map(r)):
+                return self.matches(w, r, names=self.names)
+            case Primitive(w_name), Primitive(r_name):
+                return w_name == r_name or r_name in PROMOTIONS.get(w_name, ())
+            case Fixed(_, w_size), Fixed(_, r_size):
+                return w_size == r_size and (not names or _same_name(writer, reader))
+            case (Record(), Record()) | (Enum(), Enum()):
+                return not names or _same_name(writer, reader)
+            case _:
+                return False
+
+
+def fields_of(writer: Record, reader: Record) -> dict[str, AvroField]:
+    """For the names of the writer's fields, the reader's fields that they are read as: those of the same
+    name, else of that alias. Of two that would be read as one field, the one of its name is."""
+    by_name = {f.name: f for f in reader.fields}
+    by_alias = {alias: f for f in reversed(reader.fields) for alias in reversed(f.aliases)}
+    found: dict[str, AvroField] = {}
+    taken: set[str] = set()
+    for known in (by_name, by_alias):
+        for f in writer.fields:
+            into = known.get(f.name)
+            if into is not None and f.name not in found and into.name not in taken:
+                found[f.name] = into
+                taken.add(into.name)
+    return found
+
+
+def _same_name(writer: Type, reader: Type) -> bool:
+    assert isinstance(writer, Record | Enum | Fixed)
+    assert isinstance(reader, Record | Enum | Fixed)
+    bare = writer.name.rpartition(".")[2]
+    return bare == reader.name.rpartition(".")[2] or writer.name in reader.aliases or bare in reader.aliases

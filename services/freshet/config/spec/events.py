@@ -1,0 +1,202 @@
+"""Nouns of a spec, first part: where events come from, how they are joined, what they teach."""
+
+# ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from freshet.config.options import Choice, Duration, ListOf, Number, Text, Wrong, option
+from freshet.config.spec.forms import DAY, MINUTE, NAME, PATH, SECOND
+
+__all__ = ["UNIT_NS", "Events", "Join", "Label", "Retention", "Stream", "TimeField"]
+
+UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
+"""Nanoseconds of a tick, by the units of times that are numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeField:
+    """Where an event's time stands and how it is written, `"ts:ms"`."""
+
+    path: str
+    unit: Literal["s", "ms", "us", "ns", "days", "iso"]
+
+
+class TimeText:
+    """The form `"ts:ms"`: a path and how the time is written there."""
+
+    expected = 'a path and a unit, "field:ms", the unit one of s, ms, us, ns, days, iso'
+
+    def read(self, value: Any) -> TimeField:
+        """The path and unit."""
+        path, colon, unit = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if not colon or unit not in (*UNIT_NS, "iso"):
+            raise Wrong(self.expected)
+        return TimeField(path=PATH.read(path), unit=unit)  # type: ignore[arg-type]
+
+    def json_schema(self) -> dict[str, Any]:
+        """Text of this form."""
+        path = PATH.json_schema()["pattern"].removesuffix("$")
+        return {"type": "string", "pattern": f"{path}:(?:{'|'.join((*UNIT_NS, 'iso'))})$"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One stream of the user's events: topic, format, and where the envelope stands in the user's fields."""
+
+    role: Literal["served", "shown", "action"]
+    topic: str = option(
+        "deployment",
+        "topic of the event log; without it impressions, shown or actions",
+        Text("a topic's name", r"[a-z0-9][a-z0-9._-]{0,200}"),
+    )
+    format: Literal["avro", "json", "confluent", "bare"] = option(
+        "deployment",
+        "how records are written: avro, with the id of a schema in the topic schemas, or json, both by the "
+        "gateway, inference or others; confluent, Avro with an id of a schema registry, or bare, Avro by the "
+        "stream's schema and nothing else, both by others alone",
+        Choice(("avro", "json", "confluent", "bare")),
+        default="avro",
+    )
+    schema: str | None = option(
+        "deployment",
+        "path of the Avro schema of the events, relative to the spec; its content counts for identity",
+        Text("the path of an .avsc file"),
+        default=None,
+    )
+    explode: str | None = option(
+        "identity", "array field of which each element is an impression", PATH, default=None
+    )
+    key: tuple[str, ...] = option(
+        "identity",
+        "fields that together identify the impression, the request's first",
+        ListOf(PATH, 1, 8, lone=True),
+    )
+    time: TimeField = option("identity", "field that holds the event's time, and its unit", TimeText())
+    id: str | None = option(
+        "identity",
+        "field that identifies the event; without it the record's content does",
+        PATH,
+        default=None,
+    )
+
+    @property
+    def theirs(self) -> bool:
+        """Whether others alone write the topic: it is read as it is, and its retention is not ours to set."""
+        return self.format in ("confluent", "bare")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """The three streams; `shown` is optional."""
+
+    served: Stream
+    action: Stream
+    shown: Stream | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """How impressions and actions become samples (PROTOCOL 18-21)."""
+
+    base: Literal["served"] = option(
+        "identity", "a sample per event of this stream", Choice(("served",)), default="served"
+    )
+    require: Literal["shown"] | None = option(
+        "identity", "only impressions that were shown", Choice(("shown",)), default=None
+    )
+    grace_ms: int = option(
+        "identity",
+        "how long after a window late events still count",
+        Duration(0, DAY),
+        key="grace",
+        default=30 * SECOND,
+    )
+    emit: Literal["early", "window"] = option(
+        "identity",
+        "positives at once (freshest; the first ones later), or all when the window closes (unbiased order)",
+        Choice(("early", "window")),
+        default="early",
+    )
+    negatives: float = option(
+        "identity",
+        "share of negatives kept, weighted by 1/share; repeatable by a hash of the id",
+        Number(0, 1, open_low=True),
+        default=1.0,
+    )
+    max_ahead_ms: int = option(
+        "identity",
+        "an event further ahead of now is refused",
+        Duration(SECOND, DAY),
+        key="max_ahead",
+        default=MINUTE,
+    )
+
+    def is_early(self, label: Label) -> bool:
+        """Whether the label's positives become samples at once, before the negatives of their requests."""
+        return self.emit == "early" and label.value is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long the log keeps records. What a restart of some service needs is kept however old it is."""
+
+    events_ms: int | None = option(
+        "deployment",
+        "of events, samples and the joiner's commits; a new model can learn from what is still there",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="events",
+        default=7 * DAY,
+    )
+    rows_ms: int | None = option(
+        "deployment",
+        "of changed rows on their way to serving; the row store has them all",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="rows",
+        default=DAY,
+    )
+    measures_ms: int | None = option(
+        "deployment",
+        "of measures, the console's history, and what was refused with the reason",
+        Duration(MINUTE, 3650 * DAY, never=True),
+        key="measures",
+        default=7 * DAY,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """One thing to predict, with its window and head."""
+
+    name: str
+    index: int  # position in the spec; the label's number in samples
+    on: str = option("identity", "condition on an action that makes the label true", Text("an expression"))
+    value: str | None = option(
+        "identity",
+        "number the label takes: sum(), max(), last() or count() over matching actions",
+        Text("an expression"),
+        default=None,
+    )
+    loss: Literal["logloss", "huber", "mse"] = option(
+        "identity",
+        "loss of the head; without it logloss, or huber if there is a value",
+        Choice(("logloss", "huber", "mse")),
+        default="logloss",
+    )
+    bounds: tuple[float, float] | None = option(
+        "tunable",
+        "least and greatest value, both allowed, beside loss huber or mse; a value outside is not learned",
+        ListOf(Number(-3e38, 3e38), 2, 2),
+        default=None,
+    )
+    window_ms: int = option(
+        "identity",
+        "how long after the impression an action counts",
+        Duration(SECOND, 30 * DAY),
+        key="window",
+        default=2 * MINUTE,
+    )
+    given: str | None = option(
+        "identity", "only impressions for which this label is true teach it", NAME, default=None
+    )

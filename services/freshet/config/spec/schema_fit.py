@@ -1,0 +1,234 @@
+"""Whether a spec fits the users' schemas: every field is there and holds what the spec uses it as.
+
+Raises ConfigError with the spec's key for the first misfit: before a service starts, not at the first event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from freshet.config.avro.schema import (
+    Array,
+    Enum,
+    Located,
+    Record,
+    Type,
+    Union,
+    field_at,
+    paths,
+    sample_schema,
+    spell,
+)
+from freshet.config.expression import compile_condition, compile_value
+from freshet.config.expression.compile import walk
+from freshet.config.expression.kinds import Kind
+from freshet.config.expression.tree import Binary, Field, In, Literal, Node
+from freshet.config.options import nearest_hint
+from freshet.config.spec.fields import kind_of, wrong_unit
+from freshet.config.spec.model import Feature, Label, Spec, Stream
+from freshet.config.spec.schemas import Schemas, streams_of
+from freshet.errors import ConfigError
+
+__all__ = ["check_fit"]
+
+IDS = ("integer", "text", "truth")
+"""Kinds that may identify something. A fraction may not: 0.1 + 0.2 is another id than 0.3."""
+
+
+def check_fit(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> None:
+    """Raise ConfigError for the first place where the spec asks for what a schema has not."""
+    fit = _Fit(spec, schemas, where)
+    for stream in streams_of(spec):
+        fit.stream(stream)
+    fit.explode()
+    for feature in spec.features:
+        if feature.field is not None:
+            fit.feature(feature, feature.field)
+    for label in spec.labels:
+        fit.label(label)
+
+
+class _Fit:
+    def __init__(self, spec: Spec, schemas: Schemas, where: str) -> None:
+        self.spec, self.schemas, self.where = spec, schemas, where
+
+    def error(self, key: str, found: Any, expected: str, hint: str = "") -> ConfigError:
+        return ConfigError(self.where, key, found, expected, hint)
+
+    def locate(self, schema: Record, path: str, key: str) -> Located:
+        """The field at a path; one that is not there is told by the spec's key, with the nearest that is."""
+        try:
+            return field_at(schema, path)
+        except ConfigError as error:
+            known = paths(schema)
+            hint = (
+                nearest_hint(path, known)
+                or _nearest_leaf(path, known)
+                or f"{schema.name} has {', '.join(known)}"
+            )
+            raise self.error(key, path, error.expected, hint) from None
+
+    def stream(self, stream: Stream) -> None:
+        schema = self.schemas.of(stream.role)
+        prefix = f"events.{stream.role}"
+        for i, path in enumerate(stream.key):
+            self._identifies(stream, self.locate(schema, path, f"{prefix}.key[{i}]"), f"{prefix}.key[{i}]")
+            self._joins(i, path, schema, f"{prefix}.key[{i}]")
+        if stream.id is not None:
+            self._identifies(stream, self.locate(schema, stream.id, f"{prefix}.id"), f"{prefix}.id")
+        time = self.locate(schema, stream.time.path, f"{prefix}.time")
+        wanted = "text" if stream.time.unit == "iso" else "integer"
+        written = f"{stream.time.path}:{stream.time.unit}"
+        if kind_of(time.type) not in ((wanted, "fraction") if wanted == "integer" else (wanted,)):
+            other = "iso is for text, the other units are for numbers"
+            raise self.error(
+                f"{prefix}.time", written, f"a field of {wanted}, found {spell(time.type)}", other
+            )
+        wrong = wrong_unit(time.type, stream.time)
+        if wrong is not None:
+            raise self.error(f"{prefix}.time", written, *wrong)
+        if time.nullable or time.repeated:
+            raise self.error(f"{prefix}.time", written, "one time an event, never null")
+
+    def _identifies(self, stream: Stream, found: Located, key: str) -> None:
+        if kind_of(found.type) not in ("integer", "text"):
+            raise self.error(key, found.path, f"a field of integers or text, found {spell(found.type)}")
+        inside = stream.explode is not None and found.path.startswith(stream.explode + ".")
+        if found.repeated and not inside:
+            raise self.error(
+                key,
+                found.path,
+                "one value an event",
+                "it stands inside an array; explode makes each element an impression",
+            )
+
+    def _joins(self, i: int, path: str, schema: Record, key: str) -> None:
+        served = self.spec.events.served.key[i]
+        theirs = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
+        ours = kind_of(field_at(schema, path).type)
+        if ours != theirs:
+            raise self.error(
+                key,
+                path,
+                f"a field of {theirs}, as {served} of served events is; found {ours}",
+                'the number 7 and the text "7" are different ids',
+            )
+
+    def explode(self) -> None:
+        served = self.spec.events.served
+        if served.explode is None:
+            return
+        found = self.locate(self.schemas.served, served.explode, "events.served.explode")
+        type_ = found.type
+        if not isinstance(type_, Array) or not isinstance(type_.items, Record):
+            raise self.error(
+                "events.served.explode",
+                served.explode,
+                f"an array of records, found {spell(type_)}",
+                "each of its elements is an impression",
+            )
+        sample_schema(self.schemas.served, served.explode)
+
+    def feature(self, feature: Feature, path: str) -> None:
+        key = f"features.{feature.name}"
+        sample = sample_schema(self.schemas.served, self.spec.events.served.explode)
+        found = self.locate(sample, path, f"{key}.field")
+        kind = kind_of(found.type)
+        is_list = found.repeated or kind.startswith("list of ")
+        if feature.kind == "list":
+            if not is_list:
+                raise self.error(
+                    f"{key}.field",
+                    path,
+                    f"an array, found {spell(found.type)}",
+                    "without max and pool it is one id",
+                )
+            self._one_of(feature, found, kind.removeprefix("list of "), IDS)
+        elif is_list:
+            raise self.error(
+                f"{key}.field",
+                path,
+                f"one value, found {_in_array(found)}",
+                'a list of ids is a feature with max and pool: max = 50, pool = "mean"',
+            )
+        elif feature.kind in ("dense", "bucket"):
+            self._one_of(feature, found, kind, ("integer", "fraction", "truth"))
+        else:
+            self._one_of(feature, found, kind, IDS)
+            self._serve_as(feature, kind)
+
+    def _one_of(self, feature: Feature, found: Located, kind: str, allowed: Sequence[str]) -> None:
+        if set(kind.split(" or ")) <= set(allowed):
+            return
+        hint = "text is an id: give it a table" if kind == "text" else ""
+        if kind == "fraction":
+            hint = "a fraction is a number: use dense, or buckets to make ids of it"
+        names = {"integer": "integers", "text": "text", "truth": "truths", "fraction": "fractions"}
+        raise self.error(
+            f"features.{feature.name}.field",
+            found.path,
+            f"a field of {', '.join(names[a] for a in allowed)}, found {spell(found.type)}",
+            hint,
+        )
+
+    def _serve_as(self, feature: Feature, kind: str) -> None:
+        if feature.serve_as is None or kind == "truth":
+            return
+        if (kind == "text") != isinstance(feature.serve_as, str):
+            raise self.error(
+                f"features.{feature.name}.serve_as",
+                feature.serve_as,
+                f"a value of {kind}, as {feature.field} is",
+            )
+
+    def label(self, label: Label) -> None:
+        key = f"labels.{label.name}"
+        kinds = _action_kinds(self.schemas.action)
+        condition = compile_condition(label.on, kinds=kinds, where=self.where, key=f"{key}.on")
+        if label.value is not None:
+            compile_value(label.value, kinds=kinds, where=self.where, key=f"{key}.value")
+        for field, word in _compared(condition.node):
+            type_ = field_at(self.schemas.action, field).type
+            symbols = [s for e in _enums(type_) for s in e.symbols]
+            if symbols and isinstance(type_, Enum) and word not in symbols:
+                raise self.error(
+                    f"{key}.on",
+                    label.on,
+                    f"a symbol of {field}: {', '.join(symbols)}",
+                    nearest_hint(word, symbols) or f'"{word}" never occurs',
+                )
+
+
+def _nearest_leaf(path: str, known: Sequence[str]) -> str:
+    """A path that ends alike: `id` for `user.id`."""
+    leaf = path.rpartition(".")[2]
+    return next((f'did you mean "{k}"?' for k in known if k.rpartition(".")[2] == leaf), "")
+
+
+def _in_array(found: Located) -> str:
+    return spell(found.type) if isinstance(found.type, Array) else f"{spell(found.type)} inside an array"
+
+
+def _action_kinds(schema: Record) -> dict[str, Kind]:
+    """Fields of an action that expressions may use."""
+    names: dict[str, Kind] = {"integer": "number", "fraction": "number", "text": "text", "truth": "boolean"}
+    found = {p: field_at(schema, p) for p in paths(schema)}
+    return {p: names[k] for p, f in found.items() if (k := kind_of(f.type)) in names and not f.repeated}
+
+
+def _enums(type_: Type) -> list[Enum]:
+    return [t for t in (type_.branches if isinstance(type_, Union) else (type_,)) if isinstance(t, Enum)]
+
+
+def _compared(node: Node) -> list[tuple[str, str]]:
+    """(field, text) of every comparison of a field with text."""
+    found: list[tuple[str, str]] = []
+    for n in walk(node):
+        if isinstance(n, In) and isinstance(n.operand, Field):
+            found += [(n.operand.path, i.value) for i in n.items if isinstance(i.value, str)]
+        if isinstance(n, Binary):
+            for a, b in ((n.left, n.right), (n.right, n.left)):
+                if isinstance(a, Field) and isinstance(b, Literal) and isinstance(b.value, str):
+                    found.append((a.path, b.value))
+    return found

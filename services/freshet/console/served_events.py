@@ -1,0 +1,176 @@
+"""A few of the newest served events, decoded: texts of segment values, and requests to try again.
+
+The measures know a segment's value by its key only. The keys of texts that were seen in served events are
+computed here as `features.hashing` does, so that the page can say "DE" for 0x9e….
+"""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import fastavro
+import orjson
+import structlog
+from fastavro.read import SchemaResolutionError
+from fastavro.schema import SchemaParseException
+
+from freshet.config.avro.schema import Record, canonical, to_json, without_defaults
+from freshet.config.spec.model import Feature, Spec
+from freshet.console.events import grouped, leaves, request_of, without_logical_types
+from freshet.console.texts import fixed_texts
+from freshet.console.topic_follower import newest
+from freshet.errors import Corrupt, Unavailable
+from freshet.features import key_of
+from freshet.log import EventLog
+from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry, framed_id
+from freshet.types import TopicPartition
+
+__all__ = ["ServedSample"]
+
+log = structlog.get_logger(__name__)
+
+READ_RECORDS = 5
+"""Of one partition at a look: decoding is Python's, a look must stay cheap whatever passes."""
+
+KEPT_REQUESTS = 12
+LARGEST_REQUEST = 256 << 10
+"""Bytes of an event, the whole of a request, that is decoded; a larger one is left out."""
+
+KEPT_ITEMS, LARGEST_ITEM = 240, LARGEST_REQUEST // 20
+"""Events of one item each that are kept, and bytes of one: about as much memory."""
+
+MOST_TEXTS = 2_000
+"""Values of one segment that are known by text; the measures tell 100 apart."""
+
+MOST_SEEN = 10_000
+LONGEST_TEXT = 60
+
+
+class ServedSample:
+    """What is known of served events by looking at some. Used by one thread, but `requests` by any."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        log: EventLog,
+        topic: str,
+        unreadable: Callable[[], None] = lambda: None,
+        reader: Record | None = None,
+    ) -> None:
+        """`unreadable` is called for each event that cannot be shown; `reader` is what events are read as,
+        whatever schema they were written by."""
+        tree = None if reader is None else without_logical_types(to_json(reader, aliases=True))
+        self._reader = None if tree is None else _parsed(tree)
+        self._spec, self._log, self._topic, self._unreadable = spec, log, topic, unreadable
+        self._schemas: dict[int, Any] = {}
+        self._registry = SchemaRegistry(log)
+        self._ends: dict[int, int] = {}
+        self._turn = 0
+        whole = spec.events.served.explode is not None
+        self._largest = LARGEST_REQUEST if whole else LARGEST_ITEM
+        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT_REQUESTS if whole else KEPT_ITEMS)
+        segments = [spec.feature(name) for name in spec.train.segments]
+        self._fields = [f for f in segments if f.kind == "id" and f.field is not None]
+        self._texts: dict[str, OrderedDict[int, str]] = {f.name: OrderedDict() for f in segments}
+        self._seen: dict[str, set[Any]] = {f.name: set() for f in segments}
+        for feature in segments:
+            self._texts[feature.name].update(fixed_texts(feature))
+
+    @property
+    def requests(self) -> Sequence[Mapping[str, Any]]:
+        """Recent requests as they could be asked again, newest first."""
+        served, kept = self._spec.events.served, list(self._kept)[::-1]
+        return kept if served.explode is not None else grouped(kept, served)[:KEPT_REQUESTS]
+
+    def text(self, segment: str, value: int) -> str | None:
+        """What stands for a segment's value; None if it was not seen in the events looked at."""
+        if value == 0:
+            return "(other, or none)"
+        texts = self._texts.get(segment)
+        return texts.get(value) if texts is not None else None
+
+    def look(self) -> None:
+        """Look at the newest events of one partition, the next one in turn that has some."""
+        for _ in range(self._spec.partitions):
+            self._turn = (self._turn + 1) % self._spec.partitions
+            at = TopicPartition(self._topic, self._turn)
+            bounds = self._log.bounds(at)
+            fresh = bounds.end - max(bounds.start, self._ends.get(self._turn, 0))
+            self._ends[self._turn] = bounds.end
+            if fresh > 0:
+                for _, value in newest(self._log, at, min(fresh, READ_RECORDS)):
+                    if len(value) <= self._largest and not self._spec.events.served.theirs:
+                        self._look_at(value)
+                return
+
+    def _look_at(self, value: bytes) -> None:
+        """Take an event; one that cannot be read (the joiner tells of it) leaves the others as they are."""
+        try:
+            self._take(self._decoded(value))
+        except Unavailable:  # its schema is not known now: nothing is wrong with the event
+            raise
+        except Exception as error:  # bytes of others: the decoder promises nothing of what it raises
+            log.debug("a served event cannot be shown", reason=repr(error))
+            self._unreadable()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        for feature in self._fields:
+            self._note(feature, leaves(event, (feature.field or "").split(".")))
+        request = (
+            event if self._spec.events.served.explode is None else request_of(event, self._spec.events.served)
+        )
+        if request is not None:
+            self._kept.append(request)
+
+    def _note(self, feature: Feature, values: Iterator[Any]) -> None:
+        seen, texts = self._seen[feature.name], self._texts[feature.name]
+        if len(seen) >= MOST_SEEN:
+            seen.clear()
+        for value in values:
+            if not isinstance(value, (str, bytes, int, float)) or (type(value), value) in seen:
+                continue
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                continue  # of JSON alone, and no value of a feature
+            seen.add((type(value), value))
+            text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+            texts[key_of(value, 0)] = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+            if len(texts) > MOST_TEXTS:
+                texts.popitem(last=False)
+
+    def _decoded(self, value: bytes) -> dict[str, Any]:
+        """The event as fields."""
+        if self._spec.events.served.format == "json":
+            event = orjson.loads(value)
+        else:
+            event = self._read(value[FRAME_BYTES:], self._schema(framed_id(value)))
+        if not isinstance(event, dict):
+            raise Corrupt(f"an event: expected a record, found {type(event).__name__}")
+        return event
+
+    def _read(self, record: bytes, written: Any) -> Any:
+        """A record as the spec's schema has it; as it was written, where a field that nothing reads is in the
+        way."""
+        try:
+            return fastavro.schemaless_reader(io.BytesIO(record), written, self._reader)
+        except SchemaResolutionError:
+            return fastavro.schemaless_reader(io.BytesIO(record), written, None)
+
+    def _schema(self, schema_id: int) -> Any:
+        if schema_id not in self._schemas:
+            tree = orjson.loads(canonical(self._registry.get(schema_id)))
+            written = without_defaults(without_logical_types(tree))
+            self._schemas[schema_id] = fastavro.parse_schema(written)
+        return self._schemas[schema_id]
+
+
+def _parsed(reader: Any) -> Any:
+    """What events are read as. Without defaults, if a field cannot have its own: an event that lacks one is
+    shown as it was written."""
+    try:
+        return fastavro.parse_schema(reader)
+    except SchemaParseException as error:
+        log.warning("events without a field are shown without its default", reason=str(error))
+        return fastavro.parse_schema(without_defaults(reader))

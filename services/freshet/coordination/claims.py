@@ -1,0 +1,426 @@
+"""Claims on any event log: a thread that reads `control`, sends heartbeats and tells owners what they
+lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.coordination.claim_rules import (
+    Claim,
+    ClaimBook,
+    LaterFormat,
+    Load,
+    Plan,
+    claim_record,
+    claims_record,
+    heartbeat_record,
+    load_record,
+    plan_record,
+    read_record,
+    release_record,
+    releases_record,
+    state_record,
+)
+from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
+from freshet.log import EventLog, Reader
+from freshet.types import Append, BytesColumn, Fence, TopicPartition
+
+__all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Held"]
+
+_log = structlog.get_logger(__name__)
+
+LEASE_S = 3.0
+"""Silence after which an owner is replaced: six heartbeats, so that a slow disk or a long pause of one costs
+nothing."""
+
+HEARTBEAT_S = 0.5
+
+_POLL_S = 0.05
+"""Longest wait in one poll: a heartbeat is late by no more than this."""
+
+_GAP_S = 0.2
+"""Between two readings at most this counts as silence: who slept in between cannot know whether the log was
+there. A busy machine that polls later than this only makes leases longer."""
+
+_STATE_EVERY = 100_000
+"""Records after which a summary is written and the rest trimmed; about 14 hours of one owner, 0.2 s to
+read."""
+
+
+class Held:
+    """One claim that this process made, of one thing or several. It is held until `lost` is set or `release`
+    is called."""
+
+    def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
+        self._claims = claims
+        self.owner, self.fence = owner, fence
+        self.things = frozenset(things)  # those still held: each may be lost or released by itself
+        self.what = _named(sorted(self.things))  # for people
+        self.lost = threading.Event()  # one of them was claimed by somebody else
+        self._on_lost: list[Callable[[], None]] = []
+
+    def check(self) -> None:
+        """Raise Fenced if somebody else has claimed it meanwhile; cheap, as it only looks at what was read.
+
+        Raises what stopped the claims' thread, if that is why it is lost.
+        """
+        self._claims.check()
+        if self.lost.is_set():
+            raise Fenced(f"{self.what} was claimed from {self.owner} (fence {self.fence}) by another owner")
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Call this on the claims' thread when the claim, or a part of it, is lost; at once if it is
+        already."""
+        self._on_lost.append(call)
+        if self.lost.is_set():
+            call()
+
+    def release(self, things: Iterable[str] | None = None) -> None:
+        """Give it up, or some of its things, so that the next owner need not wait. Idempotent; what was lost
+        is only forgotten. While the log is away it is kept, and written once the log is back."""
+        self._claims._release(self, self.things if things is None else frozenset(things))
+
+    def forget(self) -> None:
+        """Send no heartbeats for it: for a claim that others judge by other rules than leases."""
+        self._claims._forget(self)
+
+    def _lose(self, things: frozenset[str]) -> None:
+        self.things -= things
+        self.lost.set()
+        for call in self._on_lost:
+            call()
+
+
+class Claims:
+    """Claims of one process on a one-partition topic. Thread-safe. The topic must exist."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        topic: str,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        lease_s: float = LEASE_S,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._eventlog, self._partition, self._clock = log, TopicPartition(topic, 0), clock
+        self._heartbeat_s = heartbeat_s
+        self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
+        self._writer, self._reader = log.writer(), log.reader()
+        self._held: dict[Fence, Held] = {}
+        self._unwritten: list[bytes] = []  # releases that could not be written, or are not known to be
+        self._changed = threading.Condition()  # guards the book, what is held, and the fields below
+        self._next = 0  # offset up to which the book has read
+        self._start = 0
+        self._beat_due = clock.monotonic()
+        self._error: FreshetError | None = None
+        self._closing = False
+        self._read_from_start()
+        self._thread = threading.Thread(target=self._run, name=f"claims {topic}", daemon=True)
+        self._thread.start()
+
+    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Held:
+        """Claim `what` as soon as that is allowed, at the latest at `deadline`, an instant of the clock's
+        `monotonic`.
+
+        Raises:
+            Unavailable: somebody else holds it until the deadline, or until `stop` is set; the message says
+                who.
+        """
+        return self.acquire_all([what], owner, deadline, stop)
+
+    def acquire_all(
+        self, things: Sequence[str], owner: str, deadline: float, stop: threading.Event | None = None
+    ) -> Held:
+        """Claim several things with one record, as soon as all of them are free: all or none, one fence.
+
+        Raises as `acquire` does; ValueError if there are none.
+        """
+        if not things:
+            raise ValueError("a claim names at least one thing")
+        while True:
+            with self._changed:
+                self._refuse_unknown_claims()
+                for what in things:
+                    self._wait_until_claimable(what, deadline, stop)
+                if not all(self._book.claimable(what) for what in things):
+                    continue  # one was claimed while another was waited for
+                claims = {what: self._book.claim(what) for what in things}
+            replaces = {what: claim.fence if claim else None for what, claim in claims.items()}
+            one = len(things) == 1
+            record = (
+                claim_record(things[0], owner, replaces[things[0]]) if one else claims_record(owner, replaces)
+            )
+            fence = Fence(self._append(record))
+            with self._changed:
+                while self._next <= fence:
+                    self._wait(deadline, f"the claim of {_named(things)} could not be read back")
+                if self._is_mine(fence, things):
+                    self._held[fence] = held = Held(self, owner, fence, things)
+                    self._beat_due = self._clock.monotonic()
+                    return held
+
+    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Held | None:
+        """Claim `what` in place of the claim with the fence `former` (None: there was none), whether or not
+        that one's lease has run out: for who may decide that by other rules. None if another claim came
+        first. A former claim of this process that is renewed so is not lost, only forgotten.
+
+        Raises:
+            Unavailable: what was written could not be read back until the deadline.
+        """
+        with self._changed:
+            self._refuse_unknown_claims()
+            renewed = self._held.pop(former, None) if former is not None else None
+        try:
+            fence = Fence(self._append(claim_record(what, owner, former)))
+            with self._changed:
+                while self._next <= fence:
+                    self._wait(deadline, f"the claim of {what} could not be read back")
+                if not self._is_mine(fence, [what]):
+                    return None
+                renewed = None
+                self._held[fence] = held = Held(self, owner, fence, [what])
+                self._beat_due = self._clock.monotonic()
+                return held
+        finally:
+            if renewed is not None:  # the thread tells whether it still stands
+                with self._changed:
+                    self._held[renewed.fence] = renewed
+
+    def free(self, things: Iterable[str]) -> list[str]:
+        """Those that may be claimed now."""
+        with self._changed:
+            return [what for what in things if self._book.claimable(what)]
+
+    def alive(self, prefix: str) -> list[Claim]:
+        """Claims of things of this prefix whose owners live, in order of their fences: who came first
+        leads."""
+        with self._changed:
+            claims = [
+                c for w, c in self._book.claims().items() if w.startswith(prefix) and self._book.alive(w)
+            ]
+        return sorted(claims, key=lambda claim: claim.fence)
+
+    def plan(self) -> Plan | None:
+        """The last plan in the log."""
+        with self._changed:
+            return self._book.plan
+
+    def advise(self, plan: Plan) -> None:
+        """Write a plan. Raises Unavailable."""
+        self._append(plan_record(plan))
+
+    def loads(self) -> Mapping[str, Load]:
+        """{seat: what its shard has to do, as it told last}."""
+        with self._changed:
+            return dict(self._book.loads)
+
+    def tell(self, load: Load) -> None:
+        """Write what this shard has to do. Raises Unavailable."""
+        self._append(load_record(load))
+
+    @property
+    def changes(self) -> int:
+        """Rises with every claim and release that counts; cheap."""
+        return self._book.changes
+
+    def owners(self) -> Mapping[str, Claim]:
+        """The newest claim of everything that was ever claimed, the released ones included."""
+        with self._changed:
+            return self._book.claims()
+
+    def living(self) -> Mapping[str, Claim]:
+        """The claims that stand now, as far as this process has read: not released, and with heartbeats."""
+        with self._changed:
+            return self._book.living()
+
+    def survey(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
+        """The newest claim of everything, and those whose owners live, of one moment."""
+        with self._changed:
+            claims = self._book.claims()
+            return claims, {what: claim for what, claim in claims.items() if self._book.alive(what)}
+
+    def check(self) -> None:
+        """Raise what has stopped the thread, if anything has: DataLost or Corrupt."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self, *, release: bool = True) -> None:
+        """Release what is held, unless told not to, and stop. Idempotent."""
+        for held in list(self._held.values()) if release else ():
+            held.release()  # where that cannot be written, the lease runs out
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._reader.close()
+        self._writer.close()
+
+    # The caller's side
+
+    def _wait_until_claimable(self, what: str, deadline: float, stop: threading.Event | None) -> None:
+        while not self._book.claimable(what):
+            claim = self._book.claim(what)
+            owner = f"{claim.owner} (fence {claim.fence})" if claim else "nobody"
+            why = f"{what} is held by {owner}, silent for {self._book.silent_s(what):.1f} s"
+            if stop is not None and stop.is_set():
+                raise Unavailable(f"asked to stop while {why}")
+            self._wait(deadline, f"{why}; it is free a lease after its last heartbeat")
+
+    def _wait(self, deadline: float, message: str) -> None:
+        self.check()
+        if self._closing:
+            raise Unavailable("the claims were closed")
+        if self._clock.monotonic() >= deadline:
+            raise Unavailable(message)
+        self._changed.wait(_POLL_S)
+
+    def _is_mine(self, fence: Fence, things: Iterable[str]) -> bool:
+        claims = [self._book.claim(what) for what in things]
+        return all(claim is not None and claim.fence == fence for claim in claims)
+
+    def _release(self, held: Held, things: frozenset[str]) -> None:
+        with self._changed:
+            given = sorted(things & held.things) if held.fence in self._held else []
+            held.things -= things
+            if not held.things:
+                self._held.pop(held.fence, None)
+        if not given:
+            return
+        one = len(given) == 1
+        record = release_record(given[0], held.fence) if one else releases_record(given, held.fence)
+        try:
+            self._append(record)
+        except Unavailable as error:
+            # Heartbeats for the rest of the claim would keep these things for ever.
+            _log.warning("released once the log is back", what=_named(given), reason=str(error))
+            with self._changed:
+                self._unwritten.append(record)
+
+    def _forget(self, held: Held) -> None:
+        with self._changed:
+            self._held.pop(held.fence, None)
+
+    def _append(self, record: bytes) -> int:
+        return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]
+
+    def _refuse_unknown_claims(self) -> None:
+        """Raise Unavailable where a record may be a claim that this release does not understand."""
+        if self._book.later is not None:
+            raise Unavailable(f"nothing is claimed: {self._book.later}")
+
+    def _parsed(self, offset: int, value: bytes) -> dict[str, Any] | None:
+        try:
+            return read_record(value, f"{self._partition} at offset {offset}")
+        except LaterFormat as error:
+            if self._book.later is None:
+                _log.error(
+                    "a record of control is of a later release, nothing is claimed from now on",
+                    reason=str(error),
+                )
+            self._book.later = error
+            return None
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._step(self._reader)
+            except Unavailable as error:
+                with self._changed:
+                    self._book.blind()
+                    self._changed.wait(_POLL_S)
+                _log.warning("the control topic cannot be reached", reason=str(error))
+            except Exception as error:
+                _log.error("claims stopped", reason=str(error))
+                with self._changed:
+                    self._error = error if isinstance(error, FreshetError) else FreshetError(repr(error))
+                    lost = list(self._held.values())
+                    self._held.clear()
+                    self._changed.notify_all()
+                for held in lost:  # nobody sends their heartbeats any more, nor would see who takes over
+                    held._lose(held.things)
+                return
+
+    def _step(self, reader: Reader) -> None:
+        found = reader.poll(10_000, _POLL_S)
+        lost: list[tuple[Held, frozenset[str]]] = []
+        with self._changed:
+            for _, records in found:
+                for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
+                    record = self._parsed(offset, value)
+                    if record is not None:
+                        self._book.apply(offset, record)
+                self._next = records.next_offset
+            if not found:
+                self._book.observe(self._clock.monotonic())
+            for fence, held in list(self._held.items()):
+                gone = frozenset(what for what in held.things if not self._is_mine(fence, [what]))
+                if gone:
+                    lost.append((held, gone))
+                if gone == held.things:
+                    del self._held[fence]
+            fences = list(self._held)
+            due = bool(fences) and self._clock.monotonic() >= self._beat_due
+            if due:
+                self._beat_due = self._clock.monotonic() + self._heartbeat_s
+            self._changed.notify_all()
+        for held, gone in lost:
+            held._lose(gone)
+        self._write_releases()
+        if due:
+            self._append(heartbeat_record(fences))
+            self._summarise()
+
+    def _write_releases(self) -> None:
+        """Write what could not be written before; a release that is there twice says nothing new."""
+        while self._unwritten:
+            self._append(self._unwritten[0])
+            with self._changed:
+                self._unwritten.pop(0)
+
+    def _summarise(self) -> None:
+        if self._next - self._start < _STATE_EVERY:
+            return
+        with self._changed:
+            upto, claims, plan = self._next, list(self._book.claims().values()), self._book.plan
+        self._append(state_record(upto, claims, plan))
+        self._eventlog.trim(self._partition, upto)
+        self._start = upto
+
+    def _read_from_start(self) -> None:
+        """Read all there is. A log that was trimmed starts with the state as of its start, a little further
+        on."""
+        bounds = self._eventlog.bounds(self._partition)
+        self._reader.assign({self._partition: bounds.start})
+        self._next = self._start = bounds.start
+        records = []
+        while self._next < bounds.end:
+            for _, found in self._reader.poll(100_000, LEASE_S):
+                for offset, value in zip(found.offsets.tolist(), found.values, strict=True):
+                    record = self._parsed(offset, value)
+                    if record is not None:
+                        records.append((offset, record))
+                self._next = found.next_offset
+        first = bounds.start
+        if bounds.start > 0:
+            states = (r for at, r in records if r["kind"] == "state" and bounds.start <= r["upto"] <= at)
+            state = next(states, None)
+            if state is None:
+                raise DataLost(f"{self._partition}: the log starts at {bounds.start}, without a state")
+            self._book.restore(state)
+            first = state["upto"]
+        for offset, record in records:
+            if offset >= first:
+                self._book.apply(offset, record)
+
+
+def _named(things: Sequence[str]) -> str:
+    return things[0] if len(things) == 1 else f"{things[0]} and {len(things) - 1} more"

@@ -1,0 +1,17 @@
+"""What the simulator tells Prometheus."""
+
+from __future__ import annotations
+
+from freshet.observability.metrics import Metric
+
+__all__ = ["METRICS"]
+
+METRICS = (
+    Metric("freshet_simulator_impressions", "counter", "items", "Items shown to readers."),
+    Metric("freshet_simulator_clicks", "counter", "clicks", "Clicks that readers make, some still to come."),
+    Metric("freshet_simulator_purchases", "counter", "purchases", "Purchases that readers make."),
+    Metric("freshet_simulator_abandoned", "counter", "visits", "Visits whose page never came."),
+    Metric("freshet_simulator_errors", "counter", "requests", "Requests that failed, each attempt."),
+    Metric("freshet_simulator_events_per_second", "gauge", "events/s", "Events made in the last seconds."),
+    Metric("freshet_simulator_waiting", "gauge", "actions", "Actions that the gateway does not have yet."),
+)

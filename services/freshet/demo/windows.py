@@ -1,0 +1,84 @@
+"""How often what was shown was clicked, in windows of the time at which pages were shown."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from freshet.demo.world import LONGEST_CLICK_S
+
+__all__ = ["WINDOW_MS", "Shown", "Windows"]
+
+WINDOW_MS = 5_000
+KEPT = 120
+CLOSES_AFTER_MS = int(LONGEST_CLICK_S * 1_000)
+"""A window is told once every click on its pages has been made; before, later ones would look worse."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """Items shown and what came of them."""
+
+    impressions: int = 0
+    clicks: float = 0.0
+    expected: float = 0.0  # clicks, by the world's truth
+
+    def as_json(self) -> dict[str, float]:
+        """For `/status`."""
+        return {
+            "impressions": self.impressions,
+            "clicks": self.clicks,
+            "expected": round(self.expected, 3),
+        }
+
+
+@dataclass(slots=True)
+class _Window:
+    start_ms: int
+    model: Shown = field(default_factory=Shown)
+    random: Shown = field(default_factory=Shown)
+    best: float = 0.0  # expected clicks of the best order of what the model was asked to rank
+
+    def as_json(self) -> dict[str, Any]:
+        best = round(self.best, 3)
+        return {
+            "start_ms": self.start_ms,
+            "stop_ms": self.start_ms + WINDOW_MS,
+            "model": self.model.as_json(),
+            "random": self.random.as_json(),
+            "best": {"impressions": self.model.impressions, "clicks": best},
+        }
+
+
+class Windows:
+    """The last windows. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, _Window] = {}
+        self._closed: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    def add(
+        self, shown_ms: int, *, explored: bool, impressions: int, clicks: int, expected: float, best: float
+    ) -> None:
+        """A page was shown. `expected`: clicks that its order, `best`: clicks that the best order earns on
+        average."""
+        start = shown_ms - shown_ms % WINDOW_MS
+        with self._lock:
+            window = self._open.setdefault(start, _Window(start))
+            if not explored:
+                window.best += best
+            shown = window.random if explored else window.model
+            shown.impressions += impressions
+            shown.clicks += clicks
+            shown.expected += expected
+
+    def closed(self, now_ms: int) -> list[dict[str, Any]]:
+        """The last windows whose clicks have all been made, oldest first."""
+        with self._lock:
+            for start in sorted(self._open):
+                if start + WINDOW_MS + CLOSES_AFTER_MS <= now_ms:
+                    self._closed.append(self._open.pop(start).as_json())
+            return list(self._closed)

@@ -1,0 +1,334 @@
+"""The batch stream in one process: the embedder's work done on the lane's own thread; of native models batch
+after batch of a run, whose rows native code looks up and pushes (`freshet.model.native_loop`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import structlog
+
+from freshet.batches.stream import TrainBatch, TrainRun
+from freshet.clock import Clock, Stages, summed
+from freshet.config.spec.layout import Layout
+from freshet.config.spec.model import Spec
+from freshet.embedder.batch_builder import Made, Maker, Slot
+from freshet.embedder.block_decoder import BlockDecoder
+from freshet.embedder.core import BatchPlan, Credits, partitions_of_lane
+from freshet.embedder.partition_reader import Sizes, Source, lag_of
+from freshet.embedder.recent_samples import Recent
+from freshet.embedder.staleness_limiter import CreditDesk
+from freshet.embedder.tracing import called, calling, processed
+from freshet.errors import Refused, Unavailable
+from freshet.log import EventLog
+from freshet.model import NATIVE_KINDS
+from freshet.model.inputs import Labels, ModelInputs
+from freshet.model.native_loop import MOMENTS, Ended, LoopBatches, Ran
+from freshet.observability.tracing import TracedBatch, active
+from freshet.rows.service import NativeRows, RowService
+from freshet.types import F32, I64, U8, U32, BytesColumn, Fence, OffsetRange
+
+__all__ = ["STAGES", "LocalStream"]
+
+log = structlog.get_logger("freshet.embedder")
+
+RUN_S = 0.04
+"""The length of a run of a lane's batches in seconds: measures and versions see samples between two runs."""
+MOST_RUN_ROWS = 16_384
+MOST_RUN_BATCHES = 256
+"""Of a run at most: a linear model learns so many in less than `RUN_S`."""
+
+STAGES = ("read", "credit", "decode", "plan", "lookup", "push")
+"""Of a lane's work here: blocks from the log to a batch, waiting for a credit, samples to keys and columns,
+unique keys, their rows; and gradients to the rows."""
+
+
+@dataclass
+class _Lane:
+    """One lane's partitions, its place in them, and memory reused from batch to batch."""
+
+    index: int
+    source: Source
+    decoder: BlockDecoder
+    slot: Slot
+    plans: list[BatchPlan] = field(default_factory=list)  # put together, waiting for a credit
+    credit: int = 0
+    made: Made | None = None  # in flight
+    traced: Sequence[TracedBatch | None] = ()  # batches of the run that is out; empty: none is traced
+    stages: Stages = field(default_factory=lambda: Stages(STAGES))
+
+
+class LocalStream:
+    """See `freshet.batches.stream.BatchStream`. One rank; a lane's methods are called by its own thread.
+
+    For rows in the same process, where a lookup takes tens of microseconds: nothing is done ahead.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: Spec,
+        layout: Layout,
+        topic: str,
+        log: EventLog,
+        rows: RowService,
+        decoder: Callable[[], BlockDecoder],
+        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
+        fence: Fence,
+        lanes: int,
+        clock: Clock,
+        batch_rows: int,
+        staleness_rows: int,
+    ) -> None:
+        self._topic, self._log, self._rows = topic, log, rows
+        self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
+        self._maker = Maker(spec, layout)
+        # Of a lane's last run. All lanes size their runs by it: the shorter run of two leaves a lane idle.
+        self._rows_per_s = 0.0
+        self._native = rows if isinstance(rows, NativeRows) else None
+        self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
+        self._recent = Recent(spec.serve.gate.samples, clock)
+        native = spec.model.kind in NATIVE_KINDS
+        behind_rows = spec.train.behind_rows(native_loop=native)
+        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
+        partitions = range(spec.partitions)
+        self._lanes = [
+            _Lane(
+                i,
+                Source(log, topic, partitions_of_lane(i, lanes, partitions), sizes, clock),
+                decoder(),
+                self._maker.slot(),
+            )
+            for i in range(lanes)
+        ]
+
+    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+        """The lane's next batch; see the protocol."""
+        state = self._lanes[lane]
+        plans = self._plans(state, wait_s, 0, 1)
+        return self._issue(state, plans[0]) if plans else None
+
+    def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
+        """The lane's next batches; see the protocol."""
+        state = self._lanes[lane]
+        rows = min(MOST_RUN_ROWS, round(RUN_S * self._rows_per_s))
+        plans = self._plans(state, wait_s, rows, MOST_RUN_BATCHES)
+        return self._issue_run(state, plans) if plans else None
+
+    def _plans(self, state: _Lane, wait_s: float, rows: int, batches: int) -> list[BatchPlan]:
+        """The lane's next batches with a credit for them; none if there is none within `wait_s`."""
+        if not state.source.started:
+            state.source.rewind([self._rows.applied(), self._dense_applied()])
+            state.plans = []
+        deadline = self._clock.monotonic() + wait_s
+        state.stages.begin()
+        state.plans = state.plans or state.source.assemble_run(deadline, rows, batches)
+        state.stages.mark("read")
+        if not state.plans:
+            return []
+        # A lane has one of its batches in flight at a time: the credit is for the largest.
+        in_flight = max(plan.rows for plan in state.plans)
+        left_s = max(0.0, deadline - self._clock.monotonic())
+        state.credit = self._desk.take(state.index, in_flight, left_s)
+        state.stages.mark("credit")
+        if not state.credit:
+            return []
+        plans, state.plans = state.plans, []
+        return plans
+
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
+        """Push a batch's gradients, or return it unused; see the protocol."""
+        state = self._lanes[lane]
+        made = state.made
+        assert made is not None, "a batch is given back once, by the lane that took it"
+        state.made = None
+        state.stages.begin()
+        self._desk.step_over()
+        try:
+            if gradients is None:
+                state.source.stop()
+                return
+            push = made.push(self._fence, gradients, counts)
+            if made.traced is None:
+                self._rows.push(push)
+            else:
+                with calling(made.traced, "push", "Push"):
+                    self._rows.push(push)
+            if not batch.replayed:
+                self._recent.add(made.inputs)
+        except Refused as refused:
+            self._start_again(state, batch.ranges, refused)
+            raise
+        finally:
+            self._desk.give_back(state.credit)
+            state.stages.mark("push")
+
+    def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+        """What became of the lane's run; see the protocol."""
+        state = self._lanes[lane]
+        rows, traced = self._native, state.traced
+        state.traced = ()
+        assert rows is not None, "a run comes from a stream of native rows"
+        self._desk.step_over()
+        try:
+            if ran is None:
+                state.source.stop()
+                return
+            for stage in ("plan", "lookup", "push"):
+                state.stages.seconds[stage] += ran.seconds[stage]
+            rows.pushed(ran.pushed, ran.skipped)
+            if traced:
+                self._trace(rows, traced, ran)
+            if ran.pushed:
+                starts = run.starts
+                self._rows_per_s = starts[ran.trained] / max(sum(ran.seconds.values()), 1e-6)
+                self._keep(run, ran, starts)
+            if ran.ended is Ended.REFUSED:
+                raise rows.refused(run.batches.ranges[ran.pushed])
+            if ran.ended in (Ended.UNREAD, Ended.NOT_HELD):
+                raise Unavailable(f"bucket {ran.bucket} is not held by this shard, or not read yet")
+            if ran.pushed < len(run):
+                state.source.stop()  # the rest of the run is issued again
+        except Refused as refused:
+            self._start_again(state, run.batches.ranges[ran.pushed if ran is not None else 0], refused)
+            raise
+        finally:
+            self._desk.give_back(state.credit)
+
+    def settled(self, wait_s: float) -> bool:
+        """Always True: a push is answered before `give_back` returns."""
+        return True
+
+    def recent(self, rows: int) -> Sequence[ModelInputs]:
+        """The newest samples with their rows before they were trained on; see the protocol."""
+        return self._recent.newest(rows)
+
+    def lag(self) -> Mapping[int, int]:
+        """{partition: blocks that no batch has covered yet}."""
+        lag: dict[int, int] = {}
+        for state in self._lanes:
+            source = state.source
+            lag |= lag_of(self._log, self._topic, source.partitions, source.covered())
+        return lag
+
+    def seconds(self) -> dict[str, float]:
+        """How long the lanes have been in each of STAGES, summed over them."""
+        return summed(state.stages for state in self._lanes)
+
+    def close(self) -> None:
+        """Close the readers."""
+        for state in self._lanes:
+            state.source.close()
+
+    @staticmethod
+    def _start_again(state: _Lane, ranges: Sequence[OffsetRange], refused: Refused) -> None:
+        log.warning(
+            "a push was refused; the lane starts again from what is applied",
+            lane=state.index,
+            ranges=list(map(str, ranges)),
+            reason=str(refused),
+        )
+        state.source.stop()
+
+    def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
+        tracer = active()
+        began_ns = 0 if tracer is None else tracer.now_ns()
+        decoded = state.decoder.decode(plan.blocks, plan.places)
+        state.stages.mark("decode")
+        replayed = state.source.replayed(plan)
+        made = self._maker.make(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
+        if tracer is not None:
+            made.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
+        made.look_up(self._rows)
+        state.stages.mark("lookup")
+        state.made = made
+        return made.batch(self._fence, looked=False)
+
+    def _issue_run(self, state: _Lane, plans: Sequence[BatchPlan]) -> TrainRun:
+        rows = self._native
+        assert rows is not None, "a run is taken from a stream of native rows"
+        tracer = active()
+        began_ns = 0 if tracer is None else tracer.now_ns()
+        rows.admit([r for plan in plans for r in plan.ranges], self._fence)
+        decoded = state.decoder.decode(
+            BytesColumn.concat([plan.blocks for plan in plans]),
+            tuple(at for plan in plans for at in plan.places),
+        )
+        assert decoded.block_ends is not None
+        blocks = np.cumsum([len(plan.blocks) for plan in plans])
+        ends = np.concatenate([np.zeros(1, np.int64), decoded.block_ends])[blocks]
+        state.stages.mark("decode")
+        if tracer is not None:
+            starts = [0, *ends.tolist()]
+            traced = [
+                processed(tracer, plan, decoded.request_ids[first:last], self._topic, began_ns)
+                for plan, first, last in zip(plans, starts, starts[1:], strict=False)
+            ]
+            state.traced = traced if any(traced) else ()
+        replayed = [state.source.replayed(plan) for plan in plans]
+        columns = decoded.columns
+        labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
+        times_ms, ranges = decoded.event_times_ms, [plan.ranges for plan in plans]
+        return TrainRun(
+            LoopBatches(columns.groups, columns.dense, labels, times_ms, ends, ranges),
+            replayed,
+            self._wanted(ends, replayed),
+            TrainBatch(
+                ranges=(),
+                fence=self._fence,
+                inputs=ModelInputs(columns.size, (), columns.dense, labels),
+                sample_ids=decoded.sample_ids,
+                request_ids=decoded.request_ids,
+                event_times_ms=times_ms,
+                segments=columns.segments,
+                served=columns.served,
+                explored=columns.explored,
+                items=self._maker.items(decoded),
+                ends=ends,
+            ),
+            traced=bool(state.traced),
+        )
+
+    def _wanted(self, ends: I64, replayed: Sequence[bool]) -> U8:
+        """(K,) which batches of a run the gate wants: the newest, as many as it judges by."""
+        keep, wanted = np.zeros(len(ends), np.uint8), self._recent.wants()
+        starts = [0, *ends.tolist()]
+        for k in range(len(ends) - 1, -1, -1):
+            if wanted <= 0:
+                break
+            if not replayed[k] and starts[k + 1] > starts[k]:
+                keep[k] = 1
+                wanted -= starts[k + 1] - starts[k]
+        return keep
+
+    def _keep(self, run: TrainRun, ran: Ran, starts: Sequence[int]) -> None:
+        for k, groups in ran.kept:
+            if k >= ran.pushed:
+                continue
+            part = run.samples.part(starts[k], starts[k + 1]).inputs.copied()
+            self._recent.keep(replace(part, groups=groups))
+
+    @staticmethod
+    def _trace(rows: NativeRows, traced: Sequence[TracedBatch | None], ran: Ran) -> None:
+        tracer, moments = active(), ran.moments_ns
+        if tracer is None or moments is None:
+            return
+        for k, one in enumerate(traced[: ran.trained]):
+            if one is None:
+                continue
+            at = dict(zip(MOMENTS, moments[k].tolist(), strict=True))
+            for place, method, began, end in (
+                ("lookup", "Lookup", "planned", "looked_up"),
+                ("push", "Push", "stepped", "pushed"),
+            ):
+                refused = place == "push" and k >= ran.pushed
+                error = "the push was refused" if refused else ""
+                rows.answered(method, one.context(place), at[began], at[end])
+                called(tracer, one, place, method, at[began], error, at[end])

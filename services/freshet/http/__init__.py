@@ -1,0 +1,1 @@
+"""HTTP: server, routes, authentication, limits and TLS."""

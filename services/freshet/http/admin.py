@@ -1,0 +1,288 @@
+"""Health and metrics of services that speak no HTTP otherwise: a small server on a thread of its own.
+
+`/health/live` while the process runs, `/health/ready` with the reason while it is not, `/metrics` for
+Prometheus, `/status` as JSON for `freshet status`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NoReturn
+
+import orjson
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+
+from freshet.http import tls
+from freshet.http.browser_checks import Sites
+from freshet.http.endpoint import (
+    LIVE,
+    METRICS_PAGE,
+    Answer,
+    Endpoint,
+    json,
+    mapping,
+    ready_page,
+    record,
+    refusals,
+    status_page,
+)
+from freshet.http.responses import HttpError, error_response
+from freshet.observability.skipped import skipped_status
+from freshet.process.ports import cannot_listen
+
+__all__ = ["ENDPOINTS", "PROGRESS", "Admin"]
+
+log = structlog.get_logger(__name__)
+
+READY = ready_page("Service")
+STATUS = status_page({"type": "object", "description": "depends on the service; readers take what they know"})
+_OFFSETS = mapping({"type": "integer"})
+PROGRESS = Endpoint(
+    "GET",
+    "/progress",
+    "How far trainer or shard have learned and published, and nothing else: it may be asked many times a "
+    "second.",
+    (
+        Answer(
+            200,
+            "next offsets, by partition of samples and of `rows`",
+            (
+                json(
+                    record(
+                        "Progress",
+                        {},
+                        {
+                            "applied": {**_OFFSETS, "description": "by the dense weights"},
+                            "published": record("", {"applied": _OFFSETS, "rows_next": _OFFSETS}),
+                            "slices": {"type": "integer", "description": "of a shard: how many it owns"},
+                        },
+                    )
+                ),
+            ),
+        ),
+        *refusals("not_found"),
+    ),
+    "Every sample below `published.applied` is in records of `rows` below `published.rows_next`. A trainer "
+    "whose rows are in shards has `applied` alone, a shard the others. Only trainer and paramserver have it.",
+)
+ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
+"""What every service answers on its admin port."""
+
+
+LOOK_S = 0.1
+"""Between two looks whether it is to stop: a process's end waits for the next."""
+
+HANDSHAKE_S = 10.0
+"""A client whose TLS handshake takes longer is let go."""
+
+
+MOST_CONNECTIONS = 64
+"""At once, a thread each. One more, and the one that has been there longest is let go: who asks has
+a page in a moment."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # the longest there first
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give it a thread."""
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                longest = next(iter(self._open))
+                del self._open[longest]
+                with contextlib.suppress(OSError):
+                    longest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """A handshake is of the connection's own thread, so that a slow one keeps nobody waiting."""
+        secure = tls.listening()
+        if secure is not None:
+            request.settimeout(HANDSHAKE_S)
+            try:
+                wrapped = secure.listener().wrap_socket(
+                    request, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError:
+                self.shutdown_request(request)
+                return
+            with self._lock:  # the former has given its socket away
+                self._open = {wrapped if one is request else one: None for one in self._open}
+            request = wrapped
+            try:
+                request.do_handshake()
+            except OSError:  # counted
+                self.shutdown_request(request)
+                return
+        super().process_request_thread(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection ends."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away, or sends what is no TLS, is no news; other errors are."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("request failed", exc_info=error)
+
+
+class Admin:
+    """Serves until closed. `ready` returns None, or why the service is not ready."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        ready: Callable[[], str | None],
+        status: Callable[[], Mapping[str, Any]],
+        progress: Callable[[], Mapping[str, Any]] | None = None,
+        hosts: str = "",
+        stuck: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Start to serve.
+
+        Args:
+            registry: gets the metrics of the process, too: its memory, when it began, its files.
+            hosts: names by which the port may be asked, besides its address: FRESHET_COMMON_HOSTS.
+            stuck: returns None, or why the process should be started again: see `freshet.process.liveness`.
+
+        Raises ConfigError if the address cannot be had, naming who has the port.
+        """
+        ProcessCollector(registry=registry)
+        sites = Sites(address, hosts)
+        routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
+            LIVE.path: lambda: _liveness(stuck()),
+            READY.path: lambda: _readiness(ready()),
+            METRICS_PAGE.path: lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+            STATUS.path: lambda: (200, "application/json", _json({**status(), "skipped": skipped_status()})),
+        }
+        if progress is not None:
+            routes[PROGRESS.path] = lambda: (200, "application/json", _json(progress()))
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # seconds; a client that says nothing holds no thread for ever
+
+            def do_GET(self) -> None:
+                self._answer("GET")
+
+            def do_HEAD(self) -> None:
+                self._answer("HEAD")
+
+            def do_OPTIONS(self) -> None:
+                self._answer("OPTIONS")
+
+            def do_POST(self) -> None:
+                self._answer("POST")
+
+            def do_PUT(self) -> None:
+                self._answer("PUT")
+
+            def do_DELETE(self) -> None:
+                self._answer("DELETE")
+
+            def do_PATCH(self) -> None:
+                self._answer("PATCH")
+
+            def _answer(self, method: str) -> None:
+                path = self.path.partition("?")[0]
+                headers: Sequence[tuple[bytes, bytes]] = ()
+                try:
+                    sites.admit(
+                        {name.lower().encode(): value.encode() for name, value in self.headers.items()}
+                    )
+                    if path not in routes:
+                        _unknown(path, sorted(routes))
+                    if method == "OPTIONS":
+                        code, kind, body, headers = 200, "application/json", b"", _ALLOW
+                    elif method not in ("GET", "HEAD"):
+                        raise _not_allowed(path, self.command)
+                    else:
+                        code, kind, body = routes[path]()
+                except Exception as error:  # told as every service tells it; the log has the whole of it
+                    told = error_response(error)
+                    code, kind, body, headers = told.status, "application/json", told.body, told.headers
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                for name, value in headers:
+                    self.send_header(name.decode(), value.decode())
+                self.end_headers()
+                if method != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing: a scrape every few seconds is no news."""
+
+        try:
+            self._server = _Server((address, port), Handler)
+        except OSError as error:
+            raise cannot_listen("admin", address, port, "FRESHET_<SERVICE>_ADMIN_PORT", error) from None
+        serving = partial(self._server.serve_forever, poll_interval=LOOK_S)
+        self._thread = threading.Thread(target=serving, name="admin", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+_METHODS = "GET, HEAD, OPTIONS"
+_ALLOW = ((b"allow", _METHODS.encode()),)
+
+
+def _not_allowed(path: str, method: str) -> HttpError:
+    return HttpError(
+        405,
+        "method_not_allowed",
+        f"{path[:200]} does not answer {method}",
+        expected=_METHODS,
+        found=method,
+        headers=_ALLOW,
+    )
+
+
+def _unknown(path: str, known: Sequence[str]) -> NoReturn:
+    raise HttpError(404, "not_found", "no such path", expected=known, found=path[:200])
+
+
+def _liveness(reason: str | None) -> tuple[int, str, bytes]:
+    if reason is None:
+        return 200, "application/json", b'{"status":"live"}'
+    return 503, "application/json", _json({"status": "stuck", "reason": reason})
+
+
+def _readiness(reason: str | None) -> tuple[int, str, bytes]:
+    if reason is None:
+        return 200, "application/json", b'{"status":"ready"}'
+    return 503, "application/json", _json({"status": "unready", "reason": reason})
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)

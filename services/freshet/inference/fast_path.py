@@ -1,0 +1,124 @@
+"""Rank requests about which nothing is unusual: nearly all of them, read and answered as text in native code.
+
+What the client wrote is parsed once, and copied as it stands into the event that is scored and into the one
+that is logged. Whatever is not plain (a body that is wrong or that the log could not take, an `explain`, an
+id given twice) is left to `core.parse_rank`, which tells the client what is wrong and costs ten times as
+much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from freshet import _native
+from freshet.config.avro.schema import SERVED_FIELD
+from freshet.config.spec.model import Spec
+from freshet.features import JsonTranscoder
+from freshet.inference.core import Order, time_value
+from freshet.inference.log_limits import Loggable, NativeRules
+from freshet.inference.pipeline import Encoded, Scored
+from freshet.inference.request_defaults import Filling
+from freshet.inference.served_log import Served, places_of
+from freshet.types import BytesColumn
+
+__all__ = ["PlainRequest", "PlainRequests"]
+
+_NOTHING_LOGGED: NativeRules = (None, None, None, 0)
+_NO_ID = '""'
+"""An id that `Filling` refuses, as the text has it."""
+
+MOST_PLACES = 64  # fields of an item that RankText keeps account of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRequest:
+    """A request as its client wrote it."""
+
+    encoded: Encoded
+    k: int  # items wanted, 1 to the candidates
+    dry_run: bool
+    _text: _native.RankText
+    _rules: _native.RankRules
+
+    def answer(
+        self, order: Order, scored: Scored, version: int, freshness_ms: int | None, *, log: bool
+    ) -> tuple[bytes, Served | None]:
+        """The answer's body, and what was served, if it is to be logged."""
+        text = self._text
+        items, served = text.ranked(
+            self._rules,
+            order.indices,
+            scored.scores,
+            scored.predictions,
+            order.propensity,
+            version,
+            order.explored,
+            log,
+        )
+        body = (
+            b'{"request_id":%b,"items":%b,"version":%d,"freshness_ms":%b,"unknown_rows":%b,"explored":%b}'
+            % (
+                text.id.encode(),
+                items,
+                version,
+                b"null" if freshness_ms is None else b"%d" % freshness_ms,
+                orjson.dumps(scored.unknown),
+                b"true" if order.explored else b"false",
+            )
+        )
+        return body, None if served is None else Served([text.id.strip('"').encode()], [served])
+
+
+class PlainRequests:
+    """Reads the requests of one spec. Thread-safe."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        transcoder: JsonTranscoder,
+        filling: Filling,
+        max_candidates: int,
+        loggable: Loggable | None = None,
+    ) -> None:
+        """`transcoder`: of the request schema; `loggable`: checks what would be logged, if anything is.
+
+        Raises ValueError for a spec that `fits` says no to.
+        """
+        stream = spec.events.served
+        if not self.fits(spec):
+            raise ValueError(
+                "expected a spec whose candidates, request id and time stand at the top of events"
+            )
+        self._filling, self._loggable = filling, loggable
+        self._writer, _, _ = transcoder.native
+        self._rules = _native.RankRules(
+            stream.explode or "",
+            stream.key[0],
+            stream.time.path,
+            SERVED_FIELD,
+            places_of(spec),
+            [orjson.dumps(label.name).decode() for label in spec.labels],
+            max_candidates,
+        )
+
+    @staticmethod
+    def fits(spec: Spec) -> bool:
+        """Whether requests of the spec can be plain: its candidates are an array at the top of the served
+        event, with the request's id and time beside it."""
+        stream = spec.events.served
+        names = [stream.explode or ".", stream.key[0], stream.time.path, *places_of(spec)]
+        return len(names) <= MOST_PLACES and not any("." in name for name in names)
+
+    def read(self, body: bytes, now_ms: int) -> PlainRequest | None:
+        """A request's body, or None if it is not plain."""
+        filling = self._filling
+        new_id = orjson.dumps(filling.new_id()).decode()
+        now = orjson.dumps(time_value(now_ms, filling.stream.time)).decode()
+        logged = self._loggable.native(now_ms) if self._loggable is not None else _NOTHING_LOGGED
+        text = _native.RankText.read(self._rules, self._writer, body, new_id, now, *logged)
+        if text is None or text.id == _NO_ID:
+            return None
+        encoded = Encoded(BytesColumn(*text.record()), text.candidates)
+        return PlainRequest(encoded, text.k, text.dry_run, text, self._rules)

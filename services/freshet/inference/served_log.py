@@ -1,0 +1,334 @@
+"""Logging what was served: the impressions that training will see, with the score and predictions of the
+moment.
+
+Off the request's path: a bounded queue, one thread, appends of many requests together. What does not fit the
+queue is counted and reported, and never costs a client its answer. What does not fit the schema was refused
+before it was scored (`loggable`).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+from prometheus_client import CollectorRegistry
+
+from freshet.config.avro.schema import SERVED_FIELD
+from freshet.config.spec.model import Spec
+from freshet.errors import TooLarge, Unavailable
+from freshet.features import EventExtractor, JsonTranscoder, Transcoded, partition_of
+from freshet.inference import metrics
+from freshet.inference.core import Order, explain, get_path, merged
+from freshet.inference.tracing import Asked, requests_of, sent
+from freshet.log import Writer
+from freshet.log.concurrent_appends import append_gathered
+from freshet.observability.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
+from freshet.observability.tracing import active, request_text
+from freshet.types import F32, Append, BytesColumn
+
+__all__ = ["Served", "ServedLogger", "placed", "places_of", "served_events"]
+
+log = structlog.get_logger(__name__)
+
+APPEND_EVENTS = 5_000
+RETRY_S = 0.2
+WHYS = ("queue", "stopped", "error", "log", "schema", "too_large")
+"""Of events that are not logged."""
+
+GATHER_S = 0.05
+"""How long the first event waits for others: an append of many costs little more than one of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One answered request, as it goes to the log: an event, or one for each item if the spec explodes no
+    array."""
+
+    keys: Sequence[bytes]  # of each event: the request's id as text
+    texts: Sequence[bytes]  # of each event: JSON
+    asked: Asked | None = None  # the request, while tracing is on
+
+    @property
+    def size(self) -> int:
+        """Bytes that it accounts for while it waits."""
+        return sum(map(len, self.texts)) + sum(map(len, self.keys))
+
+    @classmethod
+    def of(cls, spec: Spec, events: Sequence[Mapping[str, Any]]) -> Served:
+        """Events as they are made by `served_events`."""
+        path = spec.events.served.key[0]
+        keys = [str(get_path(event, path)).encode() for event in events]
+        return cls(keys, [orjson.dumps(event) for event in events])
+
+
+def places_of(spec: Spec) -> list[str]:
+    """Fields of an item, from the item on, that are its place in the answer unless the client sent them."""
+    explode = spec.events.served.explode
+    prefix = f"{explode}." if explode else ""
+    return [
+        f.field[len(prefix) :]
+        for f in spec.features
+        if isinstance(f.serve_as, int) and f.field is not None and f.field.startswith(prefix)
+    ]
+
+
+def placed(candidate: Mapping[str, Any], place: int, places: Sequence[str]) -> dict[str, Any]:
+    """A copy of a candidate with its place in the answer, from 0, in each field of `places` that it lacks."""
+    item = dict(candidate)
+    for path in places:
+        if "." in path:
+            item = merged(_at(path, place), item)
+        else:
+            item.setdefault(path, place)
+    return item
+
+
+def served_events(
+    spec: Spec,
+    context: Mapping[str, Any],
+    candidates: Sequence[Mapping[str, Any]],
+    order: Order,
+    scores: F32,
+    predictions: F32,
+    version: int,
+) -> list[dict[str, Any]]:
+    """What was served: the answered candidates in their order, each with `freshet_served`.
+
+    A field that is taken as a constant at serving (`serve_as`, an integer) and was not sent is the item's
+    place in the answer, from 0: it was not known then, and is now.
+    """
+    explode = spec.events.served.explode
+    places = places_of(spec)
+    items: list[dict[str, Any]] = []
+    indices = order.indices
+    columns = (indices, scores[indices], predictions[indices], order.propensity)
+    for place, (c, score, predicted, propensity) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        item = placed(candidates[c], place, places)
+        item[SERVED_FIELD] = {
+            "version": version,
+            "score": score,
+            "predictions": predicted,
+            "propensity": propensity,
+            "explored": order.explored,
+        }
+        items.append(item)
+    if explode is None:
+        return [merged(context, item) for item in items]
+    return [merged(context, _at(explode, items))]
+
+
+def _at(path: str, value: Any) -> dict[str, Any]:
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+class _Account:
+    """What waits for the log's acknowledgement, against its bounds. One thread enters, one lets go: each has
+    counters of its own, so that no request waits for a lock."""
+
+    def __init__(self, most_events: int, most_bytes: int) -> None:
+        self._most_events, self._most_bytes = most_events, most_bytes
+        self._entered = self._entered_bytes = 0  # ever
+        self._left = self._left_bytes = 0
+
+    @property
+    def events(self) -> int:
+        return self._entered - self._left
+
+    @property
+    def bytes(self) -> int:
+        return self._entered_bytes - self._left_bytes
+
+    def enter(self, events: int, size: int) -> bool:
+        """Enter this much; False, and nothing entered, if it does not fit. An empty queue takes anything."""
+        waiting = self.events
+        if waiting and (waiting + events > self._most_events or self.bytes + size > self._most_bytes):
+            return False
+        self._entered += events
+        self._entered_bytes += size
+        return True
+
+    def leave(self, events: int, size: int) -> None:
+        self._left += events
+        self._left_bytes += size
+
+
+class ServedLogger:
+    """A queue of served requests and the thread that appends them."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        writer: Writer,
+        transcoder: JsonTranscoder,
+        registry: CollectorRegistry,
+        *,
+        queue_events: int,
+        queue_bytes: int,
+        extractor: EventExtractor | None = None,
+    ) -> None:
+        """`transcoder`: into framed records of the served schema with `freshet_served`; `extractor`: of
+        those, where tracing is on."""
+        self._extractor = extractor
+        self._stream, self._partitions = spec.events.served, spec.partitions
+        self._writer, self._transcoder = writer, transcoder
+        self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()  # no lock of Python's a request
+        self._account = _Account(queue_events, queue_bytes)
+        self._logged = metrics.SERVED_LOGGED.counter(registry)
+        self._dropped = metrics.SERVED_DROPPED.counter(registry)
+        for why in WHYS:  # a series that begins with its first event shows Prometheus no increase
+            self._dropped.labels(why)
+        metrics.SERVED_QUEUE.gauge(registry, lambda: self._account.events)
+        metrics.SERVED_QUEUE_BYTES.gauge(registry, lambda: self._account.bytes)
+        self._counts = {"logged": 0, "unlogged": 0}
+        self._recent = Recent()
+        self.reason = ""  # why the last event was not logged
+
+    def losses(self, now_s: float) -> dict[str, Any]:
+        """The share of served events that were not logged: lately, and since the process began. `now_s`:
+        monotonic. Called by one thread."""
+        counts = dict(self._counts)
+        return {
+            "recent_s": int(RECENT_S),
+            "recent": counted(INFERENCE_FIGURES, self._recent.take(counts, now_s)),
+            "begun": counted(INFERENCE_FIGURES, counts),
+        }
+
+    def offer(self, served: Served) -> bool:
+        """Take a request to be logged; False, and its events counted, if too many wait. One thread's."""
+        if not self._account.enter(len(served.texts), served.size):
+            self._drop(
+                "queue", len(served.texts), "too many served events wait for the log, or too large ones"
+            )
+            return False
+        self._queue.put(served)
+        return True
+
+    def run(self, stop: threading.Event, rest_s: Callable[[], float]) -> None:
+        """Append until told to stop; then what waits, for at most `rest_s`, which is asked then."""
+        deadline: float | None = None
+
+        def late() -> bool:
+            nonlocal deadline
+            if stop.is_set() and deadline is None:
+                deadline = time.monotonic() + rest_s()
+            return deadline is not None and time.monotonic() > deadline
+
+        while not stop.is_set():
+            self._append(self._take(0.1, gather=lambda: stop.wait(GATHER_S)), late)
+        while not late() and not self._queue.empty():
+            self._append(self._take(0.0, gather=lambda: None), late)
+        if self._account.events:
+            self._drop("stopped", self._account.events, "the server stopped before they were appended")
+
+    def _take(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
+        taken: list[Served] = []
+        events = 0
+        try:
+            taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
+            gather()
+            while events < APPEND_EVENTS:
+                events += len(taken[-1].texts)
+                taken.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        return taken
+
+    def _append(self, taken: list[Served], late: Callable[[], bool]) -> None:
+        try:
+            if taken:
+                self._write(taken, late)
+        except Exception as error:  # a fault of ours: the thread must live on
+            ids = [request_text(key)[:100] for served in taken for key in served.keys]
+            log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
+            self._drop("error", sum(len(served.texts) for served in taken), explain(error))
+        finally:
+            for served in taken:
+                self._account.leave(len(served.texts), served.size)
+
+    def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
+        keys = [key for served in taken for key in served.keys]
+        texts = [text for served in taken for text in served.texts]
+        made = self._made(texts)
+        good = made.events.tolist()
+        values = self._values(good, keys, texts, made.records)
+        tracer = active()
+        began_ns = 0 if tracer is None else tracer.now_ns()
+
+        def told(error: str = "") -> None:
+            if tracer is not None and self._extractor is not None and good:
+                asked = [served.asked for served in taken for _ in served.texts]
+                requests = requests_of(self._extractor, made.records)
+                of, topic = [asked[i] for i in good], self._stream.topic
+                if requests is not None:
+                    sent(tracer, topic, requests, [keys[i] for i in good], of, began_ns, error)
+
+        while values:
+            try:
+                appended = self._appended(values)
+                self._logged.inc(appended)
+                self._counts["logged"] += appended
+                told()
+                return
+            except (
+                Unavailable
+            ) as error:  # tried again: the joiner drops what was written twice: an impression counts once
+                if late():
+                    self._drop("log", len(values), str(error))
+                    told(str(error))
+                    return
+                time.sleep(RETRY_S)
+
+    def _appended(self, values: Sequence[tuple[bytes, bytes]]) -> int:
+        """Append (key, record) pairs; returns how many were. Those that are too large for the log are dropped
+        alone. Raises as `Writer.append` does for what is not about one record."""
+        try:
+            self._writer.append(self._appends(values))
+            return len(values)
+        except TooLarge:
+            outcomes = append_gathered(self._writer.append, [self._appends([pair]) for pair in values])
+        refused = [outcome for outcome in outcomes if isinstance(outcome, TooLarge)]
+        if refused:
+            self._drop("too_large", len(refused), str(refused[0]))
+        return len(values) - len(refused)
+
+    def _appends(self, values: Sequence[tuple[bytes, bytes]]) -> list[Append]:
+        by_partition: dict[int, tuple[list[bytes], list[bytes]]] = {}
+        places = partition_of(BytesColumn.of(key for key, _ in values), self._partitions)
+        for place, (key, value) in zip(places.tolist(), values, strict=True):
+            group = by_partition.setdefault(place, ([], []))
+            group[0].append(value)
+            group[1].append(key)
+        return [
+            Append(self._stream.topic, p, BytesColumn.of(v), BytesColumn.of(k))
+            for p, (v, k) in by_partition.items()
+        ]
+
+    def _made(self, texts: list[bytes]) -> Transcoded:
+        made = self._transcoder.column(BytesColumn.of(texts))
+        if made.bad:
+            self._drop("schema", len(made.bad), str(made.bad[0]))
+        return made
+
+    def _values(
+        self, good: list[int], keys: list[bytes], texts: list[bytes], records: BytesColumn
+    ) -> list[tuple[bytes, bytes]]:
+        if self._stream.format == "json":
+            return [(keys[i], texts[i]) for i in good]
+        return [(keys[i], record) for i, record in zip(good, records, strict=True)]
+
+    def _drop(self, why: str, count: int, reason: str) -> None:
+        if reason != self.reason:
+            log.warning("served events are not logged", why=why, reason=reason)
+        self._dropped.labels(why).inc(count)
+        self._counts["unlogged"] += count
+        self.reason = reason

@@ -1,0 +1,208 @@
+"""Schema ids: the topic `schemas` as a registry that every process reads alike.
+
+An id is the offset of the first record that holds the schema's canonical JSON, plus 1. Registering
+twice, or from two processes at once, therefore yields one id: who appends second reads the first one's
+offset.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.avro.schema import Written, canonical, parse_written
+from freshet.config.spec.topics import SCHEMAS_TOPIC
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.types import Append, BytesColumn, Records, TopicPartition
+
+__all__ = ["FRAME_BYTES", "SchemaLog", "SchemaRegistry", "frame", "framed_id"]
+
+FRAME_BYTES = 5
+"""Confluent framing: a zero byte and the schema id, big-endian."""
+
+_PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
+_POLL_RECORDS = 1_000
+
+SILENCES = 10
+"""So many times a reader may find the log silent before who registers a schema gives up. A reader of
+Kafka calls a second's silence one, and brokers on a machine on which everything starts at once are silent for
+longer: who registers mostly starts too, and would end for it."""
+
+LOOK_AGAIN_S = 0.5
+"""After an id that the topic did not hold, it is not read again for so long, whatever ids are asked for: each
+look takes a server's event loop up to some milliseconds, and records may name any id. What was registered is
+found after so long at the latest, and at once where nobody has asked for what is not there."""
+
+MOST_ASKED = 1_000
+"""Ids that are remembered to have been asked for in vain."""
+
+
+class _Reader(Protocol):
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None: ...
+    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]: ...
+    def close(self) -> None: ...
+
+
+class _Writer(Protocol):
+    def append(self, appends: Sequence[Append]) -> Sequence[int]: ...
+    def close(self) -> None: ...
+
+
+class SchemaLog(Protocol):
+    """What the registry needs of an `EventLog` (which lies a layer above)."""
+
+    def create_topic(self, name: str, *, partitions: int, retention_ms: int | None = None) -> object:
+        """As `EventLog.create_topic`."""
+
+    def bounds(self, partition: TopicPartition) -> Any:
+        """As `EventLog.bounds`."""
+
+    def reader(self) -> _Reader:
+        """As `EventLog.reader`."""
+
+    def writer(self) -> _Writer:
+        """As `EventLog.writer`."""
+
+
+def frame(schema_id: int, payload: bytes) -> bytes:
+    """One Confluent-framed record."""
+    return b"\x00" + schema_id.to_bytes(4, "big") + payload
+
+
+def framed_id(record: bytes | memoryview) -> int:
+    """Schema id of a framed record. Raises Corrupt if it has no frame."""
+    if len(record) < FRAME_BYTES or record[0] != 0:
+        raise Corrupt(
+            f"event: expected a zero byte and a 4-byte schema id, found {bytes(record[:FRAME_BYTES])!r} "
+            f"({len(record)} bytes); is it Confluent-framed Avro?"
+        )
+    return int.from_bytes(record[1:FRAME_BYTES], "big")
+
+
+class SchemaRegistry:
+    """Schemas by id, cached for ever: an id never changes its meaning. Thread-safe."""
+
+    def __init__(self, log: SchemaLog, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._log, self.clock = log, clock
+        self._lock = threading.Lock()
+        self._next = 0
+        self._missed_s = float("-inf")  # when the topic was last read for an id that it did not hold
+        self._looks = 0  # at the topic for an id that it did not hold
+        self._asked: dict[int, int] = {}  # looks before an id was first asked for, the latest such ids
+        self._ids: dict[str, int] = {}
+        self._schemas: dict[int, Written | ConfigError] = {}
+        log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
+
+    def register(self, schema: Written | str | bytes) -> int:
+        """Id of a schema, given parsed or as JSON text; it is appended if the topic does not hold it yet.
+
+        Raises ConfigError if the text is no schema of a record, Unavailable as the log does, but for silences
+        of a reader (see `SILENCES`).
+        """
+        text = canonical(parse_written(schema) if isinstance(schema, (str, bytes)) else schema)
+        with self._lock:
+            if text not in self._ids:
+                self._read_on(SILENCES)
+            if text not in self._ids:
+                writer = self._log.writer()
+                try:
+                    writer.append([Append(SCHEMAS_TOPIC, 0, BytesColumn.of([text.encode()]))])
+                finally:
+                    writer.close()
+                self._read_on(SILENCES)
+            return self._ids[text]
+
+    def get(self, schema_id: int, came_s: float | None = None) -> Written:
+        """The schema of that id.
+
+        Args:
+            came_s: when the record came that names it, by the monotonic clock. What was registered before
+                    is then found, however lately the topic was read; without it, see `LOOK_AGAIN_S`.
+
+        Raises KeyError if the topic holds none such, ConfigError if what it holds is no schema that we read.
+        """
+        with self._lock:
+            if schema_id not in self._schemas:
+                self._look_for(schema_id, came_s)
+            found = self._schemas.get(schema_id)
+        if found is None:
+            raise KeyError(f"no schema has id {schema_id}; the topic {SCHEMAS_TOPIC} ends at {self._next}")
+        if isinstance(found, ConfigError):
+            raise found
+        return found
+
+    def get_now(self, schema_id: int) -> Written:
+        """As `get`, for a record that has just been read: whatever was registered before is found."""
+        return self.get(schema_id, self.clock.monotonic())
+
+    def find(self, schema_id: int, came_s: float) -> Written:
+        """As `get`, for records of strangers, which name what they like: the topic is read once in
+        `LOOK_AGAIN_S`.
+
+        Raises KeyError if it was read since the record came, or since the id was first asked for; Unavailable
+        if neither: the id may have been registered since, and is found when it is asked for again.
+        """
+        with self._lock:
+            lately = self.clock.monotonic() - self._missed_s < LOOK_AGAIN_S
+            if schema_id not in self._schemas and lately and self._missed_s < came_s:
+                self._remember(schema_id)
+                if self._asked[schema_id] == self._looks:
+                    raise Unavailable(
+                        f"schema id {schema_id} was not in the topic {SCHEMAS_TOPIC} when that was read less "
+                        f"than {LOOK_AGAIN_S:g} s ago, and may have been registered since; send it again"
+                    )
+        return self.get(schema_id)
+
+    def _remember(self, schema_id: int) -> None:
+        self._asked.setdefault(schema_id, self._looks)
+        if len(self._asked) > MOST_ASKED:
+            del self._asked[next(iter(self._asked))]
+
+    def _look_for(self, schema_id: int, came_s: float | None) -> None:
+        now = self.clock.monotonic()
+        lately = now - self._missed_s < LOOK_AGAIN_S if came_s is None else self._missed_s >= came_s
+        if lately:
+            return
+        self._read_on()
+        if schema_id not in self._schemas:
+            self._remember(schema_id)
+            self._missed_s = now
+            self._looks += 1
+
+    def _read_on(self, silences: int = 1) -> None:
+        """Read the topic from where we were to its present end; after so many silences of the log, raise what
+        the last one raised."""
+        try:
+            end = self._log.bounds(_PARTITION).end
+        except KeyError:  # no id is unknown as long as the topic is
+            raise Unavailable(f"the log has no topic {SCHEMAS_TOPIC}; `freshet prepare` makes it") from None
+        if self._next >= end:
+            return
+        reader = self._log.reader()
+        try:
+            reader.assign({_PARTITION: self._next})
+            while self._next < end:
+                try:
+                    polled = reader.poll(_POLL_RECORDS, 1.0)
+                except Unavailable:
+                    silences -= 1
+                    if not silences:
+                        raise
+                    continue
+                for _, records in polled:
+                    self._take(records)
+        finally:
+            reader.close()
+
+    def _take(self, records: Records) -> None:
+        for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
+            try:
+                schema = parse_written(value, f"{SCHEMAS_TOPIC} offset {offset}")
+            except ConfigError as error:  # somebody else's: it must not keep us from ours
+                self._schemas[offset + 1] = error
+                continue
+            self._schemas[offset + 1] = schema
+            self._ids.setdefault(canonical(schema), offset + 1)
+        self._next = records.next_offset

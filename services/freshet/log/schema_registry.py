@@ -1,0 +1,395 @@
+"""A schema registry over REST, as Confluent's speaks it and those that are compatible with it.
+
+Its ids stand in the frames of records that others write.
+
+    GET /schemas/ids/{id}                             what a record's frame names
+    GET /subjects/{subject}/versions/{version}        what such a schema refers to
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, quote, urlsplit
+
+import orjson
+import structlog
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.avro.schema import Written, parse_written
+from freshet.errors import ConfigError, Unavailable
+
+__all__ = ["Access", "RestRegistry"]
+
+_log = structlog.get_logger(__name__)
+
+_ANSWER_S = 5.0
+"""For one request from connect to the last byte of its answer: a registry holds kilobytes, in memory."""
+
+_BURST_S = 20.0
+"""Time that may go into requests before the caller goes on with other work; idle time earns it back. Records
+with thousands of ids, or a slow registry, would hold up the joiner's loop otherwise."""
+
+_REST_S = 1.0
+"""No request is sent for so long after a burst; after a request that failed, for as long as that took."""
+
+_SLOW_S = 0.5
+"""A failed request shorter than this holds up nothing: the next one may be sent at once."""
+
+_MOST_BYTES = 4 << 20
+"""Of an answer; the largest schemas are hundreds of kilobytes."""
+
+_MOST_REFERENCES = 256
+"""Schemas that one refers to, directly or not."""
+
+_MOST_UNKNOWN = 100_000
+"""Unknown ids that are kept in mind: more than the records that are decoded together can name (256 KiB)."""
+
+_MOST_NAMED = 10_000
+"""Versions of subjects that are kept, so that a schema with many references needs no request twice."""
+
+_ASK_AGAIN_S = 10.0
+"""An id that was unknown is asked for again: it may come with the record's writer's next schema. Until then
+records that name it cost no request. Longer where so many are unknown that asking for all takes longer."""
+
+_SHAPE: Mapping[str, type] = {"schema": str, "schemaType": str, "references": list}
+"""Of a schema in an answer; only the first is always there."""
+
+_NOT_FOUND = frozenset({"40401", "40402", "40403"})
+"""Error codes of the API: subject, version, schema not found. A 404 without one is some other server's."""
+
+_LARGEST_ID = (1 << 31) - 1
+"""Of the API; a record that names another has no frame of a registry's."""
+
+_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where registries are, and what they are shown. Secrets stand in files, read for each request, so that
+    they may be changed."""
+
+    urls: str  # of one or several that know the same, tried in turn: http(s)://host:port/path,…
+    user: str = ""
+    password_file: str = ""  # with `user`
+    token_file: str = ""  # instead of both
+    ca_file: str = ""  # PEM; without it the system's
+
+    def __post_init__(self) -> None:
+        for url in self.urls.split(","):
+            if not _is_address(url):
+                shown = "…@" + url.rpartition("@")[2] if "@" in url else url
+                raise ConfigError(
+                    "environment",
+                    "FRESHET_REGISTRY_URL",
+                    shown,
+                    "http://HOST:PORT or https://HOST:PORT, several divided by commas",
+                    "a user and a password go to FRESHET_REGISTRY_USER and FRESHET_REGISTRY_PASSWORD_FILE",
+                )
+        if bool(self.user) != bool(self.password_file) or (self.user and self.token_file):
+            raise ConfigError(
+                "environment",
+                "FRESHET_REGISTRY_USER",
+                self.user,
+                "a user with a password file, or a token file, or none of them",
+            )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and "@" not in parts.netloc
+            and not parts.query
+        )
+    except ValueError:  # of a port that is no number, or brackets that do not close
+        return False
+
+
+class RestRegistry:
+    """Schemas by id, each asked for once: an id never changes its meaning. Thread-safe."""
+
+    def __init__(self, access: Access, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Nothing is asked yet. Raises ConfigError for a certificate file that cannot be read."""
+        self._access, self._clock = access, clock
+        self._urls = access.urls.split(",")
+        self._first = 0  # the one that answered last
+        self._lock = threading.Lock()
+        self._schemas: dict[int, Written | ConfigError] = {}
+        self._unknown: dict[int, float] = {}  # id: when it was asked for
+        self._named: dict[tuple[str, int], dict[str, Any]] = {}  # answers for a subject's version
+        self._spent_s, self._last_s = 0.0, clock.monotonic()  # of the present burst; end of the last request
+        self._longest_s = 0.0  # of requests for ids that were unknown
+        self._rest_until_s, self._rest_reason = float("-inf"), ""
+        self._tls: ssl.SSLContext | None = None
+        if any(url.startswith("https:") for url in self._urls):
+            try:
+                self._tls = ssl.create_default_context(cafile=access.ca_file or None)
+            except OSError as error:
+                raise ConfigError(
+                    "environment",
+                    "FRESHET_REGISTRY_CA_FILE",
+                    access.ca_file,
+                    "PEM of who signs certificates",
+                    str(error),
+                ) from None
+
+    def get(self, schema_id: int) -> Written:
+        """The schema of that id.
+
+        Raises:
+            KeyError: no registry has one of that id, or one that it refers to; asked for again after 10 s.
+            ConfigError: it has one that is no Avro schema that we read.
+            Unavailable: no registry answers, none lets us in, or requests have taken so long that the caller
+                should do other work first. Nothing is known of the id; the next call may go on at once.
+        """
+        with self._lock:
+            if schema_id not in self._schemas:
+                self._schemas[schema_id] = self._asked(schema_id)
+            found = self._schemas[schema_id]
+        if isinstance(found, ConfigError):
+            raise found
+        return found
+
+    def _asked(self, schema_id: int) -> Written | ConfigError:
+        if schema_id > _LARGEST_ID:
+            raise KeyError(f"ids of schemas end at {_LARGEST_ID}, found {schema_id}")
+        now = self._clock.monotonic()
+        again_s = max(_ASK_AGAIN_S, 2 * self._longest_s * len(self._unknown))
+        if now - self._unknown.get(schema_id, float("-inf")) < again_s:
+            raise KeyError(schema_id)
+        where = f"schema {schema_id} of the registry"
+        try:
+            answer = self._ask(f"/schemas/ids/{schema_id}")
+            references: dict[tuple[str, int], str] = {}
+            self._refer(answer, references, where)
+            return parse_written(_text(answer, where), where, references=list(references.values()))
+        except ConfigError as error:
+            _log.warning("a schema of the registry cannot be used", schema_id=schema_id, reason=str(error))
+            return error
+        except KeyError:
+            if len(self._unknown) >= _MOST_UNKNOWN:
+                self._unknown.clear()
+                self._longest_s = 0.0
+            self._unknown[schema_id] = self._clock.monotonic()
+            self._longest_s = max(self._longest_s, self._unknown[schema_id] - now)
+            raise
+
+    def _refer(self, answer: Mapping[str, Any], found: dict[tuple[str, int], str], where: str) -> None:
+        """Add the schemas that one refers to, those first that others refer to."""
+        for reference in answer.get("references") or ():
+            try:
+                subject, version = str(reference["subject"]), int(reference["version"])
+            except (KeyError, TypeError, ValueError):
+                raise ConfigError(where, "references", reference, "a subject and a version") from None
+            if (subject, version) in found:
+                continue
+            if len(found) >= _MOST_REFERENCES:
+                raise ConfigError(where, "references", len(found), f"at most {_MOST_REFERENCES} of them")
+            named = self._ask_named(subject, version)
+            found[subject, version] = ""  # its place is behind what it refers to itself
+            self._refer(named, found, where)
+            del found[subject, version]
+            found[subject, version] = _text(named, where)
+
+    def _ask_named(self, subject: str, version: int) -> dict[str, Any]:
+        """The answer for a subject's version, which never changes. Raises as `_ask`."""
+        named = self._named.get((subject, version))
+        if named is None:
+            named = self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+            if len(self._named) >= _MOST_NAMED:
+                self._named.clear()
+            self._named[subject, version] = named
+        return named
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        """As `_ask_each`, within the time that requests may take."""
+        began_s = self._clock.monotonic()
+        self._spent_s = max(0.0, self._spent_s - (began_s - self._last_s))
+        if began_s < self._rest_until_s:
+            raise Unavailable(self._rest_reason)
+        if self._spent_s > _BURST_S:
+            self._rest(_REST_S, f"the schema registry was asked for {_BURST_S:g} s: {path} is asked for next")
+            self._spent_s = 0.0
+            raise Unavailable(self._rest_reason)
+        try:
+            return self._ask_each(path)
+        except Unavailable as error:
+            took_s = self._clock.monotonic() - began_s
+            if took_s >= _SLOW_S:
+                self._rest(took_s, str(error))
+            raise
+        finally:
+            self._last_s = self._clock.monotonic()
+            self._spent_s += self._last_s - began_s
+
+    def _rest(self, for_s: float, reason: str) -> None:
+        self._rest_until_s, self._rest_reason = self._clock.monotonic() + for_s, reason
+
+    def _ask_each(self, path: str) -> dict[str, Any]:
+        """The answer as JSON, of the first registry that has such a thing: one may be behind the others.
+
+        Raises:
+            KeyError: none has, of those that answered.
+            Unavailable: none answered.
+        """
+        problems, found_none = [], False
+        for turn in range(len(self._urls)):
+            at = (self._first + turn) % len(self._urls)
+            try:
+                answer = self._ask_at(self._urls[at], path)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                problems.append(f"{self._urls[at]}{path}: {error or repr(error)}")
+                continue
+            if answer is not None:
+                self._first = at
+                return answer
+            found_none = True
+        if found_none:
+            raise KeyError(f"the schema registry has no {path}")
+        raise Unavailable(f"the schema registry did not tell: {'; '.join(problems)}")
+
+    def _ask_at(self, url: str, path: str) -> dict[str, Any] | None:
+        response, body = self._response(url, path)
+        if response.status in (401, 403):
+            raise OSError(
+                f"{response.status} {response.reason}: FRESHET_REGISTRY_USER with its password, or"
+                " FRESHET_REGISTRY_TOKEN_FILE, lets nobody in there"
+            )
+        if 300 <= response.status < 400:
+            to = (response.getheader("Location") or "nowhere").partition("?")[0][:200]
+            raise OSError(
+                f"{response.status} {response.reason} to {to}: redirects are not followed, as a password"
+                " would go along; set FRESHET_REGISTRY_URL to the address that answers"
+            )
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise OSError(
+                f"{response.status} {response.reason}, and no JSON object: is this a schema registry?"
+            )
+        if response.status == 404 and str(answer.get("error_code")) in _NOT_FOUND:
+            return None
+        if response.status != 200:
+            raise OSError(f"{response.status} {response.reason}: {str(answer.get('message', ''))[:200]}")
+        for key, kind in _SHAPE.items():
+            value = answer.get(key)
+            if not isinstance(value, kind) and (value is not None or key == "schema"):
+                raise OSError(f"{key} = {str(value)[:60]}, and no schema: is this a schema registry?")
+        return answer
+
+    def _response(self, url: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+        """The head of an answer and its body. Raises OSError, HTTPException or ValueError without one within
+        `_ANSWER_S`."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "checked by Access"
+        deadline = _Deadline(_ANSWER_S)
+        try:
+            with deadline, self._connected(parts, deadline) as connection:
+                connection.request("GET", parts.path.rstrip("/") + path, headers=self._headers())
+                response = connection.getresponse()
+                body = response.read(_MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if deadline.over or isinstance(error, TimeoutError):
+                raise OSError(f"no whole answer within {_ANSWER_S:g} s") from None
+            raise
+        if deadline.over:
+            raise OSError(f"no whole answer within {_ANSWER_S:g} s")
+        if len(body) > _MOST_BYTES or response.length:
+            raise http.client.HTTPException(
+                f"an answer above {_MOST_BYTES:,} bytes, or one that was cut off: is this a schema registry?"
+            )
+        return response, body
+
+    @contextlib.contextmanager
+    def _connected(self, parts: SplitResult, deadline: _Deadline) -> Iterator[http.client.HTTPConnection]:
+        host, tls = parts.hostname or "", parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
+        connection = (
+            http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=self._tls)
+            if tls
+            else http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
+        )
+        plain = socket.create_connection((host, port), timeout=_ANSWER_S)
+        with contextlib.closing(plain), contextlib.closing(connection):
+            deadline.cuts_off(plain.dup())  # TLS takes the first one over
+            connection.sock = (
+                self._tls.wrap_socket(plain, server_hostname=host) if self._tls and tls else plain
+            )
+            yield connection
+
+    def _headers(self) -> dict[str, str]:
+        access = self._access
+        headers = {"Accept": _ACCEPT}
+        if access.token_file:
+            headers["Authorization"] = f"Bearer {_secret(access.token_file)}"
+        elif access.user:
+            pair = f"{access.user}:{_secret(access.password_file)}".encode()
+            headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        return headers
+
+
+class _Deadline:
+    """Cuts a connection off at its end: a socket's time-out is for each piece of an answer, so that one that
+    drips would go on for ever."""
+
+    def __init__(self, seconds: float) -> None:
+        self.over = False
+        self._socket: socket.socket | None = None
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def cuts_off(self, connected: socket.socket) -> None:
+        """Take a socket of the connection, which is closed here."""
+        self._socket = connected
+        if self.over:
+            self._end()
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _end(self) -> None:
+        self.over = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _secret(path: str) -> str:
+    text = Path(path).read_text().strip()
+    if not (text.isprintable() and text.isascii()):  # else the client's complaint would show it
+        raise OSError(f"{path}: expected one line of printable ASCII, found something else")
+    return text
+
+
+def _text(answer: Mapping[str, Any], where: str) -> str:
+    kind: str = answer.get("schemaType") or "AVRO"
+    if kind != "AVRO":
+        raise ConfigError(
+            where,
+            "schemaType",
+            kind,
+            "AVRO",
+            "records of Protobuf and JSON Schema are not read: give the topic Avro",
+        )
+    text: str = answer["schema"]
+    return text

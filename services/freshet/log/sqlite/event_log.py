@@ -1,0 +1,360 @@
+"""The event log on SQLite: a folder with one file for each group of topics, shared by several processes.
+
+`catalog.sqlite` names the topics, their files and the epochs of named writers. Everything else about a topic
+lies in its file, log id and offsets included: a file that is lost takes its log id with it, so that nobody
+mistakes a new one for it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+import structlog
+
+from freshet.clock import STEADY_CLOCK, Clock
+from freshet.errors import ConfigError, DataLost, FreshetError, Mismatch, TooLarge, Unavailable
+from freshet.log import Bounds, LogTraits, TopicInfo
+from freshet.log.sqlite.chunks import MAX_RECORD_BYTES, Contents, unpack
+from freshet.log.sqlite.file import OFFSET_BITS, LogFile, Piece, Request
+from freshet.log.sqlite.reader import SqliteReader
+from freshet.sqlite import FileFormat, connect, folder_of, open_file, transaction, translated
+from freshet.types import Append, BytesColumn, LogId, TopicPartition
+
+__all__ = ["SqliteEventLog", "open_url"]
+
+_log = structlog.get_logger(__name__)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
+
+_RETENTION_EVERY_S = 30.0
+"""How often an appending process looks for records that are too old."""
+
+_RETENTION_SOON_S = 1.0
+"""And when there was more than it gives back at once."""
+
+_CHUNK_OVERHEAD = 4096
+"""Of a row that holds one record: a chunk's head and index, far above what they take."""
+
+_CATALOG = FileFormat(
+    what="the catalog of an event log",
+    application_id=0x4652434C,
+    version=1,
+    page_bytes=4096,
+    schema="""
+CREATE TABLE topics (name TEXT PRIMARY KEY, file TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE writers (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+""",
+)
+
+
+def open_url(url: str) -> SqliteEventLog:
+    """Open the log of `sqlite:/path/of/a/folder`, which is made if it is not there."""
+    return SqliteEventLog(folder_of(url))
+
+
+class SqliteEventLog:
+    """See `freshet.log.EventLog`. Do not carry it across a fork: open it in the child."""
+
+    traits = LogTraits(many_hosts=False, append_every_ms=20)
+
+    def __init__(self, folder: Path, clock: Clock = STEADY_CLOCK) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._lock = threading.RLock()  # guards the three below
+        self._topics: dict[str, tuple[TopicInfo, LogFile, tuple[int, ...]]] = {}
+        self._files: dict[str, LogFile] = {}
+        self._readers: WeakSet[SqliteReader] = WeakSet()
+        self._retention_due = clock.monotonic() + _RETENTION_EVERY_S
+        self._closed = False
+        open_file(self._catalog_path, _CATALOG)
+        self._catalog = connect(self._catalog_path, _CATALOG)
+        longest = self._catalog.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        if longest < MAX_RECORD_BYTES + _CHUNK_OVERHEAD:
+            self._catalog.close()
+            raise ConfigError(
+                "event log",
+                "SQLITE_MAX_LENGTH",
+                longest,
+                f"at least {MAX_RECORD_BYTES + _CHUNK_OVERHEAD:,}: the log takes records of up to "
+                f"{MAX_RECORD_BYTES:,} bytes",
+                "use an SQLite library that was built with its default limit of a row",
+            )
+
+    @property
+    def _catalog_path(self) -> Path:
+        return self._folder / "catalog.sqlite"
+
+    def create_topic(
+        self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
+    ) -> TopicInfo:
+        """Create a topic, or return the one that exists, from now on with this retention."""
+        for what, value in (("topic", name), ("group", group)):
+            if value is not None and not _NAME.fullmatch(value):
+                raise ConfigError("event log", what, value, f"a name that matches {_NAME.pattern}")
+        if not 1 <= partitions <= 1024:
+            raise ConfigError("event log", f"partitions of {name}", partitions, "an integer from 1 to 1024")
+        with self._lock:
+            if name not in self._refreshed(name):
+                self._create(name, partitions, retention_ms, f"{group or name}.topics.sqlite")
+            info, file, _ = self._refreshed(name)[name]
+            if info.partitions == partitions and info.retention_ms != retention_ms:
+                file.set_retention(name, retention_ms)
+                self._learn(file.path.name, {name})
+                info = self._topics[name][0]
+        if info.partitions != partitions:
+            raise Mismatch(
+                f"topic {name}: expected {partitions} partitions, found {info.partitions} in {self._folder}\n"
+                "  the number is fixed for a model's life: keep it, or take another topic name"
+            )
+        return info
+
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics by name."""
+        with self._lock:
+            return {name: entry[0] for name, entry in self._refreshed(None).items()}
+
+    def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
+        """How many partitions each of these topics has."""
+        known = self.topics()
+        return {topic: known[topic].partitions for topic in topics if topic in known}
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """Refused, unless the topic has that many: only freshet writes these topics."""
+        found = self.topics()[name].partitions
+        if found < partitions:
+            raise ConfigError(
+                "event log",
+                f"partitions of {name}",
+                partitions,
+                f"at most {found}, which the topic was made with",
+                "topics of an embedded log do not grow",
+            )
+
+    def bounds(self, partition: TopicPartition) -> Bounds:
+        """What the partition holds now."""
+        file, partition_id = self._locate(partition)
+        return file.bounds(partition_id)
+
+    def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        """What each of many holds now."""
+        return {at: self.bounds(at) for at in partitions}
+
+    def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
+        """Smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        file, partition_id = self._locate(partition)
+        bounds = file.bounds(partition_id)
+        chunk = file.first_chunk_from(partition_id, time_ms)
+        while chunk is not None:
+            found = file.body(chunk)
+            if found is None:
+                return self.offset_at(partition, time_ms)
+            times = unpack(*found, f"{file.path}: {partition}").times_ms
+            offsets = (chunk & ((1 << OFFSET_BITS) - 1)) + np.arange(len(times))
+            late_enough = offsets[(times >= time_ms) & (offsets >= bounds.start)]
+            if len(late_enough):
+                return int(late_enough[0])
+            chunk = file.next_chunk_with(partition_id, chunk + 1, time_ms)  # this one is trimmed in part
+        return bounds.end
+
+    def reader(self) -> SqliteReader:
+        """A new reader without partitions."""
+        with self._lock:
+            self._check_open()
+            reader = SqliteReader(self._locate)
+            self._readers.add(reader)
+        return reader
+
+    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> SqliteWriter:
+        """A writer. A named one fences every earlier writer of that name, in this and other processes.
+
+        An append is one transaction of SQLite: none is left half done in what it `owns`.
+        """
+        for partition in owns:
+            self._locate(partition)
+        return SqliteWriter(
+            self._locate, self._clock, self._retain, None if name is None else self._open_epoch(name)
+        )
+
+    def trim(self, partition: TopicPartition, before: int) -> None:
+        """Forget records below `before`; chunks that lie across it keep their space."""
+        file, partition_id = self._locate(partition)
+        while file.trim(partition_id, before):
+            pass
+
+    def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Retention by time does not pass these offsets until the same name holds others, or none."""
+        located = [(*self._locate(partition), offset) for partition, offset in offsets.items()]
+        with self._lock:
+            files = {file for _, file, _ in self._refreshed(None).values()}
+        for file in files:  # in those without any of these, too, the name may hold some from before
+            file.hold(name, [(i, offset) for f, i, offset in located if f is file])
+
+    def enforce_retention(self) -> bool:
+        """Forget what is older than each topic's retention, and nothing younger. Writers do it now and then.
+
+        Gives a bounded amount of space back, so that no append waits long for it; True if more can be.
+        """
+        now = self._clock.now_ms()
+        more = False
+        with self._lock:
+            entries = list(self._refreshed(None).values())
+        for info, file, partition_ids in entries:
+            if info.retention_ms is not None:
+                for number, partition_id in enumerate(partition_ids):
+                    before = self.offset_at(TopicPartition(info.name, number), now - info.retention_ms)
+                    held = file.held_from(partition_id)
+                    before = before if held is None else min(before, held)
+                    if file.holds_below(partition_id, before):
+                        more |= file.trim(partition_id, before)
+        return more
+
+    def close(self) -> None:
+        """Close files and readers. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for reader in list(self._readers):
+                reader.close()
+            for file in self._files.values():
+                file.close()
+            self._catalog.close()
+
+    def _retain(self) -> None:
+        with self._lock:
+            if self._clock.monotonic() < self._retention_due:
+                return
+            self._retention_due = self._clock.monotonic() + _RETENTION_EVERY_S
+        if self.enforce_retention():
+            with self._lock:
+                self._retention_due = self._clock.monotonic() + _RETENTION_SOON_S
+
+    def _locate(self, partition: TopicPartition) -> tuple[LogFile, int]:
+        with self._lock:
+            entry = self._topics.get(partition.topic) or self._refreshed(partition.topic).get(partition.topic)
+        if entry is None:
+            raise KeyError(f"no topic {partition.topic} in {self._folder}")
+        if not 0 <= partition.partition < len(entry[2]):
+            raise KeyError(
+                f"topic {partition.topic} has partitions 0 to {len(entry[2]) - 1}, not {partition.partition}"
+            )
+        return entry[1], entry[2][partition.partition]
+
+    def _refreshed(self, wanted: str | None) -> dict[str, tuple[TopicInfo, LogFile, tuple[int, ...]]]:
+        """Known topics, read anew unless `wanted` is among them."""
+        self._check_open()
+        if wanted is None or wanted not in self._topics:
+            with translated(self._catalog_path, "read"):
+                rows = self._catalog.execute("SELECT name, file FROM topics").fetchall()
+            for file_name in {file_name for name, file_name in rows if name not in self._topics}:
+                self._learn(file_name, {name for name, f in rows if f == file_name})
+        return self._topics
+
+    def _learn(self, file_name: str, names: set[str]) -> None:
+        file = self._file(file_name)
+        if not file.path.exists():
+            lost = ", ".join(sorted(names))
+            raise DataLost(f"{file.path}: the file of topics {lost} is gone; restore it")
+        for name, (info, ids) in file.topics().items():
+            if name in names:
+                self._topics[name] = (info, file, ids)
+
+    def _file(self, file_name: str) -> LogFile:
+        return self._files.setdefault(file_name, LogFile(self._folder / file_name))
+
+    def _create(self, name: str, partitions: int, retention_ms: int | None, file_name: str) -> None:
+        """Under the catalog's lock: so a topic is made once, and its file knows every writer's epoch."""
+        with transaction(self._catalog, self._catalog_path, f"create topic {name}") as db:
+            if db.execute("SELECT 1 FROM topics WHERE name = ?", (name,)).fetchone() is None:
+                epochs = db.execute("SELECT name, epoch FROM writers").fetchall()
+                log_id = LogId(str(uuid.uuid4()))
+                self._file(file_name).create_topic(name, partitions, log_id, retention_ms, epochs)
+                db.execute("INSERT INTO topics VALUES (?, ?)", (name, file_name))
+
+    def _open_epoch(self, name: str) -> tuple[str, int]:
+        with self._lock:
+            self._check_open()
+            with transaction(self._catalog, self._catalog_path, f"open writer {name}") as db:
+                row = db.execute("SELECT epoch FROM writers WHERE name = ?", (name,)).fetchone()
+                epoch = (row[0] if row else 0) + 1
+                db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?)", (name, epoch))
+                for (file_name,) in db.execute("SELECT DISTINCT file FROM topics").fetchall():
+                    self._file(file_name).raise_epoch(name, epoch)
+        return name, epoch
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self._folder}: the log was closed in this process")
+
+
+class SqliteWriter:
+    """See `freshet.log.Writer`. Appends of several threads share commits."""
+
+    def __init__(
+        self,
+        locate: Callable[[TopicPartition], tuple[LogFile, int]],
+        clock: Clock,
+        retain: Callable[[], None],
+        epoch: tuple[str, int] | None,
+    ) -> None:
+        self._locate, self._clock, self._retain, self._epoch = locate, clock, retain, epoch
+        self._closed = False
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        """Append all of these; return each one's first offset, once they are durable on disk.
+
+        Raises ValueError if a named writer's topics lie in several groups: no transaction covers two files.
+        """
+        if self._closed:
+            raise Unavailable("the writer was closed; nothing was written")
+        now = self._clock.now_ms()
+        by_file: dict[LogFile, list[tuple[int, Piece]]] = {}
+        for i, append in enumerate(appends):
+            file, partition_id = self._locate(TopicPartition(append.topic, append.partition))
+            by_file.setdefault(file, []).append((i, Piece(partition_id, _contents(append, now))))
+        if self._epoch and len(by_file) > 1:
+            topics = ", ".join(sorted({a.topic for a in appends}))
+            raise ValueError(
+                f"a named writer appends to topics of one group; create {topics} with the same `group`"
+            )
+        first_offsets = [0] * len(appends)
+        for file, pieces in by_file.items():
+            request = Request([piece for _, piece in pieces], self._epoch)
+            file.submit(request)
+            for (i, _), offset in zip(pieces, request.first_offsets, strict=True):
+                first_offsets[i] = offset
+        try:
+            self._retain()
+        except FreshetError as error:  # the append itself is durable
+            _log.warning("retention failed, it is tried again later", reason=str(error))
+        return first_offsets
+
+    def close(self) -> None:
+        """Refuse further appends. Idempotent."""
+        self._closed = True
+
+
+def _contents(append: Append, now_ms: int) -> Contents:
+    """An append's columns, checked, with what it leaves out filled in."""
+    n = len(append.values)
+    keys = (
+        append.keys if append.keys is not None else BytesColumn(np.empty(0, np.uint8), np.zeros(n, np.int64))
+    )
+    times = append.times_ms if append.times_ms is not None else np.full(n, now_ms, np.int64)
+    if len(keys) != n or len(times) != n:
+        raise ValueError(f"an append of {n} values has {len(keys)} keys and {len(times)} times")
+    if len(append.values.data) + len(keys.data) > MAX_RECORD_BYTES:  # else no record can be that large
+        largest = int(np.diff(append.values.ends + keys.ends, prepend=0).max())
+        if largest > MAX_RECORD_BYTES:
+            raise TooLarge(
+                f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
+                f"the log takes at most {MAX_RECORD_BYTES:,}"
+            )
+    return Contents(append.values, keys, times)

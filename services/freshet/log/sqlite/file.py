@@ -1,0 +1,381 @@
+"""One file of the SQLite log: the topics of one group, their chunks, offsets and writers' epochs.
+
+A chunk's rowid is (partition id << 46) + first offset, so that a partition's chunks lie in order in one
+B-tree and a position is found without an index.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
+from freshet.log import Bounds, TopicInfo
+from freshet.log.sqlite.chunks import MAX_RECORD_BYTES, Contents, pack, split
+from freshet.sqlite import FileFormat, connect, open_file, transaction, translated
+from freshet.types import LogId
+
+__all__ = ["OFFSET_BITS", "LogFile", "Piece", "Request", "chunk_id"]
+
+OFFSET_BITS = 46
+"""7e13 records a partition (2,000 years at a million a minute) and 131,071 partitions a file."""
+
+_BATCH_BYTES = 16 << 20
+"""A commit takes waiting appends up to about this size, so that none waits for more than that to be
+written."""
+
+_STATEMENT_ROWS = 32
+"""Rows written by one statement. Every step of a statement gives the GIL away, and in a process whose other
+threads are busy it takes milliseconds to get it back: a commit of eight partitions is to be a handful of
+steps."""
+
+_TRIM_CHUNKS = 64
+"""Chunks deleted in one transaction: at most 64 MiB, some tens of milliseconds."""
+
+FORMAT = FileFormat(
+    what="an event log",
+    application_id=0x46524C47,
+    version=1,
+    page_bytes=16384,
+    schema="""
+CREATE TABLE topics (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+                     partitions INTEGER NOT NULL, log_id TEXT NOT NULL, retention_ms INTEGER);
+CREATE TABLE partitions (id INTEGER PRIMARY KEY, topic INTEGER NOT NULL REFERENCES topics,
+                         number INTEGER NOT NULL,
+                         start INTEGER NOT NULL DEFAULT 0, next INTEGER NOT NULL DEFAULT 0,
+                         top_ms INTEGER NOT NULL
+                         DEFAULT -9223372036854775808, UNIQUE (topic, number));
+CREATE TABLE chunks (id INTEGER PRIMARY KEY, count INTEGER NOT NULL, min_ms INTEGER NOT NULL,
+                     max_ms INTEGER NOT NULL, top_ms INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE writers (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE holds (name TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+                    PRIMARY KEY (name, partition)) WITHOUT ROWID;
+""",
+)
+
+
+def chunk_id(partition_id: int, offset: int) -> int:
+    """Rowid of the chunk of that partition that would start at `offset`."""
+    return (partition_id << OFFSET_BITS) + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An append with its partition found."""
+
+    partition_id: int
+    contents: Contents
+
+
+@dataclass(slots=True)
+class Request:
+    """One call of `append` on its way to the disk."""
+
+    pieces: Sequence[Piece]
+    writer: tuple[str, int] | None  # name and epoch; None: nameless
+    first_offsets: list[int] = field(default_factory=list)
+    error: FreshetError | None = None
+    done: bool = False
+
+
+class LogFile:
+    """Thread-safe. Connections are made on first use and kept: one that writes, one that answers
+    questions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writing = threading.Lock()  # held by the leader of a commit
+        self._asking = threading.Lock()
+        self._queue_lock = threading.Lock()
+        self._queue: list[Request] = []
+        self._write_connection: sqlite3.Connection | None = None
+        self._ask_connection: sqlite3.Connection | None = None
+        self._closed = False
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        log_id: LogId,
+        retention_ms: int | None,
+        epochs: Sequence[tuple[str, int]],
+    ) -> None:
+        """Create a topic unless it is here already, and bring the writers' epochs of the catalog along."""
+        open_file(self.path, FORMAT)
+        with self._writing, self._transaction(f"create topic {name}") as db:
+            if db.execute("SELECT 1 FROM topics WHERE name = ?", (name,)).fetchone() is None:
+                topic = db.execute(
+                    "INSERT INTO topics (name, partitions, log_id, retention_ms) VALUES (?, ?, ?, ?)",
+                    (name, partitions, log_id, retention_ms),
+                ).lastrowid
+                db.executemany(
+                    "INSERT INTO partitions (topic, number) VALUES (?, ?)",
+                    ((topic, i) for i in range(partitions)),
+                )
+            db.executemany("INSERT OR REPLACE INTO writers VALUES (?, ?)", epochs)
+
+    def set_retention(self, name: str, retention_ms: int | None) -> None:
+        """Keep a topic's records so long from now on; None: for ever."""
+        with self._writing, self._transaction(f"change the retention of topic {name}") as db:
+            db.execute("UPDATE topics SET retention_ms = ? WHERE name = ?", (retention_ms, name))
+
+    def topics(self) -> dict[str, tuple[TopicInfo, tuple[int, ...]]]:
+        """{name: (info, partition ids by number)}."""
+        rows = self.ask(
+            "SELECT t.name, t.partitions, t.log_id, t.retention_ms, p.id "
+            "FROM topics t JOIN partitions p ON p.topic = t.id ORDER BY t.id, p.number"
+        )
+        ids: dict[str, list[int]] = {}
+        infos: dict[str, TopicInfo] = {}
+        for name, partitions, log_id, retention_ms, partition_id in rows:
+            infos[name] = TopicInfo(name, partitions, LogId(log_id), retention_ms, MAX_RECORD_BYTES)
+            ids.setdefault(name, []).append(partition_id)
+        return {name: (info, tuple(ids[name])) for name, info in infos.items()}
+
+    def raise_epoch(self, writer: str, epoch: int) -> None:
+        """From now on refuse earlier writers of that name."""
+        with self._writing, self._transaction(f"open writer {writer}") as db:
+            db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?)", (writer, epoch))
+
+    # Questions
+
+    def bounds(self, partition_id: int) -> Bounds:
+        """What the partition holds."""
+        ((start, end),) = self.ask("SELECT start, next FROM partitions WHERE id = ?", partition_id)
+        return Bounds(start, end)
+
+    def chunk_at(self, partition_id: int, offset: int) -> int:
+        """Rowid of the chunk that holds `offset`, or of the next one."""
+        ((found,),) = self.ask(
+            "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?",
+            chunk_id(partition_id, 0),
+            chunk_id(partition_id, offset),
+        )
+        return chunk_id(partition_id, offset) if found is None else int(found)
+
+    def first_chunk_from(self, partition_id: int, time_ms: int) -> int | None:
+        """Rowid of the first chunk with a record time >= `time_ms`; None if there is none.
+
+        Record times need not rise, so each chunk keeps `top_ms`, the largest time up to and with it: that
+        one rises, and the first chunk to reach `time_ms` is found by halving.
+        """
+        end = chunk_id(partition_id + 1, 0)
+        low, high = chunk_id(partition_id, 0), end
+        while low < high:
+            middle = (low + high) // 2
+            row = self.ask(
+                "SELECT id, top_ms FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1", middle, end
+            )
+            if not row or row[0][1] >= time_ms:
+                high = middle
+            else:
+                low = row[0][0] + 1
+        return self.next_chunk_with(partition_id, low, time_ms)
+
+    def next_chunk_with(self, partition_id: int, chunk: int, time_ms: int) -> int | None:
+        """Rowid of the first chunk from rowid `chunk` on with a record time >= `time_ms`; None if there is
+        none."""
+        found = self.ask(
+            "SELECT id FROM chunks WHERE id >= ? AND id < ? AND max_ms >= ? ORDER BY id LIMIT 1",
+            chunk,
+            chunk_id(partition_id + 1, 0),
+            time_ms,
+        )
+        return found[0][0] if found else None
+
+    def body(self, chunk: int) -> tuple[bytes, int] | None:
+        """A chunk's body and `min_ms`; None if retention removed it meanwhile."""
+        rows = self.ask("SELECT body, min_ms FROM chunks WHERE id = ?", chunk)
+        return rows[0] if rows else None
+
+    def ask(self, sql: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
+        """Run one query on the connection kept for questions."""
+        with self._asking:
+            self._check_open()
+            if self._ask_connection is None:
+                self._ask_connection = connect(self.path, FORMAT)
+            with translated(self.path, "read"):
+                return self._ask_connection.execute(sql, arguments).fetchall()
+
+    # Appends
+
+    def submit(self, request: Request) -> None:
+        """Append durably, in one commit with whatever other threads submit meanwhile.
+
+        Whoever gets the lock leads: it writes all that waits. The others find their request done when the
+        lock is theirs.
+        """
+        with self._queue_lock:
+            self._queue.append(request)
+        while not request.done:
+            with self._writing:
+                if not request.done:
+                    self._lead()
+        if request.error is not None:
+            raise request.error
+
+    def _lead(self) -> None:
+        with self._queue_lock:
+            size, count = 0, 0
+            while count < len(self._queue) and size < _BATCH_BYTES:
+                size += sum(len(piece.contents.values.data) for piece in self._queue[count].pieces)
+                count += 1
+            batch, self._queue = self._queue[:count], self._queue[count:]
+        try:
+            with self._transaction("append") as db:
+                self._write(db, batch)
+        except FreshetError as error:
+            for request in batch:
+                request.error = request.error or error
+        finally:
+            for request in batch:
+                if request.error is None and len(request.first_offsets) != len(request.pieces):
+                    request.error = Unavailable(
+                        f"{self.path}: the append was interrupted; nothing was written"
+                    )
+                request.done = True
+
+    def _write(self, db: sqlite3.Connection, batch: Sequence[Request]) -> None:
+        accepted = [request for request in batch if self._may_write(db, request)]
+        contents: dict[int, list[Contents]] = {}
+        for request in accepted:
+            for piece in request.pieces:
+                contents.setdefault(piece.partition_id, []).append(piece.contents)
+        if not contents:
+            return
+        ends = self._ends(db, list(contents))
+        next_offset = {partition_id: offset for partition_id, (offset, _) in ends.items()}
+        for request in accepted:
+            for piece in request.pieces:
+                request.first_offsets.append(next_offset[piece.partition_id])
+                next_offset[piece.partition_id] += len(piece.contents)
+        self._write_chunks(db, ends, {i: Contents.concat(parts) for i, parts in contents.items()})
+
+    def _may_write(self, db: sqlite3.Connection, request: Request) -> bool:
+        if request.writer is None:
+            return True
+        name, epoch = request.writer
+        row = db.execute("SELECT epoch FROM writers WHERE name = ?", (name,)).fetchone()
+        if row is not None and row[0] > epoch:
+            request.error = Fenced(
+                f"writer {name!r} of epoch {epoch} was replaced by one of epoch {row[0]}; nothing was written"
+            )
+        return request.error is None
+
+    def _ends(self, db: sqlite3.Connection, partition_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """{partition id: (next offset, largest record time)}, read as one row: see `_STATEMENT_ROWS`."""
+        (found,) = db.execute(
+            "SELECT group_concat(id || ' ' || next || ' ' || top_ms, ';') FROM partitions "  # nosec B608  # question marks
+            f"WHERE id IN ({', '.join('?' * len(partition_ids))})",
+            partition_ids,
+        ).fetchone()
+        rows = [[int(word) for word in row.split()] for row in (found or "").split(";") if row]
+        if len(rows) != len(partition_ids):
+            raise DataLost(f"{self.path}: the topic was removed; this is another life of the log")
+        return {partition_id: (offset, top_ms) for partition_id, offset, top_ms in rows}
+
+    def _write_chunks(
+        self, db: sqlite3.Connection, ends: Mapping[int, tuple[int, int]], contents: Mapping[int, Contents]
+    ) -> None:
+        chunks: list[tuple[object, ...]] = []
+        moved: list[tuple[object, ...]] = []
+        for partition_id, all_of_it in contents.items():
+            offset, top = ends[partition_id]
+            for part in split(all_of_it):
+                chunk = pack(part)
+                top = max(top, chunk.max_ms)
+                row_id = chunk_id(partition_id, offset)
+                chunks.append((row_id, chunk.count, chunk.min_ms, chunk.max_ms, top, chunk.body))
+                offset += chunk.count
+            moved.append((partition_id, offset, top))
+        _execute_rows(db, "INSERT INTO chunks VALUES {rows}", chunks)
+        _execute_rows(
+            db,
+            "WITH moved (id, next, top_ms) AS (VALUES {rows}) UPDATE partitions SET (next, top_ms) = "
+            "(SELECT next, top_ms FROM moved WHERE moved.id = partitions.id) "
+            "WHERE id IN (SELECT id FROM moved)",
+            moved,
+        )
+
+    # Retention
+
+    def trim(self, partition_id: int, before: int) -> bool:
+        """Raise the start to `before` (at most the end) and delete chunks that lie wholly below it.
+
+        Deletes a bounded number; True if there may be more to delete. What is not deleted yet is not seen
+        either.
+        """
+        first, last = chunk_id(partition_id, 0), chunk_id(partition_id, before)
+        with self._writing, self._transaction("trim") as db:
+            db.execute(
+                "UPDATE partitions SET start = max(start, min(?, next)) WHERE id = ?",
+                (before, partition_id),
+            )
+            gone = db.execute(
+                "DELETE FROM chunks WHERE id IN (SELECT id FROM chunks WHERE id BETWEEN ? AND ? "
+                "AND id + count <= ? ORDER BY id LIMIT ?)",
+                (first, last, last, _TRIM_CHUNKS),
+            ).rowcount
+        return gone == _TRIM_CHUNKS
+
+    def holds_below(self, partition_id: int, offset: int) -> bool:
+        """Whether `trim` to this offset would do anything."""
+        if self.bounds(partition_id).start < offset:
+            return True
+        oldest = self.ask(
+            "SELECT id + count FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
+            chunk_id(partition_id, 0),
+            chunk_id(partition_id, offset),
+        )
+        return bool(oldest) and oldest[0][0] <= chunk_id(partition_id, offset)
+
+    def hold(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
+        """Replace what `name` holds by (partition id, offset) pairs; free if it holds just that."""
+        wanted = sorted(offsets)
+        held = self.ask("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
+        if held == wanted:
+            return
+        with self._writing, self._transaction("hold offsets") as db:
+            db.execute("DELETE FROM holds WHERE name = ?", (name,))
+            db.executemany("INSERT INTO holds VALUES (?, ?, ?)", ((name, p, o) for p, o in wanted))
+
+    def held_from(self, partition_id: int) -> int | None:
+        """Smallest offset that somebody holds."""
+        ((offset,),) = self.ask("SELECT min(offset) FROM holds WHERE partition = ?", partition_id)
+        return offset  # type: ignore[no-any-return]
+
+    # Life
+
+    def close(self) -> None:
+        """Close the connections. Idempotent; waits for a commit under way."""
+        with self._writing, self._asking:
+            self._closed = True
+            for connection in (self._write_connection, self._ask_connection):
+                if connection is not None:
+                    connection.close()
+            self._write_connection = self._ask_connection = None
+
+    def _transaction(self, doing: str) -> AbstractContextManager[sqlite3.Connection]:
+        self._check_open()
+        if self._write_connection is None:
+            self._write_connection = connect(self.path, FORMAT)
+        return transaction(self._write_connection, self.path, doing)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self.path}: the log was closed in this process")
+
+
+def _execute_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Execute a statement with `{rows}` for its values, with as many rows at a time as one takes."""
+    for start in range(0, len(rows), _STATEMENT_ROWS):
+        some = rows[start : start + _STATEMENT_ROWS]
+        marks = f"({', '.join('?' * len(some[0]))})"
+        values = [value for row in some for value in row]
+        db.execute(statement.format(rows=", ".join([marks] * len(some))), values)

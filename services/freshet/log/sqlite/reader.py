@@ -1,0 +1,221 @@
+"""Reading the SQLite log: whole chunks at a time, several partitions fairly, new ones noticed without asking
+for rows."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from freshet.errors import DataLost, Unavailable
+from freshet.log.sqlite.chunks import CHUNK_BYTES, Contents, unpack
+from freshet.log.sqlite.file import FORMAT, OFFSET_BITS, LogFile, chunk_id
+from freshet.sqlite import connect, translated
+from freshet.types import Records, TopicPartition
+
+__all__ = ["SqliteReader"]
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.020
+"""Between looks at an idle log. A look is one PRAGMA (2 µs) a file; 20 ms is small against a second's
+freshness."""
+
+_CACHE_KIB = 2048
+"""Page cache of a reader: it never looks at a chunk twice."""
+
+Locate = Callable[[TopicPartition], tuple[LogFile, int]]
+
+
+@dataclass(slots=True)
+class _Position:
+    """Where one partition is read, and what was read ahead."""
+
+    partition: TopicPartition
+    id: int
+    offset: int
+    chunk: int  # rowid of the next chunk to load
+    ahead: deque[tuple[int, Contents]] = field(default_factory=deque)  # (first offset, records), contiguous
+
+
+class SqliteReader:
+    """See `freshet.log.Reader`. Keeps a connection per file and a chunk or two per partition."""
+
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+        self._using = threading.Lock()  # so that the log may be closed while a thread polls
+        self._files: dict[LogFile, _FileReader] = {}
+        self._turn = 0
+        self._pause_s = _SHORTEST_PAUSE_S
+        self._closed = False
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions from these offsets from now on, and no others."""
+        chosen: dict[LogFile, list[_Position]] = {}
+        for partition, offset in positions.items():
+            file, partition_id = self._locate(partition)
+            bounds = file.bounds(partition_id)
+            if not bounds.start <= offset <= bounds.end:
+                raise _lost(partition, offset, bounds.start, bounds.end)
+            first = file.chunk_at(partition_id, offset)
+            chosen.setdefault(file, []).append(_Position(partition, partition_id, offset, first))
+        with self._using:
+            self._check_open()
+            for file in set(self._files) - set(chosen):
+                self._files.pop(file).close()
+            for file, wanted in chosen.items():
+                if file not in self._files:
+                    self._files[file] = _FileReader(file)
+                self._files[file].assign(wanted)
+
+    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
+        """Records of the partitions that have some; waits up to `wait_s` for the first."""
+        if max_records < 1:
+            raise ValueError(f"max_records must be at least 1, found {max_records}")
+        deadline = time.monotonic() + wait_s
+        while True:
+            with self._using:
+                self._check_open()
+                found = self._take(max_records)
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                return found
+            time.sleep(min(self._pause_s, left))
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        with self._using:
+            self._closed = True
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the reader was closed")
+
+    def _take(self, max_records: int) -> list[tuple[TopicPartition, Records]]:
+        ready = [(file, position) for file in self._files.values() for position in file.ready()]
+        if not ready:
+            return []
+        self._pause_s = _SHORTEST_PAUSE_S
+        self._turn += 1
+        turn = self._turn % len(ready)
+        found = []
+        for i, (file, position) in enumerate(ready[turn:] + ready[:turn]):
+            share = max_records // (len(ready) - i)  # what earlier ones left falls to the later
+            if i == 0:
+                share = max(share, 1)
+            if share:
+                records = file.take(position, share)
+                max_records -= len(records)
+                found.append((position.partition, records))
+        return found
+
+
+class _FileReader:
+    """The partitions of one file that a reader has chosen."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._path = file.path
+        self._db: sqlite3.Connection = connect(file.path, FORMAT)
+        self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
+        self._positions: list[_Position] = []
+        self._bounds: dict[int, tuple[int, int]] = {}  # partition id: (start, next), as of `_seen`
+        self._seen = -1
+
+    def assign(self, positions: list[_Position]) -> None:
+        self._positions, self._seen = positions, -1
+
+    def close(self) -> None:
+        self._db.close()
+
+    def ready(self) -> list[_Position]:
+        """Positions with records to take."""
+        with translated(self._path, "read"):
+            (version,) = self._db.execute("PRAGMA data_version").fetchone()
+            if version != self._seen:
+                rows = self._db.execute("SELECT id, start, next FROM partitions")
+                self._bounds = {i: (start, end) for i, start, end in rows}
+                self._seen = version
+        return [p for p in self._positions if self._bounds.get(p.id, (0, 0))[1] > p.offset]
+
+    def take(self, position: _Position, limit: int) -> Records:
+        """Up to `limit` records (at least one) and about a chunk's bytes; a single chunk's are not copied."""
+        parts: list[Contents] = []
+        first, count, size = position.offset, 0, 0
+        while count < limit and size < CHUNK_BYTES:
+            if not position.ahead and not self._load(position):
+                break
+            part = _next_part(position, limit - count)
+            if parts and size + len(part.values.data) > CHUNK_BYTES:
+                break  # leaves it ahead, to be returned alone, uncopied
+            parts.append(part)
+            count += len(part)
+            size += len(part.values.data)
+            _advance(position, len(part))
+        contents = Contents.concat(parts)
+        offsets = np.arange(first, position.offset, dtype=np.int64)
+        return Records(offsets, contents.times_ms, contents.keys, contents.values, position.offset)
+
+    def _load(self, position: _Position) -> bool:
+        """Read chunks ahead, about CHUNK_BYTES; False at the end of the partition."""
+        start, end = self._bounds[position.id]
+        if position.offset >= end:
+            return False
+        if position.offset < start:
+            raise _lost(position.partition, position.offset, start, end)
+        size, expected = 0, position.offset
+        with translated(self._path, "read"):
+            rows = self._db.execute(
+                "SELECT id, count, min_ms, body FROM chunks WHERE id >= ? AND id < ? ORDER BY id",
+                (position.chunk, chunk_id(position.id, end)),
+            )
+            for row_id, count, min_ms, body in rows:
+                offset = row_id - chunk_id(position.id, 0)
+                if offset + count <= expected and not position.ahead:
+                    continue  # assigned at what was the end: the chunk before it
+                if not offset <= expected < offset + count:
+                    break
+                contents = unpack(body, min_ms, f"{self._path}: {position.partition} at offset {offset}")
+                position.ahead.append((offset, contents))
+                expected = offset + count
+                position.chunk = chunk_id(position.id, expected)
+                size += len(body)
+                if size >= CHUNK_BYTES:
+                    break
+            rows.close()
+        if not position.ahead:
+            raise _lost(position.partition, position.offset, start, end)
+        return True
+
+
+def _next_part(position: _Position, limit: int) -> Contents:
+    first, contents = position.ahead[0]
+    start = position.offset - first
+    stop = min(len(contents), start + limit)
+    return contents if (start, stop) == (0, len(contents)) else contents.slice(start, stop)
+
+
+def _advance(position: _Position, count: int) -> None:
+    first, contents = position.ahead[0]
+    position.offset += count
+    if position.offset >= first + len(contents):
+        position.ahead.popleft()
+
+
+def _lost(partition: TopicPartition, offset: int, start: int, end: int) -> DataLost:
+    if offset > end or offset >= 1 << OFFSET_BITS:
+        return DataLost(
+            f"{partition}: offset {offset} lies beyond the log's end, {end}: "
+            "the log is another one, or has lost writes"
+        )
+    return DataLost(
+        f"{partition}: offset {offset} is no longer in the log, which starts at {start}: "
+        "retention has removed it\n"
+        "  what reads from there must be told to skip it, or start anew; a longer retention prevents it"
+    )

@@ -1,0 +1,363 @@
+"""A torch network as a `DenseModel`: native gather and row gradients around autograd.
+
+Native code gathers a batch's inputs and sums the rows' gradients on this processor; the network between
+them, its gradients and its step are where its `Place` is. Letters: B samples, L labels, W columns of vectors,
+D dense columns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from freshet import _native
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.errors import ConfigError, Mismatch
+from freshet.model import Lane, ModelInputs, Precision, State, StepResult, ones_mixture
+from freshet.model.custom import Inputs, Model, Shape
+from freshet.model.device import Here, Place
+from freshet.model.heads import STANDARD_LIMIT, Heads, Sums
+from freshet.model.inputs import Labels
+from freshet.model.plan import InputPlan, groups_of, input_plan
+from freshet.types import F32, F64
+
+__all__ = ["TorchDense", "TorchLane"]
+
+HEAD_STATE = {
+    "weights/bias": "bias",
+    "optimizer/bias_squares": "squares",
+    "statistics/started": "started",
+    "statistics/scale": "scale",
+    "statistics/label_sums": "label_sums",
+    "statistics/dense": "dense",
+}
+
+
+class TorchDense:
+    """`DenseModel` of a network; parameters lie in one flat tensor so that lanes sum and step them at
+    once."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        build: Callable[[Shape], Model],
+        *,
+        training: bool,
+        precision: Precision,
+        place_of: Callable[[], Place] = Here,
+    ) -> None:
+        """The network that `build` makes; `place_of` makes the lanes' places, all on one device."""
+        self.place, self.place_of = place_of(), place_of
+        self.spec, self.training, self.precision = spec, training, precision
+        self.labels = len(spec.labels)
+        self.experts: tuple[str, ...] = (spec.model.kind.rpartition(":")[2],)
+        self.plan = input_plan(spec, fm=False)
+        dense = [spec.features[i] for i in layout_of(spec).dense]
+        self.heads = Heads(
+            np.array([label.loss != "logloss" for label in spec.labels]),
+            np.array(["standard" in f.dense for f in dense], bool),
+            spec.model.bias_lr,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(spec.model.seed)
+            self.network = build(_shape(spec, self.plan)).to(self.place.device)
+        self.names, self.flat = _flatten(self.network)
+        self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self._steps = 0
+        self._threads = threading.local()
+
+    def lane(self) -> TorchLane:
+        """A new lane."""
+        return TorchLane(self)
+
+    def step(self, lanes: Sequence[Lane]) -> None:
+        """One update from the lanes' sums."""
+        first, *others = [lane for lane in lanes if isinstance(lane, TorchLane)]
+        with self.place.running():
+            for other in others:
+                first.merge(other)
+            rows = first.sums.rows
+            if rows > 0:
+                self._steps += 1
+                self.heads.step(first.sums)
+                # A step of few rows is a small one. Were each the mean of its own rows, a click that comes
+                # alone would count as much as the hundreds of negatives that come together.
+                self._adam(first.summed() / max(rows, self.spec.train.batch_rows))
+            first.clear()
+            self.place.fetch({})  # lanes have streams of their own: it is done when they go on
+
+    def score(self, inputs: ModelInputs) -> F32:
+        """(B, L) predictions."""
+        lane = getattr(self._threads, "lane", None)
+        if lane is None:
+            lane = self._threads.lane = TorchLane(self)
+        scored: F32 = lane.score(inputs)
+        return scored
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """A copy of the dense state."""
+        state = self._named("weights/network", self.flat)
+        state |= {
+            f"weights/buffer/{n}": b.detach().cpu().numpy().copy()
+            for n, b in _kept_buffers(self.network).items()
+        }
+        if self.training:
+            state |= self._named("optimizer/first", self.first) | self._named("optimizer/second", self.second)
+            state["optimizer/step"] = np.array([self._steps], np.int64)
+        state |= {
+            name: getattr(self.heads, field).copy()
+            for name, field in HEAD_STATE.items()
+            if self.training or not name.startswith("optimizer/")
+        }
+        return state
+
+    def load_state(self, state: State, *, weights_only: bool = False) -> None:
+        """Take a state in."""
+        mine = self.state()
+        wanted = [n for n in mine if not (weights_only and n.startswith("optimizer/"))]
+        for name in wanted:
+            if name not in state or state[name].shape != mine[name].shape:
+                found = state[name].shape if name in state else "nothing"
+                raise Mismatch(
+                    f"array {name!r} of the version: found {found}, this spec expects {mine[name].shape};"
+                    " it was written by another spec or another version of the model's class"
+                )
+        parts = {"weights/network": self.flat, "optimizer/first": self.first, "optimizer/second": self.second}
+        for prefix, flat in parts.items():
+            for name, place, shape in self.names:
+                if f"{prefix}/{name}" in wanted:
+                    flat[place] = torch.from_numpy(np.array(state[f"{prefix}/{name}"], np.float32)).reshape(
+                        -1
+                    )
+                    assert flat[place].shape == (int(np.prod(shape)),)
+        for name, buffer in _kept_buffers(self.network).items():
+            buffer.copy_(torch.from_numpy(np.array(state[f"weights/buffer/{name}"])))
+        self.place.fetch({})
+        for name, field in HEAD_STATE.items():
+            if name in wanted:
+                setattr(self.heads, field, np.array(state[name], np.float64))
+        if "optimizer/step" in wanted:
+            self._steps = int(state["optimizer/step"][0])
+
+    def finite(self) -> bool:
+        """Whether all of the dense state is finite."""
+        return all(bool(np.isfinite(array).all()) for array in self.state().values())
+
+    @property
+    def step_count(self) -> int:
+        """Steps taken."""
+        return self._steps
+
+    def mixture(self) -> F32:
+        """(L, 1) of ones: this is no hedge."""
+        return ones_mixture(self.labels)
+
+    def _named(self, prefix: str, flat: torch.Tensor) -> dict[str, NDArray[Any]]:
+        whole = flat.detach().cpu().numpy()
+        return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
+
+    def _adam(self, gradient: torch.Tensor) -> None:
+        """Adam with bias correction (Kingma & Ba 2015, algorithm 1); the step size rises over the warm-up.
+
+        A row's gradient comes divided by `batch.rows`, and so is epsilon: the larger the batches that are
+        allowed, the less a step of few rows would be otherwise.
+        """
+        model, t = self.spec.model, self._steps
+        self.first.mul_(0.9).add_(gradient, alpha=0.1)
+        self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        rate = model.dense_lr * min(1.0, t / max(model.dense_warmup_steps, 1)) / (1 - 0.9**t)
+        root = (self.second / (1 - 0.999**t)).sqrt_().add_(1e-8 / self.spec.train.batch_rows)
+        with torch.no_grad():
+            self.flat.addcdiv_(self.first, root, value=-rate)
+
+
+class TorchLane:
+    """`Lane` of a torch network."""
+
+    def __init__(self, model: TorchDense) -> None:
+        self.model, self.place = model, model.place_of()
+        self.native = _native.InputLane(model.plan.native)
+        self.sums = Sums(model.labels, len(model.heads.standard))
+        self._reduced: F32 | None = None  # the gradient where others add to it, until the step
+        with self.place.running():
+            self.gradient = torch.zeros_like(model.flat)
+            self.place.fetch({})
+
+    def score(self, inputs: ModelInputs) -> F32:
+        """(B, L) predictions."""
+        with torch.inference_mode(), self.place.running():
+            _, _, logits = self._forward(inputs, learning=False)
+            return self.model.heads.predict(self.place.fetch({"logits": logits.float()})["logits"])
+
+    def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
+        """Predict, then take the loss's gradients."""
+        model, labels = self.model, inputs.labels
+        if labels is None:
+            raise ValueError("forward_backward needs labels; to serve, use score")
+        if not model.training:
+            raise RuntimeError("this model was built for serving: build it with training=True to train")
+        if inputs.size and int(labels.index.max()) >= model.labels:
+            raise ValueError(f"label index {labels.index.max()} of a spec with {model.labels} labels")
+        seen = model.heads.count(labels)
+        with self.place.running():
+            vectors, linear, logits = self._forward(inputs, learning=True)
+            z, losses = self._losses(logits, labels, seen)
+            parameters = list(model.network.parameters()) if dense_weight else []
+            of_z, of_vectors, of_linear, *dense = _gradients(losses.sum(), [z, vectors, linear, *parameters])
+            if dense:
+                self.gradient += torch.cat([g.reshape(-1) for g in dense])
+            found = self.place.fetch(
+                {
+                    "logits": logits.float(),
+                    "losses": losses,
+                    "of_z": of_z,
+                    "of_vectors": of_vectors,
+                    "of_linear": of_linear,
+                }
+            )
+        result = StepResult(
+            model.heads.predict(found["logits"]),
+            self._row_gradients(inputs, found["of_vectors"], found["of_linear"]),
+            seen[:, 0].copy(),
+            np.bincount(labels.index, found["losses"], model.labels)[:, None].astype(np.float64),
+        )
+        if dense_weight:
+            self.sums.label += seen
+            self.sums.gradient += np.bincount(labels.index, found["of_z"], model.labels)
+            model.heads.count_dense(inputs.dense, self.sums.dense)
+        return result
+
+    def reduce_buffers(self) -> list[F32 | F64]:
+        """The lane's sums as flat arrays; what is added to them is part of the next step."""
+        with self.place.running():
+            self._reduced = self.place.fetch({"gradient": self.gradient})["gradient"]
+        return [self._reduced, self.sums.all]
+
+    def summed(self) -> torch.Tensor:
+        """The gradient, with what others have added to it."""
+        if self._reduced is None:
+            return self.gradient
+        return self.place.send("back/gradient", self._reduced)
+
+    def merge(self, other: Lane) -> None:
+        """Take another lane's sums and zero them."""
+        if not isinstance(other, TorchLane):
+            raise TypeError("lanes of different models cannot be merged")
+        self.sums.all += other.sums.all
+        with self.place.running():
+            self.gradient += other.gradient
+            other.clear()
+            self.place.fetch({})
+
+    def clear(self) -> None:
+        """Zero the sums."""
+        self.sums.all[:] = 0.0
+        self.gradient.zero_()
+        self._reduced = None
+
+    def _forward(
+        self, inputs: ModelInputs, *, learning: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Leaves: vectors (B, W padded) and linear (B, L), and the logits (B, L)."""
+        plan, model = self.model.plan, self.model
+        x = self.place.room("x", (inputs.size, plan.width))
+        scalars = self.place.room("scalars", (inputs.size, plan.native[2]))
+        mean, scale = model.heads.standards()
+        mean, scale = np.where(model.heads.standard, mean, 0.0), np.where(model.heads.standard, scale, 1.0)
+        self.native.gather(groups_of(inputs), inputs.dense, mean, scale, STANDARD_LIMIT, x, scalars)
+        whole = self.place.send("x", x)
+        vectors = whole[:, plan.vectors_from :]
+        linear = (
+            self.place.send("scalars", scalars)
+            if plan.scalars
+            else torch.zeros(inputs.size, model.labels, device=self.place.device)
+        )
+        if learning:
+            vectors, linear = vectors.requires_grad_(), linear.requires_grad_()
+        by_name = {
+            model.spec.features[i].name: vectors[:, c - plan.vectors_from : c - plan.vectors_from + dim]
+            for i, c, dim in plan.vectors
+        }
+        total = sum(dim for _, _, dim in plan.vectors)
+        dense = whole[:, : inputs.dense.shape[1] + len(plan.flags)]
+        with self._precision():
+            logits = model.network(Inputs(inputs.size, by_name, vectors[:, :total], dense, linear))
+        if not isinstance(logits, torch.Tensor) or logits.shape != (inputs.size, model.labels):
+            tensor = isinstance(logits, torch.Tensor)
+            raise ConfigError(
+                "spec",
+                "model.kind",
+                model.spec.model.kind,
+                f"logits of shape {(inputs.size, model.labels)} from its forward, one column a label",
+                f"it returned {tuple(logits.shape) if tensor else f'a {type(logits).__name__}'}",
+            )
+        return vectors, linear, logits
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        bf16 = self.model.precision == "bf16"
+        return torch.autocast(self.place.device.type, torch.bfloat16, enabled=bf16)
+
+    def _losses(self, logits: torch.Tensor, labels: Labels, seen: F64) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each sample's logit for its own label, bias included, and its loss by the kind of the label; (B,)
+        both."""
+        send, heads = self.place.send, self.model.heads
+        bias, scale, teaches = (a.astype(np.float32)[labels.index] for a in heads.learning(seen))
+        own = send("own", labels.index.astype(np.int64))
+        z = logits.float().gather(1, own[:, None])[:, 0] + send("bias", bias)
+        y = send("y", labels.value)
+        kinds = np.array([label.loss for label in self.model.spec.labels])[labels.index]
+        losses = functional.binary_cross_entropy_with_logits(z, y.clamp(0, 1), reduction="none")
+        if (kinds != "logloss").any():
+            scaled = y / send("scale", scale)
+            huber = functional.huber_loss(z, scaled, reduction="none")
+            losses = torch.where(send("huber", kinds == "huber"), huber, losses)
+            losses = torch.where(send("mse", kinds == "mse"), 0.5 * (z - scaled) ** 2, losses)
+        return z, losses * send("weight", labels.weight * teaches)
+
+    def _row_gradients(self, inputs: ModelInputs, vectors: F32, linear: F32) -> list[F32]:
+        gradients = [np.empty_like(group.rows) for group in inputs.groups]
+        scalars = linear if self.model.plan.scalars else np.empty((inputs.size, 0), np.float32)
+        dx, d_scalars = np.ascontiguousarray(vectors), np.ascontiguousarray(scalars)
+        self.native.reduce(groups_of(inputs), inputs.dense, dx, d_scalars, gradients)
+        return gradients
+
+
+def _gradients(loss: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of the loss; zeros where it does not depend on something."""
+    grads = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
+
+
+def _shape(spec: Spec, plan: InputPlan) -> Shape:
+    vectors = {spec.features[i].name: dim for i, _, dim in plan.vectors}
+    dense = len(layout_of(spec).dense) + len(plan.flags)
+    return Shape(tuple(label.name for label in spec.labels), vectors, dense, tuple(spec.model.deep))
+
+
+def _flatten(network: Model) -> tuple[list[tuple[str, slice, tuple[int, ...]]], torch.Tensor]:
+    """Move all parameters into one flat float32 tensor, of which they become views; (name, place, shape) of
+    each."""
+    named = list(network.named_parameters())
+    flat = torch.cat([p.detach().float().reshape(-1) for _, p in named]) if named else torch.zeros(0)
+    names: list[tuple[str, slice, tuple[int, ...]]] = []
+    at = 0
+    for name, parameter in named:
+        place = slice(at, at + parameter.numel())
+        parameter.data = flat[place].view(parameter.shape)
+        names.append((name, place, tuple(parameter.shape)))
+        at = place.stop
+    return names, flat
+
+
+def _kept_buffers(network: Model) -> dict[str, torch.Tensor]:
+    """Buffers that belong to the network's state (`persistent`)."""
+    kept = network.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in network.named_buffers() if name in kept}

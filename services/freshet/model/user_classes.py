@@ -1,0 +1,31 @@
+"""Classes of the user's, named in the spec as `kind = "package.module:Class"`: found here, without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from freshet.config.spec.extensions import load_object
+from freshet.errors import ConfigError
+
+__all__ = ["DENSE_MODEL_HOOK", "class_of"]
+
+DENSE_MODEL_HOOK = "dense_model"
+"""Name of a classmethod `(spec, *, training, precision) -> DenseModel`.
+
+A class that has it is no `freshet.Model` (a torch network); it makes the whole dense part itself, without
+torch if it likes: gradients of the rows, steps, state and scores, by `freshet.model.DenseModel`.
+"""
+
+
+def class_of(kind: str, folder: str) -> type[Any]:
+    """The class that `package.module:Class` names; the module may stand in the spec's folder.
+
+    Raises ConfigError if there is none.
+    """
+    if ":" not in kind:
+        expected = "hedge, linear, dlrm, deepfm, dcnv2, or package.module:Class"
+        raise ConfigError("spec", "model.kind", kind, expected)
+    found = load_object(kind, folder, where="spec", key="model.kind")
+    if not isinstance(found, type):
+        raise ConfigError("spec", "model.kind", kind, "a class", f"it is a {type(found).__name__}")
+    return found

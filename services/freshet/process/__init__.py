@@ -1,0 +1,1 @@
+"""One process: its lifecycle, its supervisor, its memory and its run folder."""

@@ -1,0 +1,362 @@
+"""The supervisor of `freshet up`: starts the services, starts again what dies or hangs, stops them all in
+order.
+
+It owns the run folder by a lock, and writes what runs and what ended to `state/services.json` for `freshet
+status`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+import structlog
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.settings import RunFolder
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.http.endpoint import LIVE
+from freshet.http.service_client import ask
+from freshet.observability.skipped import skip
+from freshet.process.exit_reason import last_words
+from freshet.process.process_info import activity_of, birth_of
+from freshet.process.restart_policy import HangPolicy, Silence, Watch, exit_in_words
+from freshet.process.run_state import STATE_FILE, Ended, RunState, last_sign_ms, read_run, write_run
+
+__all__ = ["Process", "Supervisor"]
+
+log = structlog.get_logger("freshet.supervisor")
+
+DEFAULT_HANG = HangPolicy()
+LOCK_FILE = "supervisor.lock"
+LOOK_S = 0.05
+"""How often children are looked at: a restart is at most this late."""
+
+ASK_EVERY_S = 2.0
+ASK_WITHIN_S = 5.0
+"""How often a child is asked whether it lives, and how long it has to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One service to run."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # where a process of this machine reaches it
+    watched: bool = True  # asked whether it lives, and started again if it hangs
+
+
+@dataclass(slots=True)
+class _Child:
+    process: Process
+    watch: Watch = field(default_factory=Watch)
+    popen: subprocess.Popen[bytes] | None = None
+    birth: str = ""
+    since: float = 0.0  # wall clock, s: for people
+    log_start: int = 0  # where this process's part of its log begins
+    hung: str = ""  # why this process was killed
+
+
+class Supervisor:
+    """Runs processes until told to stop. One a run folder: a second one is refused with the first one's
+    id."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        processes: Sequence[Process],
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        again: str = "",
+        hang: HangPolicy = DEFAULT_HANG,
+        ask_every_s: float = ASK_EVERY_S,
+    ) -> None:
+        """`again`: the command that goes on with this folder, for those who find it stopped. `hang`: when a
+        child that does not answer is killed and started again."""
+        self._hang, self._ask_every_s, self._over = hang, ask_every_s, threading.Event()
+        self._folder, self._clock, self._again = folder, clock, again
+        self._children = [_Child(p) for p in processes]
+        self._state_due = 0.0
+        self._state_stamp: tuple[int, int, int] | None = None
+        self._lock = _take_lock(folder.state / LOCK_FILE)
+        self._logs: dict[str, IO[bytes]] = {}
+        self._history = _earlier(folder, clock.now_ms())
+
+    def run(self, stop: threading.Event, *, patience_s: float) -> Mapping[str, str]:
+        """Keep everything running until `stop`; then stop it: what has not ended by itself after `patience_s`
+        is killed. Returns {service: how it ended}.
+
+        Raises Unavailable, with everything killed, if the run folder is moved or deleted meanwhile: services
+        would go on acknowledging into files that nobody finds, or begin others in its place.
+        """
+        for child in self._children:
+            if child.process.watched:
+                name = f"ask {child.process.name}"
+                threading.Thread(target=self._ask, args=(child,), name=name, daemon=True).start()
+        try:
+            while not stop.is_set():
+                self._look()
+                self._refuse_lost_folder()
+                stop.wait(LOOK_S)
+            self._over.set()
+            return self._stop_all(patience_s)
+        finally:
+            self._over.set()
+            self._kill_all()  # does something only if an error came in between
+            for file in self._logs.values():
+                file.close()
+            self.close()
+
+    def close(self) -> None:
+        """Give the run folder back; what `run` does at its end."""
+        self._lock.close()
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """{service: how often it was started again}."""
+        return {child.process.name: child.watch.restarts for child in self._children}
+
+    def _refuse_lost_folder(self) -> None:
+        mine = os.fstat(self._lock.fileno())
+        try:
+            found = os.stat(self._folder.state / LOCK_FILE)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        except OSError:
+            return  # it cannot be seen now: that is no sign that it is gone
+        if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
+            raise Unavailable(
+                f"{self._folder.path} was moved or deleted while it ran; its services were killed\n"
+                "  a folder that was moved goes on with `freshet up` where it is now; stop a run before that"
+            )
+
+    def _look(self) -> None:
+        changed = False
+        now = self._clock.monotonic()
+        if now >= self._state_due:
+            self._state_due = now + ASK_EVERY_S
+            changed = self._state_is_lost()
+        for child in self._children:
+            code = child.popen.poll() if child.popen is not None else None
+            if child.popen is not None and code is not None:
+                child.popen = None
+                self._ended(child, code, now)
+                changed = True
+            if child.watch.due(now):
+                self._start(child, now)
+                changed = True
+        if changed:
+            self._write_state()
+
+    def _ask(self, child: _Child) -> None:
+        """Ask one child again and again whether it lives; kill it once it hangs. On a thread of its own: an
+        answer may take as long as it has."""
+        asked: subprocess.Popen[bytes] | None = None
+        silence = Silence(self._hang)
+        while not self._over.wait(self._ask_every_s):
+            popen = child.popen
+            if popen is None:
+                continue
+            if popen is not asked:
+                asked, silence = popen, Silence(self._hang)
+            said = _said(child.process)
+            why = silence.look(self._clock.monotonic(), said, activity_of(popen.pid))
+            if why and child.popen is popen and popen.poll() is None and not self._over.is_set():
+                log.error("service hangs, killing it", child=child.process.name, reason=why)
+                child.hung = why
+                popen.kill()
+
+    def _ended(self, child: _Child, code: int, now: float) -> None:
+        path = self._folder.process_log(child.process.name)
+        again = child.watch.exited(code, now)
+        if child.hung:
+            child.watch.last_exit, child.hung = f"{child.hung}, killed", ""
+        why = last_words(path, child.log_start)
+        began = child.watch.started_at  # monotonic: the wall clock may have been set back meanwhile
+        ran = None if began is None else round(now - began, 1)
+        self._history.append(Ended(child.process.name, self._clock.now_ms(), child.watch.last_exit, why, ran))
+        log.warning(
+            "service ended, starting it again",
+            child=child.process.name,
+            how=child.watch.last_exit,
+            **({"last_words": why} if why else {}),
+            again_in_s=round(again - now, 2),
+            path=str(path),
+        )
+
+    def _start(self, child: _Child, now: float) -> None:
+        name = child.process.name
+        environment = {**os.environ, **child.process.environment, "FRESHET_SUPERVISOR_PID": str(os.getpid())}
+        child.watch.started(now)
+        try:
+            if name not in self._logs:
+                self._logs[name] = self._folder.process_log(name).open("ab")
+            child.log_start = os.fstat(self._logs[name].fileno()).st_size
+            child.popen = subprocess.Popen(  # nosec B603  # our own command, no shell
+                child.process.command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._logs[name],
+                stderr=self._logs[name],
+                env=environment,
+                start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children
+            )
+        except OSError as error:  # no such program, or no process, memory or disk left: the others go on
+            child.watch.exited(1, now)
+            child.watch.last_exit = f"could not be started: {error}"
+            log.error("service could not be started", child=name, reason=str(error))
+        else:
+            child.since, child.birth = self._clock.now_ms() / 1000, birth_of(child.popen.pid)
+            self._history = [
+                replace(one, again_ms=self._clock.now_ms())
+                if one.name == name and one.again_ms is None
+                else one
+                for one in self._history
+            ]
+
+    def _stop_all(self, patience_s: float) -> dict[str, str]:
+        """Ask all of them, wait until the deadline, then insist."""
+        ended: dict[str, str] = {}
+        deadline = self._clock.monotonic() + patience_s
+        for child in self._children:
+            if child.popen is not None:
+                child.popen.send_signal(signal.SIGTERM)
+        for child in self._children:
+            popen = child.popen
+            if popen is None:
+                ended[child.process.name] = child.watch.last_exit or "was not running"
+                continue
+            try:
+                code = popen.wait(max(0.1, deadline - self._clock.monotonic()))
+                # SIGTERM ends a process that had not come to listen for it yet
+                asked = code in (0, -signal.SIGTERM)
+                ended[child.process.name] = "stopped" if asked else exit_in_words(code)
+            except subprocess.TimeoutExpired:
+                popen.kill()
+                popen.wait()
+                ended[child.process.name] = f"killed: it had not stopped after {patience_s:g} s"
+            child.popen = None
+        self._write_state(stopped_ms=self._clock.now_ms())
+        return ended
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            if child.popen is not None:
+                child.popen.kill()
+                child.popen.wait()
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        return _stamp_of(self._folder.state / STATE_FILE)
+
+    def _state_is_lost(self) -> bool:
+        """Whether the state was deleted or changed since it was written; the caller then writes it again."""
+        if self._state_stamp is None or self._stamp() == self._state_stamp:
+            return False
+        path = str(self._folder.state / STATE_FILE)
+        log.error("the state of the services was changed or deleted, it is written anew", path=path)
+        skip("run_state", path, "it was changed or deleted by something else than its supervisor")
+        return True
+
+    def _write_state(self, stopped_ms: int | None = None) -> None:
+        services = {
+            child.process.name: {
+                "pid": child.popen.pid if child.popen is not None else None,
+                "birth": child.birth if child.popen is not None else "",
+                "host": child.process.host,
+                "port": child.process.port,
+                "since_s": child.since,
+                "restarts": child.watch.restarts,
+                "last_exit": child.watch.last_exit,
+            }
+            for child in self._children
+        }
+        me = os.getpid()
+        run = RunState(me, services, self._again, stopped_ms, self._history, birth_of(me))
+        try:
+            write_run(self._folder, run)
+            self._state_stamp = self._stamp()
+        except OSError as error:  # a full disk stops no service that can do without it
+            log.error(
+                "the state of the services could not be written",
+                path=str(self._folder.state),
+                reason=str(error),
+            )
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _said(process: Process) -> str | None:
+    """ "" if the child says that it lives, why its main loop stands still if it says that, None if it says
+    nothing."""
+    try:
+        code, said = ask(process.port, LIVE.path, host=process.host, timeout_s=ASK_WITHIN_S)
+    except OSError:
+        return None
+    if code != 503 or not isinstance(said, dict) or said.get("status") != "stuck":
+        return ""  # whatever it says, it answers
+    return str(said.get("reason", "its main loop stands still"))
+
+
+def _earlier(folder: RunFolder, now_ms: int) -> list[Ended]:
+    """What happened here before, a supervisor that was killed included."""
+    try:
+        run = read_run(folder)
+    except (Corrupt, Unavailable) as error:  # what happened is lost; that is no reason not to run
+        log.warning("the state of an earlier run could not be read", reason=str(error))
+        return []
+    if run is None:
+        return []
+    history = [one if one.again_ms is not None else replace(one, again_ms=now_ms) for one in run.history]
+    if run.stopped_ms is None:
+        how = "it was killed, or the machine went down"
+        history.append(Ended("supervisor", last_sign_ms(folder), how, again_ms=now_ms))
+    return history
+
+
+def _take_lock(path: Path) -> IO[bytes]:
+    try:
+        file = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().decode(errors="replace").strip()
+        file.close()
+        raise ConfigError(
+            "--folder",
+            "",
+            f"{path.parent.parent} is in use by process {owner}",
+            "a run folder that no other `freshet up` runs in",
+            f"stop it (kill {owner}), or take another folder with --folder",
+        ) from None
+    try:
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+    except OSError as error:
+        file.close()
+        raise _unwritable(path, error) from error
+    return file
+
+
+def _unwritable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{path}: cannot be written: {error.strerror}; nothing was started\n"
+        "  a run needs a folder that it may write to, and space in it; --folder names another"
+    )

@@ -1,0 +1,393 @@
+"""Files of ready samples as Avro samples: each column read as the type of its field, labels and times
+checked.
+
+Types come from the schema of served events. A spec without one says what its features need; whether an id is
+a whole number or a text is then found by a first pass over all files, so that it is the same in all of them.
+Needs the extra `replay` (pyarrow).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from freshet.config.avro.schema import (
+    Array,
+    AvroField,
+    Primitive,
+    Record,
+    Type,
+    Union,
+    field_at,
+    sample_schema,
+)
+from freshet.config.spec.label_bounds import bounds_text, within
+from freshet.config.spec.model import Feature, Label, Spec
+from freshet.config.spec.schemas import load_schema
+from freshet.errors import BadInput
+from freshet.features.arrow import TableEncoder, bare, find
+from freshet.features.cells import Form, Misfit, plain, reals, times, truths
+from freshet.recordings.event_times import EventTimes
+from freshet.recordings.tables import Batch, TableFile
+from freshet.types import F32, I64, U64, Bool, BytesColumn
+
+__all__ = ["SampleRows", "needed_columns", "read_samples"]
+
+NUMBER = Primitive("double")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRows:
+    """N consecutive rows of a file."""
+
+    first_row: int  # of the first of them in all files together
+    schema: Record
+    payloads: BytesColumn  # (N,) Avro of that schema, without framing
+    times_ms: I64  # (N,) event time
+    labels: Mapping[str, tuple[F32, Bool]]  # label -> values (N,), and where there is one
+    requests: U64  # (N,) equal for rows that were served together
+    share: float = 1.0  # of all files' rows that ends with these, about: files count alike
+
+    def __len__(self) -> int:
+        return len(self.times_ms)
+
+
+def needed_columns(spec: Spec) -> list[str]:
+    """Columns that a file must have for this spec: fields of features, the event time, the labels."""
+    return list(
+        dict.fromkeys([*_fields(spec), spec.events.served.time.path, *(label.name for label in spec.labels)])
+    )
+
+
+def read_samples(
+    spec: Spec, paths: Sequence[Path], request: str | None = None, seen: EventTimes | None = None
+) -> Iterator[SampleRows]:
+    """Rows of the files, in their order.
+
+    Args:
+        request: column whose equal values mark rows that were served together, in runs; such rows are all
+            scored before any of them trains. Without it every row stands for itself.
+        seen: told of all event times, and what is odd about them.
+
+    Raises:
+        ConfigError: a column is missing. BadInput: a file cannot be read, or a value does not fit its
+        field, its label's loss or a time; the message names file, row and column.
+    """
+    wanted = [*needed_columns(spec), *([request] if request else [])]
+    files = [TableFile(path, spec.files) for path in paths]
+    columns = [file.columns_of(wanted) for file in files]
+    schema = _schema(spec, files, columns)
+    row = 0
+    run = _Runs()
+    for number, file in enumerate(files):
+        reader = _Reader(spec, file, schema, request, run)
+        for batch in file.batches(columns[number]):
+            made = reader.rows(batch, row, (number + batch.share) / len(files))
+            if seen is not None:
+                seen.add(made.times_ms, partial(_place, file, batch))
+            row += len(made)
+            yield made
+
+
+def _place(file: TableFile, batch: Batch, row: int) -> str:
+    return file.where(batch.first + row)
+
+
+class _Runs:
+    """Numbers of requests: a new one wherever the value of the request's column changes."""
+
+    def __init__(self) -> None:
+        self._last: object = _Runs
+        self._number = 0
+
+    def numbers(self, array: Any) -> U64:
+        """(N,) for the values of a column."""
+        cells = plain(array)
+        if pa.types.is_nested(cells.type):
+            raise BadInput(f"the column of requests is {cells.type}; expected numbers, texts or times")
+        coded = cells.dictionary_encode()
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        first, last = _python(cells[0]), _python(cells[len(cells) - 1])
+        change = np.diff(codes, prepend=codes[0]) != 0
+        change[0] = first != self._last
+        numbers = (np.cumsum(change) + self._number).astype(np.uint64)
+        self._last, self._number = last, int(numbers[-1])
+        return numbers
+
+
+def _python(scalar: Any) -> object:
+    """A value to compare: of times that Python has none for, the number and its type."""
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return scalar.value, str(scalar.type)
+
+
+class _Reader:
+    """Rows of one file."""
+
+    def __init__(self, spec: Spec, file: TableFile, schema: Record, request: str | None, runs: _Runs) -> None:
+        self._spec, self._file, self._schema, self._request, self._runs = spec, file, schema, request, runs
+        self._form = Form(spec.files, cells=file.cells)
+        self._encoder = TableEncoder(schema, self._form)
+
+    def rows(self, batch: Batch, first_row: int, share: float) -> SampleRows:
+        """One batch. Raises BadInput for the first value that does not fit."""
+        spec, rows = self._spec, batch.rows
+        time = spec.events.served.time
+        labels = {
+            label.name: self._at(batch, label.name, partial(_label, label, self._form))
+            for label in spec.labels
+        }
+        times_ms = self._at(batch, time.path, lambda array: _times(array, self._form, time.unit))
+        payloads = self._at(batch, "", lambda _: self._encoder.encode(rows))
+        if self._request is None:
+            requests = np.arange(first_row + 1, first_row + len(rows) + 1, dtype=np.uint64)
+        else:
+            requests = self._at(batch, self._request, self._runs.numbers)
+        return SampleRows(first_row, self._schema, payloads, times_ms, labels, requests, share)
+
+    def _at(self, batch: Batch, column: str, make: Callable[[Any], Any]) -> Any:
+        try:
+            return make(plain(find(batch.rows, column)) if column else None)
+        except Misfit as misfit:
+            raise refused(self._file, batch, misfit, misfit.path or column) from None
+        except BadInput as error:
+            raise BadInput(f"{self._file.path}: {error}") from None
+
+
+def refused(file: TableFile, batch: Batch, misfit: Misfit, column: str) -> BadInput:
+    """A value that does not fit, with its place in the file."""
+    hint = f"\n  {misfit.hint}" if misfit.hint else ""
+    if file.cells and misfit.found == f"'{column}'":
+        hint += "\n  is it a header line? take it out, and leave [files] columns out for a file that has one"
+    where = file.where(batch.first + misfit.row)
+    return BadInput(f"{where}: {column}: expected {misfit.expected}, found {misfit.found}{hint}")
+
+
+# --- types
+
+
+def _fields(spec: Spec) -> list[str]:
+    return list(dict.fromkeys(f.field for f in spec.features if f.field is not None))
+
+
+def _schema(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence[str]]) -> Record:
+    """The schema of samples of just the fields that features need; each may be null."""
+    served = spec.events.served
+    if served.schema is not None:
+        sample = sample_schema(load_schema(spec, served), served.explode)
+        types = {path: _field_type(sample, path) for path in _fields(spec)}
+    else:
+        types = _inferred(spec, files, columns)
+    return nested(types, "sample")
+
+
+def _field_type(sample: Record, path: str) -> Type:
+    found = field_at(sample, path)
+    if found.repeated and not isinstance(found.type, Array):
+        return Array(_nullable(found.type) if found.nullable else found.type)
+    return found.type
+
+
+def nested(types: Mapping[str, Type], name: str) -> Record:
+    """The record whose fields stand at these paths, each of them nullable.
+
+    Raises BadInput if a path is both a field and a record (`user` beside `user.id`).
+    """
+    return _nested(types, name, "")
+
+
+def _nested(types: Mapping[str, Type], name: str, prefix: str) -> Record:
+    fields: list[AvroField] = []
+    seen: set[str] = set()
+    for path, type_ in types.items():
+        if not path.startswith(prefix):
+            continue
+        head, _, rest = path[len(prefix) :].partition(".")
+        if head in seen:
+            continue
+        seen.add(head)
+        if rest and prefix + head in types:
+            raise BadInput(
+                f"columns {prefix + head!r} and {path!r}: a column cannot hold a value and have fields too"
+            )
+        inner: Type = (
+            _nested(types, f"{name}_{head}", f"{prefix}{head}.") if rest else _nullable(bare(type_)[0])
+        )
+        fields.append(AvroField(head, inner))
+    return Record(name, tuple(fields))
+
+
+def _nullable(type_: Type) -> Type:
+    branches = type_.branches if isinstance(type_, Union) else (type_,)
+    return Union((Primitive("null"), *branches))
+
+
+def _inferred(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence[str]]) -> dict[str, Type]:
+    """Types of fields that no schema describes: numbers where a feature needs numbers, ids as the files hold
+    them, whole numbers or texts, the same in all files."""
+    types: dict[str, Type] = {}
+    ids: dict[str, Feature] = {}
+    for feature in spec.features:
+        if feature.field is None:
+            continue
+        if feature.kind in ("id", "list"):
+            ids[feature.field] = feature
+        types.setdefault(feature.field, NUMBER)
+    if not ids:
+        return types
+    kinds: dict[str, set[str]] = {path: set() for path in ids}
+    lists: set[str] = set()
+    for file, names in zip(files, columns, strict=True):
+        _look(spec, file, names, kinds, lists)
+    for path, feature in ids.items():
+        type_ = _agreed(path, kinds[path])
+        is_list = path in lists or (feature.kind == "list" and spec.files.list_separator is not None)
+        types[path] = Array(type_) if is_list else type_
+    return types
+
+
+WHOLE = r"^-?(?:0|[1-9][0-9]{0,17})(?:\.0)?$"
+LONG_WHOLE = re.compile(r"-?[1-9][0-9]{18}(\.0)?")
+
+
+def _look(
+    spec: Spec, file: TableFile, names: Sequence[str], kinds: dict[str, set[str]], lists: set[str]
+) -> None:
+    """Note what the columns of a file hold."""
+    if file.cells:
+        open_ = [path for path in kinds if "text" not in kinds[path]]
+        for batch in file.batches(file.columns_of(open_)) if open_ else ():
+            for path in open_:
+                if "text" not in kinds[path]:
+                    kinds[path] |= _kinds_of_cells(spec, find(batch.rows, path))
+        return
+    for batch in file.batches(names):
+        for path in kinds:
+            array = plain(find(batch.rows, path))
+            while hasattr(array.type, "value_type") and not pa.types.is_dictionary(array.type):
+                lists.add(path)
+                array = plain(array.flatten())
+            kinds[path] |= _kinds_of_type(file, path, array.type)
+        return
+
+
+def _kinds_of_cells(spec: Spec, cells: Any) -> set[str]:
+    none = pa.array([b"", *(w.encode() for w in spec.files.nulls)], cells.type)
+    separator = spec.files.list_separator
+    if separator is not None:
+        cells = pc.split_pattern(cells, separator.encode()).flatten()
+    cells = pc.unique(cells.drop_null())
+    held = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))
+    if not len(held):
+        return set()
+    try:
+        texts = held.cast(pa.string())
+    except pa.ArrowInvalid:
+        return {"text"}
+    whole = pc.match_substring_regex(texts, WHOLE)
+    others = texts.filter(pc.invert(whole))
+    if not len(others):
+        return {"whole"}
+    for text in others.to_pylist():
+        if not (LONG_WHOLE.fullmatch(text) and -(2**63) <= int(text.removesuffix(".0")) < 2**63):
+            break
+    else:
+        return {"whole"}
+    if len(others) == len(texts) and set(texts.to_pylist()) <= {"true", "false", "True", "False"}:
+        return {"truth"}
+    return {"text"}
+
+
+def _kinds_of_type(file: TableFile, path: str, kind: Any) -> set[str]:
+    if pa.types.is_null(kind):
+        return set()
+    if pa.types.is_boolean(kind):
+        return {"truth"}
+    if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0):
+        return {"whole"}
+    if pa.types.is_floating(kind):
+        return {"fraction"}
+    if pa.types.is_temporal(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind):
+        raise BadInput(
+            f"{file.path}: column {path!r} is {kind}; expected integers, fractions, booleans, text or"
+            " lists of them\n  a schema says what it means: events.served.schema in the spec"
+        )
+    return {"text"}
+
+
+def _agreed(path: str, kinds: set[str]) -> Type:
+    """The one type that all files' values fit without a loss."""
+    if not kinds or kinds <= {"truth"}:
+        return Primitive("boolean") if kinds else Primitive("string")
+    if kinds <= {"whole", "truth"} or kinds == {"whole", "fraction"}:
+        return Primitive("long")
+    if kinds == {"fraction"}:
+        return NUMBER
+    if "fraction" in kinds:
+        raise BadInput(
+            f"column {path!r} holds fractions in one file and texts in another: an id cannot be both\n"
+            "  a schema says which it is: events.served.schema in the spec"
+        )
+    return Primitive("string")
+
+
+# --- labels and times
+
+
+def _label(label: Label, form: Form, array: Any) -> tuple[F32, Bool]:
+    """Values of a label, and where there is one. Raises Misfit for what its loss cannot take."""
+    if label.loss == "logloss":
+        return _truth_label(label, array, form)
+    try:
+        values, none = reals(array, form, Primitive("float"))
+    except Misfit as misfit:
+        misfit.expected = f"a finite number, as the loss of label {label.name} is {label.loss}"
+        raise
+    found, there = values.astype(np.float32), np.ones(len(values), np.bool_) if none is None else ~none
+    if label.bounds is not None:
+        outside = there & ~within(label.bounds, found)
+        if outside.any():
+            row = int(outside.argmax())
+            expected = f"{bounds_text(label.bounds)}, as labels.{label.name}.bounds says"
+            hint = "leave the cell empty where the value is not known; or state wider bounds in the spec"
+            raise Misfit(row, "", expected, f"{values[row]:g}", hint)
+    return found, there
+
+
+def _truth_label(label: Label, array: Any, form: Form) -> tuple[F32, Bool]:
+    try:
+        truth, none = truths(array, form)
+    except Misfit as misfit:
+        misfit.expected = f"0 or 1 (or false or true), as the loss of label {label.name} is logloss"
+        misfit.hint = _label_hint(misfit.found, label)
+        raise
+    return truth.astype(np.float32), np.ones(len(truth), np.bool_) if none is None else ~none
+
+
+def _label_hint(found: str, label: Label) -> str:
+    text = found.strip("'\"")
+    try:
+        number = float(text)
+    except ValueError:
+        return "write 1 where it happened and 0 where it did not; leave the cell empty where nobody knows"
+    if number == -1:
+        return "labels of -1 and 1 are 0 and 1 here: write 0 for -1"
+    return f'a number to predict has a loss of its own: labels.{label.name} = {{ loss = "huber" }} or "mse"'
+
+
+def _times(array: Any, form: Form, unit: str) -> I64:
+    values, none = times(array, form, unit, "ms")
+    if none is not None and none.any():
+        row = int(none.argmax())
+        raise Misfit(row, "", "a time: every row needs one", "nothing")
+    return values

@@ -1,0 +1,1 @@
+"""The row service over gRPC."""

@@ -1,0 +1,373 @@
+"""The row service over gRPC: a client of all shards of a model.
+
+Lookups go to all owners in parallel and are repeated while the owners change; a push goes to every shard, if
+need be without rows, in the order in which pushes are begun. See `freshet.rows.service` for what is
+promised.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from freshet.coordination.shard_map import NOBODY, Owners
+from freshet.errors import Fenced, Overloaded, Refused, Unavailable
+from freshet.observability.tracing import current
+from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
+from freshet.rows.grpc.shard_connection import Link, LinkCounts
+from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.rpc.channel import MIB, Transport
+from freshet.rpc.frames import BadFrame, Frame, Kind
+from freshet.rpc.value_formats import RowCodec
+from freshet.tables.applied_pushes import KnownPushes
+from freshet.types import F32, I64, U8, U64, Bool
+
+__all__ = ["RemoteRows", "Served"]
+
+SERVICE = "Rows"
+
+_T = TypeVar("_T")
+
+RETRY_S = 0.05
+"""Between two attempts at what is unavailable: new owners are there within seconds."""
+
+IN_FLIGHT_BYTES = 64 * MIB
+"""Of unanswered requests to one shard, on each stream: 100 batches of 256 samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a client expects its shards to serve."""
+
+    model: str
+    spec_hash: str
+
+    @property
+    def metadata(self) -> list[tuple[str, str]]:
+        """As a client shows it with each call."""
+        return [("freshet-model", self.model), ("freshet-spec", self.spec_hash)]
+
+
+class RemoteRows:
+    """See `freshet.rows.service`: RowService, PushesAhead and OwnersChange. Thread-safe."""
+
+    def __init__(
+        self,
+        served: Served,
+        owners: Callable[[], Owners],
+        transport: Transport,
+        *,
+        lookup_codec: RowCodec = RowCodec.FP32,
+        push_codec: RowCodec = RowCodec.FP32,
+        deadline_s: float = 10.0,
+        attempt_s: float = 5.0,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+    ) -> None:
+        """Connects when it is used.
+
+        Args:
+            served: what the shards must be of.
+            owners: who owns what now; cheap, asked at each call.
+            transport: certificates, token and limits.
+            lookup_codec: how rows are sent to us.
+            push_codec: how gradients are sent.
+            deadline_s: how long a lookup or a `push` is tried before it is Unavailable.
+            attempt_s: how long one attempt waits for its answer; a shard that is frozen costs this.
+            in_flight_bytes: of unanswered requests to one shard.
+        """
+        self._served, self._owners, self._transport = served, owners, transport
+        self._lookup_codec, self._push_codec = lookup_codec, push_codec
+        self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
+        self._lock = threading.Lock()
+        self._links: dict[str, Link] = {}
+        self._before = LinkCounts()  # of links that are closed
+        self._closed = False
+
+    # --- RowService
+
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
+        """Write each key's slots into `out`, and their states whole in any codec; see the protocol. Tried
+        again until the deadline."""
+        self._until_deadline(lambda: self._look_up(groups, out, create, states))
+
+    def push(self, push: Push) -> bool:
+        """Apply a batch's gradients; see the protocol.
+
+        What is not known to be applied is pushed again until the deadline, unless owners change meanwhile:
+        then what was acknowledged before may be lost, and the caller must ask for `applied` (PROTOCOL 7).
+        """
+        number = self._owners().number
+
+        def attempt() -> bool:
+            if self._owners().number != number:
+                raise _OwnersChanged(
+                    "owners of buckets have changed; ask for `applied` and start again there"
+                )
+            try:
+                return self.push_soon(push).result(self._attempt_s)
+            except Late:
+                why = f"no answer to a push within {self._attempt_s} s"
+                with self._lock:
+                    links = list(self._links.values())
+                for link in links:
+                    link.give_up("Push", why)
+                raise Unavailable(why) from None
+
+        return self._until_deadline(attempt)
+
+    def applied(self) -> Mapping[int, Sequence[int]]:
+        """{partition: the distinct offsets of all buckets}; see the protocol."""
+        owners = self._owners()
+        owners.check_whole()
+        merged: dict[int, set[int]] = {}
+        held: I64 = np.zeros(len(owners.of_bucket), np.int64)
+        for link in self._links_of(owners):
+            offsets, buckets = applied_of(link.call("Applied", self._attempt_s))
+            if len(buckets) and not 0 <= buckets.min() <= buckets.max() < len(held):
+                raise BadFrame(f"{link.address}: its buckets are not all of this model", "shape")
+            np.add.at(held, buckets, 1)
+            for partition, distinct in offsets.items():
+                merged.setdefault(partition, set()).update(distinct)
+        if not (held == 1).all() or self._owners().number != owners.number:
+            raise Unavailable("owners of buckets are changing; ask again")
+        return {partition: sorted(offsets) for partition, offsets in sorted(merged.items())}
+
+    # --- PushesAhead, OwnersChange
+
+    def push_soon(self, push: Push) -> Future[bool]:
+        """Hand a push over to every shard; see the protocol."""
+        done: Future[bool] = Future()
+        try:
+            owners = self._owners()
+            owners.check_whole()
+            links = self._links_of(owners)
+            asked = [self._hand_over(link, push, owners, shard) for shard, link in enumerate(links)]
+        except Exception as error:
+            done.set_exception(error)
+            return done
+        _Together(asked, done)
+        return done
+
+    def ownership(self) -> int:
+        """Rises with every change of owners."""
+        return self._owners().number
+
+    # --- life
+
+    def counts(self) -> Mapping[str, LinkCounts]:
+        """{address: what went over its link}."""
+        with self._lock:
+            return {address: link.counts for address, link in self._links.items()}
+
+    def total(self) -> LinkCounts:
+        """What went over all links, those to former owners too."""
+        with self._lock:
+            total = replace(self._before)
+            for link in self._links.values():
+                total.add(link.counts)
+        return total
+
+    def close(self) -> None:
+        """Close the connections; what is under way fails. Idempotent."""
+        with self._lock:
+            self._closed = True
+            links, self._links = list(self._links.values()), {}
+            for link in links:
+                self._before.add(link.counts)
+        for link in links:
+            link.close()
+
+    # --- parts
+
+    def _links_of(self, owners: Owners) -> list[Link]:
+        """A connection to each owner; those to former owners are closed."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the row service's client was closed")
+            gone = [self._links.pop(a) for a in self._links.keys() - set(owners.addresses)]
+            for link in gone:
+                self._before.add(link.counts)
+            for address in owners.addresses:
+                if address not in self._links:
+                    self._links[address] = Link(
+                        address,
+                        self._transport,
+                        SERVICE,
+                        self._served.metadata,
+                        in_flight_bytes=self._in_flight,
+                    )
+            links = [self._links[address] for address in owners.addresses]
+        for link in gone:
+            link.close()
+        return links
+
+    def _hand_over(self, link: Link, push: Push, owners: Owners, shard: int) -> Future[Frame]:
+        groups = [
+            (g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
+            for g, gradients in zip(push.groups, push.gradients, strict=True)
+            for places in [_places_of(g, owners, shard)]
+        ]
+        codec, owned, span = self._push_codec, owners.of_bucket == shard, push.span or current()
+        return link.ask(
+            "Push",
+            lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec, owned, span),
+        )
+
+    def _look_up(
+        self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
+    ) -> None:
+        owners = self._owners()
+        _check_owned(groups, owners)
+        asked = []
+        for shard, link in enumerate(self._links_of(owners)):
+            places = {g.group: _places_of(g, owners, shard) for g in groups}
+            keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
+            wanted = [part for part in keys if len(part[1])]
+            if wanted:
+                future = link.ask("Lookup", _lookup(wanted, self._lookup_codec, create, states is not None))
+                asked.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
+        deadline = time.monotonic() + self._attempt_s
+        rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
+        floats_of = {g.group: s for g, s in zip(groups, states.floats, strict=True)} if states else {}
+        known = []
+        for shard, link, places, future in asked:
+            frame = self._answer(link, "Lookup", future, deadline)
+            for group, of in places.items():
+                _scatter(frame, group, of, rows_of[group], rows_into)
+                if states is not None:
+                    _scatter(frame, group, of, floats_of[group], states_into)
+            if states is not None:
+                known.append(
+                    (owners.of_bucket == shard, known_of(frame, list(places), len(owners.of_bucket)))
+                )
+        if states is not None:
+            states.known = _merged(list(rows_of), known)
+
+    def _answer(self, link: Link, method: str, future: Future[Frame], deadline: float) -> Frame:
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except Late:
+            link.give_up(method, f"no answer within {self._attempt_s} s")
+            raise Unavailable(f"{link.address}: no answer within {self._attempt_s} s") from None
+
+    def _until_deadline(self, attempt: Callable[[], _T]) -> _T:
+        deadline = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                return attempt()
+            except _OwnersChanged:
+                raise
+            except Unavailable as error:
+                wait_s = error.retry_after_s if isinstance(error, Overloaded) else RETRY_S
+                if time.monotonic() + wait_s >= deadline:
+                    raise
+            time.sleep(wait_s)
+
+
+class _OwnersChanged(Unavailable):
+    """Trying again is no use before the caller has started again."""
+
+
+class _Together:
+    """One result of a push's answers from all shards, when the last has come."""
+
+    def __init__(self, asked: Sequence[Future[Frame]], done: Future[bool]) -> None:
+        self._asked, self._done = asked, done
+        self._missing = len(asked)
+        self._lock = threading.Lock()
+        for future in asked:
+            future.add_done_callback(self._one)
+
+    def _one(self, _: Future[Frame]) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._missing:
+                return
+        errors = [error for future in self._asked if (error := future.exception()) is not None]
+        if errors:
+            self._done.set_exception(_worst(errors))
+            return
+        frames = [future.result() for future in self._asked]
+        wrong = next((frame for frame in frames if frame.kind != Kind.PUSHED), None)
+        if wrong is not None:
+            self._done.set_exception(BadFrame(f"expected an answer to a push, found {wrong.kind}", "shape"))
+            return
+        self._done.set_result(any(frame.flags for frame in frames))
+
+
+def _worst(errors: Sequence[BaseException]) -> BaseException:
+    """What the caller must act on: being fenced ends it, a refusal makes it start again, the rest is tried
+    again."""
+    refused = [error for error in errors if isinstance(error, Refused)]
+    fenced = [error for error in errors if isinstance(error, Fenced)]
+    if fenced or not refused:
+        others = [error for error in errors if not isinstance(error, Unavailable)]
+        return (fenced or others or list(errors))[0]
+    applied: dict[int, int] = {}
+    for error in refused:
+        for partition, offset in error.applied.items():
+            applied[partition] = min(offset, applied.get(partition, offset))
+    return Refused(str(refused[0]), applied)
+
+
+def _places_of(group: KeyGroup, owners: Owners, shard: int) -> I64 | None:
+    """Where a shard's keys lie in a group; None: all of them are its own."""
+    if len(owners.addresses) == 1:
+        return None
+    counts: I64 = np.diff(group.bucket_starts.astype(np.int64)).astype(np.int64)
+    return np.flatnonzero(np.repeat(owners.of_bucket == shard, counts))
+
+
+def _keys_of(group: KeyGroup, places: I64 | None) -> tuple[U64, U8]:
+    return (group.keys, group.tables) if places is None else (group.keys[places], group.tables[places])
+
+
+def _merged(groups: Sequence[int], told: Sequence[tuple[Bool, KnownPushes]]) -> KnownPushes:
+    """Which pushes rows know that several shards have sent. Raises BadFrame."""
+    if len({known.offsets.shape[1] for _, known in told}) > 1:
+        raise BadFrame("shards tell of different numbers of partitions", "shape")
+    return KnownPushes.merged(groups, told)
+
+
+def _lookup(
+    groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, create: bool, states: bool
+) -> Callable[[int], bytes]:
+    span = current()
+    return lambda frame_id: lookup_frame(frame_id, groups, codec, create=create, states=states, span=span)
+
+
+def _scatter(
+    frame: Frame,
+    group: int,
+    places: I64 | None,
+    out: F32,
+    into: Callable[[Frame, Mapping[int, F32]], None],
+) -> None:
+    """Write an answer's rows, or states, to their places."""
+    if places is None:
+        into(frame, {group: out})
+        return
+    rows = np.empty((len(places), out.shape[1]), np.float32)
+    into(frame, {group: rows})
+    out[places] = rows
+
+
+def _check_owned(groups: Sequence[KeyGroup], owners: Owners) -> None:
+    """Raise Unavailable if a key's bucket has no owner."""
+    nobody = owners.of_bucket == NOBODY
+    if nobody.any() and any(nobody[np.diff(g.bucket_starts.astype(np.int64)) > 0].any() for g in groups):
+        owners.check_whole()

@@ -1,0 +1,293 @@
+"""What the service `Rows` says: lookups, pushes and their answers as frames. Pure; both ends use it.
+
+| method | asks | is told |
+|---|---|---|
+| `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
+create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any,
+MOMENTS and, where they are several, MOMENT_OF of each group (which pushes its rows know) |
+| `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that are the
+receiver's, as the sender believes), KEYS, TABLES, VALUES (and SCALES) of each
+group | PUSHED: flag 1: applied, 0: all of it was there |
+| `Applied` | ASK | TOLD: APPLIED (every distinct offset of a partition), NUMBERS (the buckets held) |
+| `Describe` | ASK | TOLD: TEXT (JSON) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt
+from freshet.observability.tracing import Context
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
+from freshet.rpc.value_formats import RowCodec
+from freshet.tables.applied_pushes import KnownPushes
+from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
+
+__all__ = [
+    "Described",
+    "GroupKeys",
+    "PushRequest",
+    "add_known",
+    "applied_frame",
+    "applied_of",
+    "described_frame",
+    "described_of",
+    "known_of",
+    "lookup_frame",
+    "lookup_of",
+    "push_frame",
+    "push_of",
+    "pushed_frame",
+    "rows_frame",
+    "rows_into",
+    "span_of",
+    "states_into",
+]
+
+_CREATE = 1
+_STATES = 2
+_APPLIED = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupKeys:
+    """Unique keys of one store group, in order of their buckets: as `seams.rowservice.KeyGroup`."""
+
+    group: int
+    keys: U64  # (U,)
+    tables: U8  # (U,)
+    bucket_starts: U32  # (buckets + 1,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PushRequest:
+    """A push as it arrives: as `seams.rowservice.Push`."""
+
+    ranges: tuple[OffsetRange, ...]
+    fence: Fence
+    clock_ms: TimeMs
+    groups: Sequence[GroupKeys]
+    gradients: Sequence[F32]
+    owned: Bool  # (buckets,)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a shard serves."""
+
+    name: str
+    model: str
+    spec_hash: str
+    buckets: int
+    partitions: int
+    widths: tuple[int, ...]  # floats of a row, by store group
+    states: tuple[int, ...]  # floats of its optimiser state
+
+
+def lookup_frame(
+    frame_id: int,
+    groups: Sequence[tuple[int, U64, U8]],
+    codec: RowCodec,
+    *,
+    create: bool,
+    states: bool = False,
+    span: Context | None = None,
+) -> bytes:
+    """Keys and tables of each group, sorted by bucket; `states`: optimiser state is wanted too; `span`: of
+    the lookup, if it is traced."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {}
+    if span is not None:
+        sections[Part.SPAN, 0] = _span_numbers(span)
+    for group, keys, tables in groups:
+        sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
+    flags = (_CREATE if create else 0) | (_STATES if states else 0)
+    return encode_frame(Frame(Kind.LOOKUP, frame_id, codec, flags, sections))
+
+
+def span_of(frame: Frame) -> Context | None:
+    """The span that a lookup or a push is part of, if it is traced. Raises BadFrame."""
+    if (Part.SPAN, 0) not in frame.sections:
+        return None
+    high, low, span_id = frame.array(Part.SPAN, np.uint64, (3,)).tolist()
+    return Context((high << 64) | low, span_id) if span_id and (high or low) else None
+
+
+def _span_numbers(span: Context) -> U64:
+    return np.array([span.trace_id >> 64, span.trace_id & (1 << 64) - 1, span.span_id], np.uint64)
+
+
+def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
+    """(Groups, whether absent rows come into being, whether states are wanted). Raises BadFrame."""
+    _expect(frame, Kind.LOOKUP)
+    return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
+
+
+def rows_frame(
+    frame_id: int,
+    rows: Mapping[int, F32],
+    codec: RowCodec,
+    states: Mapping[int, F32] | None = None,
+    known: KnownPushes | None = None,
+) -> bytes:
+    """The answer to a lookup: rows of each group; of one with states those too, whole in any codec, and which
+    pushes they know."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {}
+    for group, values in rows.items():
+        add_values(sections, group, values, codec)
+    for group, floats in (states or {}).items():
+        if floats.shape[1]:
+            sections[Part.STATES, group] = floats
+    if known is not None:
+        add_known(sections, known)
+    return encode_frame(Frame(Kind.ROWS, frame_id, codec, sections=sections))
+
+
+def add_known(sections: MutableMapping[tuple[Any, int], NDArray[Any]], known: KnownPushes) -> None:
+    """Put into a frame's sections which pushes its rows know."""
+    sections[Part.MOMENTS, 0] = known.offsets
+    for group, moments in known.moment_of.items():
+        sections[Part.MOMENT_OF, group] = moments
+
+
+def known_of(frame: Frame, groups: Sequence[int], buckets: int) -> KnownPushes:
+    """Which pushes a frame's rows of these groups know. Raises BadFrame."""
+    offsets = frame.array(Part.MOMENTS, np.int64, (None, None))
+    if len(offsets) <= 1:
+        return KnownPushes(offsets)
+    moment_of = {g: frame.array(Part.MOMENT_OF, np.uint32, (buckets,), group=g) for g in groups}
+    for group, moments in moment_of.items():
+        if int(moments.max()) >= len(offsets):
+            raise BadFrame(f"group {group}: moment {moments.max()}, but there are {len(offsets)}", "shape")
+    return KnownPushes(offsets, moment_of)
+
+
+def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
+    """Write the rows of an answer. Raises BadFrame if it does not hold just those."""
+    _expect(frame, Kind.ROWS)
+    for group, rows in out.items():
+        values_into(frame, group, rows)
+
+
+def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
+    """Write the states of an answer, of those groups that have any. Raises BadFrame."""
+    for group, states in out.items():
+        if states.shape[1]:
+            states[...] = frame.array(Part.STATES, np.float32, states.shape, group=group)
+            if not np.isfinite(states).all():
+                raise BadFrame(f"rows: states of group {group} are not all finite", "shape")
+
+
+def push_frame(
+    frame_id: int,
+    ranges: Sequence[OffsetRange],
+    fence: int,
+    clock_ms: int,
+    groups: Sequence[tuple[int, U64, U8, F32]],
+    codec: RowCodec,
+    owned: Bool,
+    span: Context | None = None,
+) -> bytes:
+    """Gradients with the ranges that they stand for, for buckets (B,) that are the receiver's; `span`: of the
+    push, if it is traced."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {
+        (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
+        (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
+        (Part.OWNED, 0): np.packbits(owned, bitorder="little"),
+    }
+    for group, keys, tables, gradients in groups:
+        sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
+        add_values(sections, group, gradients, codec)
+    if span is not None:
+        sections[Part.SPAN, 0] = _span_numbers(span)
+    return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
+
+
+def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
+    """A push. Raises BadFrame; ValueError if a range is none."""
+    _expect(frame, Kind.PUSH)
+    ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
+    fence, clock_ms = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
+    bits = frame.array(Part.OWNED, np.uint8, (-(-buckets // 8),))
+    owned = np.unpackbits(bits, count=buckets, bitorder="little").view(np.bool_)
+    groups = _groups_of(frame, buckets)
+    gradients = []
+    for group in groups:
+        if group.group >= len(widths):
+            raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
+        rows = np.empty((len(group.keys), widths[group.group]), np.float32)
+        values_into(frame, group.group, rows)
+        gradients.append(rows)
+    made = tuple(OffsetRange(*r) for r in ranges)
+    return PushRequest(made, Fence(fence), TimeMs(clock_ms), groups, gradients, owned)
+
+
+def pushed_frame(frame_id: int, applied: bool) -> bytes:
+    """The answer to a push."""
+    return encode_frame(Frame(Kind.PUSHED, frame_id, flags=_APPLIED if applied else 0))
+
+
+def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Sequence[int]) -> bytes:
+    """What a shard's buckets have applied up to, and which those are."""
+    pairs = [(p, offset) for p, offsets in applied.items() for offset in offsets]
+    sections = {
+        (Part.APPLIED, 0): np.array(pairs, np.int64).reshape(-1, 2),
+        (Part.NUMBERS, 0): np.array(held, np.int64),
+    }
+    return encode_frame(Frame(Kind.TOLD, frame_id, sections=sections))
+
+
+def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
+    """({partition: distinct offsets}, (K,) buckets held). Raises BadFrame."""
+    _expect(frame, Kind.TOLD)
+    applied: dict[int, list[int]] = {}
+    for partition, offset in frame.array(Part.APPLIED, np.int64, (None, 2)).tolist():
+        applied.setdefault(partition, []).append(offset)
+    return applied, frame.array(Part.NUMBERS, np.int64)
+
+
+def described_frame(frame_id: int, described: Described) -> bytes:
+    """What a shard serves, as JSON."""
+    text = np.frombuffer(orjson.dumps(asdict(described)), np.uint8)
+    return encode_frame(Frame(Kind.TOLD, frame_id, sections={(Part.TEXT, 0): text}))
+
+
+def described_of(frame: Frame) -> Described:
+    """What a shard serves. Raises Corrupt."""
+    _expect(frame, Kind.TOLD)
+    try:
+        told = orjson.loads(frame.text())
+        widths, states = (tuple(int(w) for w in told[name]) for name in ("widths", "states"))
+        return Described(
+            str(told["name"]),
+            str(told["model"]),
+            str(told["spec_hash"]),
+            int(told["buckets"]),
+            int(told["partitions"]),
+            widths,
+            states,
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"describe: expected a shard's description, found {frame.text()[:200]!r}") from error
+
+
+def _expect(frame: Frame, kind: Kind) -> None:
+    if frame.kind != kind:
+        raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
+
+
+def _groups_of(frame: Frame, buckets: int) -> list[GroupKeys]:
+    groups = []
+    for group in sorted(group for part, group in frame.sections if part == Part.KEYS):
+        keys = frame.array(Part.KEYS, np.uint64, group=group)
+        tables = frame.array(Part.TABLES, np.uint8, (len(keys),), group=group)
+        counts = np.bincount(bucket_of(keys, buckets), minlength=buckets)
+        starts = np.zeros(buckets + 1, np.uint32)
+        np.cumsum(counts, out=starts[1:])
+        groups.append(GroupKeys(group, keys, tables, starts))
+    return groups

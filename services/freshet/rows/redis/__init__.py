@@ -1,0 +1,1 @@
+"""The row store on Redis."""

@@ -1,0 +1,268 @@
+"""Talking to a Redis Cluster, or to one Redis: pipelines of ready commands, one per master, all at once.
+
+redis-py keeps connections, and knows which master serves a slot; commands are bytes that were made for many
+rows at once, and go past its packing of arguments one by one. Everything that is sent here may be sent again:
+whatever failed on the way is, to whichever master then serves the slot, until patience ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import structlog
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    SlotNotCoveredError,
+    TryAgainError,
+)
+
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.rows.redis.connection import NOT_ALLOWED, Opener, said_by
+from freshet.rows.redis.scripts import command
+from freshet.rows.redis.url import RedisUrl
+
+__all__ = ["Nodes", "Replies", "Request"]
+
+_log = structlog.get_logger(__name__)
+
+Replies = list[Any]
+"""Of one request's commands: integers, bytes, None and lists of these; no errors."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+"""Between two tries: while a master is replaced, the others need not be asked more often."""
+
+_THREADS = 32
+"""Masters talked to at the same time, by all callers together."""
+
+_PASSING = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    OSError,
+    AskError,  # MOVED too
+    TryAgainError,
+    ClusterDownError,
+    SlotNotCoveredError,
+    RedisClusterException,
+    MasterDownError,
+    ReadOnlyError,
+)
+"""Another master serves the slot, or none does for the moment: looked for again."""
+
+_FAILED = (RedisError, RedisClusterException, OSError)
+"""All that asking may raise. That no node of a cluster answers is no RedisError to redis-py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Commands for one slot, which may be sent again."""
+
+    slot: int
+    data: Sequence[bytes | memoryview]  # in Redis's protocol
+    replies: int  # how many commands they are
+
+
+class Nodes:
+    """The masters behind a URL. Thread-safe."""
+
+    def __init__(self, url: RedisUrl) -> None:
+        """Connect, and check every master.
+
+        Raises:
+            Unavailable: no server answers, or slots are served by nobody.
+            ConfigError: servers that must not be used, or they refuse us: see `Opener`.
+        """
+        self._url, self._options = url, url.options
+        self._opener = Opener(url)
+        self._threads = ThreadPoolExecutor(_THREADS, "redis")
+        self._single: redis.Redis | None = None
+        self._cluster: redis.RedisCluster | None = None
+        try:
+            first = self._opener.any_server()
+            if int(first.info("cluster")["cluster_enabled"]):
+                first.close()
+                self._cluster = self._opener.cluster()
+                for node in self._cluster.get_primaries():  # type: ignore[no-untyped-call]
+                    self._opener.check(node.name, self._cluster.get_redis_connection(node))
+            else:
+                self._single = first
+                self._opener.check(":".join(map(str, url.servers[0])), first)
+        except _FAILED as error:
+            self.close()
+            raise self._opener.as_ours(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, requests: Sequence[Request], doing: str, *, to_replicas: bool = False) -> list[Replies]:
+        """Send each request to the master of its slot, those of one master in one pipeline; replies of each.
+
+        With `to_replicas`, `min_replicas` of each master must have what was written.
+
+        Raises:
+            Unavailable: some of it is not known to be done; doing all of it again is safe.
+            Corrupt: a key holds something else than freshet put there.
+        """
+        replies: list[Replies] = [[] for _ in requests]
+        deadline = time.monotonic() + self._options.patience_ms / 1000
+        pause, waiting = _FIRST_PAUSE_S, list(range(len(requests)))
+        while waiting:
+            failed: dict[int, Exception] = {}
+            for i, answer in self._try({i: requests[i] for i in waiting}, to_replicas):
+                if isinstance(answer, Exception):
+                    failed[i] = answer
+                else:
+                    replies[i] = answer
+            lasting = next((error for error in failed.values() if not isinstance(error, _PASSING)), None)
+            if lasting is not None:
+                raise self._as_ours(lasting, doing) from lasting
+            waiting = sorted(failed)
+            if waiting:
+                error = failed[waiting[0]]
+                if time.monotonic() + pause > deadline:
+                    raise self._as_ours(error, doing) from error
+                _log.debug("redis is asked again", doing=doing, requests=len(waiting), reason=said_by(error))
+                threading.Event().wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                self._look_again()
+        return replies
+
+    def infos(self) -> Mapping[str, Mapping[str, Any]]:
+        """INFO of every master, by its address. Raises Unavailable if one of them does not answer."""
+        try:
+            if self._cluster is None:
+                assert self._single is not None
+                return {":".join(map(str, self._url.servers[0])): self._single.info()}
+            primaries = self._cluster.get_primaries()  # type: ignore[no-untyped-call]
+            return {node.name: self._cluster.get_redis_connection(node).info() for node in primaries}
+        except _FAILED as error:
+            self._look_again()
+            raise self._as_ours(error, "looking at servers") from error
+
+    def close(self) -> None:
+        """Give connections back. Idempotent."""
+        self._threads.shutdown(wait=True)
+        for client in (self._single, self._cluster):
+            if client is not None:
+                client.close()
+
+    def _try(
+        self, requests: Mapping[int, Request], to_replicas: bool
+    ) -> Iterable[tuple[int, Replies | Exception]]:
+        """One turn: what became of each request."""
+        masters: dict[str, tuple[redis.Redis, dict[int, Request]]] = {}
+        answers: list[tuple[int, Replies | Exception]] = []
+        for i, request in requests.items():
+            try:
+                name, client = self._master_of(request.slot)
+            except _PASSING as error:
+                answers.append((i, error))
+            else:
+                masters.setdefault(name, (client, {}))[1][i] = request
+        parts = [(name, client, mine, to_replicas) for name, (client, mine) in masters.items()]
+        others = [self._threads.submit(self._converse, *part) for part in parts[1:]]
+        for part in parts[:1]:
+            answers += self._converse(*part)
+        for other in others:
+            answers += other.result()
+        return answers
+
+    def _converse(
+        self, name: str, client: redis.Redis, requests: Mapping[int, Request], to_replicas: bool
+    ) -> list[tuple[int, Replies | Exception]]:
+        """One pipeline to one master."""
+        data = [part for request in requests.values() for part in request.data]
+        want = self._options.min_replicas if to_replicas else 0
+        if want:
+            data.append(command(b"WAIT", b"%d" % want, b"%d" % self._options.wait_ms))
+        answers: list[tuple[int, Replies | Exception]] = []
+        try:
+            self._opener.check(name, client)
+            with _connection_of(client) as connection:
+                connection.send_packed_command([b"".join(data)])
+                for i, request in requests.items():
+                    answers.append((i, _read(connection, request.replies)))
+                got = int(connection.read_response()) if want else 0
+        except (*_FAILED, ConfigError) as error:
+            return [(i, error) for i in requests]
+        if got < want:
+            few = _TooFewReplicas(
+                f"{name}: {got} of {want} replicas had it within {self._options.wait_ms} ms"
+            )
+            return [(i, few) for i in requests]
+        return answers
+
+    def _master_of(self, slot: int) -> tuple[str, redis.Redis]:
+        if self._single is not None:
+            return str(self._url), self._single
+        assert self._cluster is not None
+        node = self._cluster.nodes_manager.get_node_from_slot(slot)
+        return node.name, self._cluster.get_redis_connection(node)
+
+    def _look_again(self) -> None:
+        """Ask the cluster who serves what; if nobody knows now, the next try does."""
+        if self._cluster is not None:
+            try:
+                self._cluster.nodes_manager.initialize()
+            except _FAILED as error:
+                _log.debug("the cluster's slots are not known", reason=said_by(error))
+
+    def _as_ours(self, error: Exception, doing: str) -> Exception:
+        """What callers are told."""
+        said = f"{self._url}: {doing} failed: {said_by(error)}"
+        if isinstance(error, ConfigError):
+            return error
+        if isinstance(error, NOT_ALLOWED):
+            return Unavailable(f"{said}\n  the user may not do that; docs/redis.md lists the rights it needs")
+        if isinstance(error, OutOfMemoryError):
+            return Unavailable(f"{said}\n  Redis is full: raise maxmemory, or add masters; nothing was torn")
+        if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
+            return Corrupt(f"{said}\n  a key of the store was written by something else than freshet")
+        return Unavailable(f"{said}\n  not known to be done; trying again is safe")
+
+
+class _TooFewReplicas(RedisError):
+    """Written, but not by as many servers as are asked for."""
+
+
+@contextlib.contextmanager
+def _connection_of(client: redis.Redis) -> Iterator[Any]:
+    """A connection of the client's pool; closed if replies may be left that nobody read."""
+    pool = client.connection_pool
+    connection = pool.get_connection()
+    try:
+        yield connection
+    except BaseException:
+        connection.disconnect()  # type: ignore[no-untyped-call]
+        raise
+    finally:
+        pool.release(connection)
+
+
+def _read(connection: Any, count: int) -> Replies | Exception:
+    """The next replies, all of them read; the first error among them, if there is one, and not they."""
+    replies: Replies = []
+    errors: list[Exception] = []
+    for _ in range(count):
+        try:
+            reply = connection.read_response()
+        except ResponseError as error:
+            errors.append(error)
+            continue
+        if isinstance(reply, list):  # of an EXEC: errors of its commands stand among their replies
+            errors += [part for part in reply if isinstance(part, Exception)]
+        replies.append(reply)
+    return errors[0] if errors else replies

@@ -1,0 +1,1 @@
+"""The row store in one SQLite file."""

@@ -1,0 +1,275 @@
+"""Reading the SQLite row store: what holds rows of a bucket, and the rows it adds up to.
+
+A bucket's rows are its base (parts of its own) and the segments of its span that are newer than its `since`,
+newest first. B buckets of the model.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt
+from freshet.rows.sqlite.segments import Entry, find, parse_directory, read_keys
+from freshet.tables.runs import DamagedRuns, merge_runs, widths_of
+from freshet.types import I64, U8, U32, U64, Bool, RowRuns, Run
+
+__all__ = [
+    "Shape",
+    "Source",
+    "known_of",
+    "picked_of_span",
+    "read_since",
+    "rows_of",
+    "segments_of",
+    "sound_of_bucket",
+    "sources_of_bucket",
+]
+
+_SPARSE = 16
+"""Records are read one by one if fewer than one in this many are wanted."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a store is cut: spans are equal runs of buckets."""
+
+    path: Path
+    buckets: int
+    spans: int
+    record_bytes: Mapping[int, int]
+
+    @cached_property
+    def widths(self) -> U32:
+        """(256,) bytes of a record by table id."""
+        return widths_of(self.record_bytes)
+
+    def span_of(self, bucket: int) -> int:
+        """Span of a bucket."""
+        return bucket * self.spans // self.buckets
+
+    def buckets_of(self, span: int) -> range:
+        """Buckets of a span."""
+        first = -(-span * self.buckets // self.spans)
+        return range(first, -(-(span + 1) * self.buckets // self.spans))
+
+
+class Source:
+    """One blob of runs: a base part or a segment, read piece by piece, or from a body that was read whole."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        shape: Shape,
+        table: str,
+        row_id: int,
+        directory: bytes,
+        body: bytes | None = None,
+    ) -> None:
+        self._db, self._shape, self._table, self.id, self._body = db, shape, table, row_id, body
+        self.where = f"{shape.path}: {table} {row_id}"
+        self.directory = parse_directory(directory, self.where)
+        buckets, tables = self.directory["bucket"], self.directory["table"]
+        if len(buckets) and (buckets.max() >= shape.buckets or tables.max() >= len(shape.widths)):
+            raise Corrupt(f"{self.where}: rows of a bucket or table that the store does not have")
+
+    def costs(self, live: Bool) -> NDArray[np.float64]:
+        """(B,) bytes of each bucket's live runs."""
+        sizes = RowRuns(self.directory, _NOTHING, self._shape.widths).sizes()
+        buckets = self.directory["bucket"][live]
+        return np.bincount(buckets, sizes[live], self._shape.buckets).astype(np.float64, copy=False)
+
+    def runs(self, chosen: Bool) -> RowRuns:
+        """The chosen runs (R,), not end to end and not checked: for `merge_runs`."""
+        directory = self.directory[chosen]
+        if not len(directory):
+            return RowRuns(directory, _NOTHING, self._shape.widths)
+        first, last = directory[0], directory[-1]
+        width = int(self._shape.widths[last["table"]])
+        end = int(last["at"]) + 8 * (int(last["rows"]) + int(last["removed"])) + int(last["rows"]) * width
+        body = self._read(int(first["at"]), end - int(first["at"]))
+        return RowRuns(directory, np.frombuffer(body, np.uint8), self._shape.widths)
+
+    def entries(self, bucket: int, table: int) -> list[Entry]:
+        """Where rows of one table of one bucket lie."""
+        low, high = np.searchsorted(self.directory["bucket"], [bucket, bucket + 1])
+        chosen = self.directory[low:high]
+        return [Entry(*entry) for entry in chosen[chosen["table"] == table].tolist()]
+
+    def keys(self, entry: Entry) -> tuple[U64, U64]:
+        """(keys, removed keys) of a run, checked."""
+        return read_keys(entry, self._read(entry.at, entry.keys_bytes), self.where)
+
+    def records(self, entry: Entry, rows: NDArray[np.intp], width: int) -> U8:
+        """(len(rows), width) some records of a run; they are not checked one by one."""
+        start = entry.at + entry.keys_bytes
+        if len(rows) * _SPARSE >= entry.rows:
+            whole = np.frombuffer(self._read(start, entry.rows * width), np.uint8)
+            return whole.reshape(entry.rows, width)[rows]
+        pieces = [self._read(start + int(row) * width, width) for row in rows]
+        return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(rows), width)
+
+    def _read(self, at: int, size: int) -> bytes | memoryview:
+        """Bytes of the body. Raises Corrupt if it is shorter."""
+        if self._body is not None:
+            self._check(at, size, len(self._body))
+            return memoryview(self._body)[at : at + size]
+        try:
+            blob = self._db.blobopen(self._table, "body", self.id, readonly=True)
+        except OverflowError:  # before 3.11.4 Python opens no blob whose id is above 32 bits
+            return self._read_slowly(at, size)
+        with blob:
+            self._check(at, size, len(blob))
+            blob.seek(at)
+            return blob.read(size)
+
+    def _read_slowly(self, at: int, size: int) -> bytes:
+        """By a query, for which SQLite copies all of the body: 25 ms where it has 32 MiB."""
+        query = f"SELECT length(body), substr(body, ?, ?) FROM {self._table} WHERE id = ?"  # nosec B608  # ours
+        ((found, piece),) = self._db.execute(query, (at + 1, max(size, 0), self.id)).fetchall()
+        self._check(at, size, found)
+        return bytes(piece)
+
+    def _check(self, at: int, size: int, found: int) -> None:
+        if size < 0 or at + size > found:
+            raise Corrupt(f"{self.where}: expected at least {at + max(size, 0)} bytes, found {found}")
+
+
+_NOTHING: U8 = np.empty(0, np.uint8)
+
+
+def read_since(db: sqlite3.Connection, shape: Shape) -> I64:
+    """(B,) the segment up to which segments do not count for each bucket."""
+    since = np.zeros(shape.buckets, np.int64)
+    rows = np.array(db.execute("SELECT bucket, since FROM metas").fetchall(), np.int64).reshape(-1, 2)
+    since[rows[:, 0]] = rows[:, 1]
+    return since
+
+
+def segments_of(db: sqlite3.Connection, shape: Shape, span: int) -> list[Source]:
+    """Segments of a span, newest first."""
+    rows = db.execute(
+        "SELECT id, directory FROM segments WHERE span = ? ORDER BY id DESC", (span,)
+    ).fetchall()
+    return [Source(db, shape, "segments", *row) for row in rows]
+
+
+def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
+    """What holds rows of a bucket, newest first."""
+    rows = db.execute(
+        "SELECT id, directory FROM segments WHERE span = ? "
+        "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
+        (shape.span_of(bucket), bucket),
+    ).fetchall()
+    bases = db.execute("SELECT id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+    return [Source(db, shape, "segments", *row) for row in rows] + [
+        Source(db, shape, "bases", *row) for row in bases
+    ]
+
+
+def sound_of_bucket(
+    db: sqlite3.Connection, shape: Shape, bucket: int, *, run_bytes: int
+) -> tuple[RowRuns, list[str]]:
+    """(rows of a bucket, what is wrong with each source that was left out)."""
+    rows = db.execute(
+        "SELECT 'segments', id, directory FROM segments WHERE span = ? "
+        "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
+        (shape.span_of(bucket), bucket),
+    ).fetchall()
+    rows += db.execute("SELECT 'bases', id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+    runs: list[RowRuns] = []
+    where: list[str] = []
+    damage: list[str] = []
+    for row in rows:
+        try:
+            source = Source(db, shape, *row)
+            runs.append(source.runs(source.directory["bucket"] == bucket))
+            where.append(source.where)
+        except Corrupt as error:
+            damage.append(str(error))
+    while True:
+        try:
+            return merge_runs(runs, where, shape.widths, keep_removed=False, most_bytes=run_bytes), damage
+        except DamagedRuns as error:
+            damage.append(str(error))
+            del runs[error.source], where[error.source]
+
+
+def known_of(sources: Sequence[Source], bucket: int, table: int, keys: U64, width: int) -> tuple[Bool, U8]:
+    """Rows of one table of a bucket: (found (N,), records (N, width); zeros where not found)."""
+    there, records = np.zeros(len(keys), np.bool_), np.zeros((len(keys), width), np.uint8)
+    open_at = np.arange(len(keys))  # where no source has said anything yet
+    for source in sources:
+        for entry in source.entries(bucket, table):
+            known, removed = source.keys(entry)
+            hit, at = find(known, keys[open_at])
+            gone, _ = find(removed, keys[open_at])
+            if hit.any():
+                records[open_at[hit]] = source.records(entry, at[hit], width)
+                there[open_at[hit]] = True
+            open_at = open_at[~(hit | gone)]
+        if not len(open_at):
+            break
+    return there, records
+
+
+def picked_of_span(
+    db: sqlite3.Connection, shape: Shape, buckets: I64, tables: U8, keys: U64
+) -> Iterator[Run]:
+    """Rows by key (N,) of buckets of one span."""
+    since = read_since(db, shape)
+    segments = segments_of(db, shape, shape.span_of(int(buckets[0])))
+    for bucket in np.unique(buckets).tolist():
+        bases = db.execute("SELECT id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+        sources = [source for source in segments if source.id > since[bucket]]
+        sources += [Source(db, shape, "bases", *row) for row in bases]
+        of_bucket = buckets == bucket
+        for table in np.unique(tables[of_bucket]).tolist():
+            wanted = keys[of_bucket & (tables == table)]
+            there, records = known_of(sources, bucket, table, wanted, int(shape.widths[table]))
+            yield Run(bucket, table, wanted[there], wanted[:0], records[there])
+
+
+def rows_of(
+    db: sqlite3.Connection, shape: Shape, buckets: Sequence[int], *, most_bytes: int, run_bytes: int
+) -> tuple[int, RowRuns]:
+    """(n, rows of the first n buckets): as many of one span as take about `most_bytes` to read, at least one.
+
+    Runs longer than `run_bytes` are cut. Raises Corrupt.
+    """
+    span = shape.span_of(buckets[0])
+    of_span = list(takewhile(lambda b: shape.span_of(b) == span, buckets))
+    within = shape.buckets_of(span)
+    costs = np.zeros(shape.buckets)
+    sizes = "SELECT bucket, sum(bytes) FROM bases WHERE bucket >= ? AND bucket < ? GROUP BY bucket"
+    for bucket, size in db.execute(sizes, (within.start, within.stop)):
+        costs[bucket] = size
+    since = read_since(db, shape)
+    segments = segments_of(db, shape, span)
+    alive = [source.id > since[source.directory["bucket"]] for source in segments]
+    for source, live in zip(segments, alive, strict=True):
+        costs += source.costs(live)
+    n = max(1, int(np.searchsorted(np.cumsum(costs[of_span]), most_bytes, side="right")))
+    wanted = np.zeros(shape.buckets, np.bool_)
+    wanted[of_span[:n]] = True
+    chosen = [
+        (source, live & wanted[source.directory["bucket"]])
+        for source, live in zip(segments, alive, strict=True)
+    ]
+    bases = [source for bucket in of_span[:n] for source in _bases(db, shape, bucket)]
+    chosen += [(source, wanted[source.directory["bucket"]]) for source in bases]
+    runs = [source.runs(mask) for source, mask in chosen]
+    where = [source.where for source, _ in chosen]
+    return n, merge_runs(runs, where, shape.widths, keep_removed=False, most_bytes=run_bytes)
+
+
+def _bases(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
+    rows = db.execute("SELECT id, directory, body FROM bases WHERE bucket = ?", (bucket,))
+    return [Source(db, shape, "bases", *row) for row in rows.fetchall()]

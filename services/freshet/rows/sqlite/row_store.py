@@ -1,0 +1,297 @@
+"""The row store on SQLite: one file, shared by several processes; a flush of many buckets is one transaction.
+
+Rows are not upserted by key (1.6 to 5.1 µs a row) but appended as segments, sorted blobs (under 0.2 µs a
+row), which are merged behind the flush; see `compact`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from freshet.errors import Corrupt, Fenced, Unavailable
+from freshet.observability.skipped import skip
+from freshet.rows.checks import check_flush, check_identity
+from freshet.rows.sqlite.compaction import (
+    compact_span,
+    crowded_levels,
+    drop_dead_segments,
+    full_spans,
+    merge_level,
+)
+from freshet.rows.sqlite.file import (
+    FORMAT,
+    PART_BYTES,
+    read_identity,
+    read_metas,
+    read_stamps,
+    write_bases,
+    write_identity,
+    write_metas,
+    write_metas_of,
+    write_segments,
+)
+from freshet.rows.sqlite.reads import (
+    Shape,
+    known_of,
+    picked_of_span,
+    rows_of,
+    sound_of_bucket,
+    sources_of_bucket,
+)
+from freshet.rows.sqlite.segments import gapped, parts_of
+from freshet.rows.store import FlushOutcome, Sound, StoreIdentity
+from freshet.sqlite import BlobCounting, connect, folder_of, open_file, transaction, translated
+from freshet.tables.runs import merge_runs, runs_of
+from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
+
+__all__ = ["SqliteRowStore", "decide", "open_url"]
+
+Answer = TypeVar("Answer")
+
+SPANS = 16
+"""Segments a flush writes at most: few enough that each is worth a write, enough that a bucket's reader
+skips most."""
+
+SCAN_BYTES = 16 << 20
+"""Pieces of a scan are at most about this size."""
+
+BLOBS_A_CONNECTION = 1000
+"""Blobs that a connection opens before it is replaced (see `BlobCounting`): 88 kB of memory at most, and some
+µs a blob."""
+
+_WRITER_CACHE_KIB = 64 << 10
+"""Page cache of the writing connection: with SQLite's 2 MiB, compaction takes twice as long."""
+
+_LEAST_COMPACTION_BYTES = 8 << 20
+_COMPACTION_PER_FLUSHED_BYTE = 4
+"""A new base costs up to 3 bytes for each byte of segments it takes up; 4 let it catch up with any flush
+rate."""
+
+
+def open_url(url: str) -> SqliteRowStore:
+    """Open the store of `sqlite:/path/of/a/file`, which is made if it is not there."""
+    return SqliteRowStore(folder_of(url))
+
+
+class SqliteRowStore:
+    """See `freshet.rows.store.RowStore`. Do not carry it across a fork: open it in the child."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
+        self._known_shape: Shape | None = None
+        self._closed = False
+        self._damaged: set[int] = set()  # buckets that must be written whole
+        open_file(path, FORMAT)
+        self._writer = self._connect_writer()
+        self._reader = connect(path, FORMAT)
+
+    def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
+        """Create the model's buckets with their starting offsets, or check that they are this model's."""
+        if set(starting) != set(range(identity.buckets)):
+            raise ValueError(f"starting metas must be those of buckets 0 to {identity.buckets - 1}")
+        with self._writing("create the store") as db:
+            found = read_identity(db, self._path)
+            if found is None:
+                write_identity(db, identity)
+                write_metas(db, starting)
+        if found is not None:
+            check_identity(self._path, identity, found)
+
+    def identity(self) -> StoreIdentity | None:
+        """What the store is tied to; None if it was never created."""
+        with self._reading() as db:
+            return read_identity(db, self._path)
+
+    def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
+        """Meta of each bucket."""
+        with self._reading() as db:
+            return read_metas(db, self._path, buckets)
+
+    def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
+        """Write a higher fence into each bucket's meta, or none of them, and return the metas as they then
+        are."""
+        with self._writing("claim buckets") as db:
+            claimed = read_metas(db, self._path, buckets)
+            for bucket, meta in claimed.items():
+                if meta.fence > fence:
+                    raise Fenced(
+                        f"bucket {bucket} has fence {meta.fence}, above {fence}; nothing was claimed"
+                    )
+            claimed = {bucket: replace(meta, fence=fence) for bucket, meta in claimed.items()}
+            write_metas(db, claimed)
+        return claimed
+
+    def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
+        """All rows of these buckets, in pieces of bounded size, each row once, newest state."""
+        shape = self._shape()
+        left: list[int] = sorted(buckets)
+        while left:
+            with self._reading() as db:
+                n, rows = rows_of(db, shape, left, most_bytes=SCAN_BYTES, run_bytes=SCAN_BYTES)
+            yield from parts_of(rows, SCAN_BYTES)
+            del left[:n]
+
+    def scan_sound(self, bucket: Bucket) -> Sound:
+        """Rows of a bucket without those of damaged segments and bases."""
+        shape = self._shape()
+        with self._reading() as db:
+            return Sound(*sound_of_bucket(db, shape, bucket, run_bytes=SCAN_BYTES))
+
+    def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
+        """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
+        shape = self._shape()
+        width = shape.record_bytes[table]
+        with self._reading() as db:
+            return known_of(sources_of_bucket(db, shape, bucket), bucket, table, keys, width)
+
+    def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
+        """Rows by key, of many buckets and tables, a span's at a time."""
+        shape = self._shape()
+        spans = np.array([shape.span_of(bucket) for bucket in buckets.tolist()], np.int64)
+        for span in np.unique(spans).tolist():
+            of_span = spans == span
+            with self._reading() as db:
+                found = list(picked_of_span(db, shape, buckets[of_span], tables[of_span], keys[of_span]))
+            yield runs_of(found, shape.widths)
+
+    def flush(self, flush: Flush) -> U8:
+        """Write changed rows, removed keys and metas of many buckets, all in one transaction."""
+        shape = self._shape()
+        check_flush(flush, shape.buckets, shape.widths)
+        size = 0
+        with self._writing("flush") as db:
+            stored = read_stamps(db, shape.buckets)[flush.buckets]
+            outcomes, written = decide(stored, flush)
+            if self._damaged and not flush.whole:  # its owner writes it whole, and the damage is gone
+                again = written & np.isin(flush.buckets, list(self._damaged))
+                outcomes[again], written = FlushOutcome.REPLACE, written & ~again
+            write_metas_of(db, flush, written)
+            buckets = flush.buckets[written]
+            runs = flush.runs if written.all() else _runs_of_buckets(flush.runs, buckets)
+            if flush.whole:
+                size = write_bases(db, buckets.tolist(), runs)
+                self._damaged -= set(buckets.tolist())
+            else:
+                for span in range(shape.spans) if len(runs.directory) else ():
+                    within = shape.buckets_of(span)
+                    size += write_segments(db, span, runs.of_buckets(within.start, within.stop))
+        if size:
+            self._compact(shape, size)
+        return outcomes
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._write_lock, self._read_lock:
+            self._closed = True
+            self._writer.close()
+            self._reader.close()
+
+    def _compact(self, shape: Shape, flushed: int) -> None:
+        """Merge behind a flush, in transactions of their own. Its failures are the next flush's to try
+        again."""
+        budget = max(_LEAST_COMPACTION_BYTES, _COMPACTION_PER_FLUSHED_BYTE * flushed)
+        with contextlib.suppress(Unavailable):
+            for span, level in self._ask(crowded_levels):
+                with self._damage_found(shape, span), self._writing("merge segments") as db:
+                    merge_level(db, shape, span, level)
+            for span in self._ask(lambda db: full_spans(db, shape)):
+                if budget > 0:
+                    with self._damage_found(shape, span), self._writing("compact segments") as db:
+                        budget -= compact_span(db, shape, span, budget)
+
+    @contextlib.contextmanager
+    def _damage_found(self, shape: Shape, span: int) -> Iterator[None]:
+        """Damage ends no flush: the buckets that have it are remembered, so that their owner, which has their
+        rows in memory, writes them whole with its next flush."""
+        try:
+            yield
+        except Corrupt as error:
+            with self._writing("drop segments") as db:
+                drop_dead_segments(db, shape, span)
+            for bucket in map(Bucket, shape.buckets_of(span)):
+                try:
+                    for _ in self.scan([bucket]):
+                        pass
+                except Corrupt as damage:
+                    self._damaged.add(bucket)
+                    skip("row_page", f"{self._path}: bucket {bucket}", f"written anew by its owner: {damage}")
+            if not self._damaged:
+                skip("row_page", str(self._path), str(error))
+
+    def _shape(self) -> Shape:
+        if self._known_shape is None:
+            identity = self.identity()
+            if identity is None:
+                raise Unavailable(f"{self._path}: the store was not created yet; its first owner does that")
+            spans = min(SPANS, identity.buckets)
+            self._known_shape = Shape(self._path, identity.buckets, spans, dict(identity.record_bytes))
+        return self._known_shape
+
+    def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        with self._reading() as db:
+            return question(db)
+
+    @contextlib.contextmanager
+    def _writing(self, doing: str) -> Iterator[sqlite3.Connection]:
+        with self._write_lock:
+            self._check_open()
+            if self._writer.blobs >= BLOBS_A_CONNECTION:
+                used, self._writer = self._writer, self._connect_writer()
+                used.close()
+            with transaction(self._writer, self._path, doing) as db:
+                yield db
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One snapshot of the file."""
+        with self._read_lock:
+            self._check_open()
+            if self._reader.blobs >= BLOBS_A_CONNECTION:
+                used, self._reader = self._reader, connect(self._path, FORMAT)
+                used.close()
+            with translated(self._path, "read"):
+                self._reader.execute("BEGIN")
+                try:
+                    yield self._reader
+                finally:
+                    self._reader.execute("ROLLBACK")
+
+    def _connect_writer(self) -> BlobCounting:
+        writer = connect(self._path, FORMAT)
+        writer.execute(f"PRAGMA cache_size=-{_WRITER_CACHE_KIB}")
+        return writer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self._path}: the store was closed in this process")
+
+
+def decide(stored: I64, flush: Flush) -> tuple[U8, Bool]:
+    """(outcomes, whether to write) of each bucket of a flush, where (K, 2) fences and seqs are `stored`.
+
+    Compare-and-set on (fence, seq), PROTOCOL 11.
+    """
+    fences, seqs = stored.T
+    fenced, mine = fences > flush.fences, fences == flush.fences
+    done = mine & (seqs == flush.seqs)
+    write = ~fenced & ~done & (flush.whole | (mine & (seqs == flush.seqs - 1)))
+    outcomes = np.full(len(flush), FlushOutcome.REPLACE, np.uint8)
+    outcomes[done | write] = FlushOutcome.DONE
+    outcomes[fenced] = FlushOutcome.FENCED
+    return outcomes, write
+
+
+def _runs_of_buckets(runs: RowRuns, buckets: I64) -> RowRuns:
+    chosen = np.isin(runs.directory["bucket"], buckets)
+    return merge_runs(
+        [gapped(runs, chosen)], ["a flush"], runs.widths, keep_removed=True, most_bytes=PART_BYTES
+    )

@@ -1,0 +1,1 @@
+"""gRPC: channels and listeners, and the frames that they carry."""

@@ -1,0 +1,326 @@
+"""Frames: the messages of our gRPC streams, arrays with a header, checked before anything is believed.
+
+The layout is in `schemas/README.md`: a header, a directory that says part, group, type and shape of each
+array, then the arrays, padded to 8 bytes. A decoded frame's arrays are read-only views of the message. What a
+message of a kind must hold is asked for by `Frame.array`, which checks type and shape again: every length
+that is used was checked by somebody.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshet import _native
+from freshet.errors import Corrupt, Mismatch, TooLarge
+from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values, value_type
+from freshet.types import F32
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAGIC",
+    "VERSION",
+    "BadFrame",
+    "Frame",
+    "Kind",
+    "LargeFrame",
+    "OtherFrame",
+    "Part",
+    "Reason",
+    "add_values",
+    "decode_frame",
+    "encode_frame",
+    "encoded_bytes",
+    "frame_id_of",
+    "values_into",
+]
+
+MAGIC = 0xB5
+VERSION = 2
+_HEAD = struct.Struct("<BBHI")  # magic, version, 0, crc of all that follows
+_REST = struct.Struct("<BBHIQ")  # kind, codec, sections, flags, id
+HEADER_BYTES = _HEAD.size + _REST.size
+_CRC_FROM = _HEAD.size
+_ENTRY = np.dtype(
+    [("part", "u1"), ("group", "u1"), ("type", "u1"), ("dims", "u1"), ("columns", "<u4"), ("rows", "<u8")]
+)
+_ALIGN = 8
+
+Reason = Literal["truncated", "oversized", "magic", "version", "crc", "shape"]
+"""Why a frame was refused: the label of the counters."""
+
+
+class BadFrame(Corrupt):
+    """A message that is no frame, or does not hold what its kind must."""
+
+    def __init__(self, message: str, reason: Reason) -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+
+
+class LargeFrame(TooLarge):
+    """A frame beyond the limit of its receiver."""
+
+    reason: Reason = "oversized"
+
+
+class OtherFrame(Mismatch):
+    """A frame of a version that this release does not read."""
+
+    reason: Reason = "version"
+
+
+class Kind(enum.IntEnum):
+    """What a message is. An answer carries the id of what it answers."""
+
+    FAILURE = 1  # the answer to anything: see `freshet.rpc.failures`
+    LOOKUP = 2  # keys → ROWS
+    ROWS = 3
+    PUSH = 4  # gradients → PUSHED
+    PUSHED = 5
+    TAKE = 6  # credits of a trainer's lane → BATCH, when there is one
+    BATCH = 7  # what to train on
+    GRADIENTS = 8  # of a batch → GIVEN
+    GIVEN = 9
+    ASK = 10  # a call without arguments → TOLD
+    TOLD = 11
+    PIECE = 12  # of a message that is longer than one may be: see `freshet.rpc.pieces`
+
+
+class Part(enum.IntEnum):
+    """What an array of a frame is. Letters: U unique rows, S floats of a row, N whatever the message
+    counts."""
+
+    TEXT = 1  # (N,) u8: UTF-8
+    APPLIED = 2  # (N, 2) i64: partition, offset
+    RANGES = 3  # (N, 3) i64: partition, start, stop
+    NUMBERS = 4  # (N,) i64: fences, clocks; the message says which
+    REALS = 5  # (N,) f64
+    KEYS = 6  # (U,) u64, of a store group
+    TABLES = 7  # (U,) u8
+    VALUES = 8  # (U, S) rows or gradients, in the frame's codec
+    SCALES = 9  # (U,) f32: what the codec int8 multiplies each row by
+    POSITIONS = 10  # (N,) i32: row of each occurrence, -1: none
+    FEATURE_STARTS = 11  # (features + 1,) where each feature's occurrences start
+    LIST_ENDS = 12  # (lists, B): where each sample's occurrences end
+    DENSE = 13  # (B, D) f32
+    LABEL_INDEX = 14
+    LABEL_VALUE = 15
+    WEIGHTS = 16
+    SAMPLE_IDS = 17
+    REQUEST_IDS = 18
+    EVENT_TIMES = 19
+    SEGMENT = 20  # one a group
+    SERVED = 21  # one a group
+    EXPLORED = 22
+    ITEMS = 23
+    LISTS = 24  # (features,) u8: which features of a group are lists
+    STATES = 25  # (U, T) f32: optimiser state of rows
+    OWNED = 26  # (B / 8,) u8: a bit for each bucket, the lowest first
+    BYTES = 27  # (N,) u8: of another message
+    MOMENTS = 28  # (M, P) i64: what buckets had applied of each partition when their rows were read
+    MOMENT_OF = 29  # (B,) u32: which of them, of a store group's buckets; where M is above 1
+    SPAN = 30  # (3,) u64: trace id, its upper half first, and span id of what the message is part of
+    COUNTS = 31  # (U,) u16: how many of a store group's gradients are each row's, one behind the other
+
+
+_TYPES: Mapping[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<u4"),
+    4: np.dtype("<u8"),
+    5: np.dtype("i1"),
+    6: np.dtype("<i4"),
+    7: np.dtype("<i8"),
+    8: np.dtype("<f2"),
+    9: np.dtype("<f4"),
+    10: np.dtype("<f8"),
+    11: np.dtype("?"),
+}
+_TYPE_IDS = {dtype: number for number, dtype in _TYPES.items()}
+
+Sections = Mapping[tuple[Any, int], NDArray[Any]]
+"""{(part, group): array of one or two dimensions}."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """One message."""
+
+    kind: int  # a Kind; unknown ones are left to the receiver to refuse
+    id: int = 0  # chosen by who asks, repeated by who answers
+    codec: RowCodec = RowCodec.FP32  # of VALUES
+    flags: int = 0  # the kind says what they mean
+    sections: Sections = field(default_factory=dict)
+
+    def has(self, part: Part, group: int = 0) -> bool:
+        """Whether the frame holds such an array."""
+        return (part, group) in self.sections
+
+    def array(
+        self, part: Part, dtype: Any, shape: Sequence[int | None] = (None,), *, group: int = 0
+    ) -> NDArray[Any]:
+        """The array of this part and group, of this type and shape; None stands for any length.
+
+        Raises BadFrame if it is missing or of another type or shape.
+        """
+        found = self.sections.get((part, group))
+        expected = np.dtype(dtype)
+        if found is None:
+            raise BadFrame(f"{self._name()}: expected an array {part.name}[{group}], found none", "shape")
+        fits = found.dtype == expected and found.ndim == len(shape)
+        if not fits or any(want not in {None, has} for want, has in zip(shape, found.shape, strict=True)):
+            wanted = ", ".join("any" if n is None else str(n) for n in shape)
+            raise BadFrame(
+                f"{self._name()}: expected {part.name}[{group}] of {expected} and shape ({wanted}), "
+                f"found {found.dtype} {found.shape}",
+                "shape",
+            )
+        return found
+
+    def text(self, part: Part = Part.TEXT) -> str:
+        """A text that the frame holds. Raises BadFrame if it is missing or no UTF-8."""
+        try:
+            return self.array(part, np.uint8).tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise BadFrame(f"{self._name()}: {part.name} is no UTF-8: {error}", "shape") from error
+
+    def _name(self) -> str:
+        return f"frame {_kind_name(self.kind)} {self.id}"
+
+
+def encoded_bytes(sections: Sections) -> int:
+    """How long a frame of these arrays is."""
+    return HEADER_BYTES + len(sections) * _ENTRY.itemsize + sum(_padded(a.nbytes) for a in sections.values())
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """The message; each array is copied once.
+
+    Raises ValueError for an array that a frame cannot hold: of another type, or of no, three or more
+    dimensions.
+    """
+    directory = np.empty(len(frame.sections), _ENTRY)
+    pieces: list[NDArray[np.uint8]] = []
+    for i, ((part, group), given) in enumerate(frame.sections.items()):
+        number = _TYPE_IDS.get(given.dtype)
+        if number is None or given.ndim not in {1, 2} or (given.ndim == 2 and not given.shape[1]):
+            raise ValueError(
+                f"a frame holds arrays of one or two dimensions; found {given.dtype} {given.shape}"
+            )
+        array = np.ascontiguousarray(given)
+        columns = array.shape[1] if array.ndim == 2 else 1
+        directory[i] = (part, group, number, array.ndim, columns, len(array))
+        pieces.append(array.reshape(-1).view(np.uint8))
+        if pad := -array.nbytes % _ALIGN:
+            pieces.append(_ZEROS[:pad])
+    rest = _REST.pack(frame.kind, frame.codec, len(directory), frame.flags, frame.id) + directory.tobytes()
+    crc = _native.crc32(np.frombuffer(rest, np.uint8), 0)
+    for piece in pieces:
+        crc = _native.crc32(piece, crc)
+    return b"".join([_HEAD.pack(MAGIC, VERSION, 0, crc), rest, *(piece.data for piece in pieces)])
+
+
+_ZEROS = np.zeros(_ALIGN, np.uint8)
+
+
+def decode_frame(data: bytes, *, max_bytes: int) -> Frame:
+    """Read a message; its arrays are read-only views of it.
+
+    Raises:
+        LargeFrame: it is longer than `max_bytes`.
+        OtherFrame: another version.
+        BadFrame: it is no whole frame: magic, lengths, types, checksum.
+    """
+    size = len(data)
+    if size > max_bytes:
+        raise LargeFrame(
+            f"frame: expected at most {max_bytes} bytes, found {size}; send it in smaller pieces"
+        )
+    if size < HEADER_BYTES:
+        raise BadFrame(f"frame: expected a header of {HEADER_BYTES} bytes, found {size}", "truncated")
+    magic, version, zero, crc = _HEAD.unpack_from(data)
+    if magic != MAGIC or zero:
+        raise BadFrame(
+            f"frame: expected magic {MAGIC:#x} and two zero bytes, found {magic:#x} and {zero}", "magic"
+        )
+    if version != VERSION:
+        raise OtherFrame(
+            f"frame: expected version {VERSION}, found {version}; "
+            "both ends must be of releases that speak the same"
+        )
+    kind, codec, count, flags, frame_id = _REST.unpack_from(data, _CRC_FROM)
+    if size < HEADER_BYTES + count * _ENTRY.itemsize:
+        raise BadFrame(f"frame: its directory of {count} arrays does not fit in {size} bytes", "truncated")
+    sections = _sections(data, count)
+    found = _native.crc32(np.frombuffer(data, np.uint8, offset=_CRC_FROM), 0)
+    if found != crc:
+        raise BadFrame(f"frame {_kind_name(kind)}: expected checksum {crc:#010x}, found {found:#010x}", "crc")
+    if codec not in RowCodec.__members__.values():
+        raise BadFrame(f"frame {_kind_name(kind)}: expected a codec from 0 to 3, found {codec}", "shape")
+    return Frame(kind, frame_id, RowCodec(codec), flags, sections)
+
+
+def frame_id_of(data: bytes) -> int:
+    """The id of a message that we have encoded ourselves."""
+    return int(_REST.unpack_from(data, _CRC_FROM)[-1])
+
+
+def add_values(
+    sections: MutableMapping[tuple[Any, int], NDArray[Any]], group: int, values: F32, codec: RowCodec
+) -> None:
+    """Put (N, S) values of a group into a frame's sections, with their scales where the codec has some."""
+    packed, scales = pack_values(values, codec)
+    sections[Part.VALUES, group] = packed
+    if scales is not None:
+        sections[Part.SCALES, group] = scales
+
+
+def values_into(frame: Frame, group: int, out: F32) -> None:
+    """Read what `add_values` put there into (N, S) floats. Raises BadFrame."""
+    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
+    scales = None
+    if frame.codec is RowCodec.INT8:
+        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
+    unpack_values(packed, frame.codec, scales, out)
+
+
+def _sections(data: bytes, count: int) -> dict[tuple[int, int], NDArray[Any]]:
+    sections: dict[tuple[int, int], NDArray[Any]] = {}
+    at = HEADER_BYTES + count * _ENTRY.itemsize
+    for part, group, number, dims, columns, rows in np.frombuffer(data, _ENTRY, count, HEADER_BYTES).tolist():
+        dtype = _TYPES.get(number)
+        if dtype is None or dims not in {1, 2} or not columns or (dims == 1 and columns != 1):
+            raise BadFrame(
+                f"frame: array {part}[{group}] of type {number}, {dims} dimensions and {columns} columns "
+                "is none that we know",
+                "shape",
+            )
+        if (part, group) in sections:
+            raise BadFrame(f"frame: array {part}[{group}] is there twice", "shape")
+        length = rows * columns * dtype.itemsize  # Python integers: cannot overflow
+        if at + _padded(length) > len(data):
+            raise BadFrame(
+                f"frame: array {part}[{group}] of {length} bytes at {at} does not fit in {len(data)} bytes",
+                "truncated",
+            )
+        array = np.frombuffer(data, dtype, rows * columns, at)
+        sections[part, group] = array.reshape(rows, columns) if dims == 2 else array
+        at += _padded(length)
+    if at != len(data):
+        raise BadFrame(f"frame: expected {at} bytes, found {len(data)}", "truncated")
+    return sections
+
+
+def _padded(length: int) -> int:
+    return length + (-length % _ALIGN)
+
+
+def _kind_name(kind: int) -> str:
+    return Kind(kind).name if kind in Kind.__members__.values() else str(kind)

@@ -1,0 +1,357 @@
+"""Writing dense versions, having them judged, and moving `stable`: the shell around the gate's decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import orjson
+import structlog
+from numpy.typing import NDArray
+
+from freshet.clock import Clock
+from freshet.config.spec.identity import explain_defaults
+from freshet.config.spec.model import Spec
+from freshet.config.spec.probes import Outcomes, outcomes_of
+from freshet.errors import Corrupt, FreshetError, Mismatch
+from freshet.evaluation.gate import Scored, Verdict, judge
+from freshet.log import Writer
+from freshet.model import DenseModel
+from freshet.model.gate_samples import arrays_of, inputs_of, joined
+from freshet.model.inputs import ModelInputs
+from freshet.observability.skipped import skip
+from freshet.trainer.pins import Pin, Pins
+from freshet.trainer.tracing import publishing
+from freshet.types import Append, BytesColumn, Fence
+from freshet.versions import Manifest, Version, VersionStore
+
+__all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
+
+log = structlog.get_logger("freshet.trainer")
+
+Tensors = Mapping[str, NDArray[Any]]
+
+JUDGING = "judging/"
+"""Before the names of the tensors that hold the samples to judge by."""
+
+JUDGING_EVERY = 8
+"""One of so many versions carries them, and each before the first of these."""
+
+_MOST_NUMBER = 10**15
+"""Versions once a second for 30 million years."""
+
+_MOST_TAKEN = 100
+"""Numbers in a row whose places are taken by what is no version."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """Dense state and vector, copied in the same moment, between two steps."""
+
+    tensors: Tensors
+    applied: Mapping[int, int]
+    step: int
+    event_time_ms: int
+    measures: Mapping[str, Any]
+    finite: bool
+
+
+def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest | None:
+    """The newest version that training may start from: finite, of this spec and this log (PROTOCOL 23).
+
+    A damaged version is skipped, and so is one of another spec or log beside versions of this one: somebody
+    copied it there.
+
+    Raises:
+        Mismatch: all versions that can be read belong to another spec or log.
+        Corrupt: no stored version can be read, though there are some.
+    """
+    numbers = list(store.numbers())
+    foreign: Mismatch | None = None
+    strays: list[tuple[int, Mismatch]] = []
+    for number in reversed(numbers):
+        try:
+            manifest = store.manifest(number)
+            _check_owner(manifest, spec_hash, log_id)
+            if manifest.verdict == "held" and manifest.reason.startswith("not finite"):
+                continue
+            store.get(number)
+        except Mismatch as error:
+            foreign = foreign or error
+            strays.append((number, error))
+            continue
+        except Corrupt as error:
+            log.error("version cannot be read, trying an older one", version=number, reason=str(error))
+            skip("version", f"version {number}", str(error))
+            continue
+        except KeyError:  # deleted meanwhile
+            continue
+        for stray, mismatch in strays:
+            skip("version", f"version {stray}", str(mismatch))
+        return manifest
+    if foreign is not None:
+        raise foreign
+    if numbers:
+        raise Corrupt("no stored version can be read; restore the versions folder from a copy")
+    return None
+
+
+def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
+    if manifest.spec_hash == spec_hash and manifest.log_id == log_id:
+        return
+    what = "spec" if manifest.spec_hash != spec_hash else "event log"
+    raise Mismatch(
+        f"version {manifest.number} was trained under another {what}\n"
+        + (explain_defaults(spec_hash, manifest.spec_hash) or VERSIONS_OF_ITS_OWN)
+    )
+
+
+VERSIONS_OF_ITS_OWN = (
+    "  a model has versions of its own: another folder, prefix or volume; or go on with the former spec\n"
+    "  and log; `freshet check --against` says what changed"
+)
+
+
+def _next_number(numbers: Sequence[int]) -> int:
+    """The number of the next version. The largest possible numbers are of entries that no trainer wrote."""
+    return max((n for n in numbers if n < _MOST_NUMBER), default=-1) + 1
+
+
+def versions_record(kind: str, **what: object) -> BytesColumn:
+    """A record of `<model>.versions`."""
+    return BytesColumn.of([orjson.dumps({"v": 1, "kind": kind, **what}, option=orjson.OPT_NON_STR_KEYS)])
+
+
+@dataclass
+class Versioner:
+    """Stores snapshots as versions; decides by the gate whether each one serves. Used by one thread."""
+
+    spec: Spec
+    spec_hash: str
+    log_id: str
+    store: VersionStore
+    writer: Writer
+    topic: str
+    fence: Fence
+    clock: Clock
+    scorer: Callable[[], DenseModel]  # a new model to score with, without optimiser state
+    recent: Callable[[int], Sequence[ModelInputs]]
+    pins: Pins  # where an operator has put `stable` to stay, if one has
+    _kept: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
+    _resumed: bool = field(default=False, init=False)
+
+    def first(self, snapshot: Snapshot) -> Manifest:
+        """Version 0: the initial weights, promoted at creation."""
+        published = publishing(self.spec_hash)
+        manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
+        published(manifest)
+        return manifest
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Version 0, unless there is a version already: of a rank that leads for the first time."""
+        if not self.store.numbers():
+            self.first(snapshot)
+
+    def next(self, snapshot: Snapshot) -> Manifest:
+        """Store the snapshot as the next version, judge it, and promote it or hold it with the reason."""
+        published = publishing(self.spec_hash)
+        manifest = self._next(snapshot)
+        published(manifest)
+        return manifest
+
+    def _next(self, snapshot: Snapshot) -> Manifest:
+        manifest = self._put_next(snapshot)
+        self._point("candidate", manifest.number, "trainer")
+        verdict = self._judge(manifest, snapshot)
+        pin = self.pins.pin()  # judging takes a while, in which somebody may have rolled back
+        if pin is not None:
+            self._restore(pin)
+            verdict = replace(verdict, promote=False, reason=pin.reason) if verdict.promote else verdict
+        manifest = self._promote(manifest, verdict) if verdict.promote else self._hold(manifest, verdict)
+        self._mend_stable()
+        self._forget_old()
+        return manifest
+
+    def _put_next(self, snapshot: Snapshot) -> Manifest:
+        number, taken = _next_number(self.store.numbers()), 0
+        while True:
+            try:
+                return self._put(number, snapshot)
+            except ValueError as error:
+                numbers = self.store.numbers()
+                if number in numbers:
+                    log.warning(
+                        "another trainer wrote this version; the next number is taken", version=number
+                    )
+                    number = max(_next_number(numbers), number + 1)
+                elif (taken := taken + 1) < _MOST_TAKEN:  # by an entry that is no version
+                    skip("version", f"version {number}", f"its place is taken by what is no version: {error}")
+                    number += 1
+                else:
+                    raise
+
+    def _put(self, number: int, snapshot: Snapshot) -> Manifest:
+        manifest = Manifest(
+            number=number,
+            model=self.spec.name,
+            spec_hash=self.spec_hash,
+            created_ms=self.clock.now_ms(),
+            step=snapshot.step,
+            applied=dict(snapshot.applied),
+            log_id=self.log_id,
+            event_time_ms=snapshot.event_time_ms,
+            measures=snapshot.measures,
+            fence=int(self.fence),
+            sha256="",
+            transforms=self._outcomes,
+        )
+        stored = self.store.put(manifest, {**snapshot.tensors, **self._carried(number)})
+        self._announce("version", number=number, step=snapshot.step, event_time_ms=snapshot.event_time_ms)
+        return stored
+
+    def _carried(self, number: int) -> Mapping[str, NDArray[Any]]:
+        """The samples to judge by, in one of JUDGING_EVERY versions: they are larger than most weights."""
+        if number >= JUDGING_EVERY and number % min(JUDGING_EVERY, self.spec.train.keep_versions):
+            return {}
+        batches = [batch for batch in self._judging() if batch.labels is not None and batch.size]
+        if not batches:
+            return {}
+        return {f"{JUDGING}{name}": array for name, array in arrays_of(joined(batches)).items()}
+
+    @cached_property
+    def _outcomes(self) -> Outcomes:
+        return outcomes_of(self.spec)
+
+    def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
+        if not snapshot.finite:
+            return Verdict(False, "not finite: a weight or a statistic is NaN or infinite")
+        pin = self.pins.pin()
+        if pin is not None:
+            return Verdict(False, pin.reason)
+        stable = self._stable()
+        inputs = self._judging()
+        candidate = self._score(snapshot.tensors, inputs)
+        untrained = stable is not None and stable.manifest.number == 0
+        return judge(self.spec, candidate, self._scored_stable(stable, inputs), untrained=untrained)
+
+    def _judging(self) -> list[ModelInputs]:
+        """The newest samples; where this process has not seen as many yet, a version's too."""
+        if not self._resumed:
+            self._resumed = True
+            self._resume(self.store.numbers())
+        wanted = self.spec.serve.gate.samples
+        newest = list(self.recent(wanted))
+        if self._kept is not None and sum(batch.size for batch in newest) >= wanted:
+            self._kept = None
+        return newest if self._kept is None else [self._kept, *newest]
+
+    def _resume(self, numbers: Sequence[int]) -> None:
+        """Judge by the samples that the newest of these versions carries, until others have come."""
+        for number in sorted(numbers, reverse=True):
+            try:
+                tensors = self.store.get(number, (JUDGING,)).tensors
+                mine = {k[len(JUDGING) :]: v for k, v in tensors.items() if k.startswith(JUDGING)}
+                if mine:
+                    self._kept = inputs_of(mine)
+                    return
+            except (FreshetError, KeyError, ValueError) as error:
+                log.warning("samples to judge by cannot be read", version=number, reason=str(error))
+
+    def _scored_stable(self, stable: Version | None, inputs: Sequence[ModelInputs]) -> Scored | None:
+        """None if there is no stable version, or its weights do not fit the model."""
+        if stable is None:
+            return None
+        try:
+            return self._score(stable.tensors, inputs)
+        except (FreshetError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+            number = stable.manifest.number
+            skip(
+                "version", f"version {number}", f"stable, version {number}, cannot be scored: {error!r:.300}"
+            )
+            return None
+
+    def _stable(self) -> Version | None:
+        """The version that serves; None if there is none, or it cannot be read any more."""
+        number = self.store.aliases().get("stable")
+        if number is None:
+            return None
+        try:
+            return self.store.get(number)
+        except (Corrupt, KeyError) as error:
+            log.error("stable cannot be read, judged without it", version=number, reason=str(error))
+            skip("version", f"version {number}", f"stable cannot be read: {error}")
+            return None
+
+    def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> Scored:
+        model = self.scorer()
+        model.load_state(tensors, weights_only=True)
+        lane = model.lane()
+        predictions = [lane.score(batch).copy() for batch in inputs]
+        labels = [batch.labels for batch in inputs if batch.labels is not None]
+        heads = len(self.spec.labels)
+        return Scored(
+            predictions=np.concatenate(predictions) if predictions else np.empty((0, heads), np.float32),
+            label=np.concatenate([x.index for x in labels]) if labels else np.empty(0, np.uint8),
+            value=np.concatenate([x.value for x in labels]) if labels else np.empty(0, np.float32),
+            weight=np.concatenate([x.weight for x in labels]) if labels else np.empty(0, np.float32),
+        )
+
+    def _promote(self, manifest: Manifest, verdict: Verdict) -> Manifest:
+        judged = self.store.judge(manifest.number, "promoted", verdict.reason)
+        log.info("version promoted", version=manifest.number, step=manifest.step, reason=verdict.reason)
+        self._point("stable", manifest.number, "trainer", reason=verdict.reason)
+        return judged
+
+    def _hold(self, manifest: Manifest, verdict: Verdict) -> Manifest:
+        log.warning("version held", version=manifest.number, step=manifest.step, reason=verdict.reason)
+        judged = self.store.judge(manifest.number, "held", verdict.reason)
+        self._announce("verdict", number=manifest.number, verdict="held", reason=verdict.reason)
+        return judged
+
+    def _point(self, alias: str, number: int, by: str, **more: object) -> None:
+        self.store.point(alias, number)
+        self._announce("alias", alias=alias, number=number, by=by, **more)
+
+    def _restore(self, pin: Pin) -> None:
+        """Put `stable` back where an operator put it, if a promotion was on its way at that moment."""
+        if self.store.aliases().get("stable") != pin.number and pin.number in self.store.numbers():
+            log.warning("stable was promoted while it was rolled back; it is put back", version=pin.number)
+            self._point("stable", pin.number, "trainer", reason=pin.reason)
+
+    def _mend_stable(self) -> None:
+        """Point `stable` anew where it cannot be read, or names no stored version: where the log says that
+        it was moved last, or at the newest promoted version."""
+        numbers = self.store.numbers()
+        if self.store.aliases().get("stable") in numbers:
+            return
+        number = self.pins.stable
+        if number not in numbers:
+            number = next((n for n in reversed(numbers) if self._is_promoted(n)), None)
+        if number is None:
+            return
+        reason = "the alias could not be read, or named no stored version"
+        log.error("stable is pointed anew", version=number, reason=reason)
+        self._point("stable", number, "trainer", reason=reason)
+
+    def _is_promoted(self, number: int) -> bool:
+        try:
+            return self.store.manifest(number).verdict == "promoted"
+        except (Corrupt, KeyError):
+            return False
+
+    def _announce(self, kind: str, **what: object) -> None:
+        value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **what)
+        self.writer.append([Append(self.topic, 0, value)])
+
+    def _forget_old(self) -> None:
+        keep = set(self.store.aliases().values())
+        numbers = list(self.store.numbers())
+        for number in numbers[: -self.spec.train.keep_versions]:
+            if number not in keep and number != 0:
+                try:
+                    self.store.delete(number)
+                except ValueError as error:  # an alias was moved to it meanwhile
+                    log.info("an old version is kept", version=number, reason=str(error))

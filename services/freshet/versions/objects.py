@@ -1,0 +1,275 @@
+"""The version store on object storage: no locks, no renames; what decides is one conditional write.
+
+```
+<prefix>/0000000012/<sha256>.safetensors   the weights, named by what they hold; written first
+<prefix>/0000000012/manifest.json          created on the condition that there is none: now the version exists
+<prefix>/aliases.json                      all aliases, and what is being deleted; replaced if still as read
+```
+A writer that dies leaves weights that no manifest names: nobody sees them, and whoever puts that number, or
+deletes any version a day later, removes them. `aliases.json` is one object so that pointing at a version and
+deleting it cannot both succeed, and it carries a serial number so that no two states of it look alike. A
+number that was deleted must not be used again (the trainer's only rise).
+
+It relies on reads, and listings, that see every write that was answered before: S3 promises it, and so do
+Google's and Azure's storages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt, Unavailable
+from freshet.observability.skipped import skip
+from freshet.versions import ALIASES, Aliases, Manifest, Version
+from freshet.versions.manifest import read_manifest, write_manifest
+from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
+from freshet.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
+
+__all__ = ["ObjectVersionStore", "open_url"]
+
+_MANIFEST, _ALIASES = "manifest.json", "aliases.json"
+_FOLDER = re.compile(r"(\d{10,18})/(.+)")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+_LEFT_BEHIND_FOR = timedelta(days=1)
+"""Weights without a manifest that are older than this (beside the newest object) belong to a writer that is
+dead."""
+
+_TRIES = 20
+"""Of a replacement that others are faster at; there are a handful of writers, which move an alias every few
+seconds."""
+
+
+def open_url(url: str) -> ObjectVersionStore:
+    """Open the store of `s3://bucket/prefix`, `gs://…` or `az://…`; see `freshet.versions.object_storage`."""
+    return ObjectVersionStore(open_bucket(url))
+
+
+@dataclass(frozen=True, slots=True)
+class _Aliases:
+    """What `aliases.json` holds."""
+
+    serial: int = 0
+    aliases: Mapping[str, int] = field(default_factory=dict)
+    deleting: Collection[int] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)  # not stored: why an alias cannot be read
+
+    def dump(self) -> bytes:
+        record = {"v": 1, "serial": self.serial, "aliases": self.aliases, "deleting": sorted(self.deleting)}
+        return orjson.dumps(record, option=orjson.OPT_INDENT_2)
+
+
+class ObjectVersionStore:
+    """See `freshet.versions.VersionStore`. Any number of processes may use one prefix."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
+        """Store a version durably; `sha256` is filled in."""
+        check_number(manifest.number)
+        self._bucket.demand_conditions()
+        key = _key(manifest.number, _MANIFEST)
+        weights, sha256 = pack(tensors)
+        manifest = replace(manifest, sha256=sha256)
+        exists = (
+            f"{self._bucket.where(key)}: version {manifest.number} exists; versions are never overwritten"
+        )
+        if self._bucket.exists(key) or manifest.number in self._aliases()[0].deleting:
+            raise ValueError(exists)
+        self._bucket.write(_weights_key(manifest), weights)
+        signed = _signed(write_manifest(manifest))
+        try:
+            self._bucket.create(key, signed)
+        except Conflict:  # or an answer was lost, and a repeat found our own
+            stored = self._bucket.read(key)
+            if stored is None or stored.data != signed:
+                if stored is not None:
+                    self._sweep(manifest.number, self._parsed(manifest.number, stored))
+                raise ValueError(exists) from None
+        self._sweep(manifest.number, manifest)
+        return manifest
+
+    def numbers(self) -> Sequence[int]:
+        """Numbers of the stored versions, rising."""
+        found = {n for n, name, _ in self._listed() if name == _MANIFEST}
+        return sorted(found.difference(self._aliases()[0].deleting) if found else found)
+
+    def manifest(self, number: int) -> Manifest:
+        """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
+        return self._parsed(number, self._stored(number))
+
+    def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
+        """A version with all tensors, or those whose names start with one of `prefixes`."""
+        manifest = self.manifest(number)
+        key = _weights_key(manifest)
+        weights = self._bucket.read(key)
+        if weights is None:
+            self._stored(number)  # it may have been deleted between the two reads: KeyError
+            raise Corrupt(
+                f"{self._bucket.where(key)}: expected an object, found none; delete version {number}"
+            )
+        return unpack(manifest, weights.data, prefixes, self._bucket.where(key))
+
+    def judge(self, number: int, verdict: str, reason: str) -> Manifest:
+        """Record the gate's verdict in the manifest (atomic replacement)."""
+        check_verdict(verdict)
+        self._bucket.demand_conditions()
+        for _ in range(_TRIES):
+            stored = self._stored(number)
+            manifest = replace(self._parsed(number, stored), verdict=verdict, reason=reason)
+            with contextlib.suppress(Conflict):
+                self._bucket.replace(_key(number, _MANIFEST), write_manifest(manifest), stored)
+                return manifest
+        raise self._too_busy(_key(number, _MANIFEST))
+
+    def aliases(self) -> Aliases:
+        """Where each alias points; an alias never set, or damaged, is absent."""
+        read = self._aliases()[0]
+        return Aliases(read.aliases, read.damaged)
+
+    def point(self, alias: str, number: int) -> None:
+        """Move an alias, durably and atomically."""
+        check_alias(alias)
+
+        def pointed(now: _Aliases) -> _Aliases:
+            if number in now.deleting or not self._bucket.exists(_key(number, _MANIFEST)):
+                raise KeyError(f"no version {number} in {self._bucket.where('')}")
+            return replace(now, aliases={**now.aliases, alias: number})
+
+        self._change(pointed)
+
+    def delete(self, number: int) -> None:
+        """Delete a version that no alias points at; one that is not there is no error."""
+
+        def marked(now: _Aliases) -> _Aliases:
+            for alias, target in now.aliases.items():
+                if target == number:
+                    raise ValueError(f"version {number} is {alias!r}; point that elsewhere first")
+            return replace(now, deleting={*now.deleting, number})
+
+        gone = self._change(marked).deleting  # with what others have begun to delete, and died
+        listed = self._listed()
+        doomed = [(name != _MANIFEST, entry.key) for n, name, entry in listed if n in gone]
+        for _, key in sorted(doomed):  # manifests first: one without its weights would be a damaged version
+            self._bucket.delete(key)
+        self._change(lambda now: replace(now, deleting=set(now.deleting).difference(gone)))
+        self._sweep_dead(listed)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _change(self, change: Callable[[_Aliases], _Aliases]) -> _Aliases:
+        """Replace `aliases.json` by what `change` makes of it, again and again until nobody came between."""
+        self._bucket.demand_conditions()
+        for _ in range(_TRIES):
+            now, stored = self._aliases()
+            new = replace(change(now), serial=now.serial + 1)
+            with contextlib.suppress(Conflict):
+                if stored is None:
+                    self._bucket.create(_ALIASES, new.dump())
+                else:
+                    self._bucket.replace(_ALIASES, new.dump(), stored)
+                return new
+        raise self._too_busy(_ALIASES)
+
+    def _aliases(self) -> tuple[_Aliases, Stored | None]:
+        stored = self._bucket.read(_ALIASES)
+        if stored is None:
+            return _Aliases(), None
+        return _read_aliases(stored.data, self._bucket.where(_ALIASES)), stored
+
+    def _stored(self, number: int) -> Stored:
+        stored = self._bucket.read(_key(number, _MANIFEST)) if number >= 0 else None
+        if stored is None:
+            raise KeyError(f"no version {number} in {self._bucket.where('')}")
+        return stored
+
+    def _parsed(self, number: int, stored: Stored) -> Manifest:
+        where = self._bucket.where(_key(number, _MANIFEST))
+        manifest = read_manifest(stored.data, where)
+        if manifest.number != number:
+            raise Corrupt(f"{where}: expected the manifest of version {number}, found {manifest.number}")
+        if not _SHA256.fullmatch(manifest.sha256):
+            raise Corrupt(f"{where}: sha256 = {manifest.sha256[:80]!r}, expected 64 hexadecimal digits")
+        return manifest
+
+    def _listed(self) -> list[tuple[int, str, Listed]]:
+        """Every object of a version: its number, its name there."""
+        found = ((_FOLDER.fullmatch(listed.key), listed) for listed in self._bucket.list())
+        named = [(int(match[1]), match, listed) for match, listed in found if match]
+        return [(n, match[2], listed) for n, match, listed in named if match[1] == f"{n:010d}"]
+
+    def _sweep(self, number: int, manifest: Manifest) -> None:
+        """Remove weights beside a version that are not its own: of writers that came second, or died."""
+        keep = {_key(number, _MANIFEST), _weights_key(manifest)}
+        for listed in self._bucket.list(_key(number, "").rstrip("/")):
+            if listed.key not in keep:
+                self._bucket.delete(listed.key)
+
+    def _sweep_dead(self, listed: Sequence[tuple[int, str, Listed]]) -> None:
+        """Remove old weights whose manifest was never written."""
+        exist = {n for n, name, _ in listed if name == _MANIFEST}
+        newest = max((entry.written for _, _, entry in listed), default=None)
+        for n, _, entry in listed:
+            if n not in exist and newest is not None and newest - entry.written > _LEFT_BEHIND_FOR:
+                self._bucket.delete(entry.key)
+
+    def _too_busy(self, key: str) -> Unavailable:
+        return Unavailable(
+            f"{self._bucket.where(key)}: changed by others {_TRIES} times while it was to be replaced\n"
+            "  do two trainers write to one version store? Nothing was changed; try again"
+        )
+
+
+def _read_aliases(data: bytes, where: str) -> _Aliases:
+    """Parse `aliases.json`. What is not as `_Aliases.dump` writes it is left out, counted and logged; the
+    next change writes the object anew, under a serial number that no former state can have had."""
+    try:
+        record = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        record = None
+    if not isinstance(record, dict) or record.get("v") != 1:
+        record = {}
+    serial, pointed, deleting = record.get("serial"), record.get("aliases"), record.get("deleting")
+    if type(serial) is not int or not 0 <= serial < 2**53:
+        serial = uuid.uuid4().int >> 80
+    damaged: dict[str, str] = {}
+    aliases: dict[str, int] = {}
+    hint = "\n  the trainer sets stable anew with its next version, `freshet version promote NUMBER` at once"
+    if not isinstance(pointed, dict):
+        reason = f"{where}: expected aliases of format 1, found {data[:60]!r}{hint}"
+        damaged = dict.fromkeys(ALIASES, reason)
+    else:
+        for alias, number in pointed.items():
+            if alias in ALIASES and type(number) is int and 0 <= number < 10**MOST_DIGITS:
+                aliases[alias] = number
+            elif alias in ALIASES:
+                damaged[alias] = f"{where}: {alias} = {number!r:.40}, expected a version's number{hint}"
+    marked = [n for n in deleting if type(n) is int and n >= 0] if isinstance(deleting, list) else []
+    for reason in dict.fromkeys(damaged.values()):
+        skip("alias", where, reason)
+    return _Aliases(serial, aliases, frozenset(marked), damaged)
+
+
+def _signed(manifest: bytes) -> bytes:
+    """A manifest that can be told from another writer's equal one (readers ignore keys they do not know)."""
+    record = orjson.loads(manifest)
+    return orjson.dumps({**record, "put": uuid.uuid4().hex}, option=orjson.OPT_INDENT_2)
+
+
+def _key(number: int, name: str) -> str:
+    return f"{number:010d}/{name}"
+
+
+def _weights_key(manifest: Manifest) -> str:
+    return _key(manifest.number, f"{manifest.sha256}.safetensors")

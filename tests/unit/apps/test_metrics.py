@@ -1,0 +1,91 @@
+"""What joiner and trainer tell Prometheus of their figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from freshet.apps.metrics import joiner_readings, trainer_readings
+from freshet.joiner.counters import EventCounts
+from freshet.joiner.ledger import Ledger
+from freshet.joiner.service import JoinerStatus
+from freshet.paramserver.shard import ShardCounts
+
+JOINED = JoinerStatus(
+    events=5,
+    samples=2,
+    commits=1,
+    newest_ms=1_050,
+    watermark_ms={},
+    lag={},
+    room={},
+    payload_bytes=0,
+    ids=0,
+    ledger=Ledger.empty(["click"]),
+    counts=EventCounts.of(["served", "action"]),
+)
+TRAINED: dict[str, Any] = {
+    "samples": 9,
+    "steps": 2,
+    "lag_blocks": 0,
+    "refused": {},
+    "stage_seconds": {},
+    "event_time_ms": 1_050,
+    "version": 1,
+    "versions_failed": 0,
+    "measures": {"served": {"click": {"n": 9.0, "calibration": 1.5}}},
+    "lately": {"served": {"click": {"n": 4.0, "calibration": 0.9, "auc": None}}, "random": {}},
+}
+
+
+def test_the_newest_sample_is_told_once_there_is_one() -> None:
+    assert joiner_readings(JOINED)["freshet_joiner_newest_sample_ms"] == 1_050
+    assert "freshet_joiner_newest_sample_ms" not in joiner_readings(replace(JOINED, newest_ms=None))
+
+
+def test_outcomes_and_dead_letters_are_told_from_zero_on() -> None:
+    counts = EventCounts.of(["served", "action"])
+    counts.add({"impressions": 4, "actions_late": 2}, {"action": {"no_schema": 1}})
+
+    readings = joiner_readings(replace(JOINED, counts=counts))
+
+    outcomes, letters = readings["freshet_joiner_outcomes"], readings["freshet_joiner_dead_letters"]
+    assert isinstance(outcomes, dict)
+    assert isinstance(letters, dict)
+    assert {key: n for key, n in outcomes.items() if n} == {("served", "new"): 4, ("action", "late"): 2}
+    assert outcomes["action", "matched"] == outcomes["shown", "late"] == outcomes["served", "repeated"] == 0
+    assert {key: n for key, n in letters.items() if n} == {("action", "no_schema"): 1}
+    assert letters["served", "unreadable"] == 0
+
+
+def test_measures_are_told_since_the_beginning_and_of_the_last_windows() -> None:
+    readings = trainer_readings(TRAINED)
+
+    assert readings["freshet_trainer_quality"] == {
+        ("served", "click", "n"): 9.0,
+        ("served", "click", "calibration"): 1.5,
+    }
+    assert readings["freshet_trainer_quality_lately"] == {
+        ("served", "click", "n"): 4.0,
+        ("served", "click", "calibration"): 0.9,
+    }
+
+
+def test_a_trainer_that_holds_rows_tells_how_its_flushes_go() -> None:
+    counts = ShardCounts(flushes=7, flushes_failed=2)
+    held = {
+        "rows": {},
+        "evicted": {},
+        "row_bytes": {},
+        "bytes": 0,
+        "shard": asdict(counts),
+        "store": {"created": 5, "evicted": 1, "not_finite": 0, "not_admitted": 3},
+        "unwritten_s": 31.5,
+    }
+
+    readings = trainer_readings(TRAINED | held)
+
+    assert readings["freshet_shard_flushes"] == 7
+    assert readings["freshet_shard_flushes_failed"] == 2
+    assert readings["freshet_shard_unwritten_seconds"] == 31.5
+    assert not [name for name in trainer_readings(TRAINED) if name.startswith("freshet_shard")]

@@ -1,0 +1,46 @@
+"""The folder of a pass when the pass is ended by a signal: nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PASS = """
+import signal, sys, threading
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `freshet` begins
+from freshet.apps.result_folder import folder_of_a_pass
+with folder_of_a_pass(sys.argv[1] or None) as folder:
+    (folder / "log").mkdir(parents=True)
+    (folder / "file").write_text("half")
+    print("begun", flush=True)
+    threading.Event().wait(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+@pytest.mark.parametrize("keep", ["", "new", "empty"])
+def test_a_pass_that_is_ended_leaves_nothing(tmp_path: Path, keep: str, number: signal.Signals) -> None:
+    temporary, kept = tmp_path / "temporary", tmp_path / "kept"
+    temporary.mkdir()
+    if keep == "empty":
+        kept.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PASS, str(kept) if keep else ""],
+        env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+
+    by_python = number == signal.SIGINT  # KeyboardInterrupt, which the command ends with 130
+    assert process.returncode == (-number if by_python else 128 + number), error
+    assert list(temporary.iterdir()) == []
+    assert kept.exists() == (keep == "empty")
+    assert keep != "empty" or list(kept.iterdir()) == []

@@ -1,0 +1,300 @@
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.embedder.server import BatchServer
+from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.rpc.frames import Frame
+from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
+from freshet.rpc.value_formats import RowCodec
+from freshet.testing.clock import SettableClock
+from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
+from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
+from freshet.testing.faults import Faulty
+from freshet.testing.reference import ReferenceRowService
+from freshet.types import Fence
+from tests.system.waiting import wait_for
+from tests.unit.embedder.scene import RemoteScene
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def scene(tmp_path: Path):
+    log = SqliteEventLog(tmp_path)
+    scene = RemoteScene(log)
+    yield scene
+    scene.close()
+    log.close()
+
+
+def reference(scene: RemoteScene) -> ReferenceRowService:
+    assert isinstance(scene.rows, ReferenceRowService)
+    return scene.rows
+
+
+def owning(scene: RemoteScene, *, batch_rows: int = 1):
+    """Two embedders, a partition each."""
+    return [scene.embedder([p], batch_rows) for p in range(PARTITIONS)]
+
+
+def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
+    """Train until the rows have applied this; the samples trained on."""
+    seen: list[int] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while {p: o[0] for p, o in scene.rows.applied().items()} != applied:
+        assert time.monotonic() < deadline, f"rows stand at {scene.rows.applied()}"
+        batch = stream.take(0, 0.02)
+        if batch is not None:
+            seen += batch.sample_ids.tolist()
+            stream.give_back(0, batch, gradients_of(batch))
+    return seen
+
+
+def test_a_lane_takes_in_turn_from_the_embedders_that_own_partitions_of_its_own(scene):
+    many = 200
+    embedders = owning(scene)
+    stream = scene.rank(lambda: {p: e.address for p, e in enumerate(embedders)})
+
+    def connected() -> bool:  # the first to be must not be done when the other one is
+        assert stream.take(0, 0.01) is None
+        return all(embedder.server.counts.frames["Take"] for embedder in embedders)
+
+    wait_for(connected, DEADLINE_S)
+    for i in range(2 * many):
+        scene.append(i % 2, [i])
+    order = []
+    for _ in range(2 * many):
+        batch = take(stream)
+        order.append(next(iter(spans(batch))))
+        stream.give_back(0, batch, gradients_of(batch))
+    settle(stream)
+    assert scene.rows.applied() == {0: [many], 1: [many]}
+    assert order.count(0) == order.count(1) == many
+    assert order not in ([0] * many + [1] * many, [1] * many + [0] * many), "one waited for the other"
+
+
+def test_a_rank_that_vanishes_returns_its_credits_and_its_batches_are_issued_again(scene):
+    for i in range(6):
+        scene.append(0, [i])
+    embedder = scene.embedder(range(PARTITIONS), 1, 1)
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    first = scene.rank(lambda: owners, seat=Fence(10))
+    held = [take(first), take(first)]
+    assert [batch.sample_ids.tolist() for batch in held] == [[0], [1]]
+
+    first.close()
+
+    second = scene.rank(lambda: owners, seat=Fence(11))
+    assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
+    settle(second)
+    wait_for(lambda: embedder.batches.stream().desk.batches() == 0, DEADLINE_S)
+
+
+def test_a_rank_that_was_replaced_gets_nothing_any_more(scene):
+    scene.append(0, [1])
+    embedder = scene.embedder(range(PARTITIONS))
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    new = scene.rank(lambda: owners, seat=Fence(11))
+    batch = take(new)
+    zombie = scene.rank(lambda: owners, seat=Fence(10))
+    scene.append(0, [2])
+    assert zombie.take(0, 0.3) is None
+    new.give_back(0, batch, gradients_of(batch))
+    assert take(new).sample_ids.tolist() == [2]
+
+
+def test_batches_of_an_embedder_that_was_replaced_are_refused(scene):
+    for i in range(3):
+        scene.append(0, [i])
+    zombie = scene.embedder([0], 1, 0, fence=Fence(10))
+    heir = scene.embedder([0], 1, 0, fence=Fence(20))
+    owner = [heir.address]
+    stream = scene.rank(lambda: {0: owner[0]})
+    batch = take(stream)
+    assert batch.fence == 20
+    stream.give_back(0, batch, gradients_of(batch))
+    settle(stream)
+
+    owner[0] = zombie.address
+    wait_for(lambda: stream.take(0, 0.01) is None and stream.counts.fenced, DEADLINE_S)
+    owner[0] = heir.address
+
+    assert drain(scene, stream, {0: 3, 1: 0}) == [1, 2]
+
+
+def test_a_rank_whose_token_an_embedder_does_not_know_yet_goes_on_once_it_does(scene, tmp_path):
+    clock, ours, theirs = SettableClock(), tmp_path / "rank", tmp_path / "embedder"
+    theirs.write_text("old\n")
+    ours.write_text("new\n")
+    scene.append(0, [7])
+    scene.transport = replace(scene.transport, tokens=PeerTokens(str(theirs), clock))
+    embedder = scene.embedder(range(PARTITIONS))
+    scene.transport = replace(scene.transport, tokens=PeerTokens(str(ours), clock))
+    stream = scene.rank(lambda: dict.fromkeys(range(PARTITIONS), embedder.address))
+
+    wait_for(lambda: stream.take(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S)
+    theirs.write_text("new\nold\n")
+    clock.advance(LOOK_S)
+
+    assert drain(scene, stream, {0: 1, 1: 0}) == [7]
+
+
+def test_partitions_that_move_to_another_embedder_lose_and_repeat_nothing(scene):
+    for i in range(40):
+        scene.append(i % 2, [i])
+    first, second = owning(scene)
+    owners = {0: first.address, 1: second.address}
+    stream = scene.rank(lambda: owners)
+    for _ in range(5):
+        batch = take(stream)
+        stream.give_back(0, batch, gradients_of(batch, 1.0))
+    second.own([])
+    first.own([0, 1])
+    owners = dict.fromkeys(range(PARTITIONS), first.address)
+    drain(scene, stream, {0: 20, 1: 20})
+    assert stream.take(0, 0.05) is None
+
+
+def test_an_embedder_that_is_away_is_waited_for(scene):
+    scene.append(0, [1])
+    embedder = scene.embedder([0])
+    owners = {0: "127.0.0.1:9"}  # nobody listens there
+    stream = scene.rank(lambda: owners)
+    assert stream.take(0, 0.5) is None
+    owners = {0: embedder.address}
+    assert take(stream).sample_ids.tolist() == [1]
+
+
+def test_gradients_for_which_an_embedder_has_no_room_are_sent_again(scene):
+    """Any request in work is more than this one takes: even one that only waits for a batch."""
+    scene.append(0, [1])
+    embedder = scene.embedder(range(PARTITIONS), work_bytes=1)
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    stream = scene.rank(lambda: owners)
+    batch = take(stream)
+    refused = embedder.server.counts.refused
+    wait_for(lambda: embedder.server.counts.frames["Take"] > 1, DEADLINE_S)  # it waits, there is nothing else
+    stream.give_back(0, batch, gradients_of(batch))
+    wait_for(lambda: refused["overloaded"], DEADLINE_S)
+
+    assert drain(scene, stream, {0: 1, 1: 0}) == []
+    assert stream.settled(DEADLINE_S)
+    assert stream.counts.broken == 0
+
+
+def test_requests_that_are_refused_as_too_many_leave_what_is_out_out(scene, monkeypatch):
+    for i in range(4):
+        scene.append(0, [i])
+    embedder = scene.embedder(range(PARTITIONS))
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    stream, left = scene.rank(lambda: owners), [1, 1]
+    count = embedder.server._refused
+
+    def refuse(size: int, own: int) -> Unavailable | None:
+        if left:
+            left.pop()
+            return Overloaded("too much is in work", 0.01)
+        counted: Unavailable | None = count(size, own)
+        return counted
+
+    monkeypatch.setattr(embedder.server, "_refused", refuse)
+    assert drain(scene, stream, {0: 4, 1: 0}) == [0, 1, 2, 3]
+    assert (left, stream.counts.broken) == ([], 0)
+
+
+def test_what_is_given_back_after_a_refused_batch_goes_behind_it(scene, monkeypatch):
+    """Shards would refuse the later one, and both were issued again."""
+    left, give = [1], BatchServer.give
+
+    def refuse_first(self: BatchServer, frame: Frame) -> bytes:
+        if left:
+            left.pop()
+            raise Overloaded("too much is in work", 0.01)
+        return give(self, frame)
+
+    monkeypatch.setattr(BatchServer, "give", refuse_first)
+    for i in range(2):
+        scene.append(0, [i])
+    embedder = scene.embedder(range(PARTITIONS), 1)
+    owners = dict.fromkeys(range(PARTITIONS), embedder.address)
+    stream = scene.rank(lambda: owners)
+    first, second = take(stream), take(stream)
+    stream.give_back(0, first, gradients_of(first))
+    (feed,) = stream._feeds.values()
+    wait_for(lambda: feed._refused, DEADLINE_S)
+    stream.give_back(0, second, gradients_of(second))
+
+    assert stream.settled(DEADLINE_S)
+    assert {p: o[0] for p, o in scene.rows.applied().items()} == {0: 2, 1: 0}
+    assert drain(scene, stream, {0: 2, 1: 0}) == []
+
+
+@pytest.mark.parametrize(
+    ("codec", "within"),
+    [(RowCodec.FP32, 0.0), (RowCodec.FP16, 1e-3), (RowCodec.BF16, 1e-2), (RowCodec.INT8, 2e-2)],
+)
+def test_rows_and_gradients_arrive_as_exactly_as_their_codec_is(tmp_path, codec, within):
+    log = SqliteEventLog(tmp_path)
+    scene = RemoteScene(log, codec=codec)
+    for _ in range(2):
+        scene.append(0, [1, 2, 3])
+    stream = scene.stream(batch_rows=3, staleness_rows=0)
+    batch = take(stream)
+    sent = sorted(values for values in reference(scene).rows().values())
+    got = sorted(batch.inputs.groups[0].rows.tolist())
+    np.testing.assert_allclose(got, sent, rtol=within, atol=within * 0.01)
+    stream.give_back(0, batch, gradients_of(batch, 0.5))
+    settle(stream)
+    after = sorted(values for values in reference(scene).rows().values())
+    np.testing.assert_allclose(np.subtract(sent, after), 0.5, rtol=max(within, 1e-5))
+    scene.close()
+    log.close()
+
+
+def test_two_lanes_of_a_rank_have_partitions_of_their_own(scene):
+    for i in range(8):
+        scene.append(i % 2, [i])
+    embedders = owning(scene)
+    stream = scene.rank(lambda: {p: e.address for p, e in enumerate(embedders)}, lanes=2)
+    seen: dict[int, set[int]] = {0: set(), 1: set()}
+    for _ in range(8):
+        lane, batch = take_any(stream, (0, 1))
+        seen[lane] |= spans(batch).keys()
+        stream.give_back(lane, batch, gradients_of(batch))
+    assert seen == {0: {0}, 1: {1}}
+
+
+def test_a_refused_batch_is_put_right_by_its_embedder(scene):
+    for i in range(4):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=1)
+    batch = take(stream)
+    scene.rows.push(push_of({0: (0, 1)}, {}))
+    stream.give_back(0, batch, gradients_of(batch))
+    assert set(drain(scene, stream, {0: 4, 1: 0})) <= {1, 2, 3}
+
+
+def test_what_no_retry_can_mend_ends_the_embedder_and_is_told_to_the_rank(scene):
+    scene.rows = ReferenceRowService([WIDTH], {0: 7, 1: 0})  # the log holds no offset 7
+    embedder = scene.embedder([0])
+    stream = scene.rank(lambda: {0: embedder.address})
+    with pytest.raises(DataLost):
+        take(stream)
+    assert isinstance(embedder.batches.failed, DataLost)
+
+
+def test_a_push_that_is_fenced_ends_the_stream_and_not_the_embedder(scene):
+    scene.append(0, [1])
+    scene.rows = Faulty(scene.rows)
+    scene.rows.script("push", nth=1, error=Fenced("a higher fence"))
+    embedder = scene.embedder([0])
+    stream = scene.rank(lambda: {0: embedder.address})
+    batch = take(stream)
+    stream.give_back(0, batch, gradients_of(batch))
+    assert drain(scene, stream, {0: 1, 1: 0})[-1:] == [1]
+    assert embedder.batches.failed is None

@@ -1,0 +1,253 @@
+"""What a stream has pushed is in the rows that it hands out, whether or not their lookup could know it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.batches.read_my_writes import Looked, OwnWrites
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.parse import parse_spec
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.rows.service import RowStates
+from freshet.tables import KnownPushes
+from freshet.testing.contracts.batches import gradients_of, take
+from freshet.testing.contracts.rowservice import BUCKETS, WIDTH, A, B, C, keys_of
+from freshet.types import F32, OffsetRange, bucket_of
+from tests.unit.embedder.linked import HeldRows
+from tests.unit.embedder.scene import SPEC, PipelinedScene, RemoteScene
+
+DEADLINE_S = 20.0
+BATCH = 4
+NO_STATE = np.empty((1, 0), np.float32)
+
+
+class Writes:
+    """Own writes of one-row batches, block after block of partition 0, and what was freed."""
+
+    def __init__(self) -> None:
+        self.own = OwnWrites(layout_of(parse_spec(SPEC)))
+        self.freed: list[int] = []
+        self.blocks = 0
+
+    def give(self, row=A, gradient: float = 1.0):
+        group, _ = keys_of([row])
+        gradients: F32 = np.full((1, WIDTH), gradient, np.float32)
+        block, self.blocks = self.blocks, self.blocks + 1
+        return self.own.given(
+            [OffsetRange(0, block, block + 1)], [group], [gradients], lambda: self.freed.append(block)
+        )
+
+    def row_of(self, begun=None, row=A, pushed: int = 0) -> float:
+        """The first float of a row that was 0 when it was looked up, and knew the blocks below `pushed`."""
+        group, _ = keys_of([row])
+        values = np.zeros((1, WIDTH), np.float32)
+        states = RowStates([NO_STATE], KnownPushes(np.array([[pushed]])))
+        self.own.bring_up(Looked([group], states), [values], begun)
+        return float(values[0, 0])
+
+
+@pytest.fixture
+def writes() -> Writes:
+    return Writes()
+
+
+def test_rows_are_stepped_by_what_they_do_not_know(writes):
+    for gradient in (1.0, 10.0, 100.0):
+        writes.give(gradient=gradient)
+    assert [writes.row_of(pushed=n) for n in range(4)] == [-111.0, -110.0, -100.0, 0.0]
+    assert writes.own.stepped_rows == 6
+
+
+def test_a_partition_that_nothing_is_known_of_knows_no_write(writes):
+    writes.give()
+    group, _ = keys_of([A])
+    values = np.zeros((1, WIDTH), np.float32)
+    writes.own.bring_up(
+        Looked([group], RowStates([NO_STATE], KnownPushes(np.empty((1, 0), np.int64)))), [values]
+    )
+    assert values[0, 0] == -1.0
+
+
+def test_rows_are_stepped_by_writes_that_others_of_their_lookup_know(writes):
+    """A push was on its way from bucket to bucket while the rows were read."""
+    group, rows = keys_of([A, C])
+    assert len({int(bucket) for bucket in bucket_of(group.keys, BUCKETS)}) == 2
+    gradients: F32 = np.full((2, WIDTH), 1.0, np.float32)
+    writes.own.given([OffsetRange(0, 0, 1)], [group], [gradients])
+    for reached in (A, C):
+        moments = np.zeros(BUCKETS, np.uint32)
+        moments[bucket_of(group.keys[[rows.index(reached)]], BUCKETS)] = 1
+        values = np.zeros((2, WIDTH), np.float32)
+        states = RowStates([np.empty((2, 0), np.float32)], KnownPushes(np.array([[0], [1]]), {0: moments}))
+        writes.own.bring_up(Looked([group], states), [values])
+        assert dict(zip(rows, values[:, 0].tolist(), strict=True)) == {A: -1.0, C: -1.0} | {reached: 0.0}
+
+
+def test_what_was_acknowledged_before_the_lookup_is_known_whatever_shards_tell(writes):
+    """A shard that has just taken over does not know how far pushes have come."""
+    early = writes.own.looking()
+    write = writes.give()
+    writes.own.acknowledged(write)
+    late = writes.own.looking()
+    assert (writes.row_of(late), writes.row_of(early)) == (0.0, -1.0)
+
+
+def test_only_rows_of_the_write_are_stepped(writes):
+    writes.give(row=A)
+    assert [writes.row_of(row=row) for row in (A, B, C)] == [-1.0, 0.0, 0.0]
+
+
+def test_a_write_is_kept_until_no_lookup_is_left_that_can_have_missed_it(writes):
+    early = writes.own.looking()
+    write = writes.give()
+    other = writes.own.looking()
+    writes.own.acknowledged(write)
+    after = writes.own.looking()
+    assert writes.freed == []
+    assert writes.row_of(early) == -1.0
+    assert writes.freed == []
+    writes.own.forget(other)
+    assert writes.freed == [0]
+    assert writes.row_of(after) == 0.0
+
+
+def test_what_was_given_up_steps_nothing_and_is_freed_at_once(writes):
+    begun = writes.own.looking()
+    for write in (writes.give(), writes.give()):
+        writes.own.drop(write)
+    assert writes.freed == [0, 1]
+    assert writes.row_of(begun) == 0.0
+
+
+def test_a_batch_from_before_voids_what_was_given_from_there_on(writes):
+    for gradient in (1.0, 10.0, 100.0):
+        writes.give(gradient=gradient)
+    writes.own.restarted([OffsetRange(0, 3, 4)])
+    writes.own.restarted([OffsetRange(1, 0, 1)])
+    assert writes.freed == []
+    writes.own.restarted([OffsetRange(0, 1, 2)])
+    assert writes.freed == [1, 2]
+    assert writes.row_of() == -1.0
+
+
+def test_the_newest_are_kept_for_who_is_told_of_no_acknowledgement(writes):
+    for gradient in (1.0, 10.0, 100.0):
+        writes.give(gradient=gradient)
+    writes.own.keep(2)
+    assert writes.freed == [0]
+    assert writes.row_of() == -110.0
+
+
+def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(writes):
+    """The slot's memory may be used again by the next batch."""
+    begun, write = writes.own.looking(), writes.give()
+    stepping, go_on = threading.Event(), threading.Event()
+    steps = writes.own._steps[0]
+
+    class Slow:
+        def step(self, *args):
+            stepping.set()
+            assert go_on.wait(DEADLINE_S)
+            return steps.step(*args)
+
+    writes.own._steps = [Slow()]
+    thread = threading.Thread(target=writes.row_of, args=(begun,))
+    thread.start()
+    assert stepping.wait(DEADLINE_S)
+    writes.own.drop(write)
+    assert writes.freed == []
+    go_on.set()
+    thread.join()
+    assert writes.freed == [0]
+
+
+# --- in a stream
+
+
+@pytest.fixture(params=["in one process", "through an embedder"])
+def scene(tmp_path: Path, request: pytest.FixtureRequest):
+    log = SqliteEventLog(tmp_path)
+    if request.param == "in one process":
+        yield PipelinedScene(log, own_writes=True)
+    else:
+        remote = RemoteScene(log, own_writes=True)
+        yield remote
+        remote.close()
+    log.close()
+
+
+def test_rows_looked_up_ahead_are_as_if_they_had_been_looked_up_now(scene):
+    """All lookups are answered before anything is pushed, and all batches are of one row."""
+    scene.rows = rows = HeldRows()
+    for _ in range(6):
+        scene.append(0, [7] * BATCH)
+    for _ in range(6):
+        rows.lookups.release()
+    stream = scene.stream(batch_rows=BATCH, staleness_rows=5 * BATCH)
+    batch = take(stream)
+    with rows.changed:
+        assert rows.changed.wait_for(lambda: rows.lookups_asked == 6, DEADLINE_S)
+
+    found = []
+    for i in range(6):
+        batch = batch if i == 0 else take(stream)
+        found.append(batch.inputs.groups[0].rows[0].copy())
+        stream.give_back(0, batch, gradients_of(batch, float(10**i)))
+    np.testing.assert_allclose(
+        [found[0] - row for row in found],
+        [[sum(10**j for j in range(i))] * WIDTH for i in range(6)],
+        rtol=1e-5,
+    )
+    assert stream.stepped_rows == sum(range(6))
+    for _ in range(6):
+        rows.pushes.release()
+    assert stream.settled(DEADLINE_S)
+    stream.close()
+    (values,) = rows.rows().values()
+    np.testing.assert_allclose(found[0] - np.array(values), 111111.0, rtol=1e-5)
+
+
+def test_what_a_lookup_has_seen_is_not_stepped_again(scene):
+    scene.rows = rows = HeldRows()
+    for _ in range(8):
+        rows.lookups.release()
+        rows.pushes.release()
+    stream = scene.stream(batch_rows=BATCH, staleness_rows=BATCH)
+    before = None
+    for i in range(4):
+        scene.append(0, [7] * BATCH)
+        batch = take(stream)
+        row = batch.inputs.groups[0].rows[0].copy()
+        before = row if before is None else before
+        np.testing.assert_allclose(before - row, i, rtol=1e-5, atol=1e-6)
+        stream.give_back(0, batch, gradients_of(batch, 1.0))
+        assert stream.settled(DEADLINE_S)
+    stream.close()
+
+
+def test_samples_that_come_again_are_not_taken_for_new_ones(scene):
+    """A lane starts again from what is applied: nothing that was given up is in its rows."""
+    scene.rows = rows = HeldRows()
+    for _ in range(8):
+        rows.lookups.release()
+    for _ in range(3):
+        scene.append(0, [7] * BATCH)
+    stream = scene.stream(batch_rows=BATCH, staleness_rows=2 * BATCH)
+    first = take(stream)
+    before = first.inputs.groups[0].rows[0].copy()
+    second = take(stream)
+    stream.give_back(0, second, None)  # the lane is void: what is out comes again
+    stream.give_back(0, first, gradients_of(first, 1.0))
+    again = take(stream)
+    while again.ranges != first.ranges:  # sent before its embedder knew
+        stream.give_back(0, again, None)
+        again = take(stream)
+    np.testing.assert_array_equal(again.inputs.groups[0].rows[0], before)
+    for _ in range(8):
+        rows.pushes.release()
+    stream.give_back(0, again, None)
+    stream.close()

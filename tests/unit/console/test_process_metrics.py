@@ -1,0 +1,98 @@
+"""What a process elsewhere tells of itself: read from its metrics, as Prometheus' client writes them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.console.process_metrics import EVERY_S, Processes, Told, told_in
+from freshet.console.service_snapshot import Service
+from freshet.http.addresses import Address
+from freshet.http.admin import Admin
+from freshet.process.process_info import memory_mb
+from freshet.testing.clock import SettableClock
+
+SERVICE = Service("gateway", "gateway", "ready", "", "127.0.0.1", 1)
+
+
+def test_figures_are_found_among_others() -> None:
+    page = b"""# HELP process_resident_memory_bytes Resident memory size in bytes.
+# TYPE process_resident_memory_bytes gauge
+process_resident_memory_bytes 5.8544128e+07
+process_resident_memory_bytes_x 1
+freshet_process_start_time_seconds 3
+process_start_time_seconds 1.76384e+09
+"""
+    assert told_in(page) == Told(58_544_128.0, 1_763_840_000.0)
+
+
+@pytest.mark.parametrize("page", [b"", b"process_resident_memory_bytes NaN\n", b"\xff\xfe", b"process_start"])
+def test_what_is_not_told_is_not_known(page: bytes) -> None:
+    assert told_in(page) == Told()
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
+    """Where this process tells of itself."""
+    monkeypatch.setattr("freshet.console.process_metrics.PATIENCE_S", 20.0)
+    admin = Admin("127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
+    yield Address("127.0.0.1", admin.port)
+    admin.close()
+
+
+def test_a_service_tells_memory_and_age_of_its_process(own: Address) -> None:
+    clock = SettableClock()
+    clock.jump(time.time_ns() // 1_000_000)
+    seen = Processes(clock).told_of(SERVICE, own)
+
+    known = memory_mb(os.getpid())
+    assert known is not None
+    assert seen.memory_mb == pytest.approx(known, rel=0.2)
+    assert seen.up_s is not None
+    assert 0 < seen.up_s < 86_400
+    assert seen.restarts == 0
+
+
+def test_who_does_not_answer_is_as_it_was_told_last(own: Address) -> None:
+    clock, nowhere = SettableClock(), Address("127.0.0.1", 1)
+    processes = Processes(clock)
+
+    assert processes.told_of(SERVICE, nowhere).memory_mb is None
+    clock.advance(EVERY_S)
+    first = processes.told_of(SERVICE, own)
+    clock.advance(EVERY_S)
+    assert processes.told_of(SERVICE, nowhere).memory_mb == first.memory_mb
+
+
+def test_a_page_that_no_exporter_writes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter([b"process_resident_memory_bytes 1048576\n", b"process_resident_memory_bytes 1.2.3\n"])
+    monkeypatch.setattr("freshet.console.process_metrics._metrics", lambda _: next(pages))
+    clock = SettableClock()
+    processes = Processes(clock)
+
+    assert processes.told_of(SERVICE, Address("127.0.0.1", 1)).memory_mb == 1.0
+    clock.advance(10)
+    assert processes.told_of(SERVICE, Address("127.0.0.1", 1)).memory_mb == 1.0
+
+
+def test_another_process_in_its_place_is_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = 1_000.0
+    monkeypatch.setattr(
+        "freshet.console.process_metrics._metrics", lambda _: f"process_start_time_seconds {began}\n".encode()
+    )
+    clock = SettableClock()
+    processes, anywhere = Processes(clock), Address("h", 1)
+
+    def restarts() -> int | None:
+        clock.advance(EVERY_S)
+        return processes.told_of(SERVICE, anywhere).restarts
+
+    assert [restarts(), restarts()] == [0, 0]
+    began = 1_000.01  # the machine's clock was set by a little
+    assert restarts() == 0
+    began = 2_000.0
+    assert [restarts(), restarts()] == [1, 1]

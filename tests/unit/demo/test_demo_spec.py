@@ -1,0 +1,81 @@
+"""The demo's spec, and the folder it is written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from freshet.config.spec import load_spec
+from freshet.config.spec.schemas import load_schemas
+from freshet.demo import write_spec
+from freshet.demo.start_time import Began, begin, read_began
+from freshet.demo.world import LONGEST_CLICK_S, LONGEST_PURCHASE_S
+from freshet.errors import ConfigError
+
+
+def test_the_spec_is_written_with_its_schemas_and_fits_them(tmp_path: Path) -> None:
+    spec = load_spec(write_spec(tmp_path / "demo"))
+
+    assert load_schemas(spec).served.name.endswith("Page")
+    assert [label.name for label in spec.labels] == ["click", "purchase"]
+    assert spec.serve.explore.share == 0.1
+
+
+def test_windows_take_every_click_and_every_purchase(tmp_path: Path) -> None:
+    click, purchase = load_spec(write_spec(tmp_path)).labels
+
+    assert click.window_ms >= 1_000 * LONGEST_CLICK_S
+    assert purchase.window_ms >= 1_000 * (LONGEST_CLICK_S + LONGEST_PURCHASE_S)
+
+
+def test_a_spec_that_is_there_is_kept(tmp_path: Path) -> None:
+    first = write_spec(tmp_path)
+    written = first.stat().st_mtime_ns
+
+    assert write_spec(tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+
+
+def test_a_spec_that_was_changed_is_not_written_over(tmp_path: Path) -> None:
+    file = write_spec(tmp_path)
+    file.write_text("# mine now\n")
+
+    with pytest.raises(ConfigError, match="use another folder"):
+        write_spec(tmp_path)
+    assert file.read_text() == "# mine now\n"
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match="a folder that this user may write to"):
+        write_spec(tmp_path / "file" / "demo")
+
+
+def test_a_world_goes_on_where_it_began(tmp_path: Path) -> None:
+    file, wanted = tmp_path / "simulator.json", Began(7, (150.0,), 300.0)
+    assert read_began(file, wanted) is None
+
+    begun = begin(file, wanted, 1_700_000_000_000)
+
+    assert read_began(file, wanted) == begun
+    assert begun.began_ms == 1_700_000_000_000
+
+
+@pytest.mark.parametrize("other", [Began(8, (150.0,), 300.0), Began(7, (), 300.0), Began(7, (150.0,), None)])
+def test_another_world_is_refused_in_a_folder_that_has_one(tmp_path: Path, other: Began) -> None:
+    file = tmp_path / "simulator.json"
+    begin(file, Began(7, (150.0,), 300.0), 1_700_000_000_000)
+
+    with pytest.raises(ConfigError, match="start over in another folder"):
+        read_began(file, other)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"seed": 7}', b'{"seed": null}'])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "simulator.json"
+    file.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"simulator\.json"):
+        read_began(file, Began(7, (), None))

@@ -1,0 +1,261 @@
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from freshet.errors import DataLost, Fenced, Unavailable
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.testing.contracts.batches import gradients_of, take
+from freshet.testing.contracts.rowservice import WIDTH
+from freshet.testing.faults import Faulty
+from freshet.testing.reference import ReferenceRowService
+from freshet.trainer.core import Counts, DenseLedger
+from tests.unit.embedder.linked import HeldRows, LossyRows
+from tests.unit.embedder.scene import IdDecoder, PipelinedScene
+
+DEADLINE_S = 20.0
+BATCH = 4
+
+
+@pytest.fixture
+def scene(tmp_path: Path):
+    log = SqliteEventLog(tmp_path)
+    yield PipelinedScene(log)
+    log.close()
+
+
+def wait_for(condition, of: HeldRows):
+    with of.changed:
+        assert of.changed.wait_for(condition, DEADLINE_S)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_with_staleness_of_k_batches_one_and_k_are_in_flight_and_no_more(scene, k):
+    scene.rows = rows = HeldRows()
+    for i in range(12):
+        scene.append(0, [i] * BATCH)
+    stream = scene.stream(batch_rows=BATCH, staleness_rows=k * BATCH)
+    wait_for(lambda: rows.lookups_asked == 1 + k, rows)
+
+    for _ in range(12):
+        rows.lookups.release()
+    batches = [take(stream) for _ in range(1 + k)]
+    assert stream.take(0, 0.1) is None
+    assert rows.lookups_asked == 1 + k, "a lookup went ahead without a credit"
+    assert stream.desk.batches() == 1 + k
+
+    stream.give_back(0, batches[0], gradients_of(batches[0]))
+    wait_for(lambda: rows.pushes_asked == 1, rows)
+    assert stream.take(0, 0.05) is None, "the push is not acknowledged: its credit is not free"
+    rows.pushes.release()
+    batches.append(take(stream))
+    assert stream.desk.batches() == 1 + k
+    for _ in range(12):
+        rows.pushes.release()
+    for batch in batches[1:]:
+        stream.give_back(0, batch, gradients_of(batch))
+    stream.close()
+
+
+def test_a_lane_that_looks_far_ahead_leaves_a_credit_to_the_other(scene):
+    scene.rows = rows = HeldRows()
+    for _ in range(30):
+        rows.lookups.release()
+        rows.pushes.release()
+    for i in range(10):
+        scene.append(0, [i] * BATCH)
+    stream = scene.stream(lanes=2, batch_rows=BATCH, staleness_rows=BATCH)
+    first = [take(stream, 0), take(stream, 0)]
+    scene.append(1, [100] * BATCH)
+    deadline = time.monotonic() + DEADLINE_S
+    while stream.desk.waiting() < 2:
+        assert time.monotonic() < deadline
+
+    stream.give_back(0, first[0], gradients_of(first[0]))
+
+    other = take(stream, 1)
+    assert other.sample_ids.tolist() == [100] * BATCH
+    stream.give_back(1, other, gradients_of(other))
+    stream.give_back(0, first[1], gradients_of(first[1]))
+    stream.close()
+
+
+def test_gradients_are_copied_before_give_back_returns(scene):
+    scene.rows = rows = HeldRows()
+    scene.append(0, [1])
+    rows.lookups.release()
+    stream = scene.stream(batch_rows=1)
+    batch = take(stream)
+    before = batch.inputs.groups[0].rows.copy()
+    gradients = gradients_of(batch, 1.0)
+    stream.give_back(0, batch, gradients)
+    for gradient in gradients:
+        gradient[:] = 1e9
+    rows.pushes.release()
+    stream.close()
+    (values,) = rows.rows().values()
+    np.testing.assert_allclose(before[0] - np.array(values), 1.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_once(scene, seed):
+    """Requests and answers get lost, shards die and forget what they had not flushed."""
+    scene.rows = rows = LossyRows(seed, losses=0.1, deaths=0.03)
+    for i in range(400):
+        scene.append(i % 2, [i])
+    ledger = DenseLedger({0: 0, 1: 0})
+    dense: list[int] = []
+    scene.told = ledger.told
+    stream = scene.stream(lanes=2, batch_rows=5, staleness_rows=20)
+    deadline = time.monotonic() + DEADLINE_S
+    while sum(rows.counts().values()) < 400 or not rows.quiet.is_set():
+        assert time.monotonic() < deadline, f"{sum(rows.counts().values())} of 400 samples were applied"
+        taken = [stream.take(lane, 0.001) for lane in range(2)]
+        verdicts = ledger.decide([batch and batch.ranges for batch in taken])
+        for lane, (batch, verdict) in enumerate(zip(taken, verdicts, strict=True)):
+            if batch is not None:
+                dense += batch.sample_ids.tolist() if verdict is Counts.WHOLE else []
+                stream.give_back(lane, batch, None if verdict is Counts.BACK else gradients_of(batch, 1.0))
+        if sum(rows.counts().values()) >= 300:
+            rows.quiet.set()
+    stream.close()
+    rows.close()
+
+    assert set(rows.counts().values()) == {1}
+    assert sorted(dense) == list(range(400))
+    assert stream.desk.batches() == 0
+    assert rows.lost > 0
+
+
+def test_owners_that_change_while_nothing_comes_have_the_lost_samples_trained_again(scene):
+    scene.rows = rows = LossyRows(0, losses=0.0, deaths=0.0)
+    for i in range(10):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=10, staleness_rows=10)
+    batch = take(stream)
+    stream.give_back(0, batch, gradients_of(batch, 1.0))
+    assert stream.settled(DEADLINE_S)
+    assert len(rows.counts()) == 10
+
+    rows._die()
+    assert rows.counts() == {}
+
+    again = take(stream)
+    assert again.sample_ids.tolist() == list(range(10))
+    stream.give_back(0, again, gradients_of(again, 1.0))
+    stream.close()
+    rows.close()
+    assert set(rows.counts().values()) == {1}
+
+
+def test_what_a_vanished_trainer_held_is_issued_again(scene):
+    for i in range(6):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=2, staleness_rows=2)
+    held = [take(stream), take(stream)]
+    assert [batch.sample_ids.tolist() for batch in held] == [[0, 1], [2, 3]]
+
+    stream.abandon(0)
+
+    for expected in ([0, 1], [2, 3], [4, 5]):
+        batch = take(stream)
+        assert batch.sample_ids.tolist() == expected
+        stream.give_back(0, batch, gradients_of(batch))
+    assert stream.settled(DEADLINE_S)
+    assert scene.rows.applied()[0] == [6]
+    stream.close()
+
+
+def test_a_void_batch_that_is_given_back_late_changes_nothing(scene):
+    for i in range(4):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=2, staleness_rows=100)
+    first, second = take(stream), take(stream)
+    stream.give_back(0, first, None)
+    stream.give_back(0, second, gradients_of(second, 5.0))
+    again = take(stream)
+    assert again.sample_ids.tolist() == [0, 1]
+    stream.give_back(0, again, gradients_of(again))
+    again = take(stream)
+    stream.give_back(0, again, gradients_of(again))
+    stream.close()
+    assert scene.rows.applied()[0] == [4]
+
+
+@pytest.mark.parametrize("method", ["push", "lookup"])
+def test_a_shard_that_is_away_is_waited_for(scene, method):
+    scene.rows = Faulty(scene.rows)
+    for i in range(4):
+        scene.append(0, [i])
+    scene.rows.script(method, nth=1, times=3, error=Unavailable("away"))
+    stream = scene.stream(batch_rows=1)
+    for _ in range(4):
+        batch = take(stream)
+        stream.give_back(0, batch, gradients_of(batch, 1.0))
+    assert stream.settled(DEADLINE_S)
+    assert scene.rows.applied()[0] == [4]
+    stream.close()
+
+
+def test_a_claim_that_was_lost_ends_the_stream(scene):
+    scene.rows = Faulty(scene.rows)
+    scene.append(0, [1])
+    scene.rows.script("push", nth=1, error=Fenced("a higher fence"))
+    stream = scene.stream(batch_rows=1)
+    batch = take(stream)
+    stream.give_back(0, batch, gradients_of(batch))
+    assert stream.settled(DEADLINE_S)
+    with pytest.raises(Fenced):
+        stream.take(0, DEADLINE_S)
+    stream.close()
+
+
+def test_samples_that_the_log_has_lost_end_the_stream(scene):
+    scene.rows = ReferenceRowService([WIDTH], {0: 7, 1: 0})
+    stream = scene.stream(batch_rows=1)
+    with pytest.raises(DataLost):
+        stream.take(0, DEADLINE_S)
+    stream.close()
+
+
+def test_memory_is_used_again(scene):
+    for i in range(40):
+        scene.append(0, [i])
+    stream = scene.stream(batch_rows=1, staleness_rows=2)
+    places = set()
+    for _ in range(40):
+        batch = take(stream)
+        places.add(batch.inputs.groups[0].rows.ctypes.data)
+        stream.give_back(0, batch, gradients_of(batch))
+    stream.close()
+    assert len(places) <= 4
+
+
+def test_closing_leaves_no_thread(scene):
+    before = set(threading.enumerate())
+    stream = scene.stream(lanes=2)
+    stream.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_lane_whose_decoder_waits_for_the_log_goes_on_when_it_is_back(scene):
+    """Reporting a sample that cannot be decoded takes the log: each attempt gives its memory back."""
+    scene.append(0, [1] * BATCH)
+    attempts: list[int] = []
+
+    class Reporting(IdDecoder):
+        def decode(self, *arguments):
+            attempts.append(1)
+            if len(attempts) <= 12:  # more than the lane has room for
+                raise Unavailable("what cannot be decoded cannot be reported")
+            return super().decode(*arguments)
+
+    scene.decoder = Reporting
+    stream = scene.stream(batch_rows=BATCH, staleness_rows=BATCH)
+    batch = take(stream)
+    assert batch.sample_ids.tolist() == [1] * BATCH
+    stream.give_back(0, batch, gradients_of(batch))
+    assert stream.settled(DEADLINE_S)
+    stream.close()

@@ -1,0 +1,164 @@
+"""When a version may serve."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from freshet.evaluation.gate import Scored, judge
+from tests.unit.model.specs import make_spec
+
+SPEC = make_spec()
+FEW = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floor=0)))
+
+
+def scored(
+    n: int = 2000, *, factor: float = 1.0, noise: float = 0.0, rate: float = 0.3, seed: int = 0
+) -> Scored:
+    """Predictions of a model that is right but for a factor, and for noise in its logits; labels depend on
+    seed only."""
+    rng = np.random.default_rng(seed)
+    logit = rng.normal(size=n) + np.log(rate / (1 - rate))
+    y = (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    p = np.clip(factor / (1 + np.exp(-logit - noise * rng.normal(size=n))), 0, 1)
+    return Scored(p[:, None].astype(np.float32), np.zeros(n, np.uint8), y, np.ones(n, np.float32))
+
+
+def test_a_candidate_as_good_as_stable_is_promoted_with_its_figures() -> None:
+    verdict = judge(SPEC, scored(), scored())
+    assert verdict.promote
+    assert verdict.reason.startswith("y0: normalised entropy 0.")
+    assert verdict.reason.endswith("on 2,000 samples")
+
+
+def test_a_prediction_that_is_not_finite_holds_a_version() -> None:
+    candidate = scored()
+    candidate.predictions[7] = np.nan
+    verdict = judge(SPEC, candidate, None)
+    assert not verdict.promote
+    assert verdict.reason == "not finite: 1 of 2000 predictions are NaN or infinite"
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.4])
+def test_calibration_outside_the_bounds_holds_a_version(factor: float) -> None:
+    verdict = judge(SPEC, scored(factor=factor), scored())
+    assert not verdict.promote
+    assert "outside 0.9 to 1.1" in verdict.reason
+
+
+def test_a_stable_that_is_further_off_does_not_keep_a_better_calibrated_candidate_out() -> None:
+    assert judge(SPEC, scored(factor=1.3), scored(factor=1.5)).promote
+
+
+def test_calibration_on_few_true_samples_is_not_trusted() -> None:
+    assert judge(SPEC, scored(200, factor=1.25, rate=0.03), None).promote
+
+
+def test_a_normalised_entropy_worse_by_more_than_allowed_holds_a_version() -> None:
+    verdict = judge(SPEC, scored(noise=0.5), scored())
+    assert not verdict.promote
+    assert "worse than stable's 0." in verdict.reason
+    assert "(allowed 1.0%)" in verdict.reason
+
+
+def test_the_allowed_difference_comes_from_the_spec() -> None:
+    gate = replace(SPEC.serve.gate, ne_worse=10.0, calibration=(0.0, 10.0))
+    spec = replace(SPEC, serve=replace(SPEC.serve, gate=gate))
+    assert judge(spec, scored(noise=0.5), scored()).promote
+
+
+def test_a_rare_label_among_many_samples_is_judged_by_its_own() -> None:
+    spec = make_spec(losses=("logloss", "logloss"))
+    rare = (np.arange(2000) < 60).astype(np.uint8)
+
+    def both(seed: int, noise: float) -> Scored:
+        """The first label as by a perfect model, the second with noise."""
+        first, second = scored(seed=seed), scored(noise=noise, seed=seed)
+        return replace(first, predictions=np.hstack([first.predictions, second.predictions]), label=rare)
+
+    worse = [judge(spec, both(s, 0.3), both(s, 0.0)) for s in range(20)]
+
+    assert sum(v.promote for v in worse) >= 15
+
+
+def test_with_few_samples_a_difference_within_chance_is_no_reason() -> None:
+    worse = [judge(FEW, scored(60, noise=0.3, seed=s), scored(60, seed=s)) for s in range(20)]
+    assert sum(v.promote for v in worse) >= 15
+
+
+@pytest.mark.parametrize("n", [0, 1, 99])
+def test_too_few_samples_to_judge_by_hold_a_version(n: int) -> None:
+    verdict = judge(SPEC, scored(n), scored(n))
+    assert not verdict.promote
+    assert verdict.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+
+
+def test_initial_weights_are_replaced_by_what_has_learned_from_few() -> None:
+    assert judge(SPEC, scored(0), scored(0), untrained=True).promote
+    assert judge(SPEC, scored(0), None).promote
+
+
+NUMBER = make_spec(losses=("huber",))
+
+
+@pytest.mark.parametrize("extreme", [1e18, -1e18, 1e30, 3e38])
+@pytest.mark.parametrize("times", [1, 3, 15])
+def test_a_few_extreme_labels_do_not_open_the_gate(extreme: float, times: int) -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.normal(size=2000) * 5 + 30).astype(np.float32)
+    wrong = y.copy()
+    wrong[rng.choice(2000, times, replace=False)] = extreme
+
+    def number(error: float, factor: float = 1.0) -> Scored:
+        p = (factor * y + rng.normal(size=2000) * error)[:, None].astype(np.float32)
+        return Scored(p, np.zeros(2000, np.uint8), wrong, np.ones(2000, np.float32))
+
+    assert judge(NUMBER, number(1.0), number(1.0)).promote
+    assert not judge(NUMBER, number(8.0), number(1.0)).promote
+    assert not judge(NUMBER, number(60.0), number(1.0)).promote
+
+
+@pytest.mark.parametrize("extreme", [0.0, 1.0])
+def test_a_few_predictions_that_are_certain_and_wrong_do_not_close_the_gate(extreme: float) -> None:
+    candidate, stable = scored(noise=0.0), scored(noise=0.2)
+    sure = np.flatnonzero(candidate.value != extreme)[:3]
+    candidate.predictions[sure] = extreme
+    assert judge(SPEC, candidate, stable).promote
+
+
+def test_a_number_is_judged_by_its_squared_error() -> None:
+    spec = make_spec(losses=("huber",))
+    rng = np.random.default_rng(0)
+    y = (rng.normal(size=3000) * 5 + 30).astype(np.float32)
+
+    def number(error: float) -> Scored:
+        p = (y + rng.normal(size=3000) * error)[:, None].astype(np.float32)
+        return Scored(p, np.zeros(3000, np.uint8), y, np.ones(3000, np.float32))
+
+    assert judge(spec, number(1.0), number(2.0)).promote
+    verdict = judge(spec, number(2.0), number(1.0))
+    assert not verdict.promote
+    assert "mean squared error" in verdict.reason
+
+
+def test_one_bad_label_of_two_holds_a_version() -> None:
+    spec = make_spec(losses=("logloss", "logloss"))
+    good, bad = scored(), scored(factor=1.5)
+    both = Scored(
+        np.concatenate([np.tile(good.predictions, 2), np.tile(bad.predictions, 2)]),
+        np.repeat(np.array([0, 1], np.uint8), 2000),
+        np.concatenate([good.value, bad.value]),
+        np.ones(4000, np.float32),
+    )
+    verdict = judge(spec, both, None)
+    assert not verdict.promote
+    assert verdict.reason.startswith("y1: calibration")
+
+
+def test_predictions_far_above_labels_that_are_all_false_hold_a_version() -> None:
+    candidate = replace(scored(), value=np.zeros(2000, np.float32))
+    verdict = judge(SPEC, candidate, None)
+    assert not verdict.promote
+    assert "calibration inf" in verdict.reason

@@ -1,0 +1,370 @@
+"""Group commit: what is acknowledged is in the log, what is not is told, and queues are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import Overloaded, TooLarge, Unavailable
+from freshet.gateway.core import Entry, Limits, group_entries, offsets_of
+from freshet.gateway.group_commit import Committer
+from freshet.log import EventLog, Writer
+from freshet.log.sqlite.event_log import open_url
+from freshet.types import Append, TopicPartition
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    log.create_topic("clicks", partitions=2)
+    yield log
+    log.close()
+
+
+class Held:
+    """A writer that waits at the gate before each append, and can fail."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.gate = threading.Event()
+        self.appends = 0
+        self.error: Exception | None = None
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        assert self.gate.wait(10)
+        self.appends += 1
+        if self.error is not None:
+            raise self.error
+        return self.writer.append(appends)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def committer(writer: Writer, *, events: int = 100, size: int = 10_000, batch: int = 100) -> Committer:
+    made = Committer(writer, Limits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
+    made.start()
+    return made
+
+
+def entry(value: bytes, partition: int = 0) -> Entry:
+    return Entry("clicks", partition, b"k", value)
+
+
+async def append(commit: Committer, entries: Sequence[Entry]) -> list[int]:
+    """Offset of each entry, once all of them are durable."""
+    done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    appends, places = group_entries(entries)
+
+    def told(outcome: Sequence[int] | Exception) -> None:
+        if isinstance(outcome, Exception):
+            done.set_exception(outcome)
+        else:
+            done.set_result(offsets_of(outcome, places))
+
+    commit.submit(appends, events=len(entries), size=sum(e.size for e in entries), done=told)
+    return await done
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await main
+
+    asyncio.run(bounded())
+
+
+def values(log: EventLog, partition: int = 0) -> list[bytes]:
+    reader = log.reader()
+    reader.assign({TopicPartition("clicks", partition): 0})
+    found = [v for _, records in reader.poll(1_000, 0) for v in records.values]
+    reader.close()
+    return found
+
+
+def test_an_acknowledged_event_is_in_the_log_at_its_offset(log: EventLog) -> None:
+    async def main() -> None:
+        commit = committer(log.writer())
+        assert await append(commit, [entry(b"a"), entry(b"b", 1), entry(b"c")]) == [0, 0, 1]
+        assert await append(commit, [entry(b"d")]) == [2]
+        assert await commit.close(5) == 0
+
+    run(main())
+    assert values(log) == [b"a", b"c", b"d"]
+    assert values(log, 1) == [b"b"]
+
+
+def test_requests_that_wait_together_share_one_append(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        first = asyncio.ensure_future(append(commit, [entry(b"0")]))
+        await asyncio.sleep(0)
+        others = [asyncio.ensure_future(append(commit, [entry(b"%d" % i)])) for i in range(1, 9)]
+        await asyncio.sleep(0)
+        writer.gate.set()
+        await first
+        assert [offset for [offset] in await asyncio.gather(*others)] == list(range(1, 9))
+        await commit.close(5)
+
+    run(main())
+    assert writer.appends <= 2
+
+
+def test_an_append_holds_no_more_events_than_allowed(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, batch=2)
+        tasks = [asyncio.ensure_future(append(commit, [entry(b"x"), entry(b"y")])) for _ in range(3)]
+        await asyncio.sleep(0)
+        writer.gate.set()
+        await asyncio.gather(*tasks)
+        await commit.close(5)
+
+    run(main())
+    assert writer.appends == 3
+
+
+@pytest.mark.parametrize(("events", "size"), [(2, 10_000), (100, 5)])
+def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, events: int, size: int) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, events=events, size=size)
+        waiting = asyncio.ensure_future(append(commit, [entry(b"a"), entry(b"b")]))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="wait for the log"):
+            await append(commit, [entry(b"c")])
+        writer.gate.set()
+        await waiting
+        await append(commit, [entry(b"c")])
+        await commit.close(5)
+
+    run(main())
+    assert values(log) == [b"a", b"b", b"c"]
+
+
+def test_a_failed_append_is_told_to_all_who_waited_and_the_next_one_works(log: EventLog) -> None:
+    writer = Held(log.writer())
+    writer.gate.set()
+
+    async def main() -> None:
+        commit = committer(writer)
+        writer.error = Unavailable("disk full")
+        with pytest.raises(Unavailable, match="disk full"):
+            await append(commit, [entry(b"a")])
+        health = [commit.healthy]
+        writer.error = None
+        assert await append(commit, [entry(b"b")]) == [0]
+        health.append(commit.healthy)
+        assert health == [False, True]
+        await commit.close(5)
+
+    run(main())
+    assert values(log) == [b"b"]
+
+
+def test_requests_let_in_unseen_are_looked_at_together_before_the_next_append(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        looked: list[int] = []
+
+        def check() -> None:
+            looked.append(commit.figures()["events_waiting"])
+            commit.looked_at(2, 8)
+            appends, _ = group_entries([entry(b"a"), entry(b"b")])
+            commit.submit(appends, events=2, size=4, done=done.set_result)
+
+        under_way = asyncio.ensure_future(append(commit, [entry(b"0")]))
+        while not commit.appending:
+            await asyncio.sleep(0)
+        commit.expect(4, check)
+        commit.expect(4, check)
+        await asyncio.sleep(0)
+        assert looked == []
+        writer.gate.set()
+        assert await done == [1]
+        assert (await under_way, looked) == ([0], [2])
+        await commit.close(5)
+        assert commit.figures()["events_waiting"] == 0
+
+    run(main())
+    assert values(log) == [b"0", b"a", b"b"]
+
+
+def test_events_that_cannot_be_looked_at_keep_no_others_from_it(log: EventLog) -> None:
+    async def main() -> None:
+        commit = committer(log.writer())
+        looked = asyncio.Event()
+
+        def fail() -> None:
+            commit.looked_at(1, 4)
+            raise RuntimeError("of another stream")
+
+        def check() -> None:
+            commit.looked_at(1, 4)
+            looked.set()
+
+        commit.expect(4, fail)
+        commit.expect(4, check)
+        await looked.wait()
+        assert await append(commit, [entry(b"a")]) == [0]
+        assert commit.healthy
+        await commit.close(5)
+
+    run(main())
+
+
+def test_a_full_queue_lets_in_nothing_unseen(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, events=2)
+        waiting = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        await asyncio.sleep(0)
+        commit.expect(1, lambda: commit.looked_at(1, 1))
+        with pytest.raises(Overloaded, match="wait for the log"):
+            commit.expect(1, lambda: None)
+        writer.gate.set()
+        await waiting
+        await commit.close(5)
+
+    run(main())
+
+
+def test_closing_writes_what_waits_and_takes_no_more(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        waiting = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(commit.close(5))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="stopping"):
+            await append(commit, [entry(b"b")])
+        writer.gate.set()
+        assert await closing == 0
+        assert await waiting == [0]
+
+    run(main())
+    assert values(log) == [b"a"]
+
+
+def test_what_a_stop_cuts_off_is_told_that_it_is_not_written(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer, batch=1)
+        under_way = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        waiting = asyncio.ensure_future(append(commit, [entry(b"b")]))
+        while not commit.appending:
+            await asyncio.sleep(0)
+        assert await commit.close(0.01) == 2
+        assert commit.appending  # the writer is not to be closed yet
+        for task in (under_way, waiting):
+            with pytest.raises(Unavailable, match="send it again"):
+                await task
+        writer.gate.set()
+
+    run(main())
+
+
+def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -> None:
+    writer = Held(log.writer())
+
+    async def main() -> None:
+        commit = committer(writer)
+        under_way = asyncio.ensure_future(append(commit, [entry(b"a")]))
+        under_way.add_done_callback(lambda _: writer.gate.set())  # told at the drain's end, and no earlier
+        while not commit.appending:
+            await asyncio.sleep(0)
+        assert await commit.close(0.01, last_s=10) == 1
+        assert [commit.appending] == [False]
+        with pytest.raises(Unavailable, match="not known to be written"):
+            await under_way
+
+    run(main())
+    assert values(log) == [b"a"]
+
+
+HANGS = """
+import asyncio, threading
+from prometheus_client import CollectorRegistry
+from freshet.gateway.group_commit import Committer
+from freshet.gateway.core import Limits
+
+class Hanging:
+    def append(self, appends):
+        threading.Event().wait()
+
+async def main():
+    commit = Committer(Hanging(), Limits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
+    commit.start()
+    commit.submit([], events=1, size=1, done=lambda outcome: None)
+    while not commit.appending:
+        await asyncio.sleep(0)
+    print(await commit.close(0.0))
+
+asyncio.run(main())
+"""
+
+
+def test_an_append_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30, check=False
+    )
+
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
+def test_a_record_too_large_fails_alone_among_clients(log: EventLog) -> None:
+    writer = Held(TooLargeAbove(log.writer(), 100))
+
+    async def main() -> None:
+        commit = committer(writer, size=1_000_000)
+        first = asyncio.ensure_future(append(commit, [entry(b"0")]))
+        await asyncio.sleep(0)
+        sizes = [1, 2, 3, 500, 5, 6, 600]
+        others = [asyncio.ensure_future(append(commit, [entry(b"x" * n, n % 2)])) for n in sizes]
+        await asyncio.sleep(0)
+        writer.gate.set()
+        await first
+        found = await asyncio.gather(*others, return_exceptions=True)
+        large = [isinstance(outcome, TooLarge) for outcome in found]
+        assert large == [n > 100 for n in sizes]
+        assert commit.healthy
+        assert commit.figures()["events_appended"] == 6
+        assert commit.figures()["events_waiting"] == 0
+        await commit.close(5)
+
+    run(main())
+    assert sorted(map(len, values(log) + values(log, 1))) == [1, 1, 2, 3, 5, 6]
+
+
+class TooLargeAbove:
+    """A writer of a log that takes only so many bytes a record."""
+
+    def __init__(self, writer: Writer, limit: int) -> None:
+        self.writer, self.limit = writer, limit
+
+    def append(self, appends: Sequence[Append]) -> Sequence[int]:
+        if any(len(value) > self.limit for one in appends for value in one.values):
+            raise TooLarge("a record is too large")
+        return self.writer.append(appends)
+
+    def close(self) -> None:
+        self.writer.close()

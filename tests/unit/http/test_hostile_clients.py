@@ -1,0 +1,263 @@
+"""What a client may send or leave unread without harm to the server or to anybody else's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from freshet.http import connection
+from freshet.http import server as server_module
+from freshet.http.app import App
+from freshet.http.connection import MOST_PIPELINED
+from freshet.http.endpoint import Endpoint
+from freshet.http.request import Request, header_map
+from freshet.http.responses import Response
+from freshet.http.server import bind
+from tests.integration.serving import answering
+from tests.system.waiting import wait_for
+from tests.unit.http.test_raw_handlers import Running, asking, bodies, running_server, server
+
+__all__ = ["server"]
+
+PAGE = b"p" * 50_000
+TOGETHER = 100_000
+
+
+def answered(client: socket.socket) -> bytes:
+    """All that the server says until it closes the connection."""
+    said = b""
+    while piece := client.recv(65_536):
+        said += piece
+    return said
+
+
+def is_well(server: Running) -> None:
+    assert httpx.post(f"{server.url}/now", content=b"x").content == b"now x"
+
+
+def metrics(server: Running) -> str:
+    return httpx.get(f"{server.url}/metrics").text
+
+
+def test_what_is_no_http_is_told_so_as_json_and_counted(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(b"\x00bad\r\n\r\n")
+        said = answered(client)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert b'"code":"malformed"' in said
+    assert 'freshet_http_connections_cut_off_total{why="malformed"} 1.0' in metrics(server)
+
+
+def test_a_body_that_is_no_http_is_told_so_too(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(b"POST /asgi HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
+        client.sendall(b"no length\r\n")
+        said = answered(client)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert said.count(b"\r\n\r\n") == 1
+
+
+@pytest.mark.parametrize("between", [b"", b"GET /h HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_an_answer_that_has_nowhere_to_go_is_dropped(server: Running, between: bytes) -> None:
+    """Nobody else's, and whoever gives it is not told by an exception."""
+    with server.connect() as client:
+        client.sendall(asking("/later", b"x") + between + b"\x00bad\r\n\r\n")
+        assert answered(client) == b""  # 400 would tell of a request that is still taken
+        wait_for(lambda: bool(server.held))
+    raised: list[BaseException] = []
+    done = threading.Event()
+    _, reply = server.held.pop()
+
+    def give() -> None:
+        try:
+            reply(Response(202, b"{}"))
+        except BaseException as error:
+            raised.append(error)
+        done.set()
+
+    assert server.loop is not None
+    server.loop.call_soon_threadsafe(give)
+    assert done.wait(10)
+    assert not raised
+    is_well(server)
+
+
+def test_of_thousands_of_requests_in_one_packet_some_are_answered_and_the_connection_is_closed(
+    server: Running,
+) -> None:
+    many = 5_000
+    with server.connect() as client:
+        client.sendall(asking("/later", b"first"))
+        wait_for(lambda: bool(server.held))
+        client.sendall(asking("/now", b"x") * many)
+        wait_for(lambda: "too_many_pipelined" in metrics(server))
+        server.let_go()
+        said = answered(client)
+    assert said.count(b"HTTP/1.1 202") == 1 + MOST_PIPELINED
+    assert said.count(b"connection: close") == 1
+    is_well(server)
+
+
+def test_nothing_behind_the_end_of_a_connection_is_carried_out(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(asking("/now", b"x", "connection: close") + asking("/later", b"never"))
+        assert answered(client).endswith(b"now x")
+    with server.connect() as client:
+        too_large = b"POST /now HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2_000
+        client.sendall(too_large + asking("/later", b"never"))
+        assert answered(client).startswith(b"HTTP/1.1 413")
+    is_well(server)
+    assert not server.held
+
+
+@pytest.mark.parametrize("path", ["/now", "/asgi", "/nowhere"])
+@pytest.mark.parametrize("how", ["connection: close", "connection: keep-alive", "transfer-encoding: chunked"])
+def test_who_sends_all_before_reading_sees_the_refusal(server: Running, path: str, how: str) -> None:
+    """Clients of Python do; a connection closed on a body that is on its way would be reset."""
+    body = b"x" * 30_000_000  # more than the kernel holds between the two
+    if how.startswith("transfer"):
+        body, length = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), how
+    else:
+        length = f"{how}\r\ncontent-length: {len(body)}"
+    with server.connect() as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{length}\r\n\r\n".encode() + body)
+        said = answered(client) if "close" in how else client.recv(10_000)
+    assert said.startswith(b"HTTP/1.1 404" if path == "/nowhere" else b"HTTP/1.1 413")
+    is_well(server)
+
+
+def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Running) -> None:
+    with server.connect() as client:
+        client.sendall(b"POST /asgi HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"0" * 5_000 + b"2\r\n\r\nab")
+        assert bodies(client, 1) == [b"asgi ab"]
+
+
+PIECES = [
+    asking("/now", b"x"),
+    asking("/later", b"x"),
+    asking("/asgi", b"x"),
+    asking("/now", b"x", "connection: close"),
+    asking("/asgi", b"x", "expect: 100-continue"),
+    asking("/now", b"whole")[:-3],
+    b"GET /h HTTP/1.1\r\nhost: x\r\n\r\n",
+    b"POST /now HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+    b"POST /asgi HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\nz",
+    b"\x00bad\r\n\r\n",
+    b"\r\n",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.integers(0, 1 << 30),
+)
+def test_whatever_is_sent_behind_one_another_the_server_stays_well(
+    flood: Running, sent: list[list[bytes]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    clients = [flood.connect() for _ in sent]
+    for client, pieces in zip(clients, sent, strict=True):
+        whole = b"".join(pieces)
+        cut = rng.randrange(len(whole) + 1)
+        try:
+            client.sendall(whole[:cut])
+            client.sendall(whole[cut:])
+        except OSError:
+            continue  # it is closed already
+    if rng.random() < 0.5:
+        for client in clients:
+            client.close()
+    is_well(flood)
+    assert flood.loop is not None
+    for request, reply in list(flood.held):
+        flood.loop.call_soon_threadsafe(reply, Response(202, request.body))
+    flood.held.clear()
+    is_well(flood)
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def flood() -> Iterator[Running]:
+    with running_server() as made:
+        yield made
+
+
+# --- clients that do not read, and bodies that together are too many
+
+
+@pytest.fixture
+def paging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """Serves pages; what is left unread is waited for half a second, a next request for a second."""
+    monkeypatch.setattr(connection, "STALLED_S", 0.5)
+    monkeypatch.setattr(server_module, "UVICORN", {**server_module.UVICORN, "timeout_keep_alive": 1})
+    made, sock = Running(), bind("127.0.0.1", 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    app = App(CollectorRegistry(), max_body_bytes=60_000, body_timeout_s=5, max_bodies_bytes=TOGETHER)
+    release = asyncio.Event()
+
+    async def page(request: Request) -> Response:
+        return Response(200, PAGE)
+
+    async def waits(request: Request) -> Response:
+        made.held.append((request, lambda response: None))
+        await release.wait()
+        return Response(200, b"")
+
+    app.route(Endpoint("GET", "/page", "A page.", ()), page)
+    app.route(Endpoint("POST", "/waits", "Until told.", ()), waits)
+    with answering(app, sock, drain_s=1) as at:
+        made.port, made.stop, made.loop = at.port, at.stop, at.loop
+        yield made
+        at.loop.call_soon_threadsafe(release.set)
+
+
+def test_a_client_that_leaves_little_unread_is_cut_off_as_well(paging: Running) -> None:
+    """Less than what pauses writers: nobody waits for it, and a close would, for ever."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", paging.port))
+    with client:
+        client.sendall(b"GET /page HTTP/1.1\r\nhost: x\r\n\r\n")
+        wait_for(lambda: 'cut_off_total{why="not_read"} 1.0' in metrics(paging))
+        wait_for(lambda: "freshet_http_connections 1.0" in metrics(paging))  # the one that asks
+
+
+def test_a_close_does_not_wait_for_a_client_that_does_not_read(paging: Running) -> None:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", paging.port))
+    with client:
+        client.sendall(b"GET /page HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        wait_for(lambda: 'cut_off_total{why="not_read"} 1.0' in metrics(paging))
+
+
+def test_bodies_are_bounded_together(paging: Running) -> None:
+    body = b"b" * 55_000
+    first = paging.connect()
+    first.sendall(asking("/waits", body))
+    wait_for(lambda: len(paging.held) == 1)
+    assert "freshet_http_body_bytes 55000.0" in metrics(paging)
+    refused = httpx.post(f"{paging.url}/waits", content=body)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "bodies"
+    assert refused.headers["retry-after"] == "1"
+    first.close()
+
+
+def test_addresses_of_all_proxies_count_however_many_lines_they_stand_in() -> None:
+    lines = [(b"host", b"x"), (b"x-forwarded-for", b"1.1.1.1"), (b"x-forwarded-for", b"2.2.2.2, 3.3.3.3")]
+    assert header_map(lines)[b"x-forwarded-for"] == b"1.1.1.1,2.2.2.2, 3.3.3.3"
+    assert header_map(lines[:2]) == {b"host": b"x", b"x-forwarded-for": b"1.1.1.1"}

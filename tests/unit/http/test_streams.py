@@ -1,0 +1,274 @@
+"""Answers that come piece by piece, over real sockets: who ends them, and what an unread one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import BadInput
+from freshet.http import connection as connection_module
+from freshet.http.app import App
+from freshet.http.endpoint import Endpoint
+from freshet.http.request import Request
+from freshet.http.streams import Stream
+from tests.integration.serving import answering
+from tests.system.waiting import wait_until
+
+PIECE = b"x" * 65_536
+DRAIN_S = 20
+MAX_STREAMS = 5
+
+
+@dataclass
+class Running:
+    """A server with streams, and what became of their pieces."""
+
+    port: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+    made: int = 0  # pieces of /flood
+    closed: int = 0  # generators that were closed
+    thread: threading.Thread | None = None
+    app: App | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    held: asyncio.Event = field(default_factory=asyncio.Event)  # until it is set, /held_back does not answer
+    waiting: int = 0  # requests that have come to /held_back
+
+    @property
+    def streams(self) -> int:
+        assert self.app is not None
+        return self.app.streams
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def ticks(self) -> AsyncGenerator[bytes]:
+        try:
+            number = 0
+            while True:
+                yield b"data: %d\n\n" % number
+                number += 1
+                await asyncio.sleep(0.01)
+        finally:
+            self.closed += 1
+
+    async def flood(self) -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                self.made += 1
+                yield PIECE
+        finally:
+            self.closed += 1
+
+    async def held_back(self) -> AsyncGenerator[bytes]:
+        async for piece in self.ticks():
+            yield piece
+
+    async def three(self) -> AsyncGenerator[bytes]:
+        for piece in (b"a", b"b", b"c"):
+            yield piece
+
+    async def broken(self) -> AsyncGenerator[bytes]:
+        yield b"so far"
+        raise KeyError("secret")
+
+    def release(self) -> None:
+        """Let what is held back be answered."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.held.set)
+
+    def ended(self, within_s: float) -> float:
+        """Stop the server; how many seconds that took."""
+        assert self.thread is not None
+        self.stop.set()
+        began = time.monotonic()
+        self.thread.join(within_s)
+        assert not self.thread.is_alive(), f"still running {within_s} s after the stop"
+        return time.monotonic() - began
+
+
+def admit(headers: object) -> None:
+    if b"x-refused" in dict(headers):  # type: ignore[call-overload]
+        raise BadInput("not by this door")
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    running = Running()
+    app = App(
+        CollectorRegistry(),
+        max_body_bytes=1_000,
+        body_timeout_s=1,
+        headers=((b"x-with-all", b"yes"),),
+        admit=admit,
+        max_streams=MAX_STREAMS,
+        streams_setting="FRESHET_TEST_MAX_STREAMS",
+    )
+    running.app = app
+    for name in ("ticks", "held_back", "flood", "three", "broken"):
+
+        async def handler(_request: Request, name: str = name) -> Stream:
+            if name == "held_back":
+                running.waiting += 1
+                await running.held.wait()
+            return Stream(getattr(running, name)(), b"text/event-stream", ((b"x-own", b"1"),))
+
+        app.route(Endpoint("GET", f"/{name}", "Pieces.", ()), handler)
+    with answering(app, drain_s=DRAIN_S) as at:
+        running.port, running.stop, running.loop, running.thread = at.port, at.stop, at.loop, at.thread
+        yield running
+        running.ended(DRAIN_S + 5)
+
+
+def unread(server: Running, path: str, buffer: int = 4_096) -> socket.socket:
+    """A client that asks, and then reads nothing by itself."""
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return client
+
+
+def sockets() -> int:
+    """Sockets that this process has open."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+def test_pieces_arrive_as_they_are_made_and_the_end_is_the_end(server: Running) -> None:
+    answer = httpx.get(server.url + "/three")
+
+    assert answer.text == "abc"
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert (answer.headers["x-own"], answer.headers["x-with-all"]) == ("1", "yes")
+
+
+def test_every_answer_has_the_common_headers_also_errors_and_refusals_at_the_door(server: Running) -> None:
+    missing = httpx.get(server.url + "/nowhere")
+    refused = httpx.get(server.url + "/three", headers={"x-refused": "1"})
+
+    assert (missing.status_code, missing.headers["x-with-all"]) == (404, "yes")
+    assert (refused.status_code, refused.headers["x-with-all"]) == (400, "yes")
+
+
+def test_a_client_that_goes_away_ends_its_stream(server: Running) -> None:
+    with httpx.stream("GET", server.url + "/ticks") as answer:
+        first = next(answer.iter_raw())
+
+    assert first.startswith(b"data: 0")
+    wait_until("the pieces are closed", lambda: server.closed == 1, within_s=5)
+    assert "freshet_http_streams" in httpx.get(server.url + "/metrics").text
+
+
+def test_a_client_that_does_not_read_makes_no_pieces(server: Running) -> None:
+    client = unread(server, "/flood")
+    try:
+        wait_until("some pieces are made", lambda: server.made > 1, within_s=5)
+        seen, since = server.made, time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal seen, since
+            if server.made != seen:
+                seen, since = server.made, time.monotonic()
+            return time.monotonic() - since > 0.5
+
+        wait_until("no more pieces are made", quiet, within_s=10)
+    finally:
+        client.close()
+
+    assert server.made * len(PIECE) < 32 << 20, "more was made than sockets buffer"
+    wait_until("the pieces are closed", lambda: server.closed == 1, within_s=5)
+
+
+def test_a_connection_whose_client_takes_nothing_is_cut_off(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "STALLED_S", 0.2)
+    before = sockets()
+    with unread(server, "/flood"):
+        wait_until("its pieces are closed", lambda: server.closed == 1, within_s=10)
+        wait_until("it counts no more", lambda: server.streams == 0, within_s=5)
+        wait_until("its descriptor is free", lambda: sockets() == before + 1, within_s=5)  # this client's own
+
+
+def test_a_slow_client_that_goes_on_reading_is_not_cut_off(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "STALLED_S", 2.5)
+    pace = threading.Event()
+    with unread(server, "/flood", buffer=1 << 18) as client:
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            assert client.recv(1 << 14)
+            pace.wait(0.02)
+
+        assert (server.streams, server.closed) == (1, 0)
+
+
+def test_streams_that_are_asked_for_together_are_counted_one_by_one(server: Running) -> None:
+    many = 3 * MAX_STREAMS
+    clients = [unread(server, "/held_back") for _ in range(many)]
+    try:
+        wait_until("all of them wait", lambda: server.waiting == many, within_s=10)
+        assert server.streams == 0
+        server.release()
+        heads = sorted(client.recv(12)[9:] for client in clients)
+
+        assert heads == [b"200"] * MAX_STREAMS + [b"503"] * (many - MAX_STREAMS)
+        assert server.streams == MAX_STREAMS
+        refused = httpx.get(server.url + "/ticks")
+        assert refused.json()["error"]["found"] == MAX_STREAMS
+        assert refused.json()["error"]["hint"] == "close some, or raise FRESHET_TEST_MAX_STREAMS"
+    finally:
+        for client in clients:
+            client.close()
+    wait_until("all are closed", lambda: server.streams == 0, within_s=10)
+    with httpx.stream("GET", server.url + "/ticks") as answer:
+        assert answer.status_code == 200
+
+
+def test_a_stop_ends_streams_at_once(server: Running) -> None:
+    with httpx.stream("GET", server.url + "/ticks", timeout=30) as answer:
+        pieces = answer.iter_raw()
+        next(pieces)
+
+        took = server.ended(DRAIN_S)
+        rest = list(pieces)  # to a whole end: no error of the connection
+
+    assert took < DRAIN_S / 2, "it waited for the drain"
+    assert server.closed == 1
+    assert rest is not None
+
+
+def test_a_stop_does_not_wait_for_a_client_that_does_not_read(server: Running) -> None:
+    client = unread(server, "/flood")
+    try:
+        wait_until("some pieces are made", lambda: server.made > 1, within_s=5)
+
+        assert server.ended(DRAIN_S) < DRAIN_S / 2
+    finally:
+        client.close()
+
+
+def test_a_stream_that_breaks_off_is_no_whole_answer_and_tells_no_details(server: Running) -> None:
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with httpx.stream("GET", server.url + "/broken") as answer:
+            seen.extend(answer.iter_raw())
+
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        read()
+    assert b"secret" not in b"".join(seen)

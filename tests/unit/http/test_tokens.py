@@ -1,0 +1,365 @@
+"""What a file of tokens says, which token was shown, and what a guard lets in."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import ConfigError
+from freshet.http.authenticator import Guard
+from freshet.http.responses import HttpError
+from freshet.http.token_editor import edited
+from freshet.http.token_file import TokenFile, read_token
+from freshet.http.tokens import (
+    MOST_TOKENS,
+    SCOPES,
+    Scope,
+    TokenEntry,
+    bearer,
+    digest_of,
+    line_of,
+    new_token,
+    parse_tokens,
+    shown,
+)
+from freshet.testing.clock import SettableClock
+
+HASH = "sha256:" + "ab" * 32
+NOW_MS = 1_700_000_000_000
+
+
+def entry(name: str = "shop", token: str = "one", *scopes: Scope, **more: Any) -> TokenEntry:
+    return TokenEntry(name, frozenset(scopes or ("send",)), digest_of(token.encode()), **more)
+
+
+ENTRIES = st.builds(
+    TokenEntry,
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}", fullmatch=True),
+    st.frozensets(st.sampled_from(SCOPES), min_size=1),
+    st.binary(min_size=32, max_size=32),
+    st.none() | st.integers(0, 4_000_000_000).map(lambda s: s * 1000),
+    st.none() | st.integers(0, 10**9).map(lambda n: n / 1000),
+    st.none() | st.integers(0, 10**9).map(lambda n: n / 1000),
+)
+
+
+@given(st.lists(ENTRIES, max_size=5, unique_by=lambda e: e.digest))
+def test_what_is_written_is_read(entries: list[TokenEntry]) -> None:
+    text = "# ours\n\n" + "".join(f"  {line_of(e)}\n" for e in entries)
+
+    assert parse_tokens(text, "tokens") == tuple(entries)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_tokens_or_a_line_that_is_named(text: str) -> None:
+    wrong = None
+    try:
+        parse_tokens(text, "tokens")
+    except ConfigError as error:
+        wrong = error.where
+    assert wrong is None or wrong.startswith("tokens:")
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["shop", "send", "send,rank", HASH, HASH.upper(), "expires=2027-02-20T00:00:00Z", "x=1", "#", ","]
+        ),
+        max_size=6,
+    )
+)  # fmt: skip
+def test_words_in_any_order_are_one_token_none_or_refused(words: list[str]) -> None:
+    try:
+        found = parse_tokens(" ".join(words), "tokens")
+    except ConfigError:
+        return
+    assert len(found) == (1 if words and not words[0].startswith("#") else 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("shop", "NAME SCOPES"),
+        (f"-shop send {HASH}", "letter or digit"),
+        (f"shop sell {HASH}", "send, rank, operate"),
+        (f"shop send,,rank {HASH}", "send, rank, operate"),
+        (f"shop send,send {HASH}", "send, rank, operate"),
+        ("shop send freshet_secret", "64 hexadecimal digits"),
+        (f"shop send {HASH}0", "64 hexadecimal digits"),
+        (f"shop send {HASH} expires=tomorrow", "2027-02-20T00:00:00Z"),
+        (f"shop send {HASH} expires=2027-02-20T00:00:00Z expires=2027-02-20T00:00:00Z", "once"),
+        (f"shop send {HASH} requests_per_s=-1", "from 0"),
+        (f"shop send {HASH} limit=3", "expires=…"),
+        (f"shop send {HASH}\nweb rank {HASH}", "not in line 1"),
+    ],
+)
+def test_a_line_that_is_none_is_refused_with_what_was_expected(line: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=r"tokens:[12]") as caught:
+        parse_tokens(line, "tokens")
+
+    assert expected in str(caught.value)
+    assert "freshet_secret" not in str(caught.value)  # it may be the token itself
+
+
+def test_too_many_tokens_are_refused() -> None:
+    lines = [line_of(entry(token=str(i))) for i in range(MOST_TOKENS + 1)]
+
+    assert len(parse_tokens("\n".join(lines[:-1]), "tokens")) == MOST_TOKENS
+    with pytest.raises(ConfigError, match="at most"):
+        parse_tokens("\n".join(lines), "tokens")
+
+
+def test_new_tokens_differ_and_are_shown_as_they_are() -> None:
+    one, other = new_token(), new_token()
+    known = entry(token=one)
+
+    assert one != other
+    assert shown(one.encode(), [entry(token="x"), known, entry(token="y")]) is known
+    assert shown(other.encode(), [known]) is None
+
+
+@given(st.binary(max_size=2000), st.lists(ENTRIES, max_size=3))
+def test_no_bytes_of_the_header_let_anybody_in_by_chance(header: bytes, entries: list[TokenEntry]) -> None:
+    assert shown(bearer(header), entries) is None
+    assert shown(bearer(b"Bearer " + header), entries) is None
+
+
+@given(st.binary(max_size=50))
+def test_a_bearer_is_read_whatever_the_case_and_the_space_around_it(token: bytes) -> None:
+    assert bearer(b"bEARER   " + token + b" ") == token.strip()
+    assert bearer(b"Basic " + token) == b""
+
+
+# --- the file
+
+
+def write(path: Path, *entries: TokenEntry, more: str = "") -> None:
+    path.write_text("".join(f"{line_of(e)}\n" for e in entries) + more)
+
+
+def names(file: TokenFile) -> list[str]:
+    return [e.name for e in file.entries()]
+
+
+def test_a_change_is_taken_up_at_the_next_look_and_not_before(tmp_path: Path) -> None:
+    clock, path = SettableClock(), tmp_path / "tokens"
+    write(path, entry("a"))
+    file = TokenFile(str(path), clock)
+    write(path, entry("a"), entry("b", "two"))
+
+    assert names(file) == ["a"]
+    clock.advance(1)
+    assert names(file) == ["a", "b"]
+
+
+def test_a_file_is_followed_when_it_is_replaced_and_when_a_link_is_turned(tmp_path: Path) -> None:
+    """As Kubernetes does it: the file is a link through a folder that is a link, which is replaced."""
+    clock = SettableClock()
+    for folder, name in (("..1", "a"), ("..2", "b")):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "tokens", entry(name))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "tokens").symlink_to("..data/tokens")
+    file = TokenFile(str(tmp_path / "tokens"), clock)
+    (tmp_path / "..new").symlink_to("..2")
+    os.replace(tmp_path / "..new", tmp_path / "..data")
+    clock.advance(1)
+
+    assert names(file) == ["b"]
+
+
+@pytest.mark.parametrize("how", ["gone", "wrong", "a folder", "binary", "huge"])
+def test_a_file_that_turns_bad_leaves_the_former_tokens_until_it_is_mended(tmp_path: Path, how: str) -> None:
+    clock, path = SettableClock(), tmp_path / "tokens"
+    write(path, entry("a"))
+    file = TokenFile(str(path), clock)
+    path.unlink()
+    if how == "a folder":
+        path.mkdir()
+    elif how != "gone":
+        path.write_bytes({"wrong": b"shop\n", "binary": b"\xff\x00", "huge": b"#" * (2 << 20)}[how])
+    clock.advance(1)
+
+    assert (names(file), file.wrong) == (["a"], True)
+    if how == "a folder":
+        path.rmdir()
+    write(path, entry("b"))
+    clock.advance(1)
+    assert (names(file), file.wrong) == (["b"], False)
+
+
+def test_a_read_that_fails_is_tried_again_though_the_file_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "tokens", SettableClock()
+    path.write_text(line_of(entry("a")) + "\n")
+    file = TokenFile(str(path), clock)
+    path.write_text(line_of(entry("b")) + "\n")
+
+    def too_many_files(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", too_many_files)
+        clock.advance(1.1)
+        assert (names(file), file.wrong) == (["a"], True)
+    clock.advance(1.1)
+
+    assert (names(file), file.wrong) == (["b"], False)
+
+
+def test_a_file_that_is_bad_from_the_start_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="FRESHET_COMMON_TOKENS_FILE"):
+        TokenFile(str(tmp_path / "tokens"))
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two words\n", "two\nlines\n", "\x07\n"])
+def test_what_is_to_be_sent_must_be_one_token(tmp_path: Path, content: str) -> None:
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(ConfigError, match="CLIENT_TOKEN_FILE"):
+        read_token(str(tmp_path / "token"))
+
+
+def test_an_edit_keeps_comments_order_and_rights(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    first, second, third = entry("a"), entry("b", "two"), entry("c", "three")
+    path.write_text(f"# ours\n{line_of(first)}\n\n  {line_of(second)}\n")
+    path.chmod(0o640)
+
+    edited(path, lambda now: ([*[e for e in now if e.name != "a"], third], None))
+
+    assert path.read_text() == f"# ours\n\n  {line_of(second)}\n{line_of(third)}\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_who_was_killed_while_it_wrote_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(now: Sequence[TokenEntry]) -> tuple[Sequence[TokenEntry], None]:
+        return [*now, entry()], None
+
+    with monkeypatch.context() as killed:  # what a kill leaves: nothing is tidied up
+        killed.setattr(Path, "replace", lambda path, to: (_ for _ in ()).throw(SystemError))
+        killed.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        with pytest.raises(SystemError):
+            edited(tmp_path / "tokens", add)
+    assert len(list(tmp_path.iterdir())) == 1
+
+    edited(tmp_path / "tokens", add)
+
+    assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_a_new_file_is_its_owners_alone_and_a_wrong_one_is_left_as_it_is(tmp_path: Path) -> None:
+    def add(now: Sequence[TokenEntry]) -> tuple[Sequence[TokenEntry], None]:
+        return [*now, entry()], None
+
+    edited(tmp_path / "tokens", add)
+    assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "tokens").write_text("shop\n")
+    with pytest.raises(ConfigError, match="tokens:1"):
+        edited(tmp_path / "tokens", add)
+    assert (tmp_path / "tokens").read_text() == "shop\n"
+
+
+# --- the guard
+
+
+def code_of(guard: Guard, scope: Scope, header: bytes | None) -> str:
+    try:
+        return guard.admit(scope, header, "192.0.2.7").who
+    except HttpError as error:
+        challenge = dict(error.headers)[b"www-authenticate"]
+        return (
+            f"{error.status} {error.content['code']}" if challenge.startswith(b"Bearer") else "no challenge"
+        )
+
+
+def test_scopes_times_and_names_decide_who_comes_in(tmp_path: Path) -> None:
+    clock = SettableClock(NOW_MS)
+    write(
+        tmp_path / "tokens",
+        entry("shop", "one", "send"),
+        entry("ada", "two", "operate", "rank"),
+        entry("old", "three", "send", expires_ms=NOW_MS + 2000),
+    )
+    guard = Guard(TokenFile(str(tmp_path / "tokens"), clock), clock)
+
+    assert code_of(guard, "send", b"Bearer one") == "shop"
+    assert code_of(guard, "rank", b"Bearer one") == "403 token_scope"
+    assert code_of(guard, "operate", b"Bearer two") == code_of(guard, "rank", b"Bearer two") == "ada"
+    assert code_of(guard, "send", None) == code_of(guard, "send", b"Basic one") == "401 token_missing"
+    assert code_of(guard, "send", b"Bearer One") == "401 token_unknown"
+    assert code_of(guard, "send", b"Bearer three") == "old"
+    clock.advance(2)
+    assert code_of(guard, "send", b"Bearer three") == "401 token_expired"
+    assert guard.readings() == {
+        "freshet_door_clients": 0,
+        "freshet_door_requests": {("shop",): 1, ("ada",): 2, ("old",): 1},
+        "freshet_door_refused": {
+            ("token_scope", "shop"): 1,
+            ("token_missing", ""): 2,
+            ("token_unknown", ""): 1,
+            ("token_expired", "old"): 1,
+        },
+        "freshet_door_tokens": 2,
+        "freshet_door_tokens_file_wrong": 0,
+    }
+
+
+def test_two_tokens_of_one_name_are_both_valid_until_one_is_dropped(tmp_path: Path) -> None:
+    clock = SettableClock(NOW_MS)
+    old, new = entry("shop", "old"), entry("shop", "new")
+    write(tmp_path / "tokens", old, new)
+    guard = Guard(TokenFile(str(tmp_path / "tokens"), clock), clock)
+
+    assert code_of(guard, "send", b"Bearer old") == code_of(guard, "send", b"Bearer new") == "shop"
+    write(tmp_path / "tokens", new)
+    clock.advance(1)
+    assert code_of(guard, "send", b"Bearer old") == "401 token_unknown"
+    assert code_of(guard, "send", b"Bearer new") == "shop"
+
+
+@pytest.mark.parametrize("token", [None, b"Bearer other", b"Bearer old", b"Bearer one"])
+def test_who_is_refused_is_told_where_tokens_of_this_door_come_from(token: bytes | None) -> None:
+    entries = [entry("shop", "one", "send"), entry("shop", "old", "operate", expires_ms=NOW_MS)]
+    guard = Guard(None, SettableClock(NOW_MS), more=entries, hint="ask Ada")
+
+    with pytest.raises(HttpError) as refused:
+        guard.admit("operate", token, "192.0.2.7")
+
+    assert refused.value.content["hint"] == "ask Ada"
+
+
+def test_either_of_two_scopes_is_enough_where_a_route_says_so() -> None:
+    entries = [entry(name, name, name) for name in SCOPES]
+    guard = Guard(None, SettableClock(NOW_MS), more=entries)
+
+    for name in ("send", "rank"):
+        assert guard.admit("rank", f"Bearer {name}".encode(), "", None, "send").who == name
+    with pytest.raises(HttpError, match="may not rank or send"):
+        guard.admit("rank", b"Bearer operate", "", None, "send")
+
+
+def test_a_guard_without_tokens_asks_nobody() -> None:
+    registry = CollectorRegistry()
+    guard = Guard()
+    guard.register(registry)
+
+    assert code_of(guard, "operate", None) == ""
+    assert {s.value for f in registry.collect() for s in f.samples} <= {0.0}
+
+
+def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("# none yet\n")
+
+    assert code_of(Guard(TokenFile(str(tmp_path / "tokens"))), "send", b"Bearer one") == "401 token_unknown"

@@ -1,0 +1,98 @@
+"""What joiners count of events adds up to the ledger, whoever goes on from whose commits."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+from freshet.joiner.commit import Commit
+from freshet.joiner.counters import EventCounts
+from freshet.joiner.ledger import Ledger
+from freshet.joiner.service import JoinerService, Pace
+from tests.unit.joiner.support import Action, Event, Served, label, plan_of
+from tests.unit.joiner.world import World, random_events
+
+PLAN = plan_of(label("click", 300), grace_ms=100)
+PACE = Pace(
+    flush_interval_ms=0,
+    commit_interval_ms=0,
+    look_interval_ms=10**9,
+    keep_interval_ms=10**9,
+    status_interval_ms=0,
+)
+
+
+def counted(joiner: JoinerService) -> EventCounts:
+    assert joiner.status is not None
+    return joiner.status.counts
+
+
+def ledger_of(world: World) -> Ledger:
+    last = {partition: Commit.decode(value, "test").ledger for partition, value in world.values("m.joiner")}
+    return Ledger.total(list(last.values()))
+
+
+def test_of_joiners_that_go_on_from_one_another_each_counts_what_it_committed_itself(tmp_path: Path) -> None:
+    world, chance = World(tmp_path, PLAN), random.Random(7)
+    events: list[Event | bytes] = [*random_events(chance, PLAN, requests=60, disorder_ms=50)]
+    for at in range(5, len(events), 40):
+        events.insert(at, b"junk")
+    totals: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for at in range(0, len(events), 20):
+        world.send(events[at : at + 20])
+        joiner = world.joiner(PACE)
+        joiner.open()
+        joiner.step()
+        joiner.close()
+        totals.update(counted(joiner).outcomes)
+        refused.update(counted(joiner).refused["served"])
+
+    ledger = ledger_of(world)
+    assert totals == Counter(ledger.events)
+    assert totals["actions_matched"] > 10
+    assert totals["impressions_repeated"] > 5
+    assert refused == Counter(unreadable=ledger.refused)
+    assert ledger.refused > 2
+    world.close()
+
+
+def test_late_actions_and_times_that_cannot_be_are_counted_as_such(tmp_path: Path) -> None:
+    world = World(tmp_path, PLAN, partitions=1)
+    joiner = world.joiner(PACE)
+    joiner.open()
+    world.send([Served("r1", ("a",), 1_000), Served("r2", ("a",), 9_000), Action("r2/a", 9_000)])
+    joiner.step()
+    joiner.step()
+    world.send([Action("r1/a", 1_100)], time_ms=9_000)
+    world.send([Action("r2/a", 10**13)], time_ms=9_000)
+    joiner.step()
+    joiner.step()
+
+    counts = counted(joiner)
+    assert counts.outcomes["actions_late"] == 1
+    assert counts.outcomes["actions_matched"] == 1
+    assert counts.refused == {
+        "served": {"unreadable": 0, "no_schema": 0, "bad_time": 0, "too_large": 0},
+        "action": {"unreadable": 0, "no_schema": 0, "bad_time": 1, "too_large": 0},
+    }
+    joiner.close()
+    world.close()
+
+
+def test_events_read_do_not_get_fewer_where_a_joiner_begins_its_partitions_again(tmp_path: Path) -> None:
+    """A counter that falls is a restart to Prometheus: all that it then counts would have come at once."""
+    world = World(tmp_path, PLAN)
+    joiner = world.joiner(PACE)
+    joiner.open()
+    world.send([Served(f"r{i}", ("a",), 1_000) for i in range(10)])
+    joiner.step()
+    joiner.open()
+    world.send([Served(f"r{i}", ("a",), 1_000) for i in range(10, 13)])
+    joiner.step()
+
+    assert joiner.status is not None
+    assert joiner.status.events == 13
+    joiner.close()
+    world.close()

@@ -1,0 +1,293 @@
+"""The registry of schemas, over a real log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freshet.config.avro.schema import parse_schema
+from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.log import EventLog
+from freshet.log.schema_ids import (
+    FRAME_BYTES,
+    LOOK_AGAIN_S,
+    MOST_ASKED,
+    SILENCES,
+    SchemaLog,
+    SchemaRegistry,
+    frame,
+    framed_id,
+)
+from freshet.log.sqlite.event_log import open_url
+from freshet.testing.clock import SettableClock
+from freshet.types import Append, BytesColumn, Records, TopicPartition
+
+CLICK = '{"type": "record", "name": "Click", "fields": [{"name": "id", "type": "long"}]}'
+PLAY = '{"type": "record", "name": "Play", "fields": [{"name": "seconds", "type": "double"}]}'
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = open_url(f"sqlite:{tmp_path}/log")
+    yield log
+    log.close()
+
+
+def test_a_schema_registered_twice_has_one_id(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+
+    assert registry.register(CLICK) == registry.register(CLICK) == 1
+    assert registry.register(PLAY) == 2
+
+
+def test_the_spelling_of_the_json_does_not_matter(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+
+    assert registry.register(CLICK) == registry.register(CLICK.replace(" ", "")) == 1
+    assert registry.register(parse_schema(CLICK)) == 1
+
+
+def test_another_process_reads_the_same_ids(log: EventLog) -> None:
+    written = SchemaRegistry(log).register(PLAY)
+
+    other = SchemaRegistry(log)
+    assert other.get(written) == parse_schema(PLAY)
+    assert other.register(PLAY) == written
+
+
+def test_a_schema_that_arrives_later_is_found(log: EventLog) -> None:
+    early, late = SchemaRegistry(log), SchemaRegistry(log)
+    early.register(CLICK)
+    new = late.register(PLAY)
+
+    assert early.get(new) == parse_schema(PLAY)
+
+
+def test_when_two_register_at_once_the_first_in_the_log_names_it(log: EventLog) -> None:
+    registries = [SchemaRegistry(log) for _ in range(4)]
+    barrier = threading.Barrier(4)
+    ids: list[int] = []
+
+    def register(registry: SchemaRegistry) -> None:
+        barrier.wait()
+        ids.append(registry.register(CLICK))
+
+    threads = [threading.Thread(target=register, args=(r,)) for r in registries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert ids == [1, 1, 1, 1]
+
+
+def test_an_unknown_id_is_a_key_error(log: EventLog) -> None:
+    with pytest.raises(KeyError, match="no schema has id 9"):
+        SchemaRegistry(log).get(9)
+
+
+class Counted:
+    """A log that counts how often a topic is looked at."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log, self.looks = log, 0
+        self.create_topic, self.reader, self.writer = log.create_topic, log.reader, log.writer
+
+    def bounds(self, partition: TopicPartition) -> Any:
+        self.looks += 1
+        return self._log.bounds(partition)
+
+
+class Silent:
+    """A log whose readers get no answer so many times."""
+
+    def __init__(self, log: EventLog, times: int) -> None:
+        self._log, self.times = log, times
+        self.create_topic, self.bounds, self.writer = log.create_topic, log.bounds, log.writer
+
+    def reader(self) -> Silent:
+        self._reader = self._log.reader()
+        self.assign, self.close = self._reader.assign, self._reader.close
+        return self
+
+    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
+        self.times -= 1
+        if self.times >= 0:
+            raise Unavailable("the brokers gave no answer")
+        return self._reader.poll(max_records, wait_s)
+
+
+@pytest.fixture
+def registered(log: EventLog) -> int:
+    """The id of a schema that another process has registered."""
+    return SchemaRegistry(log).register(CLICK)
+
+
+def test_who_registers_waits_for_a_log_that_is_silent_for_some_seconds(
+    log: EventLog, registered: int
+) -> None:
+    """A service that starts would end for it."""
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES - 1)))
+
+    assert registry.register(CLICK) == registered
+
+
+def test_who_registers_is_told_that_the_log_stays_silent(log: EventLog, registered: int) -> None:
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES)))
+
+    with pytest.raises(Unavailable, match="no answer"):
+        registry.register(CLICK)
+    assert registry.register(CLICK) == registered
+
+
+def test_who_asks_for_an_id_is_told_of_a_silent_log_at_once(log: EventLog, registered: int) -> None:
+    """It may be a server's event loop that waits."""
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, 1)))
+
+    with pytest.raises(Unavailable, match="no answer"):
+        registry.get(registered)
+
+
+def misses(registry: SchemaRegistry, ids: Iterable[int], came_s: float | None = None) -> int:
+    missed = 0
+    for schema_id in ids:
+        try:
+            registry.get(schema_id, came_s)
+        except KeyError:
+            missed += 1
+    return missed
+
+
+def test_thousands_of_made_up_ids_look_at_the_topic_once_in_half_a_second(log: EventLog) -> None:
+    clock, counted = SettableClock(), Counted(log)
+    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+
+    assert misses(registry, range(100, 10_100)) == 10_000
+    assert counted.looks == 1
+    clock.advance(LOOK_AGAIN_S)
+    assert misses(registry, range(100, 10_100)) == 10_000
+    assert counted.looks == 2
+
+
+def test_what_was_registered_is_found_half_a_second_after_an_unknown_id_at_the_latest(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    assert misses(registry, [9]) == 1
+    new = SchemaRegistry(log).register(PLAY)
+
+    assert misses(registry, [new]) == 1
+    clock.advance(LOOK_AGAIN_S)
+    assert registry.get(new) == parse_schema(PLAY)
+
+
+def test_who_asks_for_what_was_registered_after_the_last_look_is_told_to_ask_again(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    assert misses(registry, [9]) == 1
+    clock.advance(0.1)
+    new = SchemaRegistry(log).register(PLAY)
+
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="send it again"):
+            registry.find(new, clock.monotonic())
+    clock.advance(LOOK_AGAIN_S)
+    assert registry.find(new, clock.monotonic()) == parse_schema(PLAY)
+
+
+def test_what_is_not_there_is_refused_once_somebody_has_looked_since_it_was_asked_for(log: EventLog) -> None:
+    clock, counted = SettableClock(), Counted(log)
+    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+
+    def found(schema_id: int) -> str:
+        try:
+            registry.find(schema_id, clock.monotonic())
+        except (KeyError, Unavailable) as error:
+            return type(error).__name__
+        return "found"
+
+    assert found(9) == "KeyError"
+    clock.advance(0.1)
+    assert [found(9), found(10)] == ["KeyError", "Unavailable"]
+    clock.advance(LOOK_AGAIN_S)
+    assert found(11) == "KeyError"
+    clock.advance(0.1)
+    assert [found(9), found(10), found(11), found(12)] == [*["KeyError"] * 3, "Unavailable"]
+    assert counted.looks == 2
+
+
+def test_of_records_that_came_before_the_last_look_all_ids_are_known(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    came_s = clock.monotonic()
+    clock.advance(0.1)
+    assert misses(registry, [9]) == 1
+    for made_up in range(10, 20):
+        with pytest.raises(KeyError):
+            registry.find(made_up, came_s)
+
+
+def test_what_is_asked_for_in_vain_is_not_remembered_for_ever(log: EventLog) -> None:
+    clock = SettableClock()
+    registry = SchemaRegistry(log, clock)
+    assert misses(registry, [9]) == 1
+    clock.advance(0.1)
+    for made_up in range(10, 10 + MOST_ASKED):
+        with pytest.raises(Unavailable):
+            registry.find(made_up, clock.monotonic())
+    with pytest.raises(Unavailable):  # looked for once, and forgotten since
+        registry.find(9, clock.monotonic())
+
+
+def test_one_schema_after_another_is_found_at_once(log: EventLog) -> None:
+    registry, writer = SchemaRegistry(log, SettableClock()), SchemaRegistry(log)
+
+    assert registry.get(writer.register(CLICK)) == parse_schema(CLICK)
+    assert registry.get(writer.register(PLAY)) == parse_schema(PLAY)
+
+
+def test_a_record_that_came_after_its_schema_finds_it_whatever_was_asked_for_before(log: EventLog) -> None:
+    clock, counted = SettableClock(), Counted(log)
+    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+    assert misses(registry, range(100, 200), clock.monotonic()) == 100
+    assert counted.looks == 1
+    new = SchemaRegistry(log).register(PLAY)
+    clock.advance(0.001)
+
+    assert registry.get(new, clock.monotonic()) == parse_schema(PLAY)
+
+
+def test_what_others_wrote_amiss_keeps_nobody_from_their_own(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+    log.writer().append([Append("schemas", 0, BytesColumn.of([b"\xff not json"]))])
+
+    assert registry.register(CLICK) == 2
+    with pytest.raises(ConfigError, match="schemas offset 0"):
+        registry.get(1)
+
+
+def test_what_is_no_schema_is_refused_before_it_is_written(log: EventLog) -> None:
+    registry = SchemaRegistry(log)
+
+    with pytest.raises(ConfigError):
+        registry.register("[")
+    assert registry.register(CLICK) == 1
+
+
+@given(st.integers(0, 2**32 - 1), st.binary(max_size=20))
+def test_a_frame_gives_its_id_back(schema_id: int, payload: bytes) -> None:
+    record = frame(schema_id, payload)
+
+    assert framed_id(record) == schema_id
+    assert record[FRAME_BYTES:] == payload
+
+
+@given(st.binary(max_size=10).filter(lambda b: len(b) < 5 or b[0] != 0))
+def test_what_has_no_frame_is_corrupt(record: bytes) -> None:
+    with pytest.raises(Corrupt, match="Confluent-framed"):
+        framed_id(record)

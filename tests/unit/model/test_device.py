@@ -1,0 +1,143 @@
+"""Networks on another device: through staged copies nothing changes, and what cannot be is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freshet.config.spec.model import Spec
+from freshet.errors import ConfigError
+from freshet.model import Precision, build_model
+from freshet.model.device import Here, Place, Staged, places
+from freshet.model.torch_model import TorchDense
+from freshet.model.trial import try_out
+from tests.unit.model.specs import make_batch, make_spec
+from tests.unit.model.test_networks import KINDS, same, spec_of
+
+GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")
+
+
+def built(spec: Spec, place_of: Callable[[], Place]) -> TorchDense:
+    """The spec's network in its initial state, away from zero."""
+    plain: Any = build_model(spec, training=True)
+    rng = np.random.default_rng(1)
+    state = {
+        name: (array + rng.normal(size=array.shape) * 0.1).astype(array.dtype)
+        if name.startswith("weights/network")
+        else array
+        for name, array in plain.state().items()
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.model.seed)
+        model = TorchDense(
+            spec,
+            type(plain.network),
+            training=True,
+            precision="fp32",
+            place_of=place_of,
+        )
+    model.load_state(state)
+    return model
+
+
+def trained(model: TorchDense, *, reduced: bool) -> tuple[dict[str, Any], list[Any]]:
+    """The state after six steps of two lanes on batches of many sizes, and all that the batches gave.
+
+    `reduced`: the lanes are merged, and another rank adds its sums, equal to ours.
+    """
+    rng = np.random.default_rng(2)
+    lanes, given = [model.lane() for _ in range(2)], []
+    for size in (7, 30, 1, 45, 30, 64):
+        for lane in lanes:
+            batch = make_batch(model.spec, size, rng)
+            result = lane.forward_backward(batch)
+            given += [result.predictions, result.expert_losses, *(g.copy() for g in result.gradients)]
+            given.append(lane.score(batch))
+        if reduced:
+            lanes[0].merge(lanes[1])
+            for buffer in lanes[0].reduce_buffers():
+                np.multiply(buffer, 2, out=buffer)
+        model.step(lanes[:1] if reduced else lanes)
+    return model.state(), given
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_through_staging_change_nothing(kind: str, reduced: bool) -> None:
+    spec = spec_of(kind)
+    state, given = trained(built(spec, Here), reduced=reduced)
+    staged_state, staged_given = trained(built(spec, lambda: Staged(torch.device("cpu"))), reduced=reduced)
+
+    same(state, staged_state)
+    for a, b in zip(given, staged_given, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_other_ranks_add_is_part_of_the_step() -> None:
+    spec = spec_of("dcnv2")
+    alone, _ = trained(built(spec, Here), reduced=False)
+    among, _ = trained(built(spec, Here), reduced=True)
+
+    assert among["statistics/dense"][0, 0] == 2 * alone["statistics/dense"][0, 0]
+
+
+def test_a_staged_place_that_has_scored_can_learn() -> None:
+    spec = spec_of("deepfm")
+    model = built(spec, lambda: Staged(torch.device("cpu")))
+    lane, rng = model.lane(), np.random.default_rng(0)
+    lane.score(make_batch(spec, 8, rng))
+
+    lane.forward_backward(make_batch(spec, 8, rng))
+    model.step([lane])
+    assert model.step_count == 1
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "mps", ""])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected cpu, cuda, or cuda:N"):
+        places(device)
+
+
+@pytest.mark.parametrize("kind", ["hedge", "linear", "mlp"])
+def test_native_kinds_say_that_they_compute_on_the_processor(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"this kind is native code"):
+        build_model(make_spec(kind=kind), training=True, device="cuda")
+
+
+@pytest.mark.skipif(GPU, reason="torch sees a GPU")
+def test_without_a_gpu_cuda_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"sees no GPU"):
+        build_model(spec_of("dlrm"), training=True, device="cuda")
+
+
+@needs_gpu
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"torch sees \d+ GPUs"):
+        places("cuda:99")
+
+
+@needs_gpu
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_learns_what_the_processor_does(kind: str, reduced: bool) -> None:
+    spec = spec_of(kind)
+    state, given = trained(built(spec, Here), reduced=reduced)
+    on_gpu, given_by_gpu = trained(built(spec, places("cuda")), reduced=reduced)
+
+    for name, array in state.items():
+        np.testing.assert_allclose(on_gpu[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    for a, b in zip(given, given_by_gpu, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_class_of_ones_own_is_tried_on_the_gpu(precision: Precision) -> None:
+    spec = spec_of(KINDS[-1])
+    try_out(replace(spec, train=replace(spec.train, precision=precision)), device="cuda")

@@ -1,0 +1,65 @@
+"""Every call that logs keeps to the documented keys, levels and forms."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from freshet.observability.log_keys import ALWAYS, KEYS, SOMETIMES
+from ops.reference.logs_page import LEVELS, Call, _calls, calls
+
+CALLS = calls()
+
+
+def names(found: list[Call]) -> list[str]:
+    return [f"{c.where}:{c.line} {c.message!r} {c.keys}" for c in found]
+
+
+def test_calls_are_found() -> None:
+    assert len(CALLS) > 60
+    assert {"joiner", "gateway", "trainer", "inference", "embedder", "paramserver"} <= {c.part for c in CALLS}
+
+
+def test_every_key_is_a_documented_one() -> None:
+    assert not names([c for c in CALLS if set(c.keys) - KEYS.keys() - {"left_out", "logger"}]), (
+        "describe the key in observability/log_keys.py, or use the one that there is for the thing"
+    )
+
+
+def test_no_key_hides_in_a_mapping_that_nobody_can_read() -> None:
+    assert not names([c for c in CALLS if c.unknown and not c.where.startswith("observability/logging.py")])
+
+
+def test_every_documented_key_is_used() -> None:
+    used = {key for call in CALLS for key in call.keys}
+
+    assert not KEYS.keys() - used, "nobody says these any more"
+
+
+def test_a_key_has_one_meaning() -> None:
+    assert not KEYS.keys() & (ALWAYS.keys() | SOMETIMES.keys())
+
+
+def test_levels_are_the_four_that_settings_know() -> None:
+    assert not names([c for c in CALLS if c.level not in LEVELS])
+
+
+def test_a_message_is_fixed_words_so_that_it_can_be_counted_and_searched_for() -> None:
+    assert not names(
+        [c for c in CALLS if not c.message and c.where != "observability/logging.py"]
+    )  # a library's
+
+
+@pytest.mark.parametrize("key", ["body", "payload", "record", "events", "token", "password", "url", "error"])
+def test_no_key_is_there_for_what_must_not_be_logged(key: str) -> None:
+    assert key not in KEYS
+
+
+def test_a_key_that_is_not_documented_is_seen() -> None:
+    text = 'where = {"topic": 1}\nlog.error("x", **where, nonsense=2)\nlog.info("y", **more)\n'
+
+    found = list(_calls(ast.parse(text), str(Path("trainer/x.py"))))
+
+    assert [(c.keys, c.unknown) for c in found] == [(("topic", "nonsense"), False), ((), True)]

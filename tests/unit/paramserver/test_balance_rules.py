@@ -1,0 +1,258 @@
+"""When slices move: shards' reports and a clock in, plans out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from freshet.coordination.claim_rules import Load, SliceLoad
+from freshet.paramserver.balance_rules import Balance, Decided, Why
+from freshet.paramserver.placement import next_plan, unevenness
+from freshet.types import Fence
+
+SLICES = 16
+INTERVAL_S, REPORT_S = 60.0, 5.0
+EVEN = next_plan([None] * SLICES, ["a", "b"])
+SEATS = ["a", "b"]
+RATES = np.full(SLICES, 1_000)
+HOT = np.where([seat == "a" for seat in EVEN], 3_000, 1_000)
+"""Each slice of `a` has three times what each of `b` has: half as much again as is fair."""
+
+
+class Shards:
+    """Shards that tell what they have to do, and the one that leads."""
+
+    def __init__(self, plan: Sequence[str] = EVEN, seats: Sequence[str] = SEATS) -> None:
+        self.balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+        self.plan: tuple[str | None, ...] = tuple(plan)
+        self.seats, self.now_s = list(seats), 1_000.0
+        self.limits: dict[str, int] = {}
+        self.rows = np.full(SLICES, 999)
+        self.decided: list[Decided] = []
+        self._told: dict[str, Load] = {}
+
+    def tell(self, rates: np.ndarray, *, bytes_a_row: int = 100) -> None:
+        """Each shard tells of its slices, and the leader looks."""
+        for number, seat in enumerate(self.seats):
+            mine = [i for i in range(SLICES) if self.plan[i] == seat]
+            parts = tuple(SliceLoad(i, int(rates[i]), int(self.rows[i])) for i in mine)
+            held = bytes_a_row * sum(1 + part.rows for part in parts)
+            self._told[seat] = Load(seat, Fence(number), held, self.limits.get(seat, 0), parts)
+        self.balance.hear(self._told, self.now_s)
+        self.look()
+        self.now_s += REPORT_S
+
+    def look(self) -> None:
+        found = self.balance.decide(self.plan, self.seats, self.now_s)
+        if found is not None:
+            self.decided.append(found)
+            self.plan = found.seats
+            self.balance.decide(self.plan, self.seats, self.now_s)  # it reads its plan
+
+    def go_on(self, seconds: float, rates: Callable[[float], np.ndarray]) -> None:
+        """`rates` are of seconds since the beginning of this."""
+        began = self.now_s
+        while self.now_s < began + seconds:
+            self.tell(rates(self.now_s - began))
+
+
+def test_what_lasts_is_evened_out_and_then_nothing_moves():
+    shards = Shards()
+    shards.go_on(1_000, lambda _: HOT)
+
+    (only,) = shards.decided
+    assert only.why is Why.LOAD
+    assert unevenness(only.seats, SEATS, HOT.astype(np.float64)) <= 0.125
+
+
+def test_nothing_moves_for_load_before_an_interval_is_over():
+    shards = Shards()
+    shards.go_on(INTERVAL_S - 1, lambda _: HOT)
+    assert shards.decided == []
+    shards.go_on(2 * REPORT_S, lambda _: HOT)
+    assert len(shards.decided) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    start=st.integers(60, 200),
+    lasts=st.integers(1, 25),
+    slice_=st.integers(0, SLICES - 1),
+    times=st.floats(2, 1e4),
+)
+def test_a_spike_of_less_than_half_an_interval_moves_nothing(seed, start, lasts, slice_, times):
+    rng = np.random.default_rng(seed)
+
+    def rates(at: float) -> np.ndarray:
+        noisy = RATES * rng.uniform(0.9, 1.1, SLICES)
+        if start <= at < start + lasts:
+            noisy[slice_] *= times
+        return noisy
+
+    shards = Shards()
+    shards.go_on(400, rates)
+    assert shards.decided == []
+
+
+def test_two_plans_for_load_are_an_interval_apart_however_load_jumps():
+    rng = np.random.default_rng(2)
+    shards = Shards()
+    at: list[float] = []
+    for _ in range(400):
+        hot = rng.integers(0, SLICES, 4) if len(at) % 2 else [0, 2, 4, 6]
+        rates = RATES.copy()
+        rates[hot] = 9_000
+        known = len(shards.decided)
+        shards.tell(rates)
+        at += [shards.now_s] * (len(shards.decided) - known)
+    assert len(at) > 1
+    assert min(np.diff(at)) >= INTERVAL_S
+
+
+def test_one_enormous_slice_does_not_move_again_and_again():
+    rng = np.random.default_rng(3)
+    enormous = np.where(np.arange(SLICES) == 5, 60_000, 1_000)
+    shards = Shards(next_plan([None] * SLICES, ["a", "b", "c"]), ["a", "b", "c"])
+    shards.go_on(40 * INTERVAL_S, lambda _: enormous * rng.uniform(0.85, 1.15, SLICES))
+
+    assert len(shards.decided) <= 1
+
+
+def test_a_shard_that_joins_gets_its_share_by_load_at_once():
+    shards = Shards()
+    shards.go_on(30, lambda _: HOT)
+    shards.seats.append("c")
+    shards.look()
+
+    (only,) = shards.decided
+    assert only.why is Why.MEMBERS
+    weights = HOT.astype(np.float64)
+    share = weights[[seat == "c" for seat in only.seats]].sum() / weights.sum()
+    assert share == pytest.approx(1 / 3, rel=0.15)
+
+
+def test_a_leader_that_was_away_sees_that_others_have_its_slices():
+    shards = Shards()
+    shards.look()
+    shards.plan = ("b",) * SLICES  # whoever led meanwhile thought it dead
+    shards.look()
+    assert [(found.why, found.seats.count("a")) for found in shards.decided] == [(Why.MEMBERS, SLICES // 2)]
+
+
+def test_more_shards_than_slices_are_no_reason_to_plan_again_and_again():
+    rng = np.random.default_rng(4)
+    shards = Shards([f"s{i}" for i in range(SLICES)], [f"s{i:02}" for i in range(SLICES + 2)])
+    shards.plan = (None,) * SLICES
+    shards.go_on(20 * INTERVAL_S, lambda _: RATES * rng.uniform(0.9, 1.1, SLICES))
+    assert len(shards.decided) == 1
+
+
+def test_slices_of_one_that_is_gone_are_dealt_by_the_load_that_they_had():
+    shards = Shards(next_plan([None] * SLICES, ["a", "b", "c"]), ["a", "b", "c"])
+    shards.go_on(30, lambda _: HOT[np.arange(SLICES)])
+    shards.seats.remove("c")
+    shards.look()
+    (only,) = shards.decided
+    assert only.why is Why.MEMBERS
+    assert unevenness(only.seats, SEATS, HOT.astype(np.float64)) <= 0.2
+
+
+def test_a_fresh_model_is_dealt_by_number():
+    shards = Shards()
+    shards.plan = (None,) * SLICES
+    shards.look()
+    assert [found.seats for found in shards.decided] == [EVEN]
+
+
+def test_too_little_load_says_nothing():
+    shards = Shards()
+    shards.go_on(600, lambda _: HOT // 100)
+    assert shards.decided == []
+
+
+def test_a_plan_made_by_load_stays_when_load_is_gone_and_when_another_comes_to_lead():
+    shards = Shards()
+    shards.go_on(100, lambda _: HOT)
+    planned = shards.plan
+    shards.go_on(600, lambda _: 0 * HOT)
+    shards.balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    shards.go_on(100, lambda _: 0 * HOT)
+    assert (len(shards.decided), shards.plan) == (1, planned)
+
+
+def test_slices_leave_a_shard_that_is_full_at_once_and_do_not_come_back():
+    shards = Shards()
+    shards.tell(RATES)
+    shards.limits = {"a": 500_000, "b": 2_000_000}
+    shards.rows[:] = 699  # 8 slices of 70,000 bytes
+    shards.go_on(10 * INTERVAL_S, lambda _: RATES)
+
+    (only,) = shards.decided
+    assert only.why is Why.MEMORY
+    assert only.seats.count("a") == 6
+
+
+def test_where_there_is_no_room_slices_are_exchanged():
+    shards = Shards()
+    shards.limits = {"b": 810_000}
+    shards.go_on(300, lambda _: HOT)
+    (only,) = shards.decided
+    assert only.seats.count("b") == EVEN.count("b")
+    assert unevenness(only.seats, SEATS, HOT.astype(np.float64)) <= 0.125
+
+
+def test_load_moves_nothing_to_where_there_is_no_room():
+    shards = Shards()
+    shards.rows[[seat == "a" for seat in EVEN]] = 1_999  # too large to be exchanged for a slice of `b`
+    shards.limits = {"b": 810_000}
+    shards.go_on(300, lambda _: HOT)
+    assert shards.decided == []
+    shards.limits = {"b": 1_500_000}
+    shards.go_on(300, lambda _: HOT)
+    assert [found.why for found in shards.decided] == [Why.LOAD]
+
+
+def test_what_is_within_the_bound_moves_nothing_though_it_could_be_more_even():
+    shards = Shards()
+    shards.go_on(400, lambda _: np.where([seat == "a" for seat in EVEN], 1_630, 1_000))
+    assert shards.balance.unevenness(EVEN, SEATS) == pytest.approx(0.235, abs=0.005)
+    assert shards.decided == []
+
+
+def test_nothing_moves_for_a_little():
+    rates = np.zeros(SLICES)
+    rates[[0, 2]], rates[1] = 10_000, 9_000  # moving one of the two makes 19 to 10 of 20 to 9
+    shards = Shards()
+    shards.go_on(400, lambda _: rates)
+    assert [EVEN[i] for i in range(3)] == ["a", "b", "a"]
+    assert shards.balance.unevenness(EVEN, SEATS) > 0.25
+    assert shards.decided == []
+
+
+def test_a_slice_that_nobody_told_of_counts_as_the_others_do():
+    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    balance.hear({"a": Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 3_000, 1) for i in range(2)))}, 0.0)
+    weights = balance.weights()
+    assert weights is not None
+    assert weights == pytest.approx(np.full(SLICES, 3_060))
+
+
+def test_reports_of_slices_that_the_model_has_not_are_ignored():
+    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    balance.hear({"a": Load("a", Fence(1), 10, 0, (SliceLoad(SLICES, 10**9, 1),))}, 0.0)
+    assert balance.weights() is None
+
+
+def test_a_report_that_was_heard_counts_once():
+    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    load = Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 1_000, 1) for i in range(SLICES)))
+    for now_s in range(10):
+        balance.hear({"a": load}, float(now_s))
+    balance.hear({"a": replace(load, slices=tuple(SliceLoad(i, 3_000, 1) for i in range(SLICES)))}, 11.0)
+    weights = balance.weights()
+    assert weights is not None
+    assert weights[0] == pytest.approx(2_000 * 1.02), "the median of two"

@@ -1,0 +1,36 @@
+"""What every process tells of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import generate_latest
+
+from freshet.process.memory import memory_limit
+from freshet.process.metrics import PROCESS_METRICS, service_registry
+from freshet.release import RELEASE
+
+
+def test_a_process_tells_its_threads_and_release() -> None:
+    text = generate_latest(service_registry()).decode()
+    told = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
+
+    assert told[f'freshet_build_info{{version="{RELEASE}"}}'] == 1
+    assert told["freshet_process_threads"] >= 1
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    limited = {"freshet_process_memory_limit_bytes"}
+    assert names - limited == {metric.exposed for metric in PROCESS_METRICS} - limited
+
+
+def test_a_limit_is_that_of_the_cgroup_and_left_out_where_there_is_none(tmp_path: Path) -> None:
+    v2, v1 = tmp_path / "memory.max", tmp_path / "limit_in_bytes"
+    paths = (str(v2), str(v1))
+
+    assert memory_limit(paths) is None
+    v2.write_text("max\n")
+    v1.write_text("9223372036854771712\n")
+    assert memory_limit(paths) is None
+    v1.write_text("1048576\n")
+    assert memory_limit(paths) == 1 << 20
+    v2.write_text("2097152\n")
+    assert memory_limit(paths) == 2 << 20

@@ -1,0 +1,121 @@
+"""Who holds a port, and which are free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from freshet.errors import ConfigError
+from freshet.http.addresses import Address, reached_by
+from freshet.http.admin import Admin
+from freshet.http.app import App
+from freshet.http.server import bind
+from freshet.http.service_client import why_unready
+from freshet.process.ports import free_ports, owner_of_port
+from freshet.rpc.channel import Transport
+from freshet.rpc.server import GrpcServer
+from tests.integration.serving import answering
+
+
+def listening(proc: Path, port: int) -> None:
+    """A /proc in which a socket listens on a port."""
+    (proc / "net").mkdir()
+    (proc / "net" / "tcp").write_text(
+        "sl local_address rem_address st tx rx tr tm retr uid timeout inode\n"
+        f"0: 0100007F:{port:04X} 00000000:0000 0A 0 0 0 0 0 77 1\n"
+    )
+
+
+def process(proc: Path, pid: int, command: bytes) -> Path:
+    """One process of it; returns where its files stand."""
+    handles = proc / str(pid) / "fd"
+    handles.mkdir(parents=True)
+    (proc / str(pid) / "cmdline").write_bytes(command)
+    return handles
+
+
+def test_the_holder_of_a_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        assert f"is held by process {os.getpid()} (" in str(owner_of_port(taken.getsockname()[1]))
+
+
+def admin(host: str, port: int) -> None:
+    Admin(host, port, registry=CollectorRegistry(), ready=lambda: None, status=dict).close()
+
+
+@pytest.mark.parametrize("listen", [bind, admin])
+@pytest.mark.parametrize(
+    ("host", "why"), [("192.0.2.7", "assign"), ("no-such-host.invalid", ""), ("2001:db8::1", "assign")]
+)
+def test_an_address_that_is_not_ours_is_named_and_not_the_port(
+    listen: Callable[[str, int], object], host: str, why: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        listen(host, 0)
+
+    said = str(raised.value)
+    assert f"bind_address = {host!r}" in said
+    assert "FRESHET_COMMON_BIND_ADDRESS" in said
+    assert "_PORT" not in said
+    assert why in said
+
+
+@pytest.mark.parametrize(("listen", "setting"), [(bind, "_PORT"), (admin, "_ADMIN_PORT")])
+def test_a_port_that_only_root_may_take_is_told_apart_from_one_that_is_taken(
+    listen: Callable[[str, int], object], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    with pytest.raises(ConfigError) as raised:
+        listen("127.0.0.1", 80)
+
+    assert "above 1023" in str(raised.value)
+    assert f"FRESHET_<SERVICE>{setting}" in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.2", "localhost"])
+def test_every_listener_takes_every_address_of_this_machine(host: str) -> None:
+    server = Admin(host, 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
+    grpc = GrpcServer(str(Address(host, 0)), Transport())
+    app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=5)
+    with answering(app, bind(host, 0)) as answers:
+        try:
+            grpc.start()
+            for port in (answers.port, server.port, grpc.port):
+                socket.create_connection((reached_by(host), port), timeout=5).close()
+            assert why_unready(server.port, host=reached_by(host), timeout_s=20) == ""
+        finally:
+            grpc.stop(0.0)
+            server.close()
+
+
+def test_a_file_that_is_closed_meanwhile_hides_no_holder(tmp_path: Path) -> None:
+    listening(tmp_path, 7000)
+    handles = process(tmp_path, 5, b"python\0-m\0x\x1b[31m\0")
+    for name in "0123456789":
+        (handles / name).write_text("no link any more")
+    (handles / "10").symlink_to("socket:[77]")
+
+    assert owner_of_port(7000, tmp_path) == "port 7000 is held by process 5 (python -m x?[31m)"
+
+
+def test_a_port_of_another_user_is_taken_too(tmp_path: Path) -> None:
+    listening(tmp_path, 7000)
+
+    assert owner_of_port(7000, tmp_path) == "port 7000 is held by a process of another user"
+    assert owner_of_port(7001, tmp_path) is None
+
+
+def test_free_ports_are_different_ones() -> None:
+    assert len(set(free_ports(20))) == 20

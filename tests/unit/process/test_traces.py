@@ -1,0 +1,303 @@
+"""Spans to a collector: sent as OpenTelemetry has them, never waited for, counted; and nothing of
+it where tracing is off."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import orjson
+import pytest
+import structlog
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from prometheus_client import CollectorRegistry
+
+from freshet.config.settings import Settings, load_settings
+from freshet.errors import ConfigError
+from freshet.http.app import App
+from freshet.http.endpoint import Endpoint
+from freshet.http.request import Request
+from freshet.http.responses import GONE, ClientGoneError, Response, error_response
+from freshet.http.routes import Reply
+from freshet.observability.logging import configure_logging
+from freshet.observability.trace_export import Outbox
+from freshet.observability.tracing import Context, Span, Tracer, active, install, within
+from freshet.process import traces
+from freshet.process.traces import span_readings, start_traces
+from tests.servers.otlp import Receiver, receiver
+from tests.system.waiting import wait_until
+
+
+def on(**variables: str) -> Settings:
+    return load_settings({"FRESHET_TRACES_RATIO": "1", **variables})
+
+
+SPAN = Span(
+    "send actions",
+    "gateway",
+    "producer",
+    Context(0x1234 << 64 | 0x5678, 0x9ABC),
+    Context(0x1234 << 64 | 0x5678, 0xDEF0),
+    1_000,
+    2_000,
+    {"messaging.system": "kafka", "freshet.samples": 3},
+    [Context(7, 8)],
+)
+
+
+class Held(SpanExporter):
+    """A collector that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        assert self.go.wait(30)
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(traces, "CLOSE_S", 20.0)
+    yield
+    install(None)
+    traces._outbox = None
+    structlog.reset_defaults()
+
+
+def test_a_span_arrives_as_it_is(collector: Receiver) -> None:
+    outbox = Outbox({"service.name": "freshet-gateway"}, endpoint=collector.url + "/", queue_spans=10)
+    outbox.tell(SPAN)
+    outbox.close(10)
+
+    (found,) = collector.spans
+    assert (found.name, found.scope, found.service) == ("send actions", "freshet.gateway", "freshet-gateway")
+    assert (found.trace_id, found.span_id) == ("00000000000012340000000000005678", "0000000000009abc")
+    assert (found.parent, found.links) == ("000000000000def0", ((f"{7:032x}", f"{8:016x}"),))
+    assert (found.start_ns, found.end_ns, found.kind, found.failed) == (1_000, 2_000, 4, False)
+    assert found.attributes == {"messaging.system": "kafka", "freshet.samples": 3}
+    assert outbox.counts() == {"sent": 1, "dropped": 0, "failed": 0}
+
+
+def test_what_opentelemetry_s_own_variables_say_goes_before_ours(
+    collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=ann")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "shop-events")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    stop = start_traces(on(), role="gateway", instance="", model="news")
+    tracer = active()
+    assert tracer is not None
+    tracer.span("x", "gateway", 1)
+    stop()
+
+    (found,) = collector.spans
+    assert (found.service, found.resource["deployment.environment"]) == ("shop-events", "test")
+    assert found.resource["service.namespace"] == "freshet"
+    assert collector.headers["x-tenant"] == "ann"
+    assert active() is None
+
+
+def test_a_collector_that_is_slow_costs_spans_and_no_time() -> None:
+    exporter = Held()
+    outbox = Outbox({}, endpoint="", queue_spans=8, exporter=exporter, delay_ms=1)
+    for _ in range(8):
+        outbox.tell(SPAN)
+    assert exporter.asked.wait(10)
+    for _ in range(5):
+        outbox.tell(SPAN)
+
+    assert outbox.counts() == {"sent": 0, "dropped": 5, "failed": 0}
+    exporter.go.set()
+    outbox.close(10)
+    assert outbox.counts() == {"sent": 8, "dropped": 5, "failed": 0}
+
+
+def test_spans_that_clients_ask_for_leave_room_for_those_of_events() -> None:
+    exporter = Held()
+    outbox = Outbox({}, endpoint="", queue_spans=20, exporter=exporter, delay_ms=1)
+    wanted = [replace(SPAN, context=Context(1, i), asked_for=True) for i in range(1, 101)]
+    for span in wanted:
+        outbox.tell(span)
+    assert outbox.counts()["dropped"] == 98
+    assert exporter.asked.wait(10)
+    for _ in range(19):
+        outbox.tell(SPAN)
+
+    assert outbox.counts()["dropped"] == 99, "one more than the 18 that have room"
+    exporter.go.set()
+    wait_until("all were sent", lambda: outbox.counts()["sent"] == 20, within_s=10)
+    outbox.tell(wanted[5])  # there is room again
+    outbox.close(10)
+    assert outbox.counts() == {"sent": 21, "dropped": 99, "failed": 0}
+
+
+def test_what_a_collector_refuses_is_counted_and_room_for_others(collector: Receiver) -> None:
+    collector.refuses = True
+    outbox = Outbox({}, endpoint=collector.url, queue_spans=1, delay_ms=1)
+    outbox.tell(SPAN)
+    wait_until("it was refused", lambda: outbox.counts()["failed"] == 1, within_s=10)
+    collector.refuses = False
+    outbox.tell(SPAN)
+    outbox.close(10)
+
+    assert outbox.counts() == {"sent": 1, "dropped": 0, "failed": 1}
+
+
+def test_a_collector_that_is_away_does_not_keep_a_process_from_ending() -> None:
+    exporter = Held()
+    outbox = Outbox({}, endpoint="", queue_spans=8, exporter=exporter, delay_ms=1)
+    outbox.tell(SPAN)
+    assert exporter.asked.wait(10)
+
+    outbox.close(0.01)  # returns, while the exporter still waits
+
+    assert not exporter.go.is_set()
+    exporter.go.set()
+
+
+def test_what_became_of_spans_is_read_for_metrics(collector: Receiver) -> None:
+    given = on(FRESHET_TRACES_ENDPOINT=collector.url)
+    stop = start_traces(given, role="joiner", instance="joiner-1", model="news")
+    tracer = active()
+    assert tracer is not None
+    tracer.span("x", "joiner", 1)
+    stop()
+
+    assert span_readings()["freshet_traces_spans"] == {("sent",): 1.0, ("dropped",): 0.0, ("failed",): 0.0}
+
+
+def test_opentelemetry_s_switch_turns_ours_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+
+    start_traces(on(), role="joiner", instance="", model="news")()
+
+    assert active() is None
+
+
+def test_without_the_extra_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "freshet.observability.trace_export", None)
+
+    with pytest.raises(ConfigError, match=r"\.\[tracing\]"):
+        start_traces(on(), role="joiner", instance="", model="news")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"FRESHET_TRACES_RATIO": "1.5"},
+        {"FRESHET_TRACES_RATIO": "-0.1"},
+        {"FRESHET_TRACES_ENDPOINT": "collector:4317"},
+        {"FRESHET_TRACES_ENDPOINT": "http://ann:secret@collector"},
+    ],
+)
+def test_a_bad_setting_stops_the_start(variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="FRESHET_TRACES_"):
+        load_settings(variables)
+
+
+def test_lines_of_what_is_traced_name_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("joiner")
+    with within(Context(0xAB, 0xCD)):
+        structlog.get_logger().info("joined")
+    structlog.get_logger().info("not traced")
+
+    first, second = (orjson.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["trace_id"], first["span_id"]) == (f"{0xAB:032x}", f"{0xCD:016x}")
+    assert "trace_id" not in second
+
+
+OFF = """
+import sys, threading
+from freshet.apps import services
+from freshet.gateway import service as a
+from freshet.inference import service as b
+from freshet.joiner import service as c
+from freshet.embedder import service as d
+from freshet.paramserver import service as e
+from freshet.trainer import service as f
+from freshet.process.traces import start_traces
+from freshet.config.settings import load_settings
+before = threading.active_count()
+start_traces(load_settings({}), role="gateway", instance="", model="news")()
+print(sorted(m for m in sys.modules if m.split(".")[0] == "opentelemetry"), threading.active_count() - before)
+"""
+
+
+def test_where_tracing_is_off_nothing_of_it_is_loaded_or_runs() -> None:
+    done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[] 0"
+
+
+def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("gateway")
+    told: list[Span] = []
+    install(Tracer("news", 1.0, told.append))
+    replies: list[Response] = []
+
+    def fails(request: Request, reply: Reply) -> None:
+        assert request.span is not None
+        raise KeyError("a fault of ours")
+
+    async def ask() -> None:
+        app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
+        app.route_taker(Endpoint("POST", "/v1/events", "Fails.", ()), fails)
+        route = app.routes.taker_of(b"POST", b"/v1/events")
+        assert route is not None
+        app.take(route, {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}, b"", "", replies.append)
+
+    asyncio.run(ask())
+
+    (span,) = told
+    assert (span.name, span.role, span.kind) == ("POST /v1/events", "gateway", "server")
+    assert (span.parent, span.context.trace_id) == (Context(5, 6), 5)
+    assert span.attributes["http.response.status_code"] == replies[0].status == 500
+    assert span.error
+    assert span.asked_for
+    line = orjson.loads(capsys.readouterr().err)
+    assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
+
+
+def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
+    told: list[Span] = []
+    install(Tracer("news", 1.0, told.append))
+    registry, replies = CollectorRegistry(), list[Response]()
+
+    def gives_up(request: Request, reply: Reply) -> None:
+        assert request.gone()
+        reply(error_response(ClientGoneError()))
+
+    async def ask() -> None:
+        app = App(registry, max_body_bytes=1_000, body_timeout_s=1, role="inference")
+        app.route_taker(Endpoint("POST", "/v1/rank", "Waits.", ()), gives_up)
+        route = app.routes.taker_of(b"POST", b"/v1/rank")
+        assert route is not None
+        headers = {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}
+        app.take(route, headers, b"", "", replies.append, gone=lambda: True)
+
+    asyncio.run(ask())
+
+    labels = {"route": "/v1/rank", "status": "gone", "door": "passed"}
+    assert registry.get_sample_value("freshet_http_requests_total", labels) == 1
+    assert registry.get_sample_value("freshet_http_request_seconds_count", {"route": "/v1/rank"}) == 1
+    assert [span.attributes["http.response.status_code"] for span in told] == [499]
+    assert (replies, told[0].error) == ([GONE], "")

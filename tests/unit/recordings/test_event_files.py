@@ -1,0 +1,178 @@
+"""Events from files with columns: by the stream's schema, strictly, as JSON events are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from freshet.config.avro.schema import parse_schema
+from freshet.config.spec.model import Files, TimeField
+from freshet.errors import BadInput
+from freshet.recordings.as_json import json_events
+from freshet.recordings.event_files import event_rows
+
+T0 = 1_700_000_000_000
+TS = TimeField(path="ts", unit="ms")
+
+
+def field(name: str, type_: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": type_, **more}
+
+
+def record(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields)}
+
+
+ITEM = record("Item", field("sku", "string"), field("price", ["null", "double"], default=None))
+PLACE = record("Place", field("city", "string"), field("zip", ["null", "string"], default=None))
+SLATE = parse_schema(
+    record(
+        "Slate",
+        field("request_id", "string"),
+        field("ts", {"type": "long", "logicalType": "timestamp-millis"}),
+        field("place", ["null", PLACE], default=None),
+        field("seen", {"type": "array", "items": "long"}, default=[]),
+        field("page", "string", default="home"),
+        field("items", {"type": "array", "items": ITEM}),
+    )
+)
+ROWS: list[dict[str, Any]] = [
+    {
+        "request_id": "00017",
+        "ts": T0,
+        "place": {"city": "Ulm", "zip": None},
+        "seen": [1, 2**62 + 1],
+        "page": "list",
+        "items": [{"sku": "NA", "price": 1.5}, {"sku": "", "price": None}],
+    },
+    {"request_id": "1e5", "ts": T0 + 1, "place": None, "seen": [], "page": "home", "items": []},
+]
+TYPES = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("place", pa.struct([("city", pa.string()), ("zip", pa.string())])),
+        ("seen", pa.list_(pa.int64())),
+        ("page", pa.string()),
+        ("items", pa.list_(pa.struct([("sku", pa.string()), ("price", pa.float64())]))),
+    ]
+)
+
+
+def parquet(folder: Path, rows: list[dict[str, Any]], types: pa.Schema = TYPES) -> Path:
+    path = folder / "events.parquet"
+    pq.write_table(pa.Table.from_pylist([{**r, "ts": r["ts"] * 1000} for r in rows], types), path)
+    return path
+
+
+def read(path: Path, files: Files | None = None) -> list[dict[str, Any]]:
+    return [
+        json.loads(event)
+        for _, _, records, _ in event_rows(path, TS, SLATE, files or Files())
+        for event in json_events(records, SLATE)
+    ]
+
+
+def test_structs_lists_of_structs_and_timestamps_are_events(tmp_path: Path) -> None:
+    assert read(parquet(tmp_path, ROWS)) == ROWS
+
+
+def test_a_value_that_is_missing_takes_the_default(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "seen": None, "page": None, "place": None}]
+
+    assert read(parquet(tmp_path, rows)) == [{**ROWS[0], "seen": [], "page": "home", "place": None}]
+
+
+def test_a_column_that_is_missing_takes_the_default(tmp_path: Path) -> None:
+    types = pa.schema([f for f in TYPES if f.name not in ("seen", "page", "place")])
+
+    assert read(parquet(tmp_path, ROWS[:1], types)) == [
+        {**ROWS[0], "seen": [], "page": "home", "place": None}
+    ]
+
+
+def test_a_value_that_is_never_null_is_refused_with_its_row(tmp_path: Path) -> None:
+    path = parquet(tmp_path, [ROWS[0], {**ROWS[1], "request_id": None}])
+
+    with pytest.raises(BadInput, match=r"row 2: request_id: expected a value[\s\S]*found nothing"):
+        read(path)
+
+
+def test_a_field_within_a_list_is_refused_with_the_row_of_the_list(tmp_path: Path) -> None:
+    path = parquet(tmp_path, [ROWS[1], ROWS[0], {**ROWS[0], "items": [{"sku": "a"}, {"sku": None}]}])
+
+    with pytest.raises(BadInput, match=r"row 3: items.sku: expected a value"):
+        read(path)
+
+
+@pytest.mark.parametrize("at", ["contry", "place.contry", "items.contry"])
+def test_a_column_that_no_field_is_of_is_refused(tmp_path: Path, at: str) -> None:
+    extra = [("contry", pa.string())]
+    types: dict[str, Any] = {f.name: f.type for f in TYPES}
+    if at == "contry":
+        types["contry"] = pa.string()
+    elif at.startswith("place"):
+        types["place"] = pa.struct([("city", pa.string()), *extra])
+    else:
+        types["items"] = pa.list_(pa.struct([("sku", pa.string()), *extra]))
+
+    with pytest.raises(BadInput, match=rf"column '{at}': no field of the schema"):
+        read(parquet(tmp_path, ROWS[:1], pa.schema(types.items())))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "struct"])
+def test_two_columns_of_one_field_are_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"events.{kind}"
+    if kind == "csv":
+        path.write_text("request_id,ts,page,page,seen\nr,1700000000000,list,home,\n")
+    else:
+        page = {"page": pa.array(["list"]), "": pa.array(["home"])}
+        if kind == "struct":
+            page = {"place": pa.array([{"city": "Ulm"}]), "place.city": pa.array(["Bonn"])}
+        held = {"request_id": pa.array(["r"]), "ts": pa.array([T0]), **page}
+        table = pa.table(held).rename_columns([name or "page" for name in held])
+        if kind == "arrow":
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+        else:
+            pq.write_table(table, path)
+
+    with pytest.raises(BadInput, match=r"expected one column '(page|place.city)', found 2"):
+        read(path)
+
+
+def test_cells_with_leading_zeros_stay_texts(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text(
+        'request_id,ts,place.city,seen\n"00000",1700000000000,Ulm,7|8\n00001,1700000000001,Ulm,\n'
+    )
+    schema = parse_schema(
+        record(
+            "Act",
+            field("request_id", "string"),
+            field("ts", "long"),
+            field("place", PLACE),
+            field("seen", {"type": "array", "items": "long"}),
+        )
+    )
+
+    rows = [
+        json.loads(event)
+        for _, _, records, _ in event_rows(path, TS, schema, Files(list_separator="|"))
+        for event in json_events(records, schema)
+    ]
+
+    assert [(row["request_id"], row["seen"]) for row in rows] == [("00000", [7, 8]), ("00001", [])]
+
+
+def test_a_row_without_a_time_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("request_id,ts,items\nr,1700000000000,\nr,,\n")
+
+    with pytest.raises(BadInput, match=r"line 3 \(row 2\): ts: expected a time"):
+        read(path)

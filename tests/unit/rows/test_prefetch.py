@@ -1,0 +1,55 @@
+"""The next thing is made while one is used."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from freshet.rows.prefetch import ahead
+
+DEADLINE_S = 20.0
+
+
+def test_all_come_in_their_order():
+    assert list(ahead(range(100))) == list(range(100))
+    assert list(ahead([])) == []
+
+
+def test_the_next_is_made_while_one_is_used():
+    made = threading.Event()
+
+    def steps() -> Iterator[int]:
+        yield 1
+        made.set()
+        yield 2
+
+    coming = ahead(steps())
+    assert next(coming) == 1
+    assert made.wait(DEADLINE_S)
+    assert list(coming) == [2]
+
+
+def test_what_making_one_raises_is_raised_in_its_place():
+    def steps() -> Iterator[int]:
+        yield 1
+        raise OSError("gone")
+
+    coming = ahead(steps())
+    assert next(coming) == 1
+    with pytest.raises(OSError, match="gone"):
+        next(coming)
+
+
+def test_closed_early_it_makes_no_more_than_one():
+    made, before = [], set(threading.enumerate())
+
+    def steps() -> Iterator[int]:
+        for i in range(10):
+            made.append(i)
+            yield i
+
+    coming = ahead(steps())
+    next(coming)
+    coming.close()  # type: ignore[attr-defined]
+    assert made in ([0], [0, 1])
+    assert set(threading.enumerate()) <= before

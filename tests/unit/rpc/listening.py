@@ -1,0 +1,52 @@
+"""A gRPC door on a loop and thread of its own, for tests that are its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from freshet.observability.grpc_metrics import ListenerCounts
+from freshet.rpc.channel import Transport
+from freshet.rpc.public_listener import GrpcDoor
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A door that is open."""
+
+    port: int
+    counts: ListenerCounts
+
+
+@contextmanager
+def door_with(
+    add: Callable[[GrpcDoor], None], transport: Transport | None = None, **limits: Any
+) -> Iterator[Open]:
+    """A door with the methods that `add` adds, until it is left."""
+    opened, stop = threading.Event(), threading.Event()
+    made: list[Open] = []
+
+    async def serve() -> None:
+        counts = ListenerCounts()
+        door = GrpcDoor("127.0.0.1:0", transport or Transport(max_message_bytes=1 << 20), counts, **limits)
+        add(door)
+        await door.start()
+        made.append(Open(door.port, counts))
+        opened.set()
+        await door.serve(stop, 0.1)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="door")
+    thread.start()
+    assert opened.wait(DEADLINE_S)
+    try:
+        yield made[0]
+    finally:
+        stop.set()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()

@@ -1,0 +1,222 @@
+"""Frames: what is written comes back, and nothing that arrives can do more than be refused."""
+
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+
+from freshet.errors import Corrupt, Mismatch, TooLarge
+from freshet.rpc.frames import (
+    HEADER_BYTES,
+    BadFrame,
+    Frame,
+    Kind,
+    LargeFrame,
+    OtherFrame,
+    Part,
+    decode_frame,
+    encode_frame,
+    encoded_bytes,
+)
+from freshet.rpc.value_formats import RowCodec
+
+LIMIT = 1 << 20
+FUZZED = int(os.environ.get("FRESHET_TEST_FUZZ_FRAMES", "100000"))
+
+any_array = st.sampled_from(
+    ["u1", "<u2", "<u4", "<u8", "i1", "<i4", "<i8", "<f2", "<f4", "<f8", "?"]
+).flatmap(
+    lambda dtype: arrays.arrays(
+        np.dtype(dtype),
+        st.one_of(st.tuples(st.integers(0, 9)), st.tuples(st.integers(0, 5), st.integers(1, 5))),
+    )
+)
+any_frame = st.builds(
+    Frame,
+    kind=st.integers(0, 255),
+    id=st.integers(0, 2**64 - 1),
+    codec=st.sampled_from(RowCodec),
+    flags=st.integers(0, 2**32 - 1),
+    sections=st.dictionaries(st.tuples(st.integers(0, 255), st.integers(0, 255)), any_array, max_size=6),
+)
+
+
+def a_frame() -> bytes:
+    """A frame of several arrays."""
+    sections: dict[tuple[Part, int], NDArray[Any]] = {
+        (Part.KEYS, 0): np.arange(1, 4, dtype=np.uint64),
+        (Part.TABLES, 0): np.zeros(3, np.uint8),
+        (Part.VALUES, 0): np.ones((3, 2), np.float32),
+    }
+    return encode_frame(Frame(Kind.PUSH, 7, sections=sections))
+
+
+def resealed(data: bytearray) -> bytes:
+    """The same with a right checksum."""
+    data[4:8] = zlib.crc32(bytes(data[8:])).to_bytes(4, "little")
+    return bytes(data)
+
+
+@given(frame=any_frame)
+def test_what_is_written_comes_back(frame):
+    data = encode_frame(frame)
+    back = decode_frame(data, max_bytes=LIMIT)
+
+    assert (back.kind, back.id, back.codec, back.flags) == (frame.kind, frame.id, frame.codec, frame.flags)
+    assert list(back.sections) == list(frame.sections)
+    assert len(data) == encoded_bytes(frame.sections)
+    for key, array in frame.sections.items():
+        assert back.sections[key].dtype == array.dtype
+        assert back.sections[key].tobytes() == array.tobytes()
+        assert back.sections[key].shape == array.shape
+
+
+def test_arrays_are_views_that_cannot_be_written():
+    frame = decode_frame(a_frame(), max_bytes=LIMIT)
+    keys = frame.array(Part.KEYS, np.uint64)
+
+    assert not keys.flags.owndata
+    assert not keys.flags.writeable
+    assert keys.flags.aligned
+
+
+@pytest.mark.parametrize("array", [np.float32(1), np.zeros((1, 1, 1)), np.zeros((3, 0)), np.array(["a"])])
+def test_an_array_that_no_frame_can_hold_is_refused_where_it_is_written(array):
+    with pytest.raises(ValueError, match="one or two dimensions"):
+        encode_frame(Frame(Kind.ROWS, sections={(Part.VALUES, 0): np.asarray(array)}))
+
+
+def test_every_cut_is_refused_as_truncated():
+    data = a_frame()
+    for length in range(len(data)):
+        with pytest.raises(BadFrame) as refused:
+            decode_frame(data[:length], max_bytes=LIMIT)
+        assert refused.value.reason == "truncated", length
+
+
+def test_bytes_behind_the_frame_are_refused():
+    with pytest.raises(BadFrame, match="expected 128 bytes, found 136"):
+        decode_frame(a_frame() + bytes(8), max_bytes=LIMIT)
+
+
+def test_a_frame_beyond_the_limit_is_refused_unread():
+    with pytest.raises(LargeFrame, match="at most 100 bytes, found 128") as refused:
+        decode_frame(a_frame(), max_bytes=100)
+    assert (refused.value.reason, isinstance(refused.value, TooLarge)) == ("oversized", True)
+
+
+def test_another_version_is_refused_by_name():
+    data = bytearray(a_frame())
+    data[1] = 3
+    with pytest.raises(OtherFrame, match="expected version 2, found 3") as refused:
+        decode_frame(resealed(data), max_bytes=LIMIT)
+    assert (refused.value.reason, isinstance(refused.value, Mismatch)) == ("version", True)
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_another_magic_is_refused(at):
+    data = bytearray(a_frame())
+    data[at] ^= 0xFF
+    with pytest.raises(BadFrame, match="magic") as refused:
+        decode_frame(bytes(data), max_bytes=LIMIT)
+    assert refused.value.reason == "magic"
+
+
+def test_every_bit_that_flips_is_noticed():
+    data = a_frame()
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((Corrupt, Mismatch)):
+            decode_frame(bytes(flipped), max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "why"),
+    [
+        ({9: 9}, "shape", "codec"),
+        ({HEADER_BYTES + 2: 0}, "shape", "type 0"),
+        ({HEADER_BYTES + 2: 200}, "shape", "type 200"),
+        ({HEADER_BYTES + 3: 3}, "shape", "3 dimensions"),
+        ({HEADER_BYTES + 3: 0}, "shape", "0 dimensions"),
+        ({HEADER_BYTES + 4: 0}, "shape", "0 columns"),
+        ({HEADER_BYTES + 4: 2}, "shape", "1 dimensions and 2 columns"),
+        ({HEADER_BYTES + 15: 0xFF}, "truncated", "does not fit"),  # rows beyond 2**63
+        ({HEADER_BYTES + 8: 2}, "truncated", "expected 120 bytes, found 128"),
+        ({HEADER_BYTES + 16: Part.KEYS}, "shape", "twice"),
+        ({11: 0xFF}, "truncated", "directory"),
+    ],
+)
+def test_a_directory_that_lies_is_refused_whatever_its_checksum(change, reason, why):
+    data = bytearray(a_frame())
+    for at, value in change.items():
+        data[at] = value
+    with pytest.raises(BadFrame, match=why) as refused:
+        decode_frame(resealed(data), max_bytes=LIMIT)
+    assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype", "shape", "why"),
+    [
+        (Part.RANGES, np.int64, (None, 3), "expected an array RANGES.0., found none"),
+        (Part.KEYS, np.int64, (None,), "of int64 .*, found uint64"),
+        (Part.KEYS, np.uint64, (None, 1), r"shape \(any, 1\), found uint64 \(3,\)"),
+        (Part.KEYS, np.uint64, (4,), r"shape \(4\), found uint64 \(3,\)"),
+        (Part.VALUES, np.float32, (3, 3), r"found float32 \(3, 2\)"),
+    ],
+)
+def test_a_frame_without_what_is_asked_for_says_what_it_has(part, dtype, shape, why):
+    frame = decode_frame(a_frame(), max_bytes=LIMIT)
+    with pytest.raises(BadFrame, match=why) as refused:
+        frame.array(part, dtype, shape)
+    assert refused.value.reason == "shape"
+
+
+def test_a_text_that_is_no_utf8_is_refused():
+    frame = Frame(Kind.FAILURE, sections={(Part.TEXT, 0): np.array([0xFF], np.uint8)})
+    with pytest.raises(BadFrame, match="UTF-8"):
+        frame.text()
+
+
+def test_broken_frames_are_refused_and_nothing_else_happens():
+    """Random changes of frames, half of them with a right checksum: so that lengths are what must hold."""
+    rng = np.random.default_rng(6)
+    frames = [a_frame(), encode_frame(Frame(Kind.LOOKUP, 1)), encode_frame(_of_many(rng))]
+    reasons = set()
+    for _ in range(FUZZED):
+        data = bytearray(frames[rng.integers(len(frames))])
+        for _ in range(rng.integers(1, 4)):
+            action = rng.integers(3)
+            if action == 0 and data:
+                data[rng.integers(len(data))] = rng.integers(256)
+            elif action == 1:
+                del data[rng.integers(len(data) + 1) :]
+            else:
+                data += rng.bytes(int(rng.integers(1, 32)))
+        broken = resealed(data) if len(data) > HEADER_BYTES and rng.integers(2) else bytes(data)
+        try:
+            frame = decode_frame(broken, max_bytes=300)
+        except (BadFrame, LargeFrame, OtherFrame) as error:
+            reasons.add(error.reason)
+        else:
+            assert sum(a.nbytes for a in frame.sections.values()) <= len(broken)
+    assert reasons == {"truncated", "oversized", "magic", "version", "crc", "shape"}
+
+
+def _of_many(rng: np.random.Generator) -> Frame:
+    sections = {(part, 0): rng.integers(0, 9, (2, 2)).astype(np.int32) for part in range(6)}
+    return Frame(Kind.BATCH, 3, sections=sections)
+
+
+@settings(max_examples=300)
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_refused(data):
+    with pytest.raises((Corrupt, Mismatch)):
+        decode_frame(data, max_bytes=LIMIT)

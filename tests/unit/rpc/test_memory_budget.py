@@ -1,0 +1,201 @@
+"""Bytes that calls hold together: who reads takes the largest, and who is quiet goes when others wait."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+from freshet.rpc.memory_budget import OLDEST_EVERY, Place, Room, Turn
+
+LARGEST, QUIET_S = 100, 0.05
+DEADLINE_S = 20.0
+
+
+def on_loop(scene: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await scene()
+
+    asyncio.run(bounded())
+
+
+class Jumping(selectors.DefaultSelector):
+    """Where a loop would wait for a time, it is that time at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.jumping = Jumping()
+        super().__init__(self.jumping)
+
+    def time(self) -> float:
+        return self.jumping.now
+
+
+def at_once(scene: Callable[[], Awaitable[None]]) -> None:
+    """As `on_loop`, in no time."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(3600):
+            await scene()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(bounded())
+
+
+def granted(*places: Place) -> list[bool]:
+    return [place.granted.done() for place in places]
+
+
+def test_as_many_read_as_largest_messages_fit_and_others_wait_in_turn() -> None:
+    async def scene() -> None:
+        room = Room(250, LARGEST, QUIET_S)
+        a, b, c, d = (room.place() for _ in range(4))
+        assert (granted(a, b, c, d), room.held) == ([True, True, False, False], 200)
+
+        a.came(60)
+        assert (granted(c, d), room.held) == ([False, False], 160)
+        b.came(20)
+        assert (granted(c, d), room.held) == ([True, False], 180)
+        c.leave()
+        assert (granted(d), room.held) == ([True], 180)
+        for place in (a, b, d):
+            place.leave()
+            place.leave()
+        assert room.held == 0
+
+    on_loop(scene)
+
+
+def test_one_message_is_taken_however_little_room_there_is() -> None:
+    async def scene() -> None:
+        room = Room(1, LARGEST, QUIET_S)
+        a, b = room.place(), room.place()
+        assert granted(a, b) == [True, False]
+
+    on_loop(scene)
+
+
+def test_who_waits_no_more_is_passed_over() -> None:
+    async def scene() -> None:
+        room = Room(LARGEST, LARGEST, QUIET_S)
+        a, b, c, d = (room.place() for _ in range(4))
+        b.leave()
+        c.granted.cancel()  # as where the wait for it is cancelled
+        a.leave()
+        assert (granted(d), room.held) == ([True], LARGEST)
+
+    on_loop(scene)
+
+
+def test_quiet_streams_end_the_longest_first_and_only_as_many_as_others_wait() -> None:
+    async def scene() -> None:
+        room = Room(3 * LARGEST, LARGEST, QUIET_S)
+        ended: list[int] = []
+        any_ended = asyncio.Event()
+        streams: list[Place] = []
+
+        def end(n: int) -> None:
+            ended.append(n)
+            any_ended.set()
+            streams[n].leave()
+
+        streams += [room.place(quiet=partial(end, n)) for n in range(3)]
+        streams[0].came(LARGEST)  # reads no more
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2 * QUIET_S):
+                await any_ended.wait()
+
+        await room.place().granted
+        assert ended == [1]
+        streams[2].came(1)
+        assert room.held == 2 * LARGEST + 1
+
+    on_loop(scene)
+
+
+def test_a_stream_is_left_alone_for_a_while_though_others_wait() -> None:
+    async def scene() -> None:
+        room = Room(LARGEST, LARGEST, QUIET_S)
+        began = asyncio.get_running_loop().time()
+        ended = asyncio.Event()
+        room.place(quiet=ended.set)
+        room.place()
+        await ended.wait()
+        assert asyncio.get_running_loop().time() - began >= QUIET_S / 2  # one of two
+
+    on_loop(scene)
+
+
+async def idle(room: Room) -> None:
+    """A producer that sends nothing, and opens its stream again whenever it is ended."""
+    while True:
+        ended = asyncio.Event()
+        place = room.place(ended.set, Turn.OPENED)
+        try:
+            await place.granted
+            await ended.wait()
+        finally:
+            place.leave()
+
+
+async def waited(room: Room, turn: Turn) -> float:
+    """How long somebody waits whose message is there."""
+    began = asyncio.get_running_loop().time()
+    place = room.place(None if turn is Turn.CALL else lambda: None, turn)
+    await place.granted
+    place.came(1)
+    place.leave()
+    return asyncio.get_running_loop().time() - began
+
+
+@pytest.mark.parametrize(("turn", "within_s"), [(Turn.CALL, 2), (Turn.SENDING, 2), (Turn.OPENED, 10)])
+def test_two_hundred_idle_streams_hold_up_nobody_for_long(turn: Turn, within_s: float) -> None:
+    async def scene() -> None:
+        room = Room(31 * LARGEST, LARGEST, 10.0)
+        async with asyncio.TaskGroup() as tasks:
+            idling = [tasks.create_task(idle(room)) for _ in range(200)]
+            await asyncio.sleep(100)  # they have been ended and opened again by now
+            for _ in range(20):
+                asked = [waited(room, turn) for _ in range(5)]
+                assert max(await asyncio.gather(*asked)) < within_s
+                await asyncio.sleep(0.7)
+            for one in idling:
+                one.cancel()
+
+    at_once(scene)
+
+
+def test_calls_that_go_on_coming_leave_some_room_to_streams() -> None:
+    async def scene() -> None:
+        room = Room(LARGEST, LARGEST, 10.0)
+        calls = [room.place()]
+        streams = [room.place(lambda: None, turn) for turn in (Turn.OPENED, Turn.SENDING)]
+        for _ in range(OLDEST_EVERY):
+            calls.append(room.place())
+            calls.pop(0).leave()
+        assert granted(*streams, calls[-1]) == [True, False, False]
+
+    at_once(scene)
+
+
+def test_a_message_on_its_way_has_some_time_however_many_wait() -> None:
+    async def scene() -> None:
+        room = Room(LARGEST, LARGEST, 10.0)
+        for _ in range(1000):
+            room.place()
+        assert room.quiet_limit_s() == 1.0
+
+    at_once(scene)

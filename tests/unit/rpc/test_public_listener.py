@@ -1,0 +1,188 @@
+"""A gRPC door: what a call shows there, and what its clients may do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from freshet.errors import BadInput
+from freshet.http.authenticator import Guest
+from freshet.http.rate_limits import forwarded_address
+from freshet.rpc.public_listener import GrpcDoor, _shown
+from tests.unit.rpc.listening import DEADLINE_S, Open, door_with
+
+
+class Call:
+    """What a call's context tells of who asks."""
+
+    def __init__(self, *metadata: tuple[str, str | bytes]) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:50000"
+
+
+def shown(*metadata: tuple[str, str | bytes]) -> tuple[bytes | None, str, bytes | None]:
+    call: Any = Call(*metadata)
+    return _shown(call)
+
+
+def test_all_lines_of_proxies_are_one_list() -> None:
+    lines = [("x-forwarded-for", line) for line in ("6.6.6.6", "203.0.113.9", "10.0.0.2")]
+
+    _, peer, forwarded = shown(*lines, ("x-forwarded-for-not", "x"))
+
+    assert forwarded == b"6.6.6.6,203.0.113.9,10.0.0.2"
+    assert forwarded_address(peer, forwarded, 2) == "203.0.113.9"
+
+
+def test_of_several_tokens_the_last_is_shown() -> None:
+    assert shown(("authorization", "Bearer a"), ("authorization", b"Bearer b"))[0] == b"Bearer b"
+
+
+def test_without_metadata_there_is_an_address_alone() -> None:
+    assert shown() == (None, "10.0.0.1", None)
+
+
+# Clients
+
+
+async def echo(message: bytes, _: Guest) -> bytes:
+    return message
+
+
+def echoing(door: GrpcDoor) -> None:
+    door.call("Test", "Echo", echo, scope="send")
+
+
+def asked(door: Open, message: bytes, **call: Any) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+        return bytes(channel.unary_unary("/Test/Echo")(message, timeout=DEADLINE_S, **call))
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and no settings
+QUIET_S = 5.0
+"""Longer than a service of ours would let another one be silent."""
+
+
+def test_a_client_whose_uplink_is_busy_for_seconds_is_not_cut_off() -> None:
+    """An answer to a ping waits behind what the client sends; here it never comes."""
+    with door_with(echoing) as door, socket.create_connection(("127.0.0.1", door.port)) as client:
+        client.sendall(PREFACE)
+        until = time.monotonic() + QUIET_S
+        while (left := until - time.monotonic()) > 0:
+            if select.select([client], [], [], left)[0]:
+                assert client.recv(65_536), f"the connection was closed {left:.1f} s early"
+
+
+def test_nothing_compressed_is_taken_so_that_nothing_is_expanded() -> None:
+    with door_with(echoing) as door:
+        with pytest.raises(grpc.RpcError, match=r"(?i)compress") as refused:
+            asked(door, bytes(1000), compression=grpc.Compression.Gzip)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert asked(door, b"plain") == b"plain"
+
+
+@pytest.mark.parametrize("letter", ["x", "長"])
+def test_an_error_with_a_long_text_is_told_by_its_beginning(letter: str) -> None:
+    async def refuse(message: bytes, _: Guest) -> bytes:
+        raise BadInput("expected another one: " + letter * 20_000)
+
+    with (
+        door_with(lambda door: door.call("Test", "Echo", refuse, scope="send")) as door,
+        pytest.raises(grpc.RpcError, match="expected another one") as refused,
+    ):
+        asked(door, b"")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# What may be held together
+
+
+@pytest.fixture
+def quiet() -> Iterator[Callable[..., Iterator[bytes]]]:
+    """Makes what a client sends that sends these messages, then nothing, and does not end while the test
+    runs."""
+    over = threading.Event()
+
+    def made(*messages: bytes) -> Iterator[bytes]:
+        yield from messages
+        over.wait(DEADLINE_S)
+
+    yield made
+    over.set()
+
+
+def test_what_is_open_to_all_is_answered_without_reading_what_anybody_sends(
+    quiet: Callable[..., Iterator[bytes]],
+) -> None:
+    with (
+        door_with(lambda door: door.open("Test", "Live", lambda: b"yes"), message_timeout_s=0.2) as door,
+        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        assert channel.stream_unary("/Test/Live")(quiet(), timeout=DEADLINE_S) == b"yes"
+        assert channel.unary_unary("/Test/Live")(bytes(1 << 20), timeout=DEADLINE_S) == b"yes"
+    assert (door.counts.received_bytes["Live"], door.counts.answers["Live", "OK", "passed"]) == (0, 2)
+
+
+def streaming(door: GrpcDoor) -> None:
+    echoing(door)
+    door.stream("Test", "Echoes", echo, lambda _, told: told.text.encode(), scope="send")
+
+
+def test_a_quiet_stream_makes_room_when_others_wait_and_is_told_to_open_another(
+    quiet: Callable[..., Iterator[bytes]],
+) -> None:
+    with (
+        door_with(streaming, message_timeout_s=3.0, together_bytes=1) as door,
+        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        stream = channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)
+        assert next(stream) == b"first"
+        assert asked(door, b"other") == b"other"
+        with pytest.raises(grpc.RpcError, match="what was answered is done, open the stream again") as ended:
+            next(stream)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert door.counts.refused == {"quiet": 1}
+        assert next(channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)) == b"first"
+
+
+def test_messages_in_work_keep_others_out_and_these_are_told_when_to_try_again() -> None:
+    begun, go_on = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def slow(message: bytes, _: Guest) -> bytes:
+        loops.append(asyncio.get_running_loop())
+        begun.set()
+        await go_on.wait()
+        return message
+
+    def add(door: GrpcDoor) -> None:
+        echoing(door)
+        door.call("Test", "Slow", slow, scope="send")
+
+    with (
+        door_with(add, message_timeout_s=1.5, together_bytes=1, together_setting="FRESHET_X") as door,
+        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+    ):
+        first = channel.unary_unary("/Test/Slow").future(b"first", timeout=DEADLINE_S)
+        assert begun.wait(DEADLINE_S)
+        with pytest.raises(grpc.RpcError, match=r"have taken all room .*; FRESHET_X allows more") as refused:
+            asked(door, b"other")
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ("retry-after-ms", "1000") in [tuple(pair) for pair in refused.value.trailing_metadata()]
+        assert (door.counts.refused, door.counts.held_bytes()) == ({"overloaded": 1}, len(b"first"))
+        loops[0].call_soon_threadsafe(go_on.set)
+        assert (first.result(), asked(door, b"other")) == (b"first", b"other")
+        assert door.counts.held_bytes() == 0

@@ -1,0 +1,198 @@
+"""Measures of several ranks: exchanged, they are on all of them what one process would have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from freshet.batches.stream import TrainBatch
+from freshet.config.spec.model import Spec
+from freshet.errors import Corrupt
+from freshet.model.inputs import Labels, ModelInputs
+from freshet.trainer.quality import Quality
+from freshet.trainer.rank_measures import SharedMeasures, unpack_arrays
+from freshet.trainer.ranks import RankGroup, RankLost
+from freshet.types import F32, Fence, OffsetRange
+from tests.unit.model.specs import make_spec
+
+SPEC = make_spec(losses=("logloss", "mse"))
+SIZE = 500
+
+
+def batch(rank: int, number: int) -> tuple[TrainBatch, F32]:
+    rng = np.random.default_rng(1000 * rank + number)
+    label = rng.integers(0, 2, SIZE).astype(np.uint8)
+    value = (rng.random(SIZE) < 0.3).astype(np.float32)
+    labels = Labels(label, value, np.ones(SIZE, np.float32))
+    ids = np.arange(SIZE, dtype=np.int64)
+    times = 1_700_000_000_000 + number * 20_000 + rng.integers(0, 20_000, SIZE)
+    made = TrainBatch(
+        (OffsetRange(rank, number, number + 1),),
+        Fence(1),
+        ModelInputs(SIZE, (), np.empty((SIZE, 0), np.float32), labels),
+        ids,
+        ids.view(np.uint64),
+        times,
+        {},
+        {name: rng.random(SIZE).astype(np.float32) for name in ("y0", "y1")},
+        items=rng.integers(1, 50, SIZE).astype(np.uint64),
+    )
+    return made, rng.random((SIZE, 2)).astype(np.float32)
+
+
+@dataclass
+class Member:
+    """As much of a `RankGroup` as an exchange needs."""
+
+    answers: Sequence[bytes] | None  # None: a rank is lost
+
+    def exchange(self, data: bytes) -> Sequence[bytes]:
+        if self.answers is None:
+            raise RankLost("a rank is gone")
+        return self.answers
+
+
+@dataclass
+class Rank:
+    quality: Quality
+    shared: SharedMeasures
+
+
+def ranks(count: int, spec: Spec = SPEC) -> list[Rank]:
+    made = [Rank(quality := Quality(spec), SharedMeasures(quality)) for _ in range(count)]
+    for rank in made:
+        rank.shared.begin(count, 0)
+    return made
+
+
+def exchange(made: Sequence[Rank], *, lost: Sequence[int] = ()) -> None:
+    """One exchange; the ranks of these numbers do not live to see its end."""
+    for rank in made:
+        rank.shared.prepare(more=True)
+    sent = [rank.shared._ready for rank in made]
+    for i, rank in enumerate(made):
+        group = cast(RankGroup, Member(None if i in lost else sent))
+        if i in lost:
+            with pytest.raises(RankLost):
+                rank.shared.exchange(group, False)
+        else:
+            rank.shared.exchange(group, False)
+            rank.shared.take_in()
+
+
+def close(found: Any, wanted: Any) -> None:
+    """The same figures but for the order in which numbers were added."""
+    assert found.keys() == wanted.keys()
+    for key, value in found.items():
+        if isinstance(value, dict):
+            close(value, wanted[key])
+        else:
+            assert value == pytest.approx(wanted[key], nan_ok=True, rel=1e-9), key
+
+
+def feed(rank: Rank, which: int, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        rank.quality.add(*batch(which, number))
+
+
+def counted(rank: Rank) -> float:
+    figures = rank.quality.summary()["training"]
+    return float(sum(figures[label]["n"] for label in ("y0", "y1")))
+
+
+def test_after_an_exchange_every_rank_has_the_figures_of_all_to_the_bit() -> None:
+    three = ranks(3)
+    for i, rank in enumerate(three):
+        feed(rank, i, range(3))
+
+    exchange(three)
+
+    states = [{name: a.tobytes() for name, a in rank.quality.state().items()} for rank in three]
+    assert states[0] == states[1] == states[2]
+
+
+def test_the_figures_are_those_of_one_process_that_saw_every_sample() -> None:
+    two, alone = ranks(2), Quality(SPEC)
+    for number in range(4):
+        for i, rank in enumerate(two):
+            feed(rank, i, [number])
+            alone.add(*batch(i, number))
+        exchange(two)
+
+    for of in ("training", "served"):
+        close(two[0].quality.summary()[of], alone.summary()[of])
+
+
+def test_windows_close_once_though_samples_of_theirs_come_later() -> None:
+    two = ranks(2)
+    feed(two[0], 0, range(12))  # four minutes
+    feed(two[1], 1, [0])
+    exchange(two)
+    closed = two[0].quality.finished_windows()
+    feed(two[1], 1, [0, 1])  # of windows that have been given out
+    exchange(two)
+
+    again = two[0].quality.finished_windows()
+
+    starts = {(w["of"], w["start_ms"]) for w in closed}
+    assert starts
+    assert not starts & {(w["of"], w["start_ms"]) for w in again}
+
+
+def test_what_a_rank_sent_in_an_exchange_that_broke_is_sent_again() -> None:
+    two = ranks(2)
+    feed(two[0], 0, [0])
+    feed(two[1], 1, [0])
+    exchange(two, lost=[0, 1])
+
+    for rank in two:
+        rank.shared.begin(2, 0)
+    exchange(two)
+
+    for rank in two:
+        assert counted(rank) == 2 * SIZE
+
+
+def test_what_came_to_the_rank_whose_state_all_take_is_not_sent_again() -> None:
+    two = ranks(2)
+    feed(two[0], 0, [0])
+    feed(two[1], 1, [0])
+    exchange(two, lost=[1])  # rank 0 has it all
+
+    state, done = two[0].quality.state(), two[0].shared.done
+    two[1].quality.load_state(state)
+    for rank in two:
+        rank.shared.begin(2, done)
+    exchange(two)
+
+    for rank in two:
+        assert counted(rank) == 2 * SIZE
+
+
+def test_a_rank_that_is_left_alone_keeps_what_it_had_not_yet_told() -> None:
+    two = ranks(2)
+    feed(two[0], 0, [0])
+    two[0].shared.prepare()
+    feed(two[0], 0, [1])
+
+    two[0].shared.begin(1, 0)
+
+    assert counted(two[0]) == 2 * SIZE
+
+
+@pytest.mark.parametrize("data", [b"x", b"\x09" + bytes(7) + b"short", (3).to_bytes(8, "little") + b"abc"])
+def test_measures_that_are_none_are_refused(data: bytes) -> None:
+    (rank,) = ranks(1)
+    rank.shared.exchange(cast(RankGroup, Member([data])), False)
+
+    with pytest.raises(Corrupt):
+        rank.shared.take_in()
+
+
+def test_arrays_that_are_none_are_refused() -> None:
+    with pytest.raises(Corrupt):
+        unpack_arrays(b"no arrays")
