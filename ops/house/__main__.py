@@ -46,7 +46,7 @@ def read_files() -> tuple[list[Facts], dict[str, list[words.Finding]]]:
 def report(
     measures: Sequence[Measure], bounds: Mapping[str, limits.Limit], options: argparse.Namespace
 ) -> list[str]:
-    """Print the measures, with `--lower` lower their ceilings; returns a line for each measure that got worse."""
+    """Print the measures, with `--lower` lower their ceilings; returns a line for each that got worse."""
     failures = limits.worse(bounds, measures)
     if options.lower:
         bounds = limits.lowered(bounds, measures)

@@ -1,7 +1,7 @@
 """Limits and ceilings of the measures, and their table.
 
-The limit is the value a measure should reach, the ceiling the value it may have today. No command raises a ceiling;
-`--lower` brings it down to the measure, at most to the limit.
+The limit is the value a measure should reach, the ceiling the value it may have today. No command raises a
+ceiling; `--lower` brings it down to the measure, at most to the limit.
 """
 
 from __future__ import annotations

@@ -22,17 +22,16 @@ SHAPE = re.compile(r"\(\s*[A-Z0-9]\w*\s*,[^()]*\)|\([A-Z]\)|\bshapes?\b", re.ASC
 
 RAISES = re.compile(r"\braises?\b", re.IGNORECASE)
 
-FIELD_TERMS = set(
-    "batching distributed embed embedding encoding feed hashing learning logging monitoring padding parsing"
-    " pipelining pooling ranking routing sampling scheduling scoring seed serving sharding shared speed streaming"
-    " string testing timing tracing training".split()
+FIELD_TERM = re.compile(
+    r"batching|distributed|embed|embedding|encoding|feed|hashing|learning|logging|monitoring|padding|parsing"
+    r"|pipelining|pooling|ranking|routing|sampling|scheduling|scoring|seed|serving|sharding|shared|speed|string"
+    r"|streaming|testing|timing|tracing|training"
 )
 """Nouns of the field that end as a participle does."""
 
-IRREGULAR = set(
-    "begun drawn found given held kept known left lost made said seen sent shown spoken taken told written".split()
+PARTICIPLE = re.compile(
+    r"\w{3,}ing|\w{3,}ed|begun|drawn|found|given|held|kept|known|left|lost|made|said|seen|sent|shown|taken|told"
 )
-"""Participles that have no ending of one."""
 
 QUESTION = re.compile(r"[^.!?]*\?")
 WHAT = re.compile(r"\bwhat(ever)?\b", re.IGNORECASE)
@@ -145,7 +144,7 @@ def is_participle(path: str) -> bool:
     """Whether a module is named by a gerund or participle that is no term of the field: `cli/kept.py`."""
     stem = PurePosixPath(path).stem
     last = stem.rpartition("_")[2]
-    return last in IRREGULAR or (last.endswith(("ing", "ed")) and len(last) > 4 and last not in FIELD_TERMS)
+    return bool(PARTICIPLE.fullmatch(last)) and not FIELD_TERM.fullmatch(last)
 
 
 def measures_of(facts: Sequence[Facts]) -> list[Measure]:

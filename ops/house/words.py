@@ -123,7 +123,7 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def complaints(findings: Mapping[str, Sequence[Finding]], not_done: set[str]) -> list[str]:
-    """Return a line for each finding in a file that is done, and for each entry of the list that is out of date.
+    """Return a line for each finding in a file that is done, and each entry of the list that is out of date.
 
     Args:
         findings: the findings of each file of the project, an empty sequence for a clean one.
