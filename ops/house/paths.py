@@ -1,8 +1,8 @@
-"""How many modules one must open to follow an event, a gradient or a rank request: counted in running services.
+"""The number of modules on the path of an event, a gradient and a rank request, counted in running services.
 
-- An event: a system as `freshet up` runs it, from `POST /v1/impressions` to the row that inference serves, and the rank
-  request that is scored with it. Versions and flushes are not on the path; their intervals are set beyond the measure.
-- A rank request: inference, from `POST /v1/rank` until what was served is in the log.
+- An event: a system as `freshet up` runs it, from `POST /v1/impressions` to the row that inference serves,
+  and the rank request that is scored with it. Versions and flushes are left out: their intervals are hours.
+- A rank request: inference, from `POST /v1/rank` until the log has the served impression.
 - A gradient: a push of a remote client, through gRPC, to the rows of a shard.
 
 `windows.path_of` defines when a module is on a path.
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from itertools import count
 from pathlib import Path
 
@@ -49,11 +50,11 @@ SPEC_CHANGES = {
 PASSES = 3  # windows with a datum, and as many idle ones
 WARM_EVENTS = 20
 EVENT_S = 5.0
-"""An event's window: a label's window, grace and the idle time of the joiner's clock take 2 s, the rest 0.2 s."""
+"""The samples of an event samples are emitted after 2 s (label window and grace), and served 0.2 s later."""
 
 RANK_S = 0.5
-"""A rank request's window: an answer takes milliseconds, and the impression is in the log 0.1 s later. Its samples come
-later than that (`SPEC_CHANGES`)."""
+"""A rank request is answered in milliseconds; 0.1 s later the log has the impression. Its samples are joined
+after the window (`SPEC_CHANGES`)."""
 
 PUSH_S = 0.1
 WARM_PUSHES = 3
@@ -69,7 +70,8 @@ def measure_paths() -> list[Measure]:
         TimeoutError: a datum did not pass within its window.
     """
     event, rank = event_and_rank()
-    gradient = pushed_gradient()
+    with redirect_stdout(sys.stderr):  # the log of the shard in this process
+        gradient = pushed_gradient()
     return [
         Measure("modules on the path of an event", len(event), event),
         Measure("modules on the path of a gradient", len(gradient), gradient),
@@ -83,7 +85,10 @@ def event_and_rank() -> tuple[list[str], list[str]]:
         folder = Path(temporary)
         (folder / "windows").mkdir()
         windows = Windows(folder / "windows")
-        with variables(windows.environment()), freshet.local(spec_in(folder), folder=folder / "run") as system:
+        with (
+            variables(windows.environment()),
+            freshet.local(spec_in(folder), folder=folder / "run") as system,
+        ):
             page = Page(system)
             for _ in range(WARM_EVENTS):
                 page.send()

@@ -33,7 +33,7 @@ PARTICIPLE = re.compile(
     r"\w{3,}ing|\w{3,}ed|begun|drawn|found|given|held|kept|known|left|lost|made|said|seen|sent|shown|taken|told"
 )
 
-QUESTION = re.compile(r"[^.!?]*\?")
+QUESTION = re.compile(r"""[^.!?]*\?(?=\s|\Z|[)"'])""")
 WHAT = re.compile(r"\bwhat(ever)?\b", re.IGNORECASE)
 WHO = re.compile(r"\b(who|whoever|whom|whose|nobody|somebody)\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")

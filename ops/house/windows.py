@@ -15,6 +15,9 @@ from ops.house.hook.sitecustomize import LAST, VARIABLE
 Functions = frozenset[tuple[str, str]]  # (module, qualified name)
 
 HOOK = Path(__file__).parent / "hook"
+SETTLE_S = 0.5
+"""After an answer the server still counts the request, which must not fall into the next window."""
+
 WRITE_S = 30.0
 """A process writes within a tenth of a second; a machine may be busy."""
 
@@ -44,6 +47,7 @@ class Windows:
     @contextmanager
     def open(self) -> Iterator[int]:
         """Open a window for a block; yields its number."""
+        time.sleep(SETTLE_S)
         self._number += 1
         assert self._number < LAST
         self._set(self._number)
@@ -62,7 +66,9 @@ class Windows:
         deadline = time.monotonic() + WRITE_S
         while missing := [pid for pid in self._started() if not self._has_written(pid) and is_running(pid)]:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {missing} have not written {self._folder}/PID.json in {WRITE_S:g} s")
+                raise TimeoutError(
+                    f"processes {missing} have not written {self._folder}/PID.json in {WRITE_S:g} s"
+                )
             time.sleep(0.05)
         return [recorded_of(path) for path in sorted(self._folder.glob("*.json"))]
 
@@ -80,7 +86,9 @@ class Windows:
 def recorded_of(path: Path) -> Recorded:
     """Read the file of one process."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    windows = {int(number): frozenset(map(tuple, functions)) for number, functions in content["windows"].items()}
+    windows = {
+        int(number): frozenset(map(tuple, functions)) for number, functions in content["windows"].items()
+    }
     return Recorded(" ".join(content["command"]), windows)
 
 
@@ -92,13 +100,15 @@ def is_running(pid: int) -> bool:
 def path_of(processes: list[Recorded], passes: list[int], idle: list[int]) -> list[str]:
     """Return the modules on the path of a datum, sorted.
 
-    A function is on the path if some process entered it in every window in which a datum passed, and no process entered
-    it in an idle window of the same length. So what runs anyway (heartbeats, polls, supervision) is left out, and so is
-    what runs now and then. A module is on the path if one of its functions is.
+    A function is on the path if the processes entered it in every window in which a datum passed, and in no
+    idle window. This leaves out functions that run anyway (heartbeats, polls, supervision) and functions that
+    run now and then. A module is on the path if one of its functions is.
     """
 
     def entered(window: int) -> Functions:
-        return frozenset[tuple[str, str]]().union(*(one.windows.get(window, frozenset()) for one in processes))
+        return frozenset[tuple[str, str]]().union(
+            *(one.windows.get(window, frozenset()) for one in processes)
+        )
 
     always = frozenset.intersection(*map(entered, passes))
     return sorted({module for module, _ in always.difference(*map(entered, idle))})

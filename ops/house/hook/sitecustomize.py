@@ -1,8 +1,8 @@
-"""Record which functions of freshet a process enters. Python imports this module at start if its folder is on PYTHONPATH.
+"""Record the functions of freshet that a process enters; Python imports this module from PYTHONPATH at start.
 
-It imports nothing of the project, since it runs before any of it, and does nothing unless `HOUSE_WINDOWS` names a
-folder. The one byte of the folder's file `window` is the number of the open window, 0 for none. At the last number the
-process writes its functions by window to `PID.json`.
+The module imports nothing of the project, since it runs before any of it, and does nothing unless
+`HOUSE_WINDOWS` names a folder. The one byte of the folder's file `window` is the number of the open window, 0
+for none. At the last number the process writes its functions by window to `PID.json`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Entered:
 
     def stop(self) -> None:
         """Record no more in this thread and in those that start from now on."""
-        threading.setprofile(None)  # type: ignore[arg-type]  # documented
+        threading.setprofile(None)
         sys.setprofile(None)
 
     def _profile(self, frame: FrameType, event: str, _argument: Any) -> None:
