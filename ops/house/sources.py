@@ -87,7 +87,7 @@ def cpp_comments(source: str) -> Iterator[Text]:
 def comments(source: str, nodes: list[ast.AST]) -> Iterator[Text]:
     """Yield the comments of a Python file. Comments that stand alone on consecutive lines are one text.
 
-    A `#` is a comment if no string literal covers it, which the syntax tree tells faster than a tokenizer.
+    A `#` is a comment if no string literal covers it, and the syntax tree finds that faster than a tokenizer.
     """
     lines = source.splitlines()
     marked = {number for number, line in enumerate(lines, 1) if "#" in line}

@@ -100,9 +100,9 @@ def is_running(pid: int) -> bool:
 def path_of(processes: list[Recorded], passes: list[int], idle: list[int]) -> list[str]:
     """Return the modules on the path of a datum, sorted.
 
-    A function is on the path if the processes entered it in every window in which a datum passed, and in no
-    idle window. This leaves out functions that run anyway (heartbeats, polls, supervision) and functions that
-    run now and then. A module is on the path if one of its functions is.
+    A module is on the path if in each window with a datum the processes entered a function of it that they
+    entered in no idle window. This leaves out functions that run anyway (heartbeats, polls, supervision) and
+    modules that run now and then. The function may differ: a new connection is read by another.
     """
 
     def entered(window: int) -> Functions:
@@ -110,5 +110,6 @@ def path_of(processes: list[Recorded], passes: list[int], idle: list[int]) -> li
             *(one.windows.get(window, frozenset()) for one in processes)
         )
 
-    always = frozenset.intersection(*map(entered, passes))
-    return sorted({module for module, _ in always.difference(*map(entered, idle))})
+    anyway = frozenset[tuple[str, str]]().union(*map(entered, idle))
+    by_pass = [{module for module, _ in entered(window) - anyway} for window in passes]
+    return sorted(set.intersection(*by_pass))

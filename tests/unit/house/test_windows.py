@@ -52,10 +52,12 @@ def test_functions_are_recorded_in_the_window_in_which_they_run(tmp_path: Path, 
         assert process.stdin is not None
         assert process.stdout is not None
 
+        send, answer = process.stdin, process.stdout
+
         def command(line: str) -> None:
-            process.stdin.write(f"{line}\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "done\n"
+            send.write(f"{line}\n")
+            send.flush()
+            assert answer.readline() == "done\n"
 
         command("work")
         numbers = []
@@ -84,7 +86,7 @@ def test_a_module_is_on_the_path_if_every_pass_and_no_idle_window_enters_a_funct
     def functions(names: str) -> frozenset[tuple[str, str]]:
         return frozenset((f"freshet.{name}", function) for name, function in map(tuple, names.split()))
 
-    one = Recorded("one", {1: functions("af bf xf"), 2: functions("af bf"), 3: functions("bf")})
+    one = Recorded("one", {1: functions("af bf xf"), 2: functions("ag bf"), 3: functions("bf")})
     other = Recorded("other", {1: functions("cf bg"), 2: functions("cf bg yf")})
 
     assert path_of([one, other], passes=[1, 2], idle=[3]) == ["freshet.a", "freshet.b", "freshet.c"]
