@@ -71,12 +71,13 @@ test-compose: build ## Build the images, start docker-compose.yml, kill each ser
 unit: build ## Only the unit and contract tests, without servers: seconds.
 	$(BIN)/python -m pytest -m "not kafka and not redis" tests/unit tests/contract
 
-lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit.
+lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit, measures and words of the code (ops/house).
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy services/freshet tests ops
 	PYTHONPATH=services $(BIN)/lint-imports
 	$(BIN)/bandit -q -c pyproject.toml -r services/freshet
+	$(BIN)/python -m ops.house
 
 native-test: $(READY_TO_TEST) ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
 	@ops/native-test "$(SKIP)"
