@@ -14,6 +14,9 @@ SKIP ?=
 # The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
 LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve promtool redis,$(SKIP)))
 MARKERS = not compose $(LEFT_OUT:%=and not %)
+# Workers of pytest: half as many again as cores, since many tests wait for I/O, leases and timers. Eight at the most, as a
+# worker starts servers of its own (a Kafka, Redis clusters, an S3) and may need 2 GB with them.
+WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || sysctl -n hw.ncpu); n=$$(( (3 * cores + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 BENCH ?=
 DEMO ?=
 
@@ -21,6 +24,11 @@ BIN := $(VENV)/bin
 # Not abspath, which takes a path that holds spaces for several.
 BIN_PATH := $(if $(filter /%,$(BIN)),$(BIN),$(CURDIR)/$(BIN))
 export PATH := $(BIN_PATH):$(PATH)
+# The tests start hundreds of Python processes; without compiled modules each of them would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Idle workers steal from busy ones; with one worker the tests run in pytest's own process, where -s and --pdb work.
+PYTEST = $(BIN)/python -m pytest -n $(patsubst 1,0,$(WORKERS)) --dist worksteal
 
 .PHONY: help setup build demo docs test test-compose unit lint native-test bench wheel clean
 
