@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Idle workers steal from busy ones; with one worker the tests run in pytest's own process, where -s and --pdb work.
 PYTEST = $(BIN)/python -m pytest -n $(patsubst 1,0,$(WORKERS)) --dist worksteal
 
-.PHONY: help setup build demo docs test test-compose unit lint native-test bench wheel clean
+.PHONY: help setup build demo docs test test-long test-compose test-tools unit lint native-test bench wheel clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,20 +64,33 @@ build: $(READY_TO_TEST) ## Build the native core in place, for work on the code.
 docs: build ## Write docs/reference/ anew from the code; a test says when a page is stale.
 	PYTHONPATH=services $(BIN)/python -m ops.reference
 
-test: build lint native-test ## Install all that is needed and run every test.
+test-tools:
 	@ops/find-browser "$(SKIP)"
 	@ops/install-kafka "$(SKIP)"
 	@PYTHON="$(PYTHON)" ops/install-kserve "$(SKIP)"
 	@ops/install-promtool "$(SKIP)"
 	@ops/install-redis "$(SKIP)"
-	$(BIN)/python -m pytest -m "$(MARKERS)"
+
+test: build lint native-test test-tools ## Install all that is needed and run every test; WORKERS=1 one after the other.
+	$(PYTEST) -m "$(MARKERS)"
+
+# What the variables mean, and how to run one of these tests by itself, is in CONTRIBUTING.md.
+LONG_FORMS = FRESHET_TEST_FAULTS=70 FRESHET_TEST_KILLS=56 FRESHET_TEST_CLOCKS=60 FRESHET_TEST_POISON=500 \
+  FRESHET_TEST_KEYS=1000000 FRESHET_TEST_FRAMES=100000 FRESHET_TEST_FUZZ_FRAMES=1000000
+
+test-long: build test-tools ## The long forms of storms, soaks and random tests: about two hours on two cores.
+	$(LONG_FORMS) $(PYTEST) --timeout 7200 -m "long and $(MARKERS)"
+	ops/fuzz-avro --records 1000000
+	ops/fuzz-avro --pairs 100000
+	ops/fuzz-bodies --bodies 100000
+	FUZZ_RUNS=1000000 ops/native-test "$(SKIP)"
 
 test-compose: build ## Build the images, start docker-compose.yml, kill each service in turn, audit; needs a docker engine.
 	docker compose --env-file /dev/null --profile simulator build
 	$(BIN)/python -m pytest -s -m compose tests/compose
 
-unit: build ## Only the unit and contract tests, without servers: seconds.
-	$(BIN)/python -m pytest -m "not kafka and not redis" tests/unit tests/contract
+unit: build ## Only the unit and contract tests, without servers; random tests try fewer examples. About a minute.
+	$(PYTEST) -m "not kafka and not redis" --hypothesis-profile quick tests/unit tests/contract
 
 lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit.
 	$(BIN)/ruff check .
