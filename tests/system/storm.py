@@ -118,7 +118,7 @@ class Storm:
         self._wait("all", lambda: not self.open())
 
     def _deal(self, count: int) -> list[tuple[str, Way]]:
-        """A round in random order, struck from its end; one of each role first if `count` strikes end it early."""
+        """A round in random order, struck from its end: one of each role first if `count` ends it early."""
         dealt = list(self.kinds)
         self.rng.shuffle(dealt)
         if count < len(dealt):

@@ -4,9 +4,9 @@ master has no memory left; links to shards and embedders are cut; disks are full
 hour. Everything acknowledged counts once, everywhere.
 
 `FRESHET_TEST_FAULTS` faults (14 by default, at least one of each role), of all roles or of those that are
-named, as in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice of victims,
-not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, which nobody asks for: who starts
-loads them. `pytest -s` shows how long the work stood still.
+named, as in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice
+of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, which nobody asks
+for: who starts loads them. `pytest -s` shows how long the work stood still.
 """
 
 from __future__ import annotations
