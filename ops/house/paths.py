@@ -22,17 +22,17 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from freshet.cli.local import Local
-from freshet.runtime.grpc_server import GrpcServer
-from freshet.seams.rowservice import KeyGroup, Push
-from freshet.seams.rowservice.owners import Owners
-from freshet.seams.rowservice.remote import RemoteRows, Served
-from freshet.seams.transport import Transport
-from freshet.spec.layout import layout_of
-from freshet.wire.row_frames import Described
 
 import freshet
+from freshet.apps.local import Local
+from freshet.config.spec.layout import layout_of
+from freshet.coordination.shard_map import Owners
 from freshet.paramserver.server import identity_of, serve_rows
+from freshet.rows.grpc.client import RemoteRows, Served
+from freshet.rows.grpc.frames import Described
+from freshet.rows.service import KeyGroup, Push
+from freshet.rpc.channel import Transport
+from freshet.rpc.server import GrpcServer
 from freshet.tables import Plan
 from freshet.types import Fence, OffsetRange, TimeMs
 from ops.house.hook.sitecustomize import Entered

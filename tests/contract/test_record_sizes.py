@@ -61,7 +61,7 @@ item = { field = "items.sku", table = "item" }
 """
 
 
-@pytest.fixture(params=["sqlite", "kafka"])
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
 def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EventLog:
     if request.param == "sqlite":
         for module in ("chunks", "event_log", "file"):  # 64 MiB would take seconds

@@ -267,6 +267,7 @@ def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(record)
 
 
+@pytest.mark.long
 def test_mutants_of_blocks_raise_nothing() -> None:
     """Each block is learned from, refused whole, or refused by samples; as many samples as are left."""
     chance, letters = random.Random(1), list[bytes]()

@@ -97,6 +97,7 @@ def mutant(chance: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS)
 def test_mutants_of_events_raise_nothing(form: str) -> None:
     chance = random.Random(form)
