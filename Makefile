@@ -89,7 +89,7 @@ test-compose: build ## Build the images, start docker-compose.yml, kill each ser
 	docker compose --env-file /dev/null --profile simulator build
 	$(BIN)/python -m pytest -s -m compose tests/compose
 
-unit: build ## Only the unit and contract tests, without servers; random tests try fewer examples. About a minute.
+unit: build ## Only the unit and contract tests, without servers; random tests try fewer examples: two minutes on two cores.
 	$(PYTEST) -m "not kafka and not redis" --hypothesis-profile quick tests/unit tests/contract
 
 lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit, measures and words of the code (ops/house).
