@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES
+from freshet.config.spec.topics import BLOCK_BYTES
 from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import blocks
 from freshet.joiner.core import Samples

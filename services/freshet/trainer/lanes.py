@@ -20,9 +20,8 @@ from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
 from freshet.observability.tracing import active
-from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
-from freshet.trainer.step_coordinator import Agreed, Rounds
+from freshet.trainer.step_coordinator import Agreed, Counts, Rounds
 from freshet.trainer.tracing import Trained, taken, training
 from freshet.types import F32
 

@@ -19,9 +19,8 @@ from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.errors import Refused
 from freshet.model.native_loop import MOMENTS, Ended, NativeLoop, Ran
 from freshet.observability.tracing import active
-from freshet.trainer.core import Counts
 from freshet.trainer.lanes import Lanes, OtherFailed, Seat
-from freshet.trainer.step_coordinator import AgreedRuns, AloneRounds
+from freshet.trainer.step_coordinator import AgreedRuns, AloneRounds, Counts
 from freshet.trainer.tracing import Trained, told
 from freshet.types import F32
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.embedder.block_decoder import LETTER_BYTES, BlockDecoder, DecodedBatch
-from freshet.embedder.refused_samples import BAD_IN_A_ROW, RefusedSamples
+from freshet.embedder.partition_reader import BAD_IN_A_ROW, RefusedSamples
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
 from freshet.types import BytesColumn
