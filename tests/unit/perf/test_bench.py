@@ -124,14 +124,14 @@ def test_a_measurement_follows_the_contract(name):
 
 
 def test_what_is_missing_is_named_before_anything_runs(modules, capsys, monkeypatch):
-    monkeypatch.setitem(bench.PROGRAMS, "one", "a-program-that-is-missing")
-    monkeypatch.setitem(bench.PACKAGES, "two", "a_package_that_is_missing")
+    monkeypatch.setitem(bench.PROGRAMS, "one", "no-such-program")
+    monkeypatch.setitem(bench.PACKAGES, "two", "no_such_package")
 
     assert main([], modules(one=GOOD, two=GOOD)) == 2
 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "one needs a-program-that-is-missing on the PATH: `make bench` installs it, or apt-get install a-program-that-is-missing",
-        "two needs a_package_that_is_missing: pip install a_package_that_is_missing",
+        "one needs no-such-program on the PATH: `make bench` installs it, or apt-get install no-such-program",
+        "two needs no_such_package: pip install no_such_package",
     ]
