@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +17,6 @@ from weakref import WeakSet
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
-from freshet.log.kafka.group import KafkaGroup, Partitions
 from freshet.log.kafka.hanging import end_hanging
 from freshet.log.kafka.reader import KafkaReader
 from freshet.log.kafka.url import KafkaSettings, parse_url
@@ -27,9 +26,6 @@ from freshet.types import TopicPartition
 __all__ = ["KafkaEventLog", "open_url"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
-
-_OF_GROUPS = re.compile(r"group\.|session\.|heartbeat\.|partition\.assignment")
-"""Settings that a consumer without a group does not take."""
 
 _BATCH_BYTES = 1_000_000
 """Of several records in one batch, as librdkafka has it by default."""
@@ -139,8 +135,7 @@ class KafkaEventLog:
     def reader(self) -> KafkaReader:
         """A new reader without partitions."""
         self._check_open()
-        client = {key: value for key, value in self._client.items() if not _OF_GROUPS.match(key)}
-        client |= {"group.id": self._admin.name("freshet")}  # the client wants one; it is never joined
+        client = {**self._client, "group.id": self._admin.name("freshet")}  # required; it is never joined
         reader = KafkaReader(self._admin, self._locate, client)
         with self._lock:
             self._opened.add(reader)
@@ -172,17 +167,6 @@ class KafkaEventLog:
                 return writer
         writer.close()
         raise Unavailable(f"{self._settings.brokers}: the log was closed in this process")
-
-    def group(
-        self,
-        name: str,
-        topics: Sequence[str],
-        on_granted: Callable[[Partitions], None],
-        on_revoked: Callable[[Partitions], None],
-    ) -> KafkaGroup:
-        """Join a group that shares the topics' partitions; see `KafkaGroup`. For Kafka only."""
-        self._check_open()
-        return KafkaGroup(self._admin, self._client, name, topics, on_granted, on_revoked)
 
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Forget records below `before`."""

@@ -49,8 +49,6 @@ _OURS = {
             "enable.partition.eof",
             "auto.offset.reset",
             "group.id",
-            "group.remote.assignor",
-            "partition.assignment.strategy",
         ),
         "exactly-once rests on it: it is always set as that needs",
     ),
