@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
+import structlog
+
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
-from freshet.log.kafka.hanging import end_hanging
 from freshet.log.kafka.reader import KafkaReader
 from freshet.log.kafka.url import KafkaSettings, parse_url
 from freshet.log.kafka.writer import KafkaWriter, Plainly, Transactions
@@ -26,6 +27,11 @@ from freshet.types import TopicPartition
 __all__ = ["KafkaEventLog", "open_url"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
+
+_log = structlog.get_logger(__name__)
+
+_SINCE_4_3 = "cordoned.log.dirs"
+"""A setting that brokers have since Kafka 4.3.0 (KIP-1066)."""
 
 _BATCH_BYTES = 1_000_000
 """Of several records in one batch, as librdkafka has it by default."""
@@ -67,6 +73,7 @@ class KafkaEventLog:
         self._partitions: dict[str, int] = {}  # of topics that were seen
         self._opened: WeakSet[KafkaReader | KafkaWriter] = WeakSet()
         self._closed = False
+        self._checking, self._checked = threading.Lock(), False  # see `_check_brokers`
 
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
@@ -141,25 +148,21 @@ class KafkaEventLog:
             self._opened.add(reader)
         return reader
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> KafkaWriter:
-        """A writer. A named one is a `transactional.id`, prefix included, and fences every earlier one."""
+    def writer(self, name: str | None = None) -> KafkaWriter:
+        """Open a writer. A named one is a `transactional.id`, prefix included, and fences every earlier one.
+
+        Raises Mismatch if brokers may leave its transactions without an end; see `_check_brokers`.
+        """
         self._check_open()
         limit = self._settings.max_record_bytes
         # A batch of several records stays below what topics take of one: brokers refuse a batch as a whole.
         client = {"batch.size": min(_BATCH_BYTES, limit), **self._client, "message.max.bytes": limit + 1024}
-        places = {at: self._locate(at) for at in owns}
         sender: Plainly | Transactions
         if name is None:
             sender = Plainly(client)
         else:
+            self._check_brokers()
             sender = Transactions(client, self._admin.name(name))
-            try:
-                if owns:
-                    end_hanging(self, self._admin, sender, places)
-                    sender.own(owns[0])
-            except BaseException:
-                sender.close()
-                raise
         writer = KafkaWriter(sender, self._locate, limit)
         with self._lock:
             if not self._closed:
@@ -188,6 +191,31 @@ class KafkaEventLog:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(f"{self._settings.brokers}: the log was closed in this process")
+
+    def _check_brokers(self) -> None:
+        """Refuse brokers with KAFKA-20734, before the first named writer (ADR 0024).
+
+        A client can learn which settings a broker has, not its release. So 4.3 and later are told from
+        earlier releases, and not one of them from another. Raises Mismatch, Unavailable.
+        """
+        with self._checking:
+            if self._checked or self._settings.accept_kafka_20734:
+                return
+            found = self._admin.broker_settings()
+            if affected := [str(broker) for broker, names in sorted(found.items()) if _SINCE_4_3 in names]:
+                raise Mismatch(
+                    f"{self._settings.brokers}: expected Kafka 4.0 to 4.2.1, or a later release without "
+                    f"KAFKA-20734; found 4.3 or later on broker {', '.join(affected)}\n"
+                    "  4.3.0, 4.3.1 and 4.4.0 leave transactions without an end, which doubles or loses "
+                    "samples: take 4.2.1\n"
+                    "  if the brokers' release mends it, put accept_kafka_20734=true into the log's URL"
+                )
+            if unknown := [broker for broker, names in sorted(found.items()) if not names]:
+                _log.warning(
+                    "the release of brokers is not known: 4.3.0, 4.3.1 and 4.4.0 double or lose samples",
+                    brokers=unknown,
+                )
+            self._checked = True
 
     def _locate(self, at: TopicPartition) -> str:
         """Its topic as Kafka names it; KeyError for one that does not exist."""
