@@ -86,7 +86,7 @@ def measure(quick: bool = False, rows: int = 2_000_000) -> Figures:
         former = shard()
         former.create()
         everything = [Bucket(b) for b in range(spec.buckets)]
-        former.take(everything, Fence(next(fences)), whole=True)
+        former.claim_buckets(everything, Fence(next(fences)), whole=True)
         for first in range(0, per_table, PUSHED):
             ids = np.arange(first, min(first + PUSHED, per_table))
             push_of(former, spec, group_of(spec, np.tile(ids, (TABLES, 1))), first)
@@ -117,7 +117,7 @@ def taken_over(shard: Shard, buckets: list[Bucket], fence: Fence, batch: KeyGrou
     out: F32 = np.empty((len(batch.keys), shard.store.layout.groups[0].width), np.float32)
     began = time.perf_counter()
     passed: Callable[[], float] = lambda: time.perf_counter() - began  # noqa: E731 - it is used four times
-    shard.take(buckets, fence, whole=whole)
+    shard.claim_buckets(buckets, fence, whole=whole)
     figures: Figures = {"served_s": passed()}
     shard.start()
     shard.lookup([batch], [out])

@@ -307,7 +307,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     """A shard of the rows."""
     from freshet.apps.distributed import transport_by
     from freshet.paramserver.balancer import Bounds
-    from freshet.paramserver.service import ParamServer, Place
+    from freshet.paramserver.service import ParamServer, ShardAddress
 
     transport = transport_by(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
@@ -316,7 +316,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         settings.paramserver.rebalance_interval_ms / 1000,
         settings.paramserver.memory_bytes,
     )
-    place = Place(
+    place = ShardAddress(
         settings.paramserver.name,
         settings.common.bind_address,
         settings.paramserver.port,

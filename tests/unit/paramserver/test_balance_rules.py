@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.coordination.claim_rules import Load, SliceLoad
-from freshet.paramserver.balance_rules import Balance, Decided, Why
+from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
 from freshet.paramserver.placement import next_plan, unevenness
 from freshet.types import Fence
 
@@ -26,12 +26,12 @@ class Shards:
     """Shards that tell what they have to do, and the one that leads."""
 
     def __init__(self, plan: Sequence[str] = EVEN, seats: Sequence[str] = SEATS) -> None:
-        self.balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+        self.balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
         self.plan: tuple[str | None, ...] = tuple(plan)
         self.seats, self.now_s = list(seats), 1_000.0
         self.limits: dict[str, int] = {}
         self.rows = np.full(SLICES, 999)
-        self.decided: list[Decided] = []
+        self.decided: list[Decision] = []
         self._told: dict[str, Load] = {}
 
     def tell(self, rates: np.ndarray, *, bytes_a_row: int = 100) -> None:
@@ -41,7 +41,7 @@ class Shards:
             parts = tuple(SliceLoad(i, int(rates[i]), int(self.rows[i])) for i in mine)
             held = bytes_a_row * sum(1 + part.rows for part in parts)
             self._told[seat] = Load(seat, Fence(number), held, self.limits.get(seat, 0), parts)
-        self.balance.hear(self._told, self.now_s)
+        self.balance.record_reports(self._told, self.now_s)
         self.look()
         self.now_s += REPORT_S
 
@@ -49,7 +49,7 @@ class Shards:
         found = self.balance.decide(self.plan, self.seats, self.now_s)
         if found is not None:
             self.decided.append(found)
-            self.plan = found.seats
+            self.plan = found.owners
             self.balance.decide(self.plan, self.seats, self.now_s)  # it reads its plan
 
     def go_on(self, seconds: float, rates: Callable[[float], np.ndarray]) -> None:
@@ -64,8 +64,8 @@ def test_what_lasts_is_evened_out_and_then_nothing_moves():
     shards.go_on(1_000, lambda _: HOT)
 
     (only,) = shards.decided
-    assert only.why is Why.LOAD
-    assert unevenness(only.seats, SEATS, HOT.astype(np.float64)) <= 0.125
+    assert only.reason is PlanReason.LOAD
+    assert unevenness(only.owners, SEATS, HOT.astype(np.float64)) <= 0.125
 
 
 def test_nothing_moves_for_load_before_an_interval_is_over():
@@ -129,9 +129,9 @@ def test_a_shard_that_joins_gets_its_share_by_load_at_once():
     shards.look()
 
     (only,) = shards.decided
-    assert only.why is Why.MEMBERS
+    assert only.reason is PlanReason.MEMBERS
     weights = HOT.astype(np.float64)
-    share = weights[[seat == "c" for seat in only.seats]].sum() / weights.sum()
+    share = weights[[seat == "c" for seat in only.owners]].sum() / weights.sum()
     assert share == pytest.approx(1 / 3, rel=0.15)
 
 
@@ -140,7 +140,9 @@ def test_a_leader_that_was_away_sees_that_others_have_its_slices():
     shards.look()
     shards.plan = ("b",) * SLICES  # whoever led meanwhile thought it dead
     shards.look()
-    assert [(found.why, found.seats.count("a")) for found in shards.decided] == [(Why.MEMBERS, SLICES // 2)]
+    assert [(found.reason, found.owners.count("a")) for found in shards.decided] == [
+        (PlanReason.MEMBERS, SLICES // 2)
+    ]
 
 
 def test_more_shards_than_slices_are_no_reason_to_plan_again_and_again():
@@ -157,15 +159,15 @@ def test_slices_of_one_that_is_gone_are_dealt_by_the_load_that_they_had():
     shards.seats.remove("c")
     shards.look()
     (only,) = shards.decided
-    assert only.why is Why.MEMBERS
-    assert unevenness(only.seats, SEATS, HOT.astype(np.float64)) <= 0.2
+    assert only.reason is PlanReason.MEMBERS
+    assert unevenness(only.owners, SEATS, HOT.astype(np.float64)) <= 0.2
 
 
 def test_a_fresh_model_is_dealt_by_number():
     shards = Shards()
     shards.plan = (None,) * SLICES
     shards.look()
-    assert [found.seats for found in shards.decided] == [EVEN]
+    assert [found.owners for found in shards.decided] == [EVEN]
 
 
 def test_too_little_load_says_nothing():
@@ -179,7 +181,7 @@ def test_a_plan_made_by_load_stays_when_load_is_gone_and_when_another_comes_to_l
     shards.go_on(100, lambda _: HOT)
     planned = shards.plan
     shards.go_on(600, lambda _: 0 * HOT)
-    shards.balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    shards.balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
     shards.go_on(100, lambda _: 0 * HOT)
     assert (len(shards.decided), shards.plan) == (1, planned)
 
@@ -192,8 +194,8 @@ def test_slices_leave_a_shard_that_is_full_at_once_and_do_not_come_back():
     shards.go_on(10 * INTERVAL_S, lambda _: RATES)
 
     (only,) = shards.decided
-    assert only.why is Why.MEMORY
-    assert only.seats.count("a") == 6
+    assert only.reason is PlanReason.MEMORY
+    assert only.owners.count("a") == 6
 
 
 def test_where_there_is_no_room_slices_are_exchanged():
@@ -201,8 +203,8 @@ def test_where_there_is_no_room_slices_are_exchanged():
     shards.limits = {"b": 810_000}
     shards.go_on(300, lambda _: HOT)
     (only,) = shards.decided
-    assert only.seats.count("b") == EVEN.count("b")
-    assert unevenness(only.seats, SEATS, HOT.astype(np.float64)) <= 0.125
+    assert only.owners.count("b") == EVEN.count("b")
+    assert unevenness(only.owners, SEATS, HOT.astype(np.float64)) <= 0.125
 
 
 def test_load_moves_nothing_to_where_there_is_no_room():
@@ -213,7 +215,7 @@ def test_load_moves_nothing_to_where_there_is_no_room():
     assert shards.decided == []
     shards.limits = {"b": 1_500_000}
     shards.go_on(300, lambda _: HOT)
-    assert [found.why for found in shards.decided] == [Why.LOAD]
+    assert [found.reason for found in shards.decided] == [PlanReason.LOAD]
 
 
 def test_what_is_within_the_bound_moves_nothing_though_it_could_be_more_even():
@@ -234,25 +236,29 @@ def test_nothing_moves_for_a_little():
 
 
 def test_a_slice_that_nobody_told_of_counts_as_the_others_do():
-    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
-    balance.hear({"a": Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 3_000, 1) for i in range(2)))}, 0.0)
+    balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    balance.record_reports(
+        {"a": Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 3_000, 1) for i in range(2)))}, 0.0
+    )
     weights = balance.weights()
     assert weights is not None
     assert weights == pytest.approx(np.full(SLICES, 3_060))
 
 
 def test_reports_of_slices_that_the_model_has_not_are_ignored():
-    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
-    balance.hear({"a": Load("a", Fence(1), 10, 0, (SliceLoad(SLICES, 10**9, 1),))}, 0.0)
+    balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    balance.record_reports({"a": Load("a", Fence(1), 10, 0, (SliceLoad(SLICES, 10**9, 1),))}, 0.0)
     assert balance.weights() is None
 
 
 def test_a_report_that_was_heard_counts_once():
-    balance = Balance(SLICES, bound=0.25, interval_s=INTERVAL_S)
+    balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
     load = Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 1_000, 1) for i in range(SLICES)))
     for now_s in range(10):
-        balance.hear({"a": load}, float(now_s))
-    balance.hear({"a": replace(load, slices=tuple(SliceLoad(i, 3_000, 1) for i in range(SLICES)))}, 11.0)
+        balance.record_reports({"a": load}, float(now_s))
+    balance.record_reports(
+        {"a": replace(load, slices=tuple(SliceLoad(i, 3_000, 1) for i in range(SLICES)))}, 11.0
+    )
     weights = balance.weights()
     assert weights is not None
     assert weights[0] == pytest.approx(2_000 * 1.02), "the median of two"

@@ -17,7 +17,7 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.errors import Corrupt, Refused, Unavailable
 from freshet.log import EventLog
-from freshet.paramserver.bucket_loader import damaged_of
+from freshet.paramserver.bucket_loader import damaged_buckets
 from freshet.paramserver.shard import Shard
 from freshet.rows.service import RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
@@ -92,7 +92,7 @@ def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
     """Values of all rows before anything is learned; the row store holds STORED, one push later."""
     former = shard_of(log, rows, "former")
     former.create()
-    former.take(EVERY_BUCKET, Fence(10), whole=True)
+    former.claim_buckets(EVERY_BUCKET, Fence(10), whole=True)
     values = look_up(former, STORED + NEW, create=True)
     former.push(push_of({0: (0, 1)}, ones(STORED)))
     former.flush()
@@ -103,7 +103,7 @@ def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
 def shard(log: EventLog, rows: Watched, initial: dict[Row, list[float]]) -> Shard:
     """It has taken every bucket, and loaded none."""
     made = shard_of(log, rows, "heir")
-    made.take(EVERY_BUCKET, Fence(11))
+    made.claim_buckets(EVERY_BUCKET, Fence(11))
     return made
 
 
@@ -113,8 +113,8 @@ def ones(wanted: list[Row]) -> dict[Row, list[float]]:
 
 
 def load(shard: Shard) -> None:
-    while shard.loader.waits:
-        shard.load_some()
+    while shard.loader.has_work:
+        shard.load_next_part()
 
 
 def pushes(
@@ -132,7 +132,7 @@ def next_owner(log: EventLog, rows: SqliteRowStore) -> Shard:
     """It has read everything."""
     fence = int(rows.metas([Bucket(0)])[Bucket(0)].fence)
     next_one = shard_of(log, rows, "next")
-    next_one.take(EVERY_BUCKET, Fence(fence + 1), whole=True)
+    next_one.claim_buckets(EVERY_BUCKET, Fence(fence + 1), whole=True)
     return next_one
 
 
@@ -252,7 +252,7 @@ def test_a_scan_that_fails_is_begun_again(
 
     rows.before_piece = fail
     with pytest.raises(Unavailable, match="away"):
-        shard.load_some()
+        shard.load_next_part()
     load(shard)
     assert pushes(shard, initial, STORED, create=False) == dict.fromkeys(STORED, 1)
     assert shard.loader.progress.buckets == 0
@@ -262,7 +262,7 @@ def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     shard.flush()
     assert {meta.applied[0] for meta in rows.metas(EVERY_BUCKET).values()} == {1}
-    shard.load_some()
+    shard.load_next_part()
     shard.flush()
     still = shard.loader.loading()
     assert 0 < len(still) < len(EVERY_BUCKET)
@@ -273,7 +273,7 @@ def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows
 def test_what_is_left_to_load_is_told(shard: Shard) -> None:
     before = shard.loader.progress
     assert (before.buckets, before.rows) == (len(EVERY_BUCKET), len(STORED))
-    shard.load_some()
+    shard.load_next_part()
     assert 0 < shard.loader.progress.buckets < before.buckets
     assert shard.loader.progress.rows < before.rows
     load(shard)
@@ -295,13 +295,13 @@ def test_a_bucket_that_was_written_while_it_was_loaded_is_dropped_and_told(
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     write_as_somebody_else(rows, 3)
     load(shard)
-    assert shard.doubtful() == {3}
-    assert shard.doubtful() == set()
+    assert shard.pop_conflicted() == {3}
+    assert shard.pop_conflicted() == set()
     assert shard.held() == [b for b in EVERY_BUCKET if b != 3]
     shard.flush()
     assert rows.metas([Bucket(3)])[Bucket(3)].applied[0] == 1, "nothing that it learned was written"
 
-    shard.take([Bucket(3)], Fence(12), whole=True)
+    shard.claim_buckets([Bucket(3)], Fence(12), whole=True)
     assert shard.applied()[0] == [1, 2], "what it learned is to be replayed"
     assert shard.push(push_of({0: (1, 2)}, {})), "by the bucket that had lost it"
 
@@ -318,10 +318,10 @@ def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
         rows.before_rows = rows.before_piece = lambda: None
         moved.append(True)
         shard.drop(EVERY_BUCKET)
-        other.take(EVERY_BUCKET, Fence(12), whole=True)
+        other.claim_buckets(EVERY_BUCKET, Fence(12), whole=True)
         other.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
         other.flush()
-        shard.take(EVERY_BUCKET, Fence(13))
+        shard.claim_buckets(EVERY_BUCKET, Fence(13))
 
     if reading == "the scan":
         rows.before_piece = come_back
@@ -331,7 +331,7 @@ def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
         wanted = STORED if reading == "a lookup" else NEW
         assert pushes(shard, initial, wanted, create=True) == dict.fromkeys(wanted, 1 + (wanted is STORED))
     assert moved
-    assert shard.doubtful() == set(), "buckets of the later claim are none of an earlier scan's affair"
+    assert shard.pop_conflicted() == set(), "buckets of the later claim are none of an earlier scan's affair"
     expected = dict.fromkeys(STORED, 2) | dict.fromkeys(NEW, 1)
     assert pushes(shard, initial, STORED + NEW, create=True) == expected
     load(shard)
@@ -342,7 +342,7 @@ def test_a_bucket_that_is_taken_again_is_read_again(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
-    shard.take(EVERY_BUCKET, Fence(12))
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 1)
     assert look_up(shard, NEW, create=False) == {row: [0.0, 0.0] for row in NEW}
@@ -352,9 +352,9 @@ def test_buckets_can_be_given_up_while_they_load(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
-    shard.give_up(EVERY_BUCKET)
+    shard.revoke(EVERY_BUCKET)
     load(shard)
-    assert (shard.held(), shard.doubtful(), shard.loader.progress.buckets) == ([], set(), 0)
+    assert (shard.held(), shard.pop_conflicted(), shard.loader.progress.buckets) == ([], set(), 0)
     assert shard.store.memory().rows == {0: 0, 1: 0}
     assert pushes(next_owner(log, rows), initial, STORED) == dict.fromkeys(STORED, 1)
 
@@ -370,7 +370,7 @@ def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
         shard._stop.set()  # as `stop` does before it waits for the threads
 
     rows.before_piece = stop
-    shard.take(EVERY_BUCKET, Fence(11))
+    shard.claim_buckets(EVERY_BUCKET, Fence(11))
     shard.start()
     shard.stop()
     assert len(pieces) <= 1
@@ -415,10 +415,10 @@ def test_a_claim_during_which_the_log_goes_away_owns_nothing(
     starts = PARSED.partitions  # asked before the ends of rows
     faulty.script("bounds", nth=starts + 1, error=Unavailable("the log is away"))
     with pytest.raises(Unavailable):
-        shard.take(EVERY_BUCKET, Fence(11))
+        shard.claim_buckets(EVERY_BUCKET, Fence(11))
     assert list(shard.held()) == []
     assert shard._book.smallest_applied() == {}
-    shard.take(EVERY_BUCKET, Fence(12))
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))
     assert list(shard.held()) == EVERY_BUCKET
 
 
@@ -438,7 +438,7 @@ def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
     assert known() == [[1, 0]]
     shard.push(push_of({0: (1, 2)}, ones(STORED), fence=11))
     assert known() == [[2, 0]]
-    shard.take(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
     assert known() == [[1, 0]]
 
 
@@ -461,12 +461,12 @@ def test_the_log_is_held_for_a_doubtful_bucket_until_it_is_claimed_anew(
     shard.push(push_of({0: (1, 5)}, {}))
     write_as_somebody_else(rows, 3)
     load(shard)
-    assert shard.doubtful() == {3}
+    assert shard.pop_conflicted() == {3}
     for _ in range(2):
         shard.flush()
         assert holds[HEIR][SAMPLES] == 1
 
-    shard.take([Bucket(3)], Fence(12), whole=True)
+    shard.claim_buckets([Bucket(3)], Fence(12), whole=True)
     assert holds[HEIR][SAMPLES] == 1
     shard.push(push_of({0: (1, 5)}, {}))
     shard.flush()
@@ -486,7 +486,7 @@ def test_the_log_is_held_for_what_a_failover_took_back(
     monkeypatch.setattr(rows, "metas", older)
     shard.push(push_of({0: (1, 5)}, {}))
     load(shard)
-    assert shard.doubtful() == {3}
+    assert shard.pop_conflicted() == {3}
     shard.flush()
     assert holds[HEIR][SAMPLES] == 0
 
@@ -495,7 +495,7 @@ def test_the_log_is_held_for_what_was_given_up_until_others_serve_it(
     shard: Shard, holds: dict[str, dict[TopicPartition, int]]
 ) -> None:
     load(shard)
-    shard.give_up([Bucket(3)])
+    shard.revoke([Bucket(3)])
     shard.push(push_of({0: (1, 5)}, {}))
     shard.flush()
     assert holds[HEIR][SAMPLES] == 1
@@ -513,7 +513,7 @@ def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
     shard = shard_of(log, rows, "heir")
     found: list[int] = []
     rows.before_piece = lambda: found.append(holds[HEIR][SAMPLES])
-    shard.take(EVERY_BUCKET, Fence(11), whole=True)
+    shard.claim_buckets(EVERY_BUCKET, Fence(11), whole=True)
     assert set(found) == {1}
 
 
@@ -526,7 +526,7 @@ def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, init
             stop.set()
 
     rows.before_piece = stop_at_the_second
-    with pytest.raises(Unavailable, match="asked to stop while rows are read"):
+    with pytest.raises(Unavailable, match="the process stops while rows are read"):
         heir.load(stop)
 
     assert len(pieces) == 2
@@ -548,13 +548,13 @@ def test_damaged_buckets_are_given_up_and_the_others_are_loaded(
     shard: Shard, rows: Watched, tmp_path: Path
 ) -> None:
     damage(tmp_path, 2)
-    damaged = set(damaged_of(rows, EVERY_BUCKET))
+    damaged = set(damaged_buckets(rows, EVERY_BUCKET))
     assert 0 < len(damaged) < len(EVERY_BUCKET)
 
     load(shard)
 
     assert set(shard.held()) == set(EVERY_BUCKET) - damaged
-    assert shard.doubtful() == damaged
+    assert shard.pop_conflicted() == damaged
     assert shard.failed is None
 
 
@@ -572,5 +572,5 @@ def test_a_whole_load_refuses_damaged_rows_by_name(
     damage(tmp_path, 2)
     taken = shard_of(log, rows, "heir")
     with pytest.raises(Corrupt, match="buckets of the row store are damaged, bucket"):
-        taken.take(EVERY_BUCKET, Fence(90), whole=True)
+        taken.claim_buckets(EVERY_BUCKET, Fence(90), whole=True)
     assert not taken.held()

@@ -19,9 +19,9 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.errors import Corrupt, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES, Balancing, Bounds
+from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES, Bounds, LoadBalancer
 from freshet.paramserver.shard import Shard
-from freshet.paramserver.shard_manager import DAMAGED_AGAIN_S, Keeper
+from freshet.paramserver.shard_manager import DAMAGED_RETRY_S, ShardManager
 from freshet.types import I64, Append, Bucket, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_until
 
@@ -49,17 +49,17 @@ class Rows:
         )
         self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
 
-    def doubtful(self) -> list[Bucket]:
+    def pop_conflicted(self) -> list[Bucket]:
         return []
 
     def count_stored(self) -> I64:
         return np.zeros(BUCKETS, np.int64)
 
-    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.loaded += buckets
         return 0
 
-    def give_up(self, buckets: Sequence[Bucket]) -> None:
+    def revoke(self, buckets: Sequence[Bucket]) -> None:
         self.given += buckets
         self.given_at_once.append(len(buckets))
 
@@ -67,7 +67,7 @@ class Rows:
         self.dropped += buckets
         self.on_drop(buckets)
 
-    def leave(self, buckets: Sequence[Bucket]) -> None:
+    def release(self, buckets: Sequence[Bucket]) -> None:
         pass
 
 
@@ -86,11 +86,11 @@ class One:
         shard = cast(Shard, self.rows)
         self.claims = Claims(log, "control")
         bounds = Bounds(memory_bytes=memory_bytes)
-        balancing = Balancing(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
-        self.keeper = Keeper(
+        balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
+        self.manager = ShardManager(
             shard,
             self.claims,
-            balancing,
+            balancer,
             name=name,
             address="127.0.0.1:1",
             life="1",
@@ -99,7 +99,7 @@ class One:
         )
 
     def sit(self) -> None:
-        self.keeper.take_seat(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+        self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def shards(log: SqliteEventLog) -> Iterator[list[One]]:
     made = [One(log, name) for name in "abc"]
     for each in made[:2]:
         each.sit()
-    step_until(made[:2], lambda: [len(one.keeper.slices) for one in made] == [32, 32, 0])
+    step_until(made[:2], lambda: [len(one.manager.slices) for one in made] == [32, 32, 0])
     made[2].sit()
     for each in made:
         each.rows.given.clear()
@@ -132,7 +132,7 @@ def one_round(one: One) -> None:
 
     def is_made() -> bool:
         try:
-            one.keeper.step()
+            one.manager.step()
         except Unavailable:
             return False
         return True
@@ -170,7 +170,7 @@ def test_nothing_more_is_given_until_what_was_given_is_served(shards: list[One])
     steps([a, b], 5)
     assert [len(a.rows.given_at_once), len(b.rows.given_at_once)] == [1, 0], "nobody has taken them yet"
 
-    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    step_until(shards, lambda: len(c.manager.slices) == 21)
     assert len(c.rows.loaded) == 21
     assert len(a.rows.given) + len(b.rows.given) >= 21
     assert max(a.rows.given_at_once + b.rows.given_at_once) <= MOVED_SLICES
@@ -180,18 +180,18 @@ def test_slices_with_many_rows_go_one_by_one(shards: list[One]) -> None:
     a, b, c = shards
     for each in (a, b):
         each.rows.stored_rows[:] = MOVED_ROWS + 1
-    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    step_until(shards, lambda: len(c.manager.slices) == 21)
     assert set(a.rows.given_at_once + b.rows.given_at_once) == {1}
 
 
 def test_the_next_go_when_the_last_are_loaded(shards: list[One]) -> None:
     a, b, c = shards
     c.rows.loading = [Bucket(i) for i in range(BUCKETS)]
-    step_until(shards, lambda: len(c.keeper.slices) > 0)
+    step_until(shards, lambda: len(c.manager.slices) > 0)
     steps(shards, 5)
     assert len(a.rows.given_at_once) + len(b.rows.given_at_once) == 1
     c.rows.loading = []
-    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
 def test_what_is_still_loading_is_not_given_away(shards: list[One]) -> None:
@@ -201,27 +201,27 @@ def test_what_is_still_loading_is_not_given_away(shards: list[One]) -> None:
     steps(shards, 5)
     assert (a.rows.given, b.rows.given) == ([], []), "and others wait for their turn"
     a.rows.loading = []
-    step_until(shards, lambda: len(c.keeper.slices) == 21)
+    step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
 def test_who_leaves_serves_until_others_have_taken_over(shards: list[One]) -> None:
     a, b, c = shards
-    step_until(shards, lambda: len(c.keeper.slices) == 21)
-    leaving = threading.Thread(target=lambda: c.keeper.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
+    step_until(shards, lambda: len(c.manager.slices) == 21)
+    leaving = threading.Thread(target=lambda: c.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
     leaving.start()
     step_until([a, b], lambda: not leaving.is_alive())
-    assert list(c.keeper.slices) == []
+    assert list(c.manager.slices) == []
     assert max(c.rows.given_at_once) <= MOVED_SLICES
-    step_until([a, b], lambda: len(a.keeper.slices) + len(b.keeper.slices) == len(SLICES))
+    step_until([a, b], lambda: len(a.manager.slices) + len(b.manager.slices) == len(SLICES))
 
 
 def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
     only = One(log, "a")
     only.sit()
-    step_until([only], lambda: len(only.keeper.slices) == len(SLICES))
-    only.keeper.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S)
-    assert len(only.keeper.slices) == len(SLICES), "they are for `drain`"
-    only.keeper.drain()
+    step_until([only], lambda: len(only.manager.slices) == len(SLICES))
+    only.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+    assert len(only.manager.slices) == len(SLICES), "they are for `drain`"
+    only.manager.drain()
     assert len(only.rows.given) == BUCKETS
     only.claims.close()
 
@@ -230,8 +230,8 @@ def test_who_finds_owners_and_no_plan_writes_one(log: SqliteEventLog) -> None:
     """Of a topic that was shortened by an earlier release."""
     before = One(log, "a")
     before.sit()
-    step_until([before], lambda: len(before.keeper.slices) == len(SLICES))
-    before.keeper.drain()
+    step_until([before], lambda: len(before.manager.slices) == len(SLICES))
+    before.manager.drain()
     claims = before.claims.survey()[0]
     before.claims.close()
     upto = log.bounds(CONTROL).end
@@ -240,7 +240,7 @@ def test_who_finds_owners_and_no_plan_writes_one(log: SqliteEventLog) -> None:
 
     after = One(log, "a")
     after.sit()
-    step_until([after], lambda: len(after.keeper.slices) == len(SLICES))
+    step_until([after], lambda: len(after.manager.slices) == len(SLICES))
     after.claims.close()
 
 
@@ -251,7 +251,7 @@ def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(
 
     def note(buckets: Sequence[Bucket]) -> None:
         slices = [what for what, of in slices_of(BUCKETS).items() if not set(of).isdisjoint(buckets)]
-        tellers.extend(giver.keeper._balancing.told_by(what) for what in slices)
+        tellers.extend(giver.manager._balancer.reported_owner(what) for what in slices)
 
     giver.rows.on_drop = note
     given = giver.rows.given
@@ -279,10 +279,10 @@ class WithDamage(Rows):
         super().__init__()
         self.damaged = damaged
 
-    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         if not self.damaged.isdisjoint(buckets):
             raise Corrupt(f"bucket {min(self.damaged)}: fails its CRC")
-        return super().take(buckets, fence, whole=whole)
+        return super().claim_buckets(buckets, fence, whole=whole)
 
 
 def test_a_slice_with_damaged_rows_holds_up_no_other(log: SqliteEventLog) -> None:
@@ -292,15 +292,15 @@ def test_a_slice_with_damaged_rows_holds_up_no_other(log: SqliteEventLog) -> Non
 
     def others_are_served() -> bool:
         with contextlib.suppress(Unavailable):
-            one.keeper.step()
-        return len(one.keeper.slices) == 63 and bool(one.keeper.damaged)
+            one.manager.step()
+        return len(one.manager.slices) == 63 and bool(one.manager.damaged)
 
     with contextlib.closing(one.claims):
         wait_until("all slices but one are served", others_are_served, within_s=WITHIN_S)
-        assert list(one.keeper.damaged) == [SLICES[0]]
-        assert "fails its CRC" in str(one.keeper.ready)
+        assert list(one.manager.damaged) == [SLICES[0]]
+        assert "fails its CRC" in str(one.manager.ready)
 
         rows.damaged = set()
-        clock.by_s = DAMAGED_AGAIN_S + 1
-        step_until([one], lambda: len(one.keeper.slices) == 64)
-        assert not one.keeper.damaged
+        clock.by_s = DAMAGED_RETRY_S + 1
+        step_until([one], lambda: len(one.manager.slices) == 64)
+        assert not one.manager.damaged

@@ -15,8 +15,8 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver.balancer import Balancing, Bounds
-from freshet.paramserver.shard_manager import Keeper
+from freshet.paramserver.balancer import Bounds, LoadBalancer
+from freshet.paramserver.shard_manager import ShardManager
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
@@ -40,11 +40,11 @@ class Member:
         self.shard = shard_of(log, rows, name)
         self.shard.create()
         self.claims = Claims(log, TOPICS.control)
-        balancing = Balancing(self.shard, self.claims, Bounds(), buckets=PARSED.buckets, clock=SYSTEM_CLOCK)
-        self.keeper = Keeper(
+        balancer = LoadBalancer(self.shard, self.claims, Bounds(), buckets=PARSED.buckets, clock=SYSTEM_CLOCK)
+        self.manager = ShardManager(
             self.shard,
             self.claims,
-            balancing,
+            balancer,
             name=name,
             address="127.0.0.1:1",
             life="1",
@@ -53,14 +53,14 @@ class Member:
         )
 
     def sit(self) -> None:
-        self.keeper.take_seat(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+        self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
     def step(self) -> None:
         """A round; a claim that was not read back in time, on a busy machine, is made in the next one."""
         with suppress(Unavailable):
-            self.keeper.step()
-        while self.shard.loader.waits:
-            self.shard.load_some()
+            self.manager.step()
+        while self.shard.loader.has_work:
+            self.shard.load_next_part()
 
     def learn(self) -> None:
         """All there is, and write it."""
@@ -82,7 +82,7 @@ def members(log: SqliteEventLog, rows: SqliteRowStore) -> Iterator[list[Member]]
         log.writer().append([append_to(SAMPLES, [b"a block"], times=[1])])
     made = [Member(log, rows, name) for name in "ab"]
     made[0].sit()
-    step_until(made[:1], lambda: len(made[0].keeper.slices) == len(SLICES))
+    step_until(made[:1], lambda: len(made[0].manager.slices) == len(SLICES))
     made[0].shard.flush()
     yield made
     for each in made:
@@ -110,13 +110,13 @@ def test_who_has_left_holds_the_log_no_longer_once_others_serve_what_it_had(
 ) -> None:
     a, b = members
     b.sit()
-    leaving = threading.Thread(target=lambda: a.keeper.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
+    leaving = threading.Thread(target=lambda: a.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
     leaving.start()
     step_until([b], lambda: not leaving.is_alive())
-    a.keeper.drain()
+    a.manager.drain()
     a.shard.stop()
     b.learn()
-    assert len(b.keeper.slices) == len(SLICES)
+    assert len(b.manager.slices) == len(SLICES)
     assert kept_from(log) == RECORDS
 
 
@@ -124,7 +124,7 @@ def test_who_leaves_what_nobody_takes_keeps_the_log_held(members: list[Member], 
     """The other one has no room for them, or has not come to it."""
     a, b = members
     b.sit()
-    a.keeper.drain()
+    a.manager.drain()
     a.shard.stop()
     assert kept_from(log) == 0
 
@@ -145,6 +145,6 @@ def test_slices_that_were_lost_are_held_until_who_claimed_them_serves_them(
     lost = SLICES[0]
     fence = a.claims.owners()[lost].fence
     assert b.claims.replace(lost, "b@127.0.0.1:1/1", fence, SYSTEM_CLOCK.monotonic() + WITHIN_S)
-    step_until([a], lambda: lost not in a.keeper.slices)
+    step_until([a], lambda: lost not in a.manager.slices)
     a.learn()
     assert kept_from(log) == 0

@@ -241,7 +241,7 @@ def test_every_sample_below_what_is_told_is_in_the_records_below_it(
 
 def test_a_shard_that_has_given_all_its_buckets_away_refuses_a_push_as_others_do(shard: Shard) -> None:
     push(shard, 0, 0)
-    shard.give_up(shard.held())
+    shard.revoke(shard.held())
     assert shard.held() == []
 
     with pytest.raises(Refused, match=r"push of 0:\[1, 2\) does not continue") as refused:

@@ -12,9 +12,8 @@ import pytest
 from freshet.coordination.claim_rules import Load, SliceLoad
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver import balancer as balancing
-from freshet.paramserver import shard_manager as keeper
-from freshet.paramserver.balance_rules import Balance, Decided, Why
+from freshet.paramserver import balancer, shard_manager
+from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
 from freshet.paramserver.placement import Memory, next_plan, overfull
 from freshet.types import I64, Bucket, Fence
 from tests.unit.paramserver.test_handing_over import BUCKETS, SLICES, One, Rows, log, step_until, steps
@@ -44,21 +43,21 @@ class Counted(Rows):
     def count_stored(self) -> I64:
         return np.full(BUCKETS, ROWS)
 
-    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.here.update(buckets)
         self.loading = sorted({*self.loading, *buckets})
         self.stored_rows[buckets] = ROWS
         self._count()
-        return super().take(buckets, fence, whole=whole)
+        return super().claim_buckets(buckets, fence, whole=whole)
 
     def load(self, buckets: int = BUCKETS) -> None:
         self.loading = self.loading[buckets:]
         self._count()
 
-    def give_up(self, buckets: Sequence[Bucket]) -> None:
+    def revoke(self, buckets: Sequence[Bucket]) -> None:
         self.here.difference_update(buckets)
         self._count()
-        super().give_up(buckets)
+        super().revoke(buckets)
 
     def _count(self) -> None:
         self.store.memory_bytes = (len(self.here) - len(self.loading)) * SLICE_BYTES
@@ -85,11 +84,11 @@ class Shards:
     def comes_and_fills(self) -> One:
         """The next one takes 40 slices, and has told of them."""
         number, one = len(self.there), self.comes()
-        told_by = one.keeper._balancing._balance.told_by
+        reported_owner = one.manager._balancer._rules.reported_owner
 
         def is_full() -> bool:
             self.rows[number].load()
-            return sum(told_by(i) == one.keeper._seat_name for i in range(len(SLICES))) == 40
+            return sum(reported_owner(i) == one.manager._member for i in range(len(SLICES))) == 40
 
         step_until(self.there, is_full)
         return one
@@ -100,15 +99,15 @@ class Shards:
         def is_so() -> bool:
             for rows in self.rows:
                 rows.load(1)
-            if each and [len(one.keeper.slices) for one in self.there] != list(each):
+            if each and [len(one.manager.slices) for one in self.there] != list(each):
                 return False
-            return all(one.keeper.ready is None for one in self.there) and self.served == len(SLICES)
+            return all(one.manager.ready is None for one in self.there) and self.served == len(SLICES)
 
         step_until(self.there, is_so)
 
     @property
     def served(self) -> int:
-        return sum(len(one.keeper.slices) for one in self.there)
+        return sum(len(one.manager.slices) for one in self.there)
 
 
 @pytest.fixture
@@ -123,16 +122,16 @@ def test_who_comes_first_takes_no_more_than_it_has_memory_for(two: Shards) -> No
     first = two.comes_and_fills()
     steps(two.there, 5)
 
-    assert len(first.keeper.slices) == 40
-    assert "24 slices have no room here" in (first.keeper.ready or "")
+    assert len(first.manager.slices) == 40
+    assert "24 slices do not fit" in (first.manager.ready or "")
 
 
 def test_it_takes_a_few_before_it_knows_what_rows_take(two: Shards) -> None:
     first = two.comes()
-    step_until(two.there, lambda: first.keeper.slices)
+    step_until(two.there, lambda: first.manager.slices)
     steps(two.there, 5)
 
-    assert len(first.keeper.slices) == 8
+    assert len(first.manager.slices) == 8
 
 
 def test_slices_without_rows_are_taken_however_much_of_the_memory_is_no_rows(
@@ -146,16 +145,16 @@ def test_slices_without_rows_are_taken_however_much_of_the_memory_is_no_rows(
     rows.store.memory = lambda: SimpleNamespace(rows={0: 0})
     first = two.comes()
 
-    step_until(two.there, lambda: len(first.keeper.slices) == len(SLICES))
+    step_until(two.there, lambda: len(first.manager.slices) == len(SLICES))
 
 
 def test_all_is_served_when_the_others_have_come(two: Shards) -> None:
     first = two.comes()
-    step_until(two.there, lambda: first.keeper.slices)
+    step_until(two.there, lambda: first.manager.slices)
     two.comes()
     two.load_until_all_is_served()
 
-    assert sorted(len(one.keeper.slices) for one in two.there) == [32, 32]
+    assert sorted(len(one.manager.slices) for one in two.there) == [32, 32]
     assert max(rows.most for rows in two.rows) <= LIMIT
 
 
@@ -167,8 +166,8 @@ def test_who_comes_to_a_shard_that_serves_all_takes_what_that_gives_away(
     made = Shards(log, [70 * SLICE_BYTES, LIMIT])
     first = made.comes()
     made.load_until_all_is_served()
-    assert len(first.keeper.slices) == len(SLICES)
-    giving = first.keeper._balancing
+    assert len(first.manager.slices) == len(SLICES)
+    giving = first.manager._balancer
     monkeypatch.setattr(giving, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
 
     made.comes()
@@ -181,11 +180,11 @@ def test_who_comes_to_a_shard_that_serves_all_takes_what_that_gives_away(
 def test_what_is_loading_does_not_count_for_what_is_loaded(two: Shards) -> None:
     """Else slices seemed as large as all of them together, and nobody had room for any."""
     first, rows = two.comes(), two.rows[0]
-    step_until(two.there, lambda: first.keeper.slices)
+    step_until(two.there, lambda: first.manager.slices)
     number = rows.loading[0]
     rows.load(1)
-    balance = first.keeper._balancing._balance
-    step_until(two.there, lambda: balance.told_by(number) == "shard:a")
+    balance = first.manager._balancer._rules
+    step_until(two.there, lambda: balance.reported_owner(number) == "shard:a")
 
     assert balance.sizes()[number] == pytest.approx(SLICE_BYTES, rel=0.01)
 
@@ -194,14 +193,16 @@ def test_a_slice_that_nobody_takes_keeps_no_room_from_being_made(
     two: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan gives a full shard slices of nobody, and takes others from it: it has to give first."""
-    monkeypatch.setattr(keeper, "UNTAKEN_S", 0.2)
+    monkeypatch.setattr(shard_manager, "UNCLAIMED_S", 0.2)
     first = two.comes_and_fills()
     second = two.comes()
     planned = tuple("shard:a" if i < 34 else "shard:b" for i in range(len(SLICES)))
-    monkeypatch.setattr(first.keeper._balancing._balance, "decide", lambda *_: Decided(planned, Why.MEMBERS))
+    monkeypatch.setattr(
+        first.manager._balancer._rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS)
+    )
     two.load_until_all_is_served()
 
-    assert len(second.keeper.slices) == 30
+    assert len(second.manager.slices) == 30
 
 
 @pytest.mark.parametrize(("shards", "room"), [(10, 7.5), (5, 14.4), (3, 22.5)])
@@ -216,21 +217,21 @@ def test_no_slice_is_left_where_all_shards_together_have_room(shards: int, room:
 
 
 def test_a_shard_that_has_told_nothing_gets_nothing_yet() -> None:
-    balance = Balance(4, bound=0.25, interval_s=60.0)
+    balance = BalanceRules(4, bound=0.25, interval_s=60.0)
     parts = tuple(SliceLoad(i, 0, 10) for i in range(4))
-    balance.hear({"a": Load("a", Fence(1), 100, 1_000, parts)}, 0.0)
+    balance.record_reports({"a": Load("a", Fence(1), 100, 1_000, parts)}, 0.0)
     assert balance.decide(["a"] * 4, ["a", "b"], 0.0) is None
 
-    balance.hear({"b": Load("b", Fence(2), 0, 1_000, ())}, 1.0)
+    balance.record_reports({"b": Load("b", Fence(2), 0, 1_000, ())}, 1.0)
     decided = balance.decide(["a"] * 4, ["a", "b"], 1.0)
     assert decided is not None
-    assert decided.seats.count("b") == 2
+    assert decided.owners.count("b") == 2
 
 
 def test_a_store_that_does_not_answer_for_long_keeps_no_claim_from_saying_why(
     two: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(balancing, "COUNT_AGAIN_S", 0.0)
+    monkeypatch.setattr(balancer, "COUNT_RETRY_S", 0.0)
     asked: list[int] = []
 
     def away() -> I64:
@@ -241,7 +242,7 @@ def test_a_store_that_does_not_answer_for_long_keeps_no_claim_from_saying_why(
     first = two.comes()
     steps(two.there, 5)
     assert asked
-    assert list(first.keeper.slices) == []
+    assert list(first.manager.slices) == []
 
-    first.keeper._balancing._count_until_s = 0.0
-    step_until(two.there, lambda: len(first.keeper.slices) == len(SLICES))
+    first.manager._balancer._count_until_s = 0.0
+    step_until(two.there, lambda: len(first.manager.slices) == len(SLICES))

@@ -26,7 +26,7 @@ class Servers:
 
 
 def test_what_the_servers_say_is_read() -> None:
-    watch = StoreWatch(Servers(), look_s=3600)
+    watch = StoreWatch(Servers(), poll_s=3600)
     watch.start()
     try:
         wait_until("they were looked at", lambda: bool(watch.seen), within_s=10)
@@ -45,13 +45,13 @@ def test_what_the_servers_say_is_read() -> None:
 def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do(error: Exception) -> None:
     servers = Servers()
     watch = StoreWatch(servers)
-    watch.look()
+    watch.poll_servers()
     servers.error = error
-    watch.look()
+    watch.poll_servers()
     assert set(map(len, watch.readings().values())) == {0}  # type: ignore[arg-type]
 
     servers.error = None
-    watch.look()
+    watch.poll_servers()
     assert watch.readings()["freshet_paramserver_store_replicas"] == {("a:1",): 1, ("b:1",): 0}
 
 
@@ -61,10 +61,10 @@ def test_looks_in_vain_are_logged_once_until_one_is_not() -> None:
     watch = StoreWatch(servers)
     with capture_logs() as said:
         for _ in range(3):
-            watch.look()
+            watch.poll_servers()
         assert [line["reason"] for line in said] == ["KeyError('slave1')"]
         servers.error = None
-        watch.look()
+        watch.poll_servers()
         servers.error = Unavailable("b:1 cannot be reached")
-        watch.look()
+        watch.poll_servers()
     assert [line["reason"] for line in said[1:]] == ["b:1 cannot be reached"]
