@@ -55,7 +55,7 @@ def test_slices_of_one_that_leaves_go_to_the_others_and_no_other_slice_moves():
 
 
 def test_a_plan_without_a_living_shard_is_an_error():
-    with pytest.raises(ValueError, match="lives"):
+    with pytest.raises(ValueError, match="living shard"):
         next_plan(["a"], [])
 
 

@@ -128,15 +128,15 @@ def test_without_create_an_absent_row_has_no_state() -> None:
         (lambda a: {**a, "values": a["values"][:, 1:].copy()}, "values must be"),
         (lambda a: {**a, "states": a["states"][:0]}, "states must be"),
         (lambda a: {**a, "gradients": a["gradients"][:0]}, "gradients must be"),
-        (lambda a: {**a, "theirs": KeyGroup(0, *_with_starts(a["theirs"], shorter=True))}, "same buckets"),
-        (lambda a: {**a, "mine": KeyGroup(0, *_with_starts(a["mine"], falling=True))}, "must rise"),
+        (lambda a: {**a, "pushed": KeyGroup(0, *_with_starts(a["pushed"], shorter=True))}, "same buckets"),
+        (lambda a: {**a, "local": KeyGroup(0, *_with_starts(a["local"], falling=True))}, "must rise"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change, says) -> None:
     made = hedge_group()
     rows = of([1, 2, 3])
     values, states = looked_up(store_of(made, buckets=BUCKETS), rows)
-    given = {"mine": rows, "values": values, "states": states, "theirs": rows, "gradients": values.copy()}
+    given = {"local": rows, "values": values, "states": states, "pushed": rows, "gradients": values.copy()}
     with pytest.raises(ValueError, match=says):
         RowSteps(made).step(**change(given))
 
