@@ -171,7 +171,10 @@ def transaction(connection: sqlite3.Connection, path: Path, doing: str) -> Itera
 
 @contextlib.contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Convert errors of SQLite and the system to Unavailable or Corrupt, with the file and a hint."""
+    """Convert errors of SQLite and the system.
+
+    Raises Unavailable or Corrupt, with the file and a hint.
+    """
     try:
         yield
     except sqlite3.Error as error:

@@ -57,7 +57,7 @@ def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
 
 
 def echo_json(value: Mapping[str, Any]) -> None:
-    """Print one line of JSON in UTF-8, whatever the terminal's encoding."""
+    """Print one line of JSON in UTF-8, independent of the terminal's encoding."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     click.echo(orjson.dumps(value, default=str, option=options))
 

@@ -41,7 +41,7 @@ class LoadMeter:
         self._read = (0.0, self.rows)
 
     def count(self, bucket_starts: U32) -> None:
-        """Add a group's `bucket_starts`: (B + 1,) uint32, where each bucket's keys start."""
+        """Add a group's `bucket_starts`, shape (B + 1,) uint32: where each bucket's keys start."""
         self._starts += bucket_starts[:: self._step]
 
     @property

@@ -76,11 +76,11 @@ class LoadBalancer:
         self.unevenness = 0.0  # of all shards, as of the last report
         self.plans: Counter[str] = Counter()  # plans published here, by reason
 
-    def step(self, seat: Held, loaded: Iterable[str], owned: Iterable[str]) -> None:
+    def step(self, lease: Held, loaded: Iterable[str], owned: Iterable[str]) -> None:
         """Run one round: report the load if it is due, record other reports, plan if this shard leads.
 
         Args:
-            seat: membership lease of this shard.
+            lease: membership lease of this shard.
             loaded: owned slices whose rows are loaded.
             owned: all slices served here.
 
@@ -98,8 +98,8 @@ class LoadBalancer:
             current = [seat_of(owners[name].owner) if name in owners else None for name in self._slices]
         self._set_expected_sizes(now_s)
         self._rules.record_reports(self._claims.loads(), now_s)
-        self._report(seat, list(loaded), list(owned), current, alive, now_s)
-        if not alive or alive[0] != seat.what:
+        self._report(lease, list(loaded), list(owned), current, alive, now_s)
+        if not alive or alive[0] != lease.what:
             return
         decision = self._rules.decide(current, alive, now_s)
         unplanned = plan is None or len(plan.seats) != len(self._slices)
@@ -107,7 +107,7 @@ class LoadBalancer:
             # Shards act on plans only, so the first one is published even if it changes nothing.
             decision = Decision(tuple(filter(None, current)), PlanReason.MEMBERS)
         if decision is not None:
-            self._claims.advise(Plan(seat.what, seat.fence, decision.owners))
+            self._claims.advise(Plan(lease.what, lease.fence, decision.owners))
             reason = decision.reason.value
             self.plans[reason] += 1
             moved = sum(was != owner for was, owner in zip(current, decision.owners, strict=True))
@@ -168,7 +168,7 @@ class LoadBalancer:
 
     def _report(
         self,
-        seat: Held,
+        lease: Held,
         loaded: list[str],
         owned: list[str],
         current: Sequence[str | None],
@@ -196,7 +196,7 @@ class LoadBalancer:
         total = sum(1 + self._stored_rows(name) for name in owned)
         size = self._expected_bytes() * reported // max(reported, total, 1)
         self._reported = None
-        self._claims.tell(Load(seat.what, seat.fence, size, self._bounds.memory_bytes, tuple(parts)))
+        self._claims.tell(Load(lease.what, lease.fence, size, self._bounds.memory_bytes, tuple(parts)))
         self._reported = loaded
 
     def _stored_rows(self, name: str) -> int:

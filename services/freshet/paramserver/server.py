@@ -40,7 +40,7 @@ class HeldRows(Protocol):
         create: bool = True,
         states: RowStates | None = None,
     ) -> None:
-        """As `RowService.lookup`."""
+        """As `RowService.lookup`; out: (U, S) float32 for each group."""
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""

@@ -48,8 +48,8 @@ PARAMSERVER_METRICS = (
         "freshet_paramserver_moved_slices",
         "counter",
         "slices",
-        "Ownership changes of slices: taken, given to other shards, lost to them, doubted (changed while "
-        "loading, and claimed anew).",
+        "Ownership changes of slices: `taken`, `given` to other shards, `lost` to them, `doubted` (changed "
+        "while loading, and claimed anew).",
         ("how",),
     ),
     Metric("freshet_paramserver_pushes", "counter", "pushes", "Pushes answered, by outcome.", ("outcome",)),
