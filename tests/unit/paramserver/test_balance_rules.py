@@ -1,4 +1,4 @@
-"""When slices move: shards' reports and a clock in, plans out."""
+"""Balancing: load reports and time in, plans out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ EVEN = next_plan([None] * SLICES, ["a", "b"])
 SEATS = ["a", "b"]
 RATES = np.full(SLICES, 1_000)
 HOT = np.where([seat == "a" for seat in EVEN], 3_000, 1_000)
-"""Each slice of `a` has three times what each of `b` has: half as much again as is fair."""
+"""Each slice of `a` has three times the load of each of `b`: `a` has 1.5 times its fair share."""
 
 
 class Shards:
-    """Shards that tell what they have to do, and the one that leads."""
+    """Shards that report their load, and their leader."""
 
     def __init__(self, plan: Sequence[str] = EVEN, seats: Sequence[str] = SEATS) -> None:
         self.balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
@@ -35,7 +35,7 @@ class Shards:
         self._told: dict[str, Load] = {}
 
     def tell(self, rates: np.ndarray, *, bytes_a_row: int = 100) -> None:
-        """Each shard tells of its slices, and the leader looks."""
+        """Report the load of each shard's slices, and let the leader decide."""
         for number, seat in enumerate(self.seats):
             mine = [i for i in range(SLICES) if self.plan[i] == seat]
             parts = tuple(SliceLoad(i, int(rates[i]), int(self.rows[i])) for i in mine)
@@ -50,16 +50,16 @@ class Shards:
         if found is not None:
             self.decided.append(found)
             self.plan = found.owners
-            self.balance.decide(self.plan, self.seats, self.now_s)  # it reads its plan
+            self.balance.decide(self.plan, self.seats, self.now_s)  # with its own plan as the current one
 
     def go_on(self, seconds: float, rates: Callable[[float], np.ndarray]) -> None:
-        """`rates` are of seconds since the beginning of this."""
+        """Report `rates`, a function of seconds since this call, once a second."""
         began = self.now_s
         while self.now_s < began + seconds:
             self.tell(rates(self.now_s - began))
 
 
-def test_what_lasts_is_evened_out_and_then_nothing_moves():
+def test_lasting_load_is_evened_out_once():
     shards = Shards()
     shards.go_on(1_000, lambda _: HOT)
 
@@ -68,7 +68,7 @@ def test_what_lasts_is_evened_out_and_then_nothing_moves():
     assert unevenness(only.owners, SEATS, HOT.astype(np.float64)) <= 0.125
 
 
-def test_nothing_moves_for_load_before_an_interval_is_over():
+def test_load_moves_nothing_in_the_first_interval():
     shards = Shards()
     shards.go_on(INTERVAL_S - 1, lambda _: HOT)
     assert shards.decided == []
@@ -84,7 +84,7 @@ def test_nothing_moves_for_load_before_an_interval_is_over():
     slice_=st.integers(0, SLICES - 1),
     times=st.floats(2, 1e4),
 )
-def test_a_spike_of_less_than_half_an_interval_moves_nothing(seed, start, lasts, slice_, times):
+def test_a_spike_shorter_than_half_an_interval_moves_nothing(seed, start, lasts, slice_, times):
     rng = np.random.default_rng(seed)
 
     def rates(at: float) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_a_spike_of_less_than_half_an_interval_moves_nothing(seed, start, lasts,
     assert shards.decided == []
 
 
-def test_two_plans_for_load_are_an_interval_apart_however_load_jumps():
+def test_plans_for_load_are_at_least_an_interval_apart():
     rng = np.random.default_rng(2)
     shards = Shards()
     at: list[float] = []
@@ -113,7 +113,7 @@ def test_two_plans_for_load_are_an_interval_apart_however_load_jumps():
     assert min(np.diff(at)) >= INTERVAL_S
 
 
-def test_one_enormous_slice_does_not_move_again_and_again():
+def test_one_very_hot_slice_does_not_move_repeatedly():
     rng = np.random.default_rng(3)
     enormous = np.where(np.arange(SLICES) == 5, 60_000, 1_000)
     shards = Shards(next_plan([None] * SLICES, ["a", "b", "c"]), ["a", "b", "c"])
@@ -122,7 +122,7 @@ def test_one_enormous_slice_does_not_move_again_and_again():
     assert len(shards.decided) <= 1
 
 
-def test_a_shard_that_joins_gets_its_share_by_load_at_once():
+def test_a_joining_shard_gets_its_share_of_the_load_at_once():
     shards = Shards()
     shards.go_on(30, lambda _: HOT)
     shards.seats.append("c")
@@ -135,17 +135,17 @@ def test_a_shard_that_joins_gets_its_share_by_load_at_once():
     assert share == pytest.approx(1 / 3, rel=0.15)
 
 
-def test_a_leader_that_was_away_sees_that_others_have_its_slices():
+def test_a_leader_that_returns_accepts_the_new_owners():
     shards = Shards()
     shards.look()
-    shards.plan = ("b",) * SLICES  # whoever led meanwhile thought it dead
+    shards.plan = ("b",) * SLICES  # by an interim leader, to which `a` was dead
     shards.look()
     assert [(found.reason, found.owners.count("a")) for found in shards.decided] == [
         (PlanReason.MEMBERS, SLICES // 2)
     ]
 
 
-def test_more_shards_than_slices_are_no_reason_to_plan_again_and_again():
+def test_more_shards_than_slices_do_not_cause_repeated_plans():
     rng = np.random.default_rng(4)
     shards = Shards([f"s{i}" for i in range(SLICES)], [f"s{i:02}" for i in range(SLICES + 2)])
     shards.plan = (None,) * SLICES
@@ -153,7 +153,7 @@ def test_more_shards_than_slices_are_no_reason_to_plan_again_and_again():
     assert len(shards.decided) == 1
 
 
-def test_slices_of_one_that_is_gone_are_dealt_by_the_load_that_they_had():
+def test_slices_of_a_lost_shard_are_placed_by_their_last_load():
     shards = Shards(next_plan([None] * SLICES, ["a", "b", "c"]), ["a", "b", "c"])
     shards.go_on(30, lambda _: HOT[np.arange(SLICES)])
     shards.seats.remove("c")
@@ -163,20 +163,20 @@ def test_slices_of_one_that_is_gone_are_dealt_by_the_load_that_they_had():
     assert unevenness(only.owners, SEATS, HOT.astype(np.float64)) <= 0.2
 
 
-def test_a_fresh_model_is_dealt_by_number():
+def test_a_new_model_is_placed_by_number_of_slices():
     shards = Shards()
     shards.plan = (None,) * SLICES
     shards.look()
     assert [found.owners for found in shards.decided] == [EVEN]
 
 
-def test_too_little_load_says_nothing():
+def test_load_below_the_minimum_moves_nothing():
     shards = Shards()
     shards.go_on(600, lambda _: HOT // 100)
     assert shards.decided == []
 
 
-def test_a_plan_made_by_load_stays_when_load_is_gone_and_when_another_comes_to_lead():
+def test_a_plan_by_load_stays_without_load_and_with_a_new_leader():
     shards = Shards()
     shards.go_on(100, lambda _: HOT)
     planned = shards.plan
@@ -186,7 +186,7 @@ def test_a_plan_made_by_load_stays_when_load_is_gone_and_when_another_comes_to_l
     assert (len(shards.decided), shards.plan) == (1, planned)
 
 
-def test_slices_leave_a_shard_that_is_full_at_once_and_do_not_come_back():
+def test_slices_leave_a_full_shard_at_once_and_do_not_return():
     shards = Shards()
     shards.tell(RATES)
     shards.limits = {"a": 500_000, "b": 2_000_000}
@@ -198,7 +198,7 @@ def test_slices_leave_a_shard_that_is_full_at_once_and_do_not_come_back():
     assert only.owners.count("a") == 6
 
 
-def test_where_there_is_no_room_slices_are_exchanged():
+def test_slices_are_exchanged_where_memory_is_full():
     shards = Shards()
     shards.limits = {"b": 810_000}
     shards.go_on(300, lambda _: HOT)
@@ -207,9 +207,9 @@ def test_where_there_is_no_room_slices_are_exchanged():
     assert unevenness(only.owners, SEATS, HOT.astype(np.float64)) <= 0.125
 
 
-def test_load_moves_nothing_to_where_there_is_no_room():
+def test_load_moves_no_slice_to_a_full_shard():
     shards = Shards()
-    shards.rows[[seat == "a" for seat in EVEN]] = 1_999  # too large to be exchanged for a slice of `b`
+    shards.rows[[seat == "a" for seat in EVEN]] = 1_999  # too large for an exchange with a slice of `b`
     shards.limits = {"b": 810_000}
     shards.go_on(300, lambda _: HOT)
     assert shards.decided == []
@@ -218,16 +218,16 @@ def test_load_moves_nothing_to_where_there_is_no_room():
     assert [found.reason for found in shards.decided] == [PlanReason.LOAD]
 
 
-def test_what_is_within_the_bound_moves_nothing_though_it_could_be_more_even():
+def test_load_within_the_bound_moves_nothing():
     shards = Shards()
     shards.go_on(400, lambda _: np.where([seat == "a" for seat in EVEN], 1_630, 1_000))
     assert shards.balance.unevenness(EVEN, SEATS) == pytest.approx(0.235, abs=0.005)
     assert shards.decided == []
 
 
-def test_nothing_moves_for_a_little():
+def test_a_small_gain_moves_nothing():
     rates = np.zeros(SLICES)
-    rates[[0, 2]], rates[1] = 10_000, 9_000  # moving one of the two makes 19 to 10 of 20 to 9
+    rates[[0, 2]], rates[1] = 10_000, 9_000  # moving one of the two turns 20 : 9 into 19 : 10
     shards = Shards()
     shards.go_on(400, lambda _: rates)
     assert [EVEN[i] for i in range(3)] == ["a", "b", "a"]
@@ -235,7 +235,7 @@ def test_nothing_moves_for_a_little():
     assert shards.decided == []
 
 
-def test_a_slice_that_nobody_told_of_counts_as_the_others_do():
+def test_an_unreported_slice_counts_as_the_mean():
     balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
     balance.record_reports(
         {"a": Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 3_000, 1) for i in range(2)))}, 0.0
@@ -245,13 +245,13 @@ def test_a_slice_that_nobody_told_of_counts_as_the_others_do():
     assert weights == pytest.approx(np.full(SLICES, 3_060))
 
 
-def test_reports_of_slices_that_the_model_has_not_are_ignored():
+def test_reports_of_unknown_slices_are_ignored():
     balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
     balance.record_reports({"a": Load("a", Fence(1), 10, 0, (SliceLoad(SLICES, 10**9, 1),))}, 0.0)
     assert balance.weights() is None
 
 
-def test_a_report_that_was_heard_counts_once():
+def test_a_repeated_report_counts_once():
     balance = BalanceRules(SLICES, bound=0.25, interval_s=INTERVAL_S)
     load = Load("a", Fence(1), 10, 0, tuple(SliceLoad(i, 1_000, 1) for i in range(SLICES)))
     for now_s in range(10):

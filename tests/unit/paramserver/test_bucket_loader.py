@@ -1,4 +1,4 @@
-"""A shard that takes buckets over answers from the row store while it loads them, and every row is right."""
+"""A new owner of buckets answers from the row store while it loads them, with correct rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["log"]
 STORED: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(1, 60)
 ]
-"""Rows that were learned before anybody takes over; in every bucket."""
+"""Rows stored before the takeover, in every bucket."""
 NEW: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(60, 90)
 ]
@@ -42,8 +42,7 @@ EVERY_BUCKET = [Bucket(b) for b in range(PARSED.buckets)]
 
 
 class Watched(SqliteRowStore):
-    """A row store that says what is read by key, and calls somebody before it reads, and before it hands out
-    what it has read."""
+    """A row store that records reads by key, and calls back before each read and before its result."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -89,7 +88,7 @@ def shard_of(log: EventLog, rows: SqliteRowStore, name: str, fence: Fence | None
 
 @pytest.fixture
 def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
-    """Values of all rows before anything is learned; the row store holds STORED, one push later."""
+    """Initial values of all rows; the row store holds STORED after one push."""
     former = shard_of(log, rows, "former")
     former.create()
     former.claim_buckets(EVERY_BUCKET, Fence(10), whole=True)
@@ -101,14 +100,14 @@ def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
 
 @pytest.fixture
 def shard(log: EventLog, rows: Watched, initial: dict[Row, list[float]]) -> Shard:
-    """It has taken every bucket, and loaded none."""
+    """A shard that has claimed every bucket, and loaded none."""
     made = shard_of(log, rows, "heir")
     made.claim_buckets(EVERY_BUCKET, Fence(11))
     return made
 
 
 def ones(wanted: list[Row]) -> dict[Row, list[float]]:
-    """Gradients of a push that takes one off each of their floats."""
+    """Return gradients of a push that subtracts one from each float of these rows."""
     return {row: [1.0, 1.0] for row in wanted}
 
 
@@ -120,7 +119,7 @@ def load(shard: Shard) -> None:
 def pushes(
     shard: Shard, initial: dict[Row, list[float]], wanted: list[Row], *, create: bool = False
 ) -> dict[Row, int]:
-    """{row: how many pushes it has learned from}."""
+    """Return {row: number of pushes it contains}."""
     found = look_up(shard, wanted, create=create)
     counts = {row: round(initial[row][0] - values[0]) for row, values in found.items()}
     for row, values in found.items():
@@ -129,14 +128,14 @@ def pushes(
 
 
 def next_owner(log: EventLog, rows: SqliteRowStore) -> Shard:
-    """It has read everything."""
+    """Return a shard that has read every row."""
     fence = int(rows.metas([Bucket(0)])[Bucket(0)].fence)
     next_one = shard_of(log, rows, "next")
     next_one.claim_buckets(EVERY_BUCKET, Fence(fence + 1), whole=True)
     return next_one
 
 
-def test_a_lookup_is_answered_before_anything_is_loaded(
+def test_a_lookup_is_answered_before_buckets_are_loaded(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     assert shard.held() == EVERY_BUCKET
@@ -147,7 +146,7 @@ def test_a_lookup_is_answered_before_anything_is_loaded(
     assert rows.asked == [10], "and it is read once"
 
 
-def test_a_row_of_several_gradients_is_read_once_and_makes_all_steps(
+def test_a_row_with_several_gradients_is_read_once(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     several = {row: [[1.0, 1.0]] * 3 for row in [*STORED[:10], *NEW[:5]]}
@@ -157,7 +156,7 @@ def test_a_row_of_several_gradients_is_read_once_and_makes_all_steps(
     assert pushes(shard, initial, NEW[:5]) == dict.fromkeys(NEW[:5], 3)
 
 
-def test_what_the_row_store_does_not_have_is_absent_and_not_asked_for_again(
+def test_a_row_that_is_not_stored_is_read_once_only(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     zeros = {row: [0.0, 0.0] for row in NEW}
@@ -167,7 +166,7 @@ def test_what_the_row_store_does_not_have_is_absent_and_not_asked_for_again(
     assert rows.asked == [len(NEW)]
 
 
-def test_a_push_to_rows_that_nobody_looked_up_reads_them_first(
+def test_a_push_without_a_lookup_reads_its_rows_first(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     assert shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
@@ -179,13 +178,13 @@ def test_a_push_to_rows_that_nobody_looked_up_reads_them_first(
     assert rows.asked == [len(STORED + NEW)]
 
 
-def test_a_push_that_was_applied_already_reads_nothing(shard: Shard, rows: Watched) -> None:
+def test_a_push_that_was_applied_before_reads_nothing(shard: Shard, rows: Watched) -> None:
     assert not shard.push(push_of({0: (0, 1)}, ones(STORED)))
     assert rows.asked == []
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_a_row_that_learns_before_the_scan_comes_to_it_keeps_what_it_learned(
+def test_a_row_changed_before_its_scan_keeps_the_change(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]], when: str
 ) -> None:
     left = [True]
@@ -211,7 +210,7 @@ def test_a_row_that_learns_before_the_scan_comes_to_it_keeps_what_it_learned(
     assert pushes(next_owner(log, rows), initial, STORED + NEW) == expected
 
 
-def test_a_row_that_was_removed_while_its_bucket_loads_does_not_come_back(
+def test_a_row_removed_during_loading_stays_removed(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     gone = STORED[:5]
@@ -224,7 +223,7 @@ def test_a_row_that_was_removed_while_its_bucket_loads_does_not_come_back(
     assert look_up(next_owner(log, rows), gone, create=False) == {row: [0.0, 0.0] for row in gone}
 
 
-def test_a_read_that_fails_is_no_absence_and_changes_nothing(
+def test_a_failed_read_is_not_taken_as_absence(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     def fail() -> None:
@@ -237,15 +236,13 @@ def test_a_read_that_fails_is_no_absence_and_changes_nothing(
     with pytest.raises(Unavailable, match="away"):
         shard.push(push_of({0: (1, 2)}, ones(STORED)))
     assert shard.applied() == {0: [1], 1: [0]}
-    shard.push(push_of({0: (1, 2)}, ones(STORED[:5])))  # rows that are here learn on
+    shard.push(push_of({0: (1, 2)}, ones(STORED[:5])))  # rows already read are still trained
     rows.before_read = lambda: None
     expected = dict.fromkeys(STORED, 1) | dict.fromkeys(STORED[:5], 2)
     assert pushes(shard, initial, STORED, create=True) == expected
 
 
-def test_a_scan_that_fails_is_begun_again(
-    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
-) -> None:
+def test_a_failed_scan_is_repeated(shard: Shard, rows: Watched, initial: dict[Row, list[float]]) -> None:
     def fail() -> None:
         rows.before_piece = lambda: None
         raise Unavailable("the row store is away")
@@ -258,7 +255,7 @@ def test_a_scan_that_fails_is_begun_again(
     assert shard.loader.progress.buckets == 0
 
 
-def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows: Watched) -> None:
+def test_a_bucket_is_flushed_only_after_loading(shard: Shard, rows: Watched) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     shard.flush()
     assert {meta.applied[0] for meta in rows.metas(EVERY_BUCKET).values()} == {1}
@@ -270,7 +267,7 @@ def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows
         assert meta.applied[0] == (1 if bucket in still else 2)
 
 
-def test_what_is_left_to_load_is_told(shard: Shard) -> None:
+def test_progress_of_loading_is_reported(shard: Shard) -> None:
     before = shard.loader.progress
     assert (before.buckets, before.rows) == (len(EVERY_BUCKET), len(STORED))
     shard.load_next_part()
@@ -281,7 +278,7 @@ def test_what_is_left_to_load_is_told(shard: Shard) -> None:
 
 
 def write_as_somebody_else(store: RowStore, bucket: int) -> None:
-    """Bring a bucket one seq further, as an owner can whom a failover has forgotten the claim against."""
+    """Advance a bucket's seq by one, as an old owner can if a failover loses a claim."""
     meta, identity = store.metas([Bucket(bucket)])[Bucket(bucket)], store.identity()
     assert identity is not None
     flush = flush_of(Change(bucket, next_meta(meta, rows=meta.rows), {}))
@@ -289,7 +286,7 @@ def write_as_somebody_else(store: RowStore, bucket: int) -> None:
     assert store.flush(flush).tolist() == [FlushOutcome.DONE]
 
 
-def test_a_bucket_that_was_written_while_it_was_loaded_is_dropped_and_told(
+def test_a_bucket_written_during_loading_is_dropped(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
@@ -307,10 +304,10 @@ def test_a_bucket_that_was_written_while_it_was_loaded_is_dropped_and_told(
 
 
 @pytest.mark.parametrize("reading", ["the scan", "a lookup", "a lookup of rows that were absent"])
-def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
+def test_rows_read_for_an_earlier_claim_are_ignored(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]], reading: str
 ) -> None:
-    """The buckets go to another shard and come back while rows are on their way."""
+    """The buckets move to another shard and back during a read."""
     other = shard_of(log, rows, "other")
     moved: list[bool] = []
 
@@ -338,7 +335,7 @@ def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
     assert pushes(shard, initial, STORED + NEW) == expected
 
 
-def test_a_bucket_that_is_taken_again_is_read_again(
+def test_a_bucket_claimed_again_is_read_again(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
@@ -348,7 +345,7 @@ def test_a_bucket_that_is_taken_again_is_read_again(
     assert look_up(shard, NEW, create=False) == {row: [0.0, 0.0] for row in NEW}
 
 
-def test_buckets_can_be_given_up_while_they_load(
+def test_buckets_can_be_revoked_while_they_load(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
@@ -359,7 +356,7 @@ def test_buckets_can_be_given_up_while_they_load(
     assert pushes(next_owner(log, rows), initial, STORED) == dict.fromkeys(STORED, 1)
 
 
-def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
+def test_a_stop_during_loading_ends_at_the_next_piece(
     log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard = shard_of(log, rows, "heir")
@@ -367,7 +364,7 @@ def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
 
     def stop() -> None:
         pieces.append(1)
-        shard._stop.set()  # as `stop` does before it waits for the threads
+        shard._stop.set()  # as `stop` does before it joins the threads
 
     rows.before_piece = stop
     shard.claim_buckets(EVERY_BUCKET, Fence(11))
@@ -379,10 +376,8 @@ def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
     assert end == {0: 0, 1: 0}
 
 
-def test_a_push_touches_only_buckets_that_its_sender_believes_to_be_here(
-    shard: Shard, initial: dict[Row, list[float]]
-) -> None:
-    """Its sender has not heard yet that bucket 3 came: what it has for its rows went to the former owner."""
+def test_a_push_changes_only_the_buckets_it_names(shard: Shard, initial: dict[Row, list[float]]) -> None:
+    """The sender does not know yet of bucket 3: its gradients went to the former owner."""
     elsewhere = [row for row in STORED if row[1] >> 60 == 3]
     here = [row for row in STORED if row not in elsewhere]
     believed = np.ones(PARSED.buckets, np.bool_)
@@ -393,26 +388,26 @@ def test_a_push_touches_only_buckets_that_its_sender_believes_to_be_here(
     assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 2)
 
 
-def test_a_push_is_refused_if_a_bucket_is_not_here_that_its_sender_believes_to_be(shard: Shard) -> None:
+def test_a_push_that_names_a_missing_bucket_is_refused(shard: Shard) -> None:
     shard.drop([Bucket(3)])
     with pytest.raises(Refused):
         shard.push(replace(push_of({0: (1, 2)}, {}), owned=np.ones(PARSED.buckets, np.bool_)))
     assert shard.applied() == {0: [1], 1: [0]}
 
 
-def test_a_push_is_refused_that_holds_rows_of_buckets_that_it_does_not_name(shard: Shard) -> None:
+def test_a_push_with_rows_of_unnamed_buckets_is_refused(shard: Shard) -> None:
     with pytest.raises(Refused):
         shard.push(replace(push_of({0: (1, 2)}, ones(STORED)), owned=np.zeros(PARSED.buckets, np.bool_)))
     assert shard.applied() == {0: [1], 1: [0]}
 
 
-def test_a_claim_during_which_the_log_goes_away_owns_nothing(
+def test_a_claim_that_loses_the_log_owns_no_bucket(
     log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
-    """A bucket that was owned in the books alone would hold retention back for ever."""
+    """A bucket owned in the `FlushBook` only would hold retention for ever."""
     faulty = Faulty(log)
     shard = shard_of(faulty, rows, "heir")
-    starts = PARSED.partitions  # asked before the ends of rows
+    starts = PARSED.partitions  # read before the ends of `rows`
     faulty.script("bounds", nth=starts + 1, error=Unavailable("the log is away"))
     with pytest.raises(Unavailable):
         shard.claim_buckets(EVERY_BUCKET, Fence(11))
@@ -422,7 +417,7 @@ def test_a_claim_during_which_the_log_goes_away_owns_nothing(
     assert list(shard.held()) == EVERY_BUCKET
 
 
-def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
+def test_a_new_owner_returns_the_pushes_its_rows_contain(
     shard: Shard, initial: dict[Row, list[float]]
 ) -> None:
     group, _ = keys_of(STORED)
@@ -438,13 +433,13 @@ def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
     assert known() == [[1, 0]]
     shard.push(push_of({0: (1, 2)}, ones(STORED), fence=11))
     assert known() == [[2, 0]]
-    shard.claim_buckets(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))  # from the row store, so that push is replayed
     assert known() == [[1, 0]]
 
 
 @pytest.fixture
 def holds(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[TopicPartition, int]]:
-    """{who: from where on they hold the log}."""
+    """{name: {partition: retention pin}}."""
     held: dict[str, dict[TopicPartition, int]] = {}
     monkeypatch.setattr(log, "hold", lambda name, offsets: held.update({name: dict(offsets)}))
     return held
@@ -454,10 +449,10 @@ SAMPLES = TopicPartition(TOPICS.samples, 0)
 HEIR = f"shard-{PARSED.name}-heir"
 
 
-def test_the_log_is_held_for_a_doubtful_bucket_until_it_is_claimed_anew(
+def test_retention_is_held_for_a_conflicted_bucket(
     shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]]
 ) -> None:
-    """Others have gone on; what the bucket needs would be gone with the log's retention."""
+    """Other buckets advance; without the pin, retention would delete samples that this bucket needs."""
     shard.push(push_of({0: (1, 5)}, {}))
     write_as_somebody_else(rows, 3)
     load(shard)
@@ -473,10 +468,10 @@ def test_the_log_is_held_for_a_doubtful_bucket_until_it_is_claimed_anew(
     assert holds[HEIR][SAMPLES] == 5
 
 
-def test_the_log_is_held_for_what_a_failover_took_back(
+def test_retention_is_held_for_rows_lost_in_a_failover(
     shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is stored of the doubtful bucket is older than what was when it was claimed."""
+    """The stored meta of the conflicted bucket is older than at the claim."""
     metas = rows.metas
 
     def older(buckets: Sequence[Bucket]) -> Any:
@@ -491,7 +486,7 @@ def test_the_log_is_held_for_what_a_failover_took_back(
     assert holds[HEIR][SAMPLES] == 0
 
 
-def test_the_log_is_held_for_what_was_given_up_until_others_serve_it(
+def test_retention_is_held_for_revoked_buckets_until_served(
     shard: Shard, holds: dict[str, dict[TopicPartition, int]]
 ) -> None:
     load(shard)
@@ -504,7 +499,7 @@ def test_the_log_is_held_for_what_was_given_up_until_others_serve_it(
     assert holds[HEIR][SAMPLES] == 5
 
 
-def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
+def test_retention_is_held_for_claimed_buckets_before_reads(
     log: EventLog,
     rows: Watched,
     initial: dict[Row, list[float]],
@@ -517,7 +512,7 @@ def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
     assert set(found) == {1}
 
 
-def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, initial: object) -> None:
+def test_a_stop_ends_a_whole_load(log: EventLog, rows: Watched, initial: object) -> None:
     heir, stop, pieces = shard_of(log, rows, "heir", Fence(11)), threading.Event(), list[int]()
 
     def stop_at_the_second() -> None:
@@ -537,16 +532,14 @@ def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, init
 
 
 def damage(tmp_path: Path, segment: int) -> bytes:
-    """Empty a segment of the row store; returns what it held."""
+    """Empty a segment of the row store; returns its former body."""
     with contextlib.closing(sqlite3.connect(tmp_path / "rows.sqlite")) as db, db:
         ((body,),) = db.execute("SELECT body FROM segments WHERE id = ?", (segment,)).fetchall()
         db.execute("UPDATE segments SET body = x'' WHERE id = ?", (segment,))
     return bytes(body)
 
 
-def test_damaged_buckets_are_given_up_and_the_others_are_loaded(
-    shard: Shard, rows: Watched, tmp_path: Path
-) -> None:
+def test_damaged_buckets_are_dropped_and_others_loaded(shard: Shard, rows: Watched, tmp_path: Path) -> None:
     damage(tmp_path, 2)
     damaged = set(damaged_buckets(rows, EVERY_BUCKET))
     assert 0 < len(damaged) < len(EVERY_BUCKET)
@@ -558,7 +551,7 @@ def test_damaged_buckets_are_given_up_and_the_others_are_loaded(
     assert shard.failed is None
 
 
-def test_who_looks_damaged_rows_up_waits_and_ends_nothing(shard: Shard, tmp_path: Path) -> None:
+def test_a_lookup_of_damaged_rows_is_unavailable(shard: Shard, tmp_path: Path) -> None:
     damage(tmp_path, 2)
 
     with pytest.raises(Unavailable, match="rows cannot be read"):

@@ -1,5 +1,7 @@
-"""Slices change owners a few at a time, and the next when the last are served. Claims are real, on a
-log of SQLite; shards only note what is asked of them."""
+"""Slices change owners a few at a time, the next ones when the last are served.
+
+Claims are real, on an SQLite log; shards only record calls.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ WITHIN_S = 20.0
 
 
 class Rows:
-    """What a keeper asks of a shard."""
+    """The part of a shard that its manager calls."""
 
     failed = None
 
@@ -72,7 +74,7 @@ class Rows:
 
 
 class One:
-    """A shard's keeper, stepped by hand."""
+    """A shard manager, stepped by the test."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
 
 @pytest.fixture
 def shards(log: SqliteEventLog) -> Iterator[list[One]]:
-    """Two that share all slices, and one that has just sat down."""
+    """Two shards that own all slices, and one that has just joined."""
     made = [One(log, name) for name in "abc"]
     for each in made[:2]:
         each.sit()
@@ -127,8 +129,7 @@ def shards(log: SqliteEventLog) -> Iterator[list[One]]:
 
 
 def one_round(one: One) -> None:
-    """A round that is made: on a busy machine a claim may take too long to be read back, and is made in the
-    next one."""
+    """Run a round; False if a claim was not read back in time, which the next round repeats."""
 
     def is_made() -> bool:
         try:
@@ -150,7 +151,7 @@ def step_until(shards: Sequence[One], holds: Any) -> None:
 
 
 def steps(shards: Sequence[One], times: int) -> None:
-    """Rounds, in each of which all that was written is read."""
+    """Run rounds until the condition holds; each reads all records written before."""
     for _ in range(times):
         _wait_until_read(shards)
         for each in shards:
@@ -164,7 +165,7 @@ def _wait_until_read(shards: Sequence[One]) -> None:
     wait_until("all is read", lambda: all(e.claims._next >= upto for e in shards), within_s=WITHIN_S)
 
 
-def test_nothing_more_is_given_until_what_was_given_is_served(shards: list[One]) -> None:
+def test_no_slice_is_revoked_until_the_last_ones_are_served(shards: list[One]) -> None:
     a, b, c = shards
     step_until([a, b], lambda: a.rows.given_at_once or b.rows.given_at_once)
     steps([a, b], 5)
@@ -176,7 +177,7 @@ def test_nothing_more_is_given_until_what_was_given_is_served(shards: list[One])
     assert max(a.rows.given_at_once + b.rows.given_at_once) <= MOVED_SLICES
 
 
-def test_slices_with_many_rows_go_one_by_one(shards: list[One]) -> None:
+def test_slices_with_many_rows_are_revoked_one_by_one(shards: list[One]) -> None:
     a, b, c = shards
     for each in (a, b):
         each.rows.stored_rows[:] = MOVED_ROWS + 1
@@ -184,7 +185,7 @@ def test_slices_with_many_rows_go_one_by_one(shards: list[One]) -> None:
     assert set(a.rows.given_at_once + b.rows.given_at_once) == {1}
 
 
-def test_the_next_go_when_the_last_are_loaded(shards: list[One]) -> None:
+def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[One]) -> None:
     a, b, c = shards
     c.rows.loading = [Bucket(i) for i in range(BUCKETS)]
     step_until(shards, lambda: len(c.manager.slices) > 0)
@@ -194,7 +195,7 @@ def test_the_next_go_when_the_last_are_loaded(shards: list[One]) -> None:
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
-def test_what_is_still_loading_is_not_given_away(shards: list[One]) -> None:
+def test_a_loading_slice_is_not_revoked(shards: list[One]) -> None:
     a, b, c = shards
     a.rows.loading = [Bucket(i) for i in range(BUCKETS)]
     step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.seats)
@@ -204,7 +205,7 @@ def test_what_is_still_loading_is_not_given_away(shards: list[One]) -> None:
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
-def test_who_leaves_serves_until_others_have_taken_over(shards: list[One]) -> None:
+def test_a_leaving_shard_serves_until_others_have_loaded(shards: list[One]) -> None:
     a, b, c = shards
     step_until(shards, lambda: len(c.manager.slices) == 21)
     leaving = threading.Thread(target=lambda: c.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
@@ -215,7 +216,7 @@ def test_who_leaves_serves_until_others_have_taken_over(shards: list[One]) -> No
     step_until([a, b], lambda: len(a.manager.slices) + len(b.manager.slices) == len(SLICES))
 
 
-def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
+def test_the_only_shard_leaves_without_a_wait(log: SqliteEventLog) -> None:
     only = One(log, "a")
     only.sit()
     step_until([only], lambda: len(only.manager.slices) == len(SLICES))
@@ -226,8 +227,8 @@ def test_who_leaves_alone_does_not_wait(log: SqliteEventLog) -> None:
     only.claims.close()
 
 
-def test_who_finds_owners_and_no_plan_writes_one(log: SqliteEventLog) -> None:
-    """Of a topic that was shortened by an earlier release."""
+def test_a_leader_without_a_plan_publishes_the_current_owners(log: SqliteEventLog) -> None:
+    """A `control` topic trimmed by an earlier release has claims without a plan."""
     before = One(log, "a")
     before.sit()
     step_until([before], lambda: len(before.manager.slices) == len(SLICES))
@@ -244,8 +245,8 @@ def test_who_finds_owners_and_no_plan_writes_one(log: SqliteEventLog) -> None:
     after.claims.close()
 
 
-def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(shards: list[One]) -> None:
-    """Until then the log is held for it."""
+def test_retention_is_released_once_others_report_the_slices(shards: list[One]) -> None:
+    """Until then retention is held for them."""
     giver = shards[0]
     tellers: list[str | None] = []
 
@@ -261,7 +262,7 @@ def test_what_was_given_away_is_let_go_when_others_have_told_that_they_serve_it(
 
 
 class Ahead:
-    """The system's clock, some seconds ahead: deadlines are of claims, which have their own."""
+    """The system's clock, some seconds ahead; claims use their own clock."""
 
     by_s = 0.0
 
@@ -273,7 +274,7 @@ class Ahead:
 
 
 class WithDamage(Rows):
-    """Rows of which some buckets cannot be read, until they are mended."""
+    """Rows with damaged buckets, until they are repaired."""
 
     def __init__(self, damaged: set[int]) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ class WithDamage(Rows):
         return super().claim_buckets(buckets, fence, whole=whole)
 
 
-def test_a_slice_with_damaged_rows_holds_up_no_other(log: SqliteEventLog) -> None:
+def test_a_slice_with_damaged_rows_delays_no_other(log: SqliteEventLog) -> None:
     rows, clock = WithDamage({0}), Ahead()
     one = One(log, "a", rows, clock=clock)
     one.sit()

@@ -1,5 +1,7 @@
-"""The log is held for what a shard leaves until others serve it, and no longer. Log, claims and rows are
-real; its samples are so old that retention takes whatever nobody holds."""
+"""Retention is held for the slices of a leaving shard until others serve them, and no longer.
+
+Log, claims and rows are real; samples are so old that retention removes all that is not held.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ WITHIN_S = 20.0
 
 
 class Member:
-    """A shard with its keeper, stepped by hand."""
+    """A shard with its manager, stepped by the test."""
 
     def __init__(self, log: SqliteEventLog, rows: SqliteRowStore, name: str) -> None:
         self.shard = shard_of(log, rows, name)
@@ -56,14 +58,14 @@ class Member:
         self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
     def step(self) -> None:
-        """A round; a claim that was not read back in time, on a busy machine, is made in the next one."""
+        """Run a round; a claim that was not read back in time is repeated in the next one."""
         with suppress(Unavailable):
             self.manager.step()
         while self.shard.loader.has_work:
             self.shard.load_next_part()
 
     def learn(self) -> None:
-        """All there is, and write it."""
+        """Apply all samples and flush."""
         self.shard.push(push_of({0: (0, RECORDS)}, {}))
         self.shard.flush()
 
@@ -77,7 +79,7 @@ def rows(tmp_path: Path) -> Iterator[SqliteRowStore]:
 
 @pytest.fixture
 def members(log: SqliteEventLog, rows: SqliteRowStore) -> Iterator[list[Member]]:
-    """One that serves every slice and has learned nothing, and one that has no seat yet."""
+    """A shard that serves every slice untrained, and one that has not joined yet."""
     for _ in range(RECORDS):
         log.writer().append([append_to(SAMPLES, [b"a block"], times=[1])])
     made = [Member(log, rows, name) for name in "ab"]
@@ -99,13 +101,13 @@ def step_until(members: Sequence[Member], condition) -> None:
 
 
 def kept_from(log: SqliteEventLog) -> int:
-    """Where the log of samples starts once retention has taken what it may."""
+    """Return the start of `samples` after retention has removed all that is not held."""
     while log.enforce_retention():
         pass
     return log.bounds(SAMPLES).start
 
 
-def test_who_has_left_holds_the_log_no_longer_once_others_serve_what_it_had(
+def test_retention_is_released_once_others_serve_the_slices(
     members: list[Member], log: SqliteEventLog
 ) -> None:
     a, b = members
@@ -120,8 +122,8 @@ def test_who_has_left_holds_the_log_no_longer_once_others_serve_what_it_had(
     assert kept_from(log) == RECORDS
 
 
-def test_who_leaves_what_nobody_takes_keeps_the_log_held(members: list[Member], log: SqliteEventLog) -> None:
-    """The other one has no room for them, or has not come to it."""
+def test_retention_is_held_for_slices_without_a_new_owner(members: list[Member], log: SqliteEventLog) -> None:
+    """The other shard lacks memory, or has not claimed them yet."""
     a, b = members
     b.sit()
     a.manager.drain()
@@ -129,18 +131,16 @@ def test_who_leaves_what_nobody_takes_keeps_the_log_held(members: list[Member], 
     assert kept_from(log) == 0
 
 
-def test_a_shard_that_begins_again_keeps_its_hold_until_it_has_taken_slices(
+def test_a_restarted_shard_holds_retention_until_it_claims(
     members: list[Member], log: SqliteEventLog, rows: SqliteRowStore
 ) -> None:
-    """The row store may be away, or the lease of its earlier life not be over, for many flushes."""
+    """The row store may be away, or the lease of the earlier process run, for many flushes."""
     again = shard_of(log, rows, "a")
     again.flush()
     assert kept_from(log) == 0
 
 
-def test_slices_that_were_lost_are_held_until_who_claimed_them_serves_them(
-    members: list[Member], log: SqliteEventLog
-) -> None:
+def test_retention_is_held_for_lost_slices_until_served(members: list[Member], log: SqliteEventLog) -> None:
     a, b = members
     lost = SLICES[0]
     fence = a.claims.owners()[lost].fence

@@ -1,4 +1,4 @@
-"""A lookup whose answer would be too long is refused before anything of it is made."""
+"""Lookups with too large an answer are refused before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_S = 20.0
 
 
 class Rows:
-    """Rows of zeros; counts those that are asked for."""
+    """A row service of zeros that counts the rows looked up."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -44,9 +44,9 @@ class Rows:
 
 
 @pytest.mark.parametrize("states", [False, True])
-def test_a_lookup_is_refused_by_the_size_of_its_answer_before_that_is_made(states: bool) -> None:
+def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> None:
     floats = WIDTH + STATES * states
-    most = 1000  # rows of an answer that is still taken
+    most = 1000  # rows of the largest answer
     rows = Rows()
     server = GrpcServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
     serve_rows(server, rows, Described("s", "m", "h", 1, 1, (WIDTH,), (STATES,)))

@@ -1,4 +1,4 @@
-"""What the shard says is published, is: whatever is pushed, published and flushed meanwhile."""
+"""Published offsets are true under concurrent pushes, publishing and flushes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ROWS: dict[int, list[Row]] = {
     ]
     for p in range(PARTITIONS)
 }
-"""Rows that each partition of samples changes, in every bucket: a push takes one off each of their floats."""
+"""Rows that each partition of samples changes, in every bucket; a push subtracts one from each float."""
 
 
 class Interrupting:
-    """A log's writer that calls somebody before each append."""
+    """A log's writer with a callback before each append."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -99,7 +99,7 @@ def interrupted(shard: Shard) -> Interrupting:
 
 
 class Reader:
-    """What a follower of `rows` holds, record by record."""
+    """The rows that a follower of `rows` has, record by record."""
 
     def __init__(self, log: EventLog, initial: dict[Row, list[float]]) -> None:
         self.records: list[list[dict[Row, float]]] = [[] for _ in range(ROWS_PARTITIONS)]
@@ -116,7 +116,7 @@ class Reader:
         reader.close()
 
     def pushes_in(self, published: PublishedTo) -> dict[Row, int]:
-        """{row: pushes that its newest value in the records below `rows_next` has}."""
+        """Return {row: number of pushes in its newest value below `rows_next`}."""
         newest: dict[Row, float] = {}
         for partition, stop in published.rows_next.items():
             for record in self.records[partition][:stop]:
@@ -124,7 +124,7 @@ class Reader:
         return {row: round(self.initial[row][0] - value) for row, value in newest.items()}
 
 
-def test_a_push_of_an_owner_that_was_replaced_is_refused_and_counted(shard: Shard) -> None:
+def test_a_push_with_an_old_fence_is_refused_and_counted(shard: Shard) -> None:
     def pushed(at: int, fence: int) -> None:
         shard.push(push_of({0: (at, at + 1)}, {ROWS[0][0]: [1.0, 1.0]}, fence))
 
@@ -135,22 +135,20 @@ def test_a_push_of_an_owner_that_was_replaced_is_refused_and_counted(shard: Shar
     assert (shard.counts.pushes, shard.counts.fenced, shard.counts.refused) == (1, 1, 0)
 
 
-def test_before_anything_is_learned_everything_is_published(shard: Shard) -> None:
+def test_a_new_shard_has_published_everything(shard: Shard) -> None:
     assert shard.published == PublishedTo(
         dict.fromkeys(range(PARTITIONS), 0), dict.fromkeys(range(ROWS_PARTITIONS), 0)
     )
 
 
-def test_a_round_tells_what_was_applied_when_it_began_and_where_its_records_end(
-    shard: Shard, log: EventLog
-) -> None:
+def test_a_round_publishes_the_offsets_applied_at_its_start(shard: Shard, log: EventLog) -> None:
     push(shard, 0, 0)
     shard.publish()
     ends = {p: log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)}
     assert shard.published == PublishedTo({0: 1, 1: 0}, ends)
 
 
-def test_a_push_in_the_middle_of_a_round_is_told_with_the_next_round(shard: Shard) -> None:
+def test_a_push_during_a_round_belongs_to_the_next_round(shard: Shard) -> None:
     writer = interrupted(shard)
 
     def once() -> None:
@@ -165,7 +163,7 @@ def test_a_push_in_the_middle_of_a_round_is_told_with_the_next_round(shard: Shar
     assert shard.published.applied[0] == 2
 
 
-def test_a_round_that_fails_tells_nothing(shard: Shard) -> None:
+def test_a_failed_round_publishes_no_offsets(shard: Shard) -> None:
     def fail() -> None:
         raise Unavailable("the disk is away")
 
@@ -180,7 +178,7 @@ def test_a_round_that_fails_tells_nothing(shard: Shard) -> None:
     assert shard.published.applied[0] == 1
 
 
-def test_every_sample_below_what_is_told_is_in_the_records_below_it(
+def test_samples_below_the_published_offsets_are_in_the_records(
     shard: Shard, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PUBLISH_ROWS", 20)  # a round has many pieces
@@ -239,7 +237,7 @@ def test_every_sample_below_what_is_told_is_in_the_records_below_it(
         assert all(earlier.applied[p] <= later.applied[p] for p in range(PARTITIONS))
 
 
-def test_a_shard_that_has_given_all_its_buckets_away_refuses_a_push_as_others_do(shard: Shard) -> None:
+def test_a_shard_without_buckets_refuses_a_push(shard: Shard) -> None:
     push(shard, 0, 0)
     shard.revoke(shard.held())
     assert shard.held() == []

@@ -1,5 +1,7 @@
-"""Shards that have not memory for everything: who comes first takes what it has room for, and all is served
-once there are enough of them. Claims are real, on a log of SQLite; rows are only counted."""
+"""Shards with too little memory for all slices, until enough shards have joined.
+
+Claims are real, on an SQLite log; rows are only counted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ __all__ = ["log"]
 
 
 class Counted(Rows):
-    """A shard whose rows take memory as they come; `load` brings all of them of some buckets."""
+    """A shard that counts the memory of its rows; `load` loads those of some buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class Counted(Rows):
 
 
 class Shards:
-    """Of these limits, none of which is there yet."""
+    """Shards with these memory limits; none has joined yet."""
 
     def __init__(self, log_: SqliteEventLog, limits: Sequence[int]) -> None:
         self.rows = [Counted() for _ in limits]
@@ -82,7 +84,7 @@ class Shards:
         return one
 
     def comes_and_fills(self) -> One:
-        """The next one takes 40 slices, and has told of them."""
+        """Add the next shard, and wait until it has claimed and reported 40 slices."""
         number, one = len(self.there), self.comes()
         reported_owner = one.manager._balancer._rules.reported_owner
 
@@ -94,7 +96,7 @@ class Shards:
         return one
 
     def load_until_all_is_served(self, *each: int) -> None:
-        """A bucket a round, as where there are many rows; so many slices by each, where that is said."""
+        """Load a bucket a round until all slices are served; `each`: slices of each shard, if given."""
 
         def is_so() -> bool:
             for rows in self.rows:
@@ -118,7 +120,7 @@ def two(log: SqliteEventLog) -> Iterator[Shards]:
         one.claims.close()
 
 
-def test_who_comes_first_takes_no_more_than_it_has_memory_for(two: Shards) -> None:
+def test_the_first_shard_claims_no_more_than_its_memory_holds(two: Shards) -> None:
     first = two.comes_and_fills()
     steps(two.there, 5)
 
@@ -126,7 +128,7 @@ def test_who_comes_first_takes_no_more_than_it_has_memory_for(two: Shards) -> No
     assert "24 slices do not fit" in (first.manager.ready or "")
 
 
-def test_it_takes_a_few_before_it_knows_what_rows_take(two: Shards) -> None:
+def test_few_slices_are_claimed_before_row_bytes_are_measured(two: Shards) -> None:
     first = two.comes()
     step_until(two.there, lambda: first.manager.slices)
     steps(two.there, 5)
@@ -134,10 +136,8 @@ def test_it_takes_a_few_before_it_knows_what_rows_take(two: Shards) -> None:
     assert len(first.manager.slices) == 8
 
 
-def test_slices_without_rows_are_taken_however_much_of_the_memory_is_no_rows(
-    two: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is nothing to learn of what rows take."""
+def test_slices_without_rows_are_claimed_in_any_memory(two: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes per row cannot be measured."""
     rows = two.rows[0]
     monkeypatch.setattr(rows, "count_stored", lambda: np.zeros(BUCKETS, np.int64))
     monkeypatch.setattr(rows, "_count", lambda: None)
@@ -148,7 +148,7 @@ def test_slices_without_rows_are_taken_however_much_of_the_memory_is_no_rows(
     step_until(two.there, lambda: len(first.manager.slices) == len(SLICES))
 
 
-def test_all_is_served_when_the_others_have_come(two: Shards) -> None:
+def test_all_slices_are_served_once_other_shards_join(two: Shards) -> None:
     first = two.comes()
     step_until(two.there, lambda: first.manager.slices)
     two.comes()
@@ -159,10 +159,10 @@ def test_all_is_served_when_the_others_have_come(two: Shards) -> None:
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_who_comes_to_a_shard_that_serves_all_takes_what_that_gives_away(
+def test_a_joining_shard_claims_the_slices_that_are_revoked(
     log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    """Whichever slice that is: before it knows what rows take it has room for a few of its own only."""
+    """Any slices: before bytes per row are measured it claims only a few."""
     made = Shards(log, [70 * SLICE_BYTES, LIMIT])
     first = made.comes()
     made.load_until_all_is_served()
@@ -177,8 +177,8 @@ def test_who_comes_to_a_shard_that_serves_all_takes_what_that_gives_away(
         one.claims.close()
 
 
-def test_what_is_loading_does_not_count_for_what_is_loaded(two: Shards) -> None:
-    """Else slices seemed as large as all of them together, and nobody had room for any."""
+def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
+    """Otherwise each slice would count as large as all together, and would fit no shard."""
     first, rows = two.comes(), two.rows[0]
     step_until(two.there, lambda: first.manager.slices)
     number = rows.loading[0]
@@ -189,10 +189,8 @@ def test_what_is_loading_does_not_count_for_what_is_loaded(two: Shards) -> None:
     assert balance.sizes()[number] == pytest.approx(SLICE_BYTES, rel=0.01)
 
 
-def test_a_slice_that_nobody_takes_keeps_no_room_from_being_made(
-    two: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plan gives a full shard slices of nobody, and takes others from it: it has to give first."""
+def test_an_unclaimed_slice_does_not_block_revocations(two: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan gives a full shard unclaimed slices and takes others from it, so it must revoke first."""
     monkeypatch.setattr(shard_manager, "UNCLAIMED_S", 0.2)
     first = two.comes_and_fills()
     second = two.comes()
@@ -206,8 +204,8 @@ def test_a_slice_that_nobody_takes_keeps_no_room_from_being_made(
 
 
 @pytest.mark.parametrize(("shards", "room"), [(10, 7.5), (5, 14.4), (3, 22.5)])
-def test_no_slice_is_left_where_all_shards_together_have_room(shards: int, room: float) -> None:
-    """They come one by one, with equal slices that fill them beyond what plans leave free."""
+def test_every_slice_is_placed_if_total_memory_suffices(shards: int, room: float) -> None:
+    """Shards join one by one; equal slices fill them beyond the margin of plans."""
     seats, plan = [f"shard:{i}" for i in range(shards)], ["shard:0"] * len(SLICES)
     memory = Memory(np.full(len(SLICES), 1.0), dict.fromkeys(seats, room))
     for there in range(1, shards + 1):
@@ -216,7 +214,7 @@ def test_no_slice_is_left_where_all_shards_together_have_room(shards: int, room:
     assert overfull(plan, memory) == []
 
 
-def test_a_shard_that_has_told_nothing_gets_nothing_yet() -> None:
+def test_a_shard_without_a_report_gets_no_slice() -> None:
     balance = BalanceRules(4, bound=0.25, interval_s=60.0)
     parts = tuple(SliceLoad(i, 0, 10) for i in range(4))
     balance.record_reports({"a": Load("a", Fence(1), 100, 1_000, parts)}, 0.0)
@@ -228,7 +226,7 @@ def test_a_shard_that_has_told_nothing_gets_nothing_yet() -> None:
     assert decided.owners.count("b") == 2
 
 
-def test_a_store_that_does_not_answer_for_long_keeps_no_claim_from_saying_why(
+def test_a_silent_store_does_not_hide_the_reason_of_a_claim(
     two: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(balancer, "COUNT_RETRY_S", 0.0)

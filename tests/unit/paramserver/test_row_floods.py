@@ -1,4 +1,4 @@
-"""A flood of new keys: rows stay within their bound, and those that are used go on."""
+"""A flood of new keys: rows stay within their bound, and rows in use are kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOOD = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 101)]
 @pytest.fixture
 def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
     monkeypatch.setattr(tables, "LEAST_ROWS", 1)
-    monkeypatch.setattr(module, "EVICT_ROWS", 64)  # far less than a flood brings
+    monkeypatch.setattr(module, "EVICT_ROWS", 64)  # far fewer than a flood creates
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
     sized = Store.of(PARSED, layout_of(PARSED))
     cost = {table: sized.resident_bytes(table) + tables.INDEX_BYTES for table in sized.tables}
@@ -47,7 +47,7 @@ def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     rows.close()
 
 
-def test_a_flood_of_new_keys_evicts_them_and_not_rows_in_use(shard: Shard) -> None:
+def test_a_flood_of_new_keys_evicts_no_rows_in_use(shard: Shard) -> None:
     chance = np.random.default_rng(7)
     bound = shard.store.max_rows[0]
     assert bound is not None

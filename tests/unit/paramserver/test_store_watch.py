@@ -1,4 +1,4 @@
-"""What a shard tells of the servers of its row store."""
+"""Figures of the row store's servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.waiting import wait_until
 
 
 class Servers:
-    """Two masters; they answer as long as there is no `error`."""
+    """Two masters that answer unless `error` is set."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -25,7 +25,7 @@ class Servers:
         return [StoreServer("a:1", 1, 10, 100), StoreServer("b:1", 0, 20, 0)]
 
 
-def test_what_the_servers_say_is_read() -> None:
+def test_figures_of_the_servers_are_read() -> None:
     watch = StoreWatch(Servers(), poll_s=3600)
     watch.start()
     try:
@@ -42,7 +42,7 @@ def test_what_the_servers_say_is_read() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("b:1 cannot be reached"), KeyError("slave1")], ids=repr)
-def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do(error: Exception) -> None:
+def test_figures_are_absent_while_servers_are_silent(error: Exception) -> None:
     servers = Servers()
     watch = StoreWatch(servers)
     watch.poll_servers()
@@ -55,7 +55,7 @@ def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do(error: Exce
     assert watch.readings()["freshet_paramserver_store_replicas"] == {("a:1",): 1, ("b:1",): 0}
 
 
-def test_looks_in_vain_are_logged_once_until_one_is_not() -> None:
+def test_failed_polls_are_logged_once() -> None:
     servers = Servers()
     servers.error = KeyError("slave1")
     watch = StoreWatch(servers)

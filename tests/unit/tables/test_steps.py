@@ -1,4 +1,4 @@
-"""Copies of rows stepped outside the store equal the store's own rows, bit by bit."""
+"""Steps of local copies equal the store's rows bit by bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKETS = 16
 
 
 def of(numbers: list[int], tables: list[int] | None = None) -> KeyGroup:
-    """Rows of table 0, or of the table that is named for each."""
+    """Return keys of table 0, or of the table given for each."""
     plan = Plan(tables=np.array(tables or [0] * len(numbers), np.uint8), buckets=BUCKETS)
     plan.build(keys_of(*numbers), np.arange(len(numbers) + 1, dtype=np.uint32))
     return KeyGroup(0, plan.keys.copy(), plan.tables.copy(), plan.bucket_starts.copy())
@@ -62,7 +62,7 @@ def test_a_copy_takes_the_steps_of_its_row(name: str, width: int) -> None:
 
 
 def test_rows_of_a_hedge_and_many_in_a_bucket() -> None:
-    """Hundreds of rows share a bucket: they are found by searching, not one by one."""
+    """Hundreds of rows share a bucket and are found by binary search."""
     made = hedge_group()
     store, steps, rng = store_of(made, buckets=BUCKETS), RowSteps(made), np.random.default_rng(0)
     mine, theirs = of(list(range(1, 4000))), of(list(range(2000, 6000)))
@@ -75,7 +75,7 @@ def test_rows_of_a_hedge_and_many_in_a_bucket() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 300])
-def test_a_copy_takes_every_step_of_a_write_that_names_its_row_again(many: int) -> None:
+def test_a_copy_takes_all_steps_of_a_repeated_row(many: int) -> None:
     made, rng = default_group(), np.random.default_rng(1)
     store, steps = store_of(made, buckets=2), RowSteps(made)
     mine = steps_of([(key, key % 2) for key in range(1, many + 3)], buckets=2)
@@ -91,7 +91,7 @@ def test_a_copy_takes_every_step_of_a_write_that_names_its_row_again(many: int) 
         np.testing.assert_array_equal(copy, row)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_copy_alone() -> None:
+def test_a_non_finite_gradient_does_not_change_the_copy() -> None:
     made = hedge_group()
     store, steps = store_of(made, buckets=BUCKETS), RowSteps(made)
     mine = of([1])
@@ -103,7 +103,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_copy_alone() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_row_that_is_not_admitted_yet_has_the_state_that_a_new_one_starts_with(name: str) -> None:
+def test_a_row_before_admission_has_its_initial_state(name: str) -> None:
     made = group(("vector", 4, rule(name), 0.5))
     waiting = store_of(made, buckets=BUCKETS, options={0: TableOptions(admission=3)})
     for copy, row in zip(
@@ -132,7 +132,7 @@ def test_without_create_an_absent_row_has_no_state() -> None:
         (lambda a: {**a, "local": KeyGroup(0, *_with_starts(a["local"], falling=True))}, "must rise"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(change, says) -> None:
+def test_arrays_of_other_shapes_are_refused(change, says) -> None:
     made = hedge_group()
     rows = of([1, 2, 3])
     values, states = looked_up(store_of(made, buckets=BUCKETS), rows)
