@@ -33,7 +33,7 @@ from tests.integration.test_shards import (
     wait_for,
 )
 from tests.servers.redis_cluster import RedisCluster
-from tests.unit.paramserver.test_bucket_loader import write_as_somebody_else
+from tests.unit.paramserver.shards import write_by_old_owner
 
 ALL = [Bucket(b) for b in range(SPEC.buckets)]
 
@@ -146,7 +146,7 @@ def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_re
     with shard_in_this_process(run, rows) as heir:
         pushing.go_on(100)
         touched = Bucket(int(BUCKETS_OF_KEYS[0]))
-        write_as_somebody_else(store, touched)
+        write_by_old_owner(store, touched)
         rows.let_go.set()
         wait_for(lambda: heir.manager.counts.doubted == 1, "a slice is doubted")
         wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")

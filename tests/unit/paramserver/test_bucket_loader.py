@@ -13,23 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
-from freshet.config.spec.layout import layout_of
 from freshet.errors import Corrupt, Refused, Unavailable
 from freshet.log import EventLog
 from freshet.paramserver.bucket_loader import damaged_buckets
 from freshet.paramserver.shard import Shard
 from freshet.rows.service import RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
-from freshet.rows.store import FlushOutcome, RowStore
-from freshet.tables.runs import runs_of, widths_of
 from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of, push_of_steps
-from freshet.testing.contracts.rowstore import Change, flush_of, next_meta
 from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
-from tests.unit.paramserver.test_published import PARSED, TOPICS, log
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of, write_by_old_owner
 
 STORED: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(1, 60)
@@ -70,20 +63,6 @@ def rows(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path / "rows.sqlite")
     yield made
     made.close()
-
-
-def shard_of(log: EventLog, rows: SqliteRowStore, name: str, fence: Fence | None = None) -> Shard:
-    return Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        clock=SYSTEM_CLOCK,
-        name=name,
-        fence=fence,
-    )
 
 
 @pytest.fixture
@@ -277,20 +256,11 @@ def test_progress_of_loading_is_reported(shard: Shard) -> None:
     assert (shard.loader.progress.buckets, shard.loader.progress.rows) == (0, 0)
 
 
-def write_as_somebody_else(store: RowStore, bucket: int) -> None:
-    """Advance a bucket's seq by one, as an old owner can if a failover loses a claim."""
-    meta, identity = store.metas([Bucket(bucket)])[Bucket(bucket)], store.identity()
-    assert identity is not None
-    flush = flush_of(Change(bucket, next_meta(meta, rows=meta.rows), {}))
-    flush = replace(flush, runs=runs_of([], widths_of(identity.record_bytes)))
-    assert store.flush(flush).tolist() == [FlushOutcome.DONE]
-
-
 def test_a_bucket_written_during_loading_is_dropped(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
-    write_as_somebody_else(rows, 3)
+    write_by_old_owner(rows, 3)
     load(shard)
     assert shard.pop_conflicted() == {3}
     assert shard.pop_conflicted() == set()
@@ -454,7 +424,7 @@ def test_retention_is_held_for_a_conflicted_bucket(
 ) -> None:
     """Other buckets advance; without the pin, retention would delete samples that this bucket needs."""
     shard.push(push_of({0: (1, 5)}, {}))
-    write_as_somebody_else(rows, 3)
+    write_by_old_owner(rows, 3)
     load(shard)
     assert shard.pop_conflicted() == {3}
     for _ in range(2):

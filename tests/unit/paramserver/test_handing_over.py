@@ -7,119 +7,40 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claim_rules import state_record
-from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.errors import Corrupt, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES, Bounds, LoadBalancer
-from freshet.paramserver.shard import Shard
-from freshet.paramserver.shard_manager import DAMAGED_RETRY_S, ShardManager
-from freshet.types import I64, Append, Bucket, BytesColumn, Fence, TopicPartition
+from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES
+from freshet.paramserver.shard_manager import DAMAGED_RETRY_S
+from freshet.types import Append, Bucket, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_until
+from tests.unit.paramserver.managers import (
+    BUCKETS,
+    SLICES,
+    WITHIN_S,
+    Managed,
+    Rows,
+    step_until,
+    steps,
+)
 
 CONTROL = TopicPartition("control", 0)
-BUCKETS = 64
-SLICES = list(slices_of(BUCKETS))
-WITHIN_S = 20.0
-
-
-class Rows:
-    """The part of a shard that its manager calls."""
-
-    failed = None
-
-    def __init__(self) -> None:
-        self.stored_rows = np.full(BUCKETS, 10)
-        self.loaded: list[int] = []
-        self.given: list[int] = []
-        self.given_at_once: list[int] = []
-        self.dropped: list[int] = []
-        self.on_drop: Callable[[Sequence[Bucket]], None] = lambda _: None
-        self.loading: list[Bucket] = []
-        self.store = SimpleNamespace(
-            memory_bytes=1_000, tables=(), resident_bytes=int, memory=lambda: SimpleNamespace(rows={})
-        )
-        self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
-
-    def pop_conflicted(self) -> list[Bucket]:
-        return []
-
-    def count_stored(self) -> I64:
-        return np.zeros(BUCKETS, np.int64)
-
-    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
-        self.loaded += buckets
-        return 0
-
-    def revoke(self, buckets: Sequence[Bucket]) -> None:
-        self.given += buckets
-        self.given_at_once.append(len(buckets))
-
-    def drop(self, buckets: Sequence[Bucket]) -> None:
-        self.dropped += buckets
-        self.on_drop(buckets)
-
-    def release(self, buckets: Sequence[Bucket]) -> None:
-        pass
-
-
-class One:
-    """A shard manager, stepped by the test."""
-
-    def __init__(
-        self,
-        log: SqliteEventLog,
-        name: str,
-        rows: Rows | None = None,
-        memory_bytes: int = 0,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self.rows = rows or Rows()
-        shard = cast(Shard, self.rows)
-        self.claims = Claims(log, "control")
-        bounds = Bounds(memory_bytes=memory_bytes)
-        balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
-        self.manager = ShardManager(
-            shard,
-            self.claims,
-            balancer,
-            name=name,
-            address="127.0.0.1:1",
-            life="1",
-            buckets=BUCKETS,
-            clock=clock,
-        )
-
-    def sit(self) -> None:
-        self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
-    made = SqliteEventLog(tmp_path)
-    made.create_topic("control", partitions=1)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def shards(log: SqliteEventLog) -> Iterator[list[One]]:
+def shards(control_log: SqliteEventLog) -> Iterator[list[Managed]]:
     """Two shards that own all slices, and one that has just joined."""
-    made = [One(log, name) for name in "abc"]
+    made = [Managed(control_log, name) for name in "abc"]
     for each in made[:2]:
-        each.sit()
+        each.join()
     step_until(made[:2], lambda: [len(one.manager.slices) for one in made] == [32, 32, 0])
-    made[2].sit()
+    made[2].join()
     for each in made:
         each.rows.given.clear()
         each.rows.given_at_once.clear()
@@ -128,44 +49,7 @@ def shards(log: SqliteEventLog) -> Iterator[list[One]]:
         each.claims.close()
 
 
-def one_round(one: One) -> None:
-    """Run a round; False if a claim was not read back in time, which the next round repeats."""
-
-    def is_made() -> bool:
-        try:
-            one.manager.step()
-        except Unavailable:
-            return False
-        return True
-
-    wait_until("a round is made", is_made, within_s=WITHIN_S)
-
-
-def step_until(shards: Sequence[One], holds: Any) -> None:
-    def is_so() -> bool:
-        for each in shards:
-            one_round(each)
-        return bool(holds())
-
-    wait_until("slices are where they should be", is_so, within_s=WITHIN_S)
-
-
-def steps(shards: Sequence[One], times: int) -> None:
-    """Run rounds until the condition holds; each reads all records written before."""
-    for _ in range(times):
-        _wait_until_read(shards)
-        for each in shards:
-            one_round(each)
-    _wait_until_read(shards)
-
-
-def _wait_until_read(shards: Sequence[One]) -> None:
-    claims = shards[0].claims
-    upto = claims._eventlog.bounds(claims._partition).end
-    wait_until("all is read", lambda: all(e.claims._next >= upto for e in shards), within_s=WITHIN_S)
-
-
-def test_no_slice_is_revoked_until_the_last_ones_are_served(shards: list[One]) -> None:
+def test_no_slice_is_revoked_until_the_last_ones_are_served(shards: list[Managed]) -> None:
     a, b, c = shards
     step_until([a, b], lambda: a.rows.given_at_once or b.rows.given_at_once)
     steps([a, b], 5)
@@ -177,7 +61,7 @@ def test_no_slice_is_revoked_until_the_last_ones_are_served(shards: list[One]) -
     assert max(a.rows.given_at_once + b.rows.given_at_once) <= MOVED_SLICES
 
 
-def test_slices_with_many_rows_are_revoked_one_by_one(shards: list[One]) -> None:
+def test_slices_with_many_rows_are_revoked_one_by_one(shards: list[Managed]) -> None:
     a, b, c = shards
     for each in (a, b):
         each.rows.stored_rows[:] = MOVED_ROWS + 1
@@ -185,7 +69,7 @@ def test_slices_with_many_rows_are_revoked_one_by_one(shards: list[One]) -> None
     assert set(a.rows.given_at_once + b.rows.given_at_once) == {1}
 
 
-def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[One]) -> None:
+def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[Managed]) -> None:
     a, b, c = shards
     c.rows.loading = [Bucket(i) for i in range(BUCKETS)]
     step_until(shards, lambda: len(c.manager.slices) > 0)
@@ -195,7 +79,7 @@ def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[One])
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
-def test_a_loading_slice_is_not_revoked(shards: list[One]) -> None:
+def test_a_loading_slice_is_not_revoked(shards: list[Managed]) -> None:
     a, b, c = shards
     a.rows.loading = [Bucket(i) for i in range(BUCKETS)]
     step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.seats)
@@ -205,7 +89,7 @@ def test_a_loading_slice_is_not_revoked(shards: list[One]) -> None:
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
-def test_a_leaving_shard_serves_until_others_have_loaded(shards: list[One]) -> None:
+def test_a_leaving_shard_serves_until_others_have_loaded(shards: list[Managed]) -> None:
     a, b, c = shards
     step_until(shards, lambda: len(c.manager.slices) == 21)
     leaving = threading.Thread(target=lambda: c.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
@@ -216,9 +100,9 @@ def test_a_leaving_shard_serves_until_others_have_loaded(shards: list[One]) -> N
     step_until([a, b], lambda: len(a.manager.slices) + len(b.manager.slices) == len(SLICES))
 
 
-def test_the_only_shard_leaves_without_a_wait(log: SqliteEventLog) -> None:
-    only = One(log, "a")
-    only.sit()
+def test_the_only_shard_leaves_without_a_wait(control_log: SqliteEventLog) -> None:
+    only = Managed(control_log, "a")
+    only.join()
     step_until([only], lambda: len(only.manager.slices) == len(SLICES))
     only.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S)
     assert len(only.manager.slices) == len(SLICES), "they are for `drain`"
@@ -227,25 +111,27 @@ def test_the_only_shard_leaves_without_a_wait(log: SqliteEventLog) -> None:
     only.claims.close()
 
 
-def test_a_leader_without_a_plan_publishes_the_current_owners(log: SqliteEventLog) -> None:
+def test_a_leader_without_a_plan_publishes_the_current_owners(control_log: SqliteEventLog) -> None:
     """A `control` topic trimmed by an earlier release has claims without a plan."""
-    before = One(log, "a")
-    before.sit()
+    before = Managed(control_log, "a")
+    before.join()
     step_until([before], lambda: len(before.manager.slices) == len(SLICES))
     before.manager.drain()
     claims = before.claims.survey()[0]
     before.claims.close()
-    upto = log.bounds(CONTROL).end
-    log.writer().append([Append("control", 0, BytesColumn.of([state_record(upto, claims.values(), None)]))])
-    log.trim(CONTROL, upto)
+    upto = control_log.bounds(CONTROL).end
+    control_log.writer().append(
+        [Append("control", 0, BytesColumn.of([state_record(upto, claims.values(), None)]))]
+    )
+    control_log.trim(CONTROL, upto)
 
-    after = One(log, "a")
-    after.sit()
+    after = Managed(control_log, "a")
+    after.join()
     step_until([after], lambda: len(after.manager.slices) == len(SLICES))
     after.claims.close()
 
 
-def test_retention_is_released_once_others_report_the_slices(shards: list[One]) -> None:
+def test_retention_is_released_once_others_report_the_slices(shards: list[Managed]) -> None:
     """Until then retention is held for them."""
     giver = shards[0]
     tellers: list[str | None] = []
@@ -286,10 +172,10 @@ class WithDamage(Rows):
         return super().claim_buckets(buckets, fence, whole=whole)
 
 
-def test_a_slice_with_damaged_rows_delays_no_other(log: SqliteEventLog) -> None:
+def test_a_slice_with_damaged_rows_delays_no_other(control_log: SqliteEventLog) -> None:
     rows, clock = WithDamage({0}), Ahead()
-    one = One(log, "a", rows, clock=clock)
-    one.sit()
+    one = Managed(control_log, "a", rows, clock=clock)
+    one.join()
 
     def others_are_served() -> bool:
         with contextlib.suppress(Unavailable):

@@ -24,10 +24,7 @@ from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
 from freshet.types import TopicPartition
 from tests.system.waiting import wait_until
-from tests.unit.paramserver.test_bucket_loader import shard_of
-from tests.unit.paramserver.test_published import PARSED, TOPICS, log
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of
 
 SAMPLES = TopicPartition(TOPICS.samples, 0)
 SLICES = list(slices_of(PARSED.buckets))
@@ -54,7 +51,7 @@ class Member:
             clock=SYSTEM_CLOCK,
         )
 
-    def sit(self) -> None:
+    def join(self) -> None:
         self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
     def step(self) -> None:
@@ -83,7 +80,7 @@ def members(log: SqliteEventLog, rows: SqliteRowStore) -> Iterator[list[Member]]
     for _ in range(RECORDS):
         log.writer().append([append_to(SAMPLES, [b"a block"], times=[1])])
     made = [Member(log, rows, name) for name in "ab"]
-    made[0].sit()
+    made[0].join()
     step_until(made[:1], lambda: len(made[0].manager.slices) == len(SLICES))
     made[0].shard.flush()
     yield made
@@ -111,7 +108,7 @@ def test_retention_is_released_once_others_serve_the_slices(
     members: list[Member], log: SqliteEventLog
 ) -> None:
     a, b = members
-    b.sit()
+    b.join()
     leaving = threading.Thread(target=lambda: a.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
     leaving.start()
     step_until([b], lambda: not leaving.is_alive())
@@ -125,7 +122,7 @@ def test_retention_is_released_once_others_serve_the_slices(
 def test_retention_is_held_for_slices_without_a_new_owner(members: list[Member], log: SqliteEventLog) -> None:
     """The other shard lacks memory, or has not claimed them yet."""
     a, b = members
-    b.sit()
+    b.join()
     a.manager.drain()
     a.shard.stop()
     assert kept_from(log) == 0

@@ -19,9 +19,7 @@ from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
 from freshet.types import U8, Append, Flush, TopicPartition
-from tests.unit.paramserver.test_published import PARSED, ROWS, TOPICS, interrupted, loaded, log, push
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push
 
 ALL = [row for rows in ROWS.values() for row in rows]
 
@@ -231,7 +229,7 @@ def test_a_stop_writes_the_rest_after_the_unanswered_flush(log: EventLog, rows: 
 
 
 def test_a_second_failover_does_not_fake_a_whole_flush(log: EventLog, rows: Unsure) -> None:
-    """One failover loses a flush; a second one restores it before the bucket is written whole."""
+    """Managed failover loses a flush; a second one restores it before the bucket is written whole."""
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)

@@ -3,83 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.layout import layout_of
-from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, Refused, Unavailable
-from freshet.log import EventLog, Writer
-from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log import EventLog
 from freshet.paramserver import flusher as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.rows.deltas import decode_rows
 from freshet.rows.sqlite.row_store import SqliteRowStore
-from freshet.rows.store import RowStore
 from freshet.testing.contracts.rowservice import PARTITIONS, Row, look_up, push_of
-from freshet.types import Append, Fence, TopicPartition
-from tests.contract.test_rowservice import SPEC
+from freshet.types import TopicPartition
+from tests.unit.paramserver.shards import ROWS, TOPICS, interrupted, loaded, push
 
-PARSED = parse_spec(SPEC)
-TOPICS = topics_of(PARSED)
 ROUNDS = 8
-ROWS: dict[int, list[Row]] = {
-    p: [
-        (table, (key * 0x9E3779B97F4A7C15) % (1 << 64))
-        for table in (0, 1)
-        for key in range(1 + p, 60, PARTITIONS)
-    ]
-    for p in range(PARTITIONS)
-}
-"""Rows that each partition of samples changes, in every bucket; a push subtracts one from each float."""
-
-
-class Interrupting:
-    """A log's writer with a callback before each append."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.before: Callable[[], None] = lambda: None
-
-    def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        self.before()
-        return self._writer.append(appends)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._writer, name)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EventLog]:
-    made = SqliteEventLog(tmp_path / "log")
-    for plan in TOPICS.plans:
-        made.create_topic(
-            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-        )
-    yield made
-    made.close()
-
-
-def loaded(log: EventLog, rows: RowStore, fence: int, clock: Clock = SYSTEM_CLOCK) -> Shard:
-    made = Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        fence=Fence(fence),
-        clock=clock,
-        held=lambda: True,
-    )
-    made.load()
-    return made
 
 
 @pytest.fixture
@@ -87,15 +29,6 @@ def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
     yield loaded(log, rows, 10)
     rows.close()
-
-
-def push(shard: Shard, partition: int, at: int) -> None:
-    shard.push(push_of({partition: (at, at + 1)}, {row: [1.0, 1.0] for row in ROWS[partition]}))
-
-
-def interrupted(shard: Shard) -> Interrupting:
-    shard._flusher._writer = writer = Interrupting(shard._flusher._writer)  # type: ignore[assignment]
-    return writer
 
 
 class Reader:

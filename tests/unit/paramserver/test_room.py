@@ -18,13 +18,11 @@ from freshet.paramserver import balancer, shard_manager
 from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
 from freshet.paramserver.placement import Memory, next_plan, overfull
 from freshet.types import I64, Bucket, Fence
-from tests.unit.paramserver.test_handing_over import BUCKETS, SLICES, One, Rows, log, step_until, steps
+from tests.unit.paramserver.managers import BUCKETS, SLICES, Managed, Rows, step_until, steps
 
 ROWS, ROW_BYTES = 1_000, 100
 SLICE_BYTES = ROWS * ROW_BYTES
 LIMIT = 40 * SLICE_BYTES + 100
-
-__all__ = ["log"]
 
 
 class Counted(Rows):
@@ -73,17 +71,18 @@ class Shards:
     def __init__(self, log_: SqliteEventLog, limits: Sequence[int]) -> None:
         self.rows = [Counted() for _ in limits]
         self.all = [
-            One(log_, name, rows, limit) for name, rows, limit in zip("abc", self.rows, limits, strict=False)
+            Managed(log_, name, rows, limit)
+            for name, rows, limit in zip("abc", self.rows, limits, strict=False)
         ]
-        self.there: list[One] = []
+        self.there: list[Managed] = []
 
-    def comes(self) -> One:
+    def comes(self) -> Managed:
         one = self.all[len(self.there)]
-        one.sit()
+        one.join()
         self.there.append(one)
         return one
 
-    def comes_and_fills(self) -> One:
+    def comes_and_fills(self) -> Managed:
         """Add the next shard, and wait until it has claimed and reported 40 slices."""
         number, one = len(self.there), self.comes()
         reported_owner = one.manager._balancer._rules.reported_owner
@@ -113,8 +112,8 @@ class Shards:
 
 
 @pytest.fixture
-def two(log: SqliteEventLog) -> Iterator[Shards]:
-    made = Shards(log, [LIMIT, LIMIT])
+def two(control_log: SqliteEventLog) -> Iterator[Shards]:
+    made = Shards(control_log, [LIMIT, LIMIT])
     yield made
     for one in made.all:
         one.claims.close()
@@ -160,10 +159,10 @@ def test_all_slices_are_served_once_other_shards_join(two: Shards) -> None:
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_joining_shard_claims_the_slices_that_are_revoked(
-    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int
+    control_log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """Any slices: before bytes per row are measured it claims only a few."""
-    made = Shards(log, [70 * SLICE_BYTES, LIMIT])
+    made = Shards(control_log, [70 * SLICE_BYTES, LIMIT])
     first = made.comes()
     made.load_until_all_is_served()
     assert len(first.manager.slices) == len(SLICES)
