@@ -25,6 +25,7 @@ from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.value_formats import RowCodec
 from tests.perf.workload import plain_spec
@@ -108,7 +109,9 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
         taken.listen()
         place = ShardAddress("a", *taken.getsockname())
         with pytest.raises(ConfigError, match="port"):
-            ParamServer(world.spec, world.log, world.stores.rows, place, TRANSPORT, spec_hash=world.spec_hash)
+            ParamServer(
+                ShardContext(world.spec, world.spec_hash, world.log, world.stores.rows), place, TRANSPORT
+            )
 
     assert claims_threads() == before
 

@@ -14,6 +14,7 @@ import pytest
 
 from freshet.adapters import open_rowstore
 from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore
 from freshet.rpc.channel import MIB, Transport
@@ -73,7 +74,7 @@ def shard_in_this_process(run: Run, rows: HeldBack) -> Iterator[ParamServer]:
     """It takes the place of those that are gone; in the end it flushes and leaves."""
     place = ShardAddress("b", "127.0.0.1", 0)
     transport = Transport(token=TOKEN, max_message_bytes=MIB)
-    server = ParamServer(SPEC, run.log, rows, place, transport, spec_hash=HASH)  # type: ignore[arg-type]
+    server = ParamServer(ShardContext(SPEC, HASH, run.log, rows), place, transport)  # type: ignore[arg-type]
     stop, failures = threading.Event(), list[BaseException]()
 
     def serve() -> None:

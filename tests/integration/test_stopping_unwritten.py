@@ -20,6 +20,7 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rows.store import RowStore, StoreServer
 from freshet.rpc.channel import MIB, Transport
 from tests.perf.workload import Workload, append, plain_spec
@@ -93,13 +94,11 @@ def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> 
 
 
 def shard(pipeline: Pipeline, rows: Closing | RowStore, name: str = "a") -> ParamServer:
+    context = ShardContext(pipeline.spec, pipeline.spec_hash, pipeline.log, rows)  # type: ignore[arg-type]
     return ParamServer(
-        pipeline.spec,
-        pipeline.log,
-        rows,  # type: ignore[arg-type]
+        context,
         ShardAddress(name, "127.0.0.1", 0),
         Transport(max_message_bytes=MIB),
-        spec_hash=pipeline.spec_hash,
     )
 
 
@@ -135,7 +134,7 @@ def test_a_trainer_whose_last_flush_hangs_ends_within_its_drain(pipeline: Pipeli
 
     assert not thread.is_alive()
     [reason] = reasons(said, "not everything was flushed")
-    assert "no answer of the row store or the log within 1.0 s" in reason
+    assert "has not answered within 1.0 s" in reason
     assert_trainer_left(pipeline)
 
 

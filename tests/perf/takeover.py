@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.topics import topics_of
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.redis.row_store import open_url
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
@@ -72,16 +71,7 @@ def measure(quick: bool = False, rows: int = 2_000_000) -> Figures:
         fences = count(1)
 
         def shard() -> Shard:
-            return Shard(
-                spec=spec,
-                layout=layout_of(spec),
-                spec_hash="hash",
-                topics=topics_of(spec),
-                log=log,
-                rows=store,
-                clock=SYSTEM_CLOCK,
-                name="perf",
-            )
+            return Shard(ShardContext(spec, "hash", log, store), name="perf")
 
         former = shard()
         former.create()

@@ -308,6 +308,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     from freshet.apps.distributed import transport_by
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
+    from freshet.paramserver.shard import ShardContext
 
     transport = transport_by(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
@@ -343,12 +344,9 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         with _starting(stop):
             made.append(
                 ParamServer(
-                    spec,
-                    log,
-                    rows,
+                    ShardContext(spec, spec_hash, log, rows),
                     place,
                     transport,
-                    spec_hash=spec_hash,
                     bounds=bounds,
                     evict_bytes=evict_bytes,
                     stop=stop,

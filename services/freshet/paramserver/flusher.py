@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 import structlog
 
-from freshet.clock import Clock
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import ROWS_PARTITIONS, Topics
+from freshet.config.spec.topics import ROWS_PARTITIONS, Topics, topics_of
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.log import EventLog
 from freshet.observability.metrics import Metric, Reading
@@ -41,7 +41,7 @@ from freshet.types import (
     bucket_of,
 )
 
-__all__ = ["DELTA_BYTES", "Flusher", "PublishedTo", "ShardCounts", "records_of"]
+__all__ = ["DELTA_BYTES", "Flusher", "PublishedTo", "ShardContext", "ShardCounts", "records_of"]
 
 # --- Changed rows as records of `<model>.rows`. Pure.
 
@@ -191,18 +191,30 @@ class PublishedTo:
     rows_next: Mapping[int, int]  # {partition of rows: next offset}
 
 
+@dataclass(frozen=True, slots=True)
+class ShardContext:
+    """Model, stores and time of a shard."""
+
+    spec: Spec
+    spec_hash: str
+    log: EventLog
+    rows: RowStore
+    clock: Clock = SYSTEM_CLOCK
+
+    @property
+    def topics(self) -> Topics:
+        """Topics of the model."""
+        return topics_of(self.spec)
+
+
 class Flusher:
     """Publishes and flushes a shard's buckets. Thread-safe; hold `lock` to add or remove buckets."""
 
     def __init__(
         self,
-        spec: Spec,
-        topics: Topics,
-        log: EventLog,
-        rows: RowStore,
+        context: ShardContext,
         store: Store,
         counts: ShardCounts,
-        clock: Clock,
         *,
         name: str,
         alone: bool,
@@ -211,17 +223,22 @@ class Flusher:
         """Start without buckets.
 
         Args:
+            context: model and stores.
+            store: table of the shard.
+            counts: counts to update.
             name: name of the shard.
             alone: all buckets are under one claim, and the loss of one ends the shard.
             drop: called with buckets that another shard owns, unless `alone`.
         """
-        self._spec, self._topics, self._log, self._rows, self._store = spec, topics, log, rows, store
-        self._counts, self._clock, self._alone, self._drop = counts, clock, alone, drop
+        spec = context.spec
+        self._spec, self._topics, self._log, self._rows = spec, context.topics, context.log, context.rows
+        self._store, self._counts, self._clock = store, counts, context.clock
+        self._alone, self._drop = alone, drop
         self._hold_name = "-".join(filter(None, ("shard", spec.name, name)))
         self.book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
         self.lock = threading.RLock()  # for flushes and ownership changes; acquired before `_publishing`
         self._publishing = threading.Lock()
-        self._writer = log.writer()
+        self._writer = context.log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # copied, and not known to be written
         self._begun_s: float | None = None  # monotonic start of the unwritten flush

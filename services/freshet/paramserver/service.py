@@ -12,13 +12,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.batches.frames import streams, work_bytes
-from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.spec.layout import layout_of
-from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import Unavailable
 from freshet.http.addresses import Address
-from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.observability.metrics import Metric, Reading, register
@@ -26,12 +23,12 @@ from freshet.paramserver.balance_rules import MeteredRows, PlanReason
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
 from freshet.paramserver.flusher import store_metrics, store_readings
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
-from freshet.rows.store import OnServers, RowStore
+from freshet.rows.store import OnServers
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
 
@@ -138,30 +135,22 @@ class ParamServer:
 
     def __init__(
         self,
-        spec: Spec,
-        log: EventLog,
-        rows: RowStore,
+        context: ShardContext,
         place: ShardAddress,
         transport: Transport,
         *,
-        spec_hash: str,
         bounds: Bounds = DEFAULT_BOUNDS,
         evict_bytes: int = 0,
-        clock: Clock = SYSTEM_CLOCK,
         stop: threading.Event | None = None,
     ) -> None:
         """Listen, acquire the membership lease and check the stores; no slice is claimed yet.
 
         Args:
-            spec: the model.
-            log: its event log.
-            rows: its row store.
+            context: model and stores; clients must have the same spec hash.
             place: name and address of this shard.
             transport: gRPC options.
-            spec_hash: hash of the spec, which clients must have as well.
             bounds: balancing and memory bounds.
             evict_bytes: memory of rows beyond which the least recently used are evicted; 0: no bound.
-            clock: the time.
             stop: ends the wait for the membership lease.
 
         Raises:
@@ -169,20 +158,11 @@ class ParamServer:
             Unavailable: another process of this name lives, or `stop` was set before its lease expired.
             Mismatch: the stores belong to another model, spec or log.
         """
+        spec, spec_hash, clock = context.spec, context.spec_hash, context.clock
         self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
-        topics = ensure_topics(log, spec)
+        topics = ensure_topics(context.log, spec)
         layout = layout_of(spec)
-        self.shard = Shard(
-            spec=spec,
-            layout=layout,
-            spec_hash=spec_hash,
-            topics=topics,
-            log=log,
-            rows=rows,
-            clock=clock,
-            name=place.name,
-            most_bytes=evict_bytes,
-        )
+        self.shard = Shard(context, name=place.name, most_bytes=evict_bytes)
         self.server = GrpcServer(
             str(Address(place.host, place.port)),
             transport,
@@ -194,7 +174,7 @@ class ParamServer:
         states = tuple(group.state_floats for group in layout.groups)
         described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths, states)
         with Cleanup() as cleanup:
-            claims = Claims(log, topics.control, clock)
+            claims = Claims(context.log, topics.control, clock)
             cleanup.add("claims", claims.close)
             self.balancer = LoadBalancer(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
             self.rows = MeteredRows(self.shard, self.balancer.meter, lambda: self.balancer.full)
@@ -202,7 +182,7 @@ class ParamServer:
             self.server.start()
             cleanup.add("listener", lambda: self.server.stop(0.0))
             self.address = str(Address(place.advertised or place.host, self.server.port))
-            self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
+            self.watch = StoreWatch(context.rows) if isinstance(context.rows, OnServers) else None
             self.manager = ShardManager(
                 self.shard,
                 claims,

@@ -12,23 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import structlog
 
-from freshet.clock import Clock
-from freshet.config.spec.layout import Layout
-from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import Topics
+from freshet.config.spec.layout import layout_of
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
-from freshet.log import EventLog
 from freshet.observability.tracing import Context, active
 from freshet.paramserver.bucket_loader import Loader
 from freshet.paramserver.core import PushFences
-from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
+from freshet.paramserver.flusher import Flusher, PublishedTo, ShardContext, ShardCounts
 from freshet.paramserver.tracing import answered, answering
 from freshet.rows.service import KeyGroup, Push, RowStates
-from freshet.rows.store import RowStore, StoreIdentity
+from freshet.rows.store import StoreIdentity
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
 from freshet.types import F32, I64, Bucket, BucketMeta, Fence, OffsetRange, TimeMs, TopicPartition
 
-__all__ = ["PublishedTo", "Shard", "ShardCounts"]
+__all__ = ["PublishedTo", "Shard", "ShardContext", "ShardCounts"]
 
 log = structlog.get_logger("freshet.paramserver")
 
@@ -58,15 +54,9 @@ class Shard:
 
     def __init__(
         self,
+        context: ShardContext,
         *,
-        spec: Spec,
-        layout: Layout,
-        spec_hash: str,
-        topics: Topics,
-        log: EventLog,
-        rows: RowStore,
         fence: Fence | None = None,
-        clock: Clock,
         held: Callable[[], bool] = lambda: True,
         name: str = "",
         most_bytes: int = 0,
@@ -74,6 +64,7 @@ class Shard:
         """Start without buckets.
 
         Args:
+            context: model and stores.
             fence: fence of the one claim of all buckets, for `load`. Without it buckets are added by
                 `claim_buckets` and removed by `revoke`, `release` and `drop`, each under its claim's fence.
             held: whether the claim of `fence` still stands; once it does not, nothing is written.
@@ -81,26 +72,17 @@ class Shard:
             most_bytes: memory of rows beyond which the least recently used are evicted (`Store.of`). 0: no
                 bound.
         """
-        self._spec, self._layout, self._spec_hash, self._topics = spec, layout, spec_hash, topics
-        self._log, self._rows, self._clock, self._held = log, rows, clock, held
+        spec, layout = context.spec, layout_of(context.spec)
+        self._spec, self._spec_hash, self._topics = spec, context.spec_hash, context.topics
+        self._log, self._rows, self._held = context.log, context.rows, held
         self._fence = fence
         self._store = Store.of(spec, layout, held=False, most_bytes=most_bytes)
-        self._loader = Loader(self._store, rows, buckets=spec.buckets)
+        self._loader = Loader(self._store, context.rows, buckets=spec.buckets)
         self._to_load = threading.Event()
         self._conflicts_lock, self._conflicted = threading.Lock(), set[Bucket]()
         self.counts = ShardCounts()
-        self._flusher = Flusher(
-            spec,
-            topics,
-            log,
-            rows,
-            self._store,
-            self.counts,
-            clock,
-            name=name,
-            alone=fence is not None,
-            drop=self.drop,
-        )
+        alone = fence is not None
+        self._flusher = Flusher(context, self._store, self.counts, name=name, alone=alone, drop=self.drop)
         self._book, self._flushing = self._flusher.book, self._flusher.lock
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog, Writer
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rows.store import FlushOutcome, RowStore
 from freshet.tables.runs import runs_of, widths_of
@@ -48,31 +47,11 @@ class Interrupting:
 
 
 def shard_of(log: EventLog, rows: SqliteRowStore, name: str, fence: Fence | None = None) -> Shard:
-    return Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        clock=SYSTEM_CLOCK,
-        name=name,
-        fence=fence,
-    )
+    return Shard(ShardContext(PARSED, "hash", log, rows), name=name, fence=fence)
 
 
 def loaded(log: EventLog, rows: RowStore, fence: int, clock: Clock = SYSTEM_CLOCK) -> Shard:
-    made = Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        fence=Fence(fence),
-        clock=clock,
-        held=lambda: True,
-    )
+    made = Shard(ShardContext(PARSED, "hash", log, rows, clock), fence=Fence(fence))
     made.load()
     return made
 

@@ -39,7 +39,7 @@ class Watched(SqliteRowStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.asked: list[int] = []  # keys of each reading
+        self.keys_read: list[int] = []  # keys of each reading
         self.before_piece: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
         self.before_rows: Callable[[], None] = lambda: None
@@ -52,7 +52,7 @@ class Watched(SqliteRowStore):
 
     def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
         self.before_read()
-        self.asked.append(len(keys))
+        self.keys_read.append(len(keys))
         for runs in super().read_many(buckets, tables, keys):
             self.before_rows()
             yield runs
@@ -120,9 +120,9 @@ def test_a_lookup_is_answered_before_buckets_are_loaded(
     assert shard.held() == EVERY_BUCKET
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
-    assert rows.asked == [10], "only what was asked for is read"
+    assert rows.keys_read == [10], "only what was keys_read for is read"
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
-    assert rows.asked == [10], "and it is read once"
+    assert rows.keys_read == [10], "and it is read once"
 
 
 def test_a_row_with_several_gradients_is_read_once(
@@ -130,7 +130,7 @@ def test_a_row_with_several_gradients_is_read_once(
 ) -> None:
     several = {row: [[1.0, 1.0]] * 3 for row in [*STORED[:10], *NEW[:5]]}
     assert shard.push(push_of_steps({0: (1, 2)}, several))
-    assert rows.asked == [15]
+    assert rows.keys_read == [15]
     assert pushes(shard, initial, STORED[:10]) == dict.fromkeys(STORED[:10], 4)
     assert pushes(shard, initial, NEW[:5]) == dict.fromkeys(NEW[:5], 3)
 
@@ -142,7 +142,7 @@ def test_a_row_that_is_not_stored_is_read_once_only(
     assert look_up(shard, NEW, create=False) == zeros
     assert look_up(shard, NEW, create=False) == zeros
     assert look_up(shard, NEW, create=True) == {row: initial[row] for row in NEW}
-    assert rows.asked == [len(NEW)]
+    assert rows.keys_read == [len(NEW)]
 
 
 def test_a_push_without_a_lookup_reads_its_rows_first(
@@ -154,12 +154,12 @@ def test_a_push_without_a_lookup_reads_its_rows_first(
     assert pushes(shard, initial, STORED + NEW) == expected
     load(shard)
     assert pushes(shard, initial, STORED + NEW) == expected
-    assert rows.asked == [len(STORED + NEW)]
+    assert rows.keys_read == [len(STORED + NEW)]
 
 
 def test_a_push_that_was_applied_before_reads_nothing(shard: Shard, rows: Watched) -> None:
     assert not shard.push(push_of({0: (0, 1)}, ones(STORED)))
-    assert rows.asked == []
+    assert rows.keys_read == []
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])

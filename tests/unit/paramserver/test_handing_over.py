@@ -133,18 +133,18 @@ def test_a_leader_without_a_plan_publishes_the_current_owners(control_log: Sqlit
 
 def test_retention_is_released_once_others_report_the_slices(shards: list[Managed]) -> None:
     """Until then retention is held for them."""
-    giver = shards[0]
-    tellers: list[str | None] = []
+    former = shards[0]
+    reporters: list[str | None] = []
 
     def note(buckets: Sequence[Bucket]) -> None:
         slices = [what for what, of in slices_of(BUCKETS).items() if not set(of).isdisjoint(buckets)]
-        tellers.extend(giver.manager._balancer.reported_owner(what) for what in slices)
+        reporters.extend(former.manager._balancer.reported_owner(what) for what in slices)
 
-    giver.rows.on_drop = note
-    given = giver.rows.given
-    step_until(shards, lambda: given and set(given) <= set(giver.rows.dropped))
-    assert tellers
-    assert set(tellers) <= {"shard:b", "shard:c"}
+    former.rows.on_drop = note
+    given = former.rows.given
+    step_until(shards, lambda: given and set(given) <= set(former.rows.dropped))
+    assert reporters
+    assert set(reporters) <= {"shard:b", "shard:c"}
 
 
 class Ahead:

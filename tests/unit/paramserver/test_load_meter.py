@@ -62,10 +62,10 @@ def test_rows_looked_up_and_pushed_are_counted_by_slice():
     rows.push(push(group(8, 8, 9)))
     assert meter.rows.tolist() == [2, 2, 3, 1]
     out, states = [np.zeros((1, 1), np.float32)], [np.zeros((1, 0), np.float32)]
-    told = RowStates(states)
-    rows.lookup([group(1)], out, states=told)
-    assert told.known is not None
-    assert told.known.offsets.tolist() == [[7]]
+    row_states = RowStates(states)
+    rows.lookup([group(1)], out, states=row_states)
+    assert row_states.known is not None
+    assert row_states.known.offsets.tolist() == [[7]]
     assert meter.rows.tolist() == [3, 2, 3, 1]
 
 

@@ -26,10 +26,10 @@ class Rows:
     """A row service of zeros that counts the rows looked up."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.looked_up = 0
 
     def lookup(self, groups: Sequence[Any], out: Sequence[Any], **_: object) -> None:
-        self.asked += sum(len(rows) for rows in out)
+        self.looked_up += sum(len(rows) for rows in out)
         for rows in out:
             rows[...] = 0
 
@@ -63,10 +63,10 @@ def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> No
     try:
         with pytest.raises(TooLarge, match=f"at most {4 * floats * most} bytes, found"):
             ask(most + 1)
-        assert (rows.asked, server.counts.refused) == (0, {"oversized": 1})
+        assert (rows.looked_up, server.counts.refused) == (0, {"oversized": 1})
         if not states:
             rows_into(ask(most), {0: np.empty((most, WIDTH), np.float32)})
-            assert rows.asked == most
+            assert rows.looked_up == most
     finally:
         link.close()
         server.stop(0.0)

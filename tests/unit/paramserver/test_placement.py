@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from freshet.paramserver.placement import FILLED, Memory, next_plan, overfull, unevenness
 
-SEATS = "abcdefg"
-seats = st.lists(st.sampled_from(SEATS), min_size=1, max_size=6, unique=True)
+SHARDS = "abcdefg"
+shards = st.lists(st.sampled_from(SHARDS), min_size=1, max_size=6, unique=True)
 current = st.lists(st.sampled_from([None, *"abcdefgxyz"]), min_size=1, max_size=64)
 
 
@@ -22,20 +22,20 @@ def loaded(draw: st.DrawFn, most: int = 64):
     plan = draw(st.lists(st.sampled_from([None, *"abcdefgxyz"]), min_size=1, max_size=most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     weights = 0.02 + rng.pareto(draw(st.sampled_from([0.5, 1.0, 3.0, 20.0])), len(plan))
-    return plan, weights, draw(seats), draw(st.sampled_from([0.05, 0.125, 0.5]))
+    return plan, weights, draw(shards), draw(st.sampled_from([0.05, 0.125, 0.5]))
 
 
-@given(living=seats, current=current)
+@given(living=shards, current=current)
 def test_slices_are_spread_evenly_over_the_living_shards(living, current):
     planned = next_plan(current, living)
 
     assert len(planned) == len(current)
-    counts = Counter({seat: planned.count(seat) for seat in living})
+    counts = Counter({shard: planned.count(shard) for shard in living})
     assert sum(counts.values()) == len(current), "nobody else has one"
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-@given(living=seats, current=current)
+@given(living=shards, current=current)
 def test_a_plan_for_the_same_shards_changes_nothing(living, current):
     planned = next_plan(current, living)
     assert next_plan(planned, list(reversed(living))) == planned
@@ -86,7 +86,7 @@ def test_no_shard_exceeds_the_bound_of_local_search(given):
     """2M / (M + 1) of the mean bounds plans that no move of one slice improves (Finn and Horowitz 1979)."""
     plan, weights, living, tolerance = given
     planned = next_plan(plan, living, weights, tolerance=tolerance)
-    loads = [weights[[p == seat for p in planned]].sum() for seat in living]
+    loads = [weights[[p == shard for p in planned]].sum() for shard in living]
 
     mean, m = weights.sum() / len(living), len(living)
     must = max((1 + tolerance) * max(weights.max(), mean), 2 * m / (m + 1) * mean)
@@ -100,17 +100,17 @@ def test_a_plan_is_near_the_best_there_is(given):
     living = sorted(living)[:3]
     planned = next_plan(plan, living, weights, tolerance=tolerance)
     best = min(
-        max(weights[[p == seat for p in tried]].sum() for seat in living)
+        max(weights[[p == shard for p in tried]].sum() for shard in living)
         for tried in product(living, repeat=len(plan))
     )
-    most = max(weights[[p == seat for p in planned]].sum() for seat in living)
+    most = max(weights[[p == shard for p in planned]].sum() for shard in living)
     assert most <= max(2 * len(living) / (len(living) + 1), 1 + tolerance) * best * (1 + 1e-6)
 
 
 @given(loaded())
 def test_a_plan_within_the_tolerance_is_unchanged(given):
     plan, weights, living, tolerance = given
-    planned = next_plan([seat if seat in living else living[0] for seat in plan], living, weights)
+    planned = next_plan([shard if shard in living else living[0] for shard in plan], living, weights)
     if (found := unevenness(planned, living, weights)) < tolerance:
         drifted = weights * np.linspace(
             1 - (tolerance - found) / 4, 1 + (tolerance - found) / 4, len(weights)
@@ -151,7 +151,7 @@ def test_a_joining_shard_gets_a_few_hot_slices():
     before = next_plan([None] * 64, ["a", "b"], weights, tolerance=0.1)
     after = next_plan(before, ["a", "b", "c"], weights, tolerance=0.1)
 
-    share = weights[[seat == "c" for seat in after]].sum() / weights.sum()
+    share = weights[[shard == "c" for shard in after]].sum() / weights.sum()
     assert share == pytest.approx(1 / 3, abs=0.1 / 3 + 0.01)
     moved = [i for i in range(64) if before[i] != after[i]]
     assert len(moved) < 21, "fewer than if only their number counted"
@@ -180,7 +180,7 @@ def test_an_overfull_shard_gives_slices_to_others():
 @given(loaded(), st.floats(0.3, 3.0), st.integers(0, 2**32 - 1))
 def test_load_fills_no_shard_beyond_its_memory(given, room, seed):
     plan, weights, living, tolerance = given
-    plan = [seat if seat in living else living[0] for seat in plan]
+    plan = [shard if shard in living else living[0] for shard in plan]
     sizes = np.random.default_rng(seed).uniform(0.0, 2.0, len(plan))
     limit = room * sizes.sum() / len(living)
     memory = Memory(sizes, dict.fromkeys(living, limit))
@@ -188,8 +188,8 @@ def test_load_fills_no_shard_beyond_its_memory(given, room, seed):
     most = limit if overfull(plan, memory) else FILLED * limit  # beyond the margin only for want of memory
 
     assert set(planned) <= set(living)
-    for seat in living:
-        held, before = (sizes[[p == seat for p in one]].sum() for one in (planned, plan))
+    for shard in living:
+        held, before = (sizes[[p == shard for p in one]].sum() for one in (planned, plan))
         assert held <= max(most, before) + 1e-9
 
 

@@ -118,7 +118,7 @@ def test_samples_below_the_published_offsets_are_in_the_records(
     initial = {
         row: values for rows in ROWS.values() for row, values in look_up(shard, rows, create=True).items()
     }
-    told: list[PublishedTo] = []
+    published: list[PublishedTo] = []
     errors: list[BaseException] = []
     enough = threading.Event()
     pushed = dict.fromkeys(range(PARTITIONS), 0)
@@ -142,7 +142,7 @@ def test_samples_below_the_published_offsets_are_in_the_records(
     def publish() -> None:
         for _ in range(ROUNDS):
             shard.publish()
-            told.append(shard.published)
+            published.append(shard.published)
 
     def flush() -> None:
         while not enough.is_set():
@@ -158,15 +158,15 @@ def test_samples_below_the_published_offsets_are_in_the_records(
     assert ended, "a round must end although pushes go on"
     assert not errors
     shard.publish()
-    told.append(shard.published)
+    published.append(shard.published)
 
     reader = Reader(log, initial)
-    assert told[-1].applied == pushed
-    for published in told:
-        pushes = reader.pushes_in(published)
-        for p, applied in published.applied.items():
+    assert published[-1].applied == pushed
+    for one in published:
+        pushes = reader.pushes_in(one)
+        for p, applied in one.applied.items():
             assert min(pushes.get(row, 0) for row in ROWS[p]) >= applied
-    for earlier, later in pairwise(told):
+    for earlier, later in pairwise(published):
         assert all(earlier.applied[p] <= later.applied[p] for p in range(PARTITIONS))
 
 

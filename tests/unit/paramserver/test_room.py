@@ -74,24 +74,24 @@ class Shards:
             Managed(log_, name, rows, limit)
             for name, rows, limit in zip("abc", self.rows, limits, strict=False)
         ]
-        self.there: list[Managed] = []
+        self.joined: list[Managed] = []
 
-    def comes(self) -> Managed:
-        one = self.all[len(self.there)]
+    def add_shard(self) -> Managed:
+        one = self.all[len(self.joined)]
         one.join()
-        self.there.append(one)
+        self.joined.append(one)
         return one
 
-    def comes_and_fills(self) -> Managed:
+    def add_full_shard(self) -> Managed:
         """Add the next shard, and wait until it has claimed and reported 40 slices."""
-        number, one = len(self.there), self.comes()
+        number, one = len(self.joined), self.add_shard()
         reported_owner = one.manager._balancer._rules.reported_owner
 
         def is_full() -> bool:
             self.rows[number].load()
             return sum(reported_owner(i) == one.manager._member for i in range(len(SLICES))) == 40
 
-        step_until(self.there, is_full)
+        step_until(self.joined, is_full)
         return one
 
     def load_until_all_is_served(self, *each: int) -> None:
@@ -100,15 +100,15 @@ class Shards:
         def is_so() -> bool:
             for rows in self.rows:
                 rows.load(1)
-            if each and [len(one.manager.slices) for one in self.there] != list(each):
+            if each and [len(one.manager.slices) for one in self.joined] != list(each):
                 return False
-            return all(one.manager.ready is None for one in self.there) and self.served == len(SLICES)
+            return all(one.manager.ready is None for one in self.joined) and self.served == len(SLICES)
 
-        step_until(self.there, is_so)
+        step_until(self.joined, is_so)
 
     @property
     def served(self) -> int:
-        return sum(len(one.manager.slices) for one in self.there)
+        return sum(len(one.manager.slices) for one in self.joined)
 
 
 @pytest.fixture
@@ -120,17 +120,17 @@ def two(control_log: SqliteEventLog) -> Iterator[Shards]:
 
 
 def test_the_first_shard_claims_no_more_than_its_memory_holds(two: Shards) -> None:
-    first = two.comes_and_fills()
-    steps(two.there, 5)
+    first = two.add_full_shard()
+    steps(two.joined, 5)
 
     assert len(first.manager.slices) == 40
     assert "24 slices do not fit" in (first.manager.ready or "")
 
 
 def test_few_slices_are_claimed_before_row_bytes_are_measured(two: Shards) -> None:
-    first = two.comes()
-    step_until(two.there, lambda: first.manager.slices)
-    steps(two.there, 5)
+    first = two.add_shard()
+    step_until(two.joined, lambda: first.manager.slices)
+    steps(two.joined, 5)
 
     assert len(first.manager.slices) == 8
 
@@ -142,18 +142,18 @@ def test_slices_without_rows_are_claimed_in_any_memory(two: Shards, monkeypatch:
     monkeypatch.setattr(rows, "_count", lambda: None)
     rows.store.memory_bytes = LIMIT // 3
     rows.store.memory = lambda: SimpleNamespace(rows={0: 0})
-    first = two.comes()
+    first = two.add_shard()
 
-    step_until(two.there, lambda: len(first.manager.slices) == len(SLICES))
+    step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))
 
 
 def test_all_slices_are_served_once_other_shards_join(two: Shards) -> None:
-    first = two.comes()
-    step_until(two.there, lambda: first.manager.slices)
-    two.comes()
+    first = two.add_shard()
+    step_until(two.joined, lambda: first.manager.slices)
+    two.add_shard()
     two.load_until_all_is_served()
 
-    assert sorted(len(one.manager.slices) for one in two.there) == [32, 32]
+    assert sorted(len(one.manager.slices) for one in two.joined) == [32, 32]
     assert max(rows.most for rows in two.rows) <= LIMIT
 
 
@@ -163,13 +163,13 @@ def test_a_joining_shard_claims_the_slices_that_are_revoked(
 ) -> None:
     """Any slices: before bytes per row are measured it claims only a few."""
     made = Shards(control_log, [70 * SLICE_BYTES, LIMIT])
-    first = made.comes()
+    first = made.add_shard()
     made.load_until_all_is_served()
     assert len(first.manager.slices) == len(SLICES)
-    giving = first.manager._balancer
-    monkeypatch.setattr(giving, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
+    full_balancer = first.manager._balancer
+    monkeypatch.setattr(full_balancer, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
 
-    made.comes()
+    made.add_shard()
     made.load_until_all_is_served(32, 32)
 
     for one in made.all:
@@ -178,12 +178,12 @@ def test_a_joining_shard_claims_the_slices_that_are_revoked(
 
 def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
     """Otherwise each slice would count as large as all together, and would fit no shard."""
-    first, rows = two.comes(), two.rows[0]
-    step_until(two.there, lambda: first.manager.slices)
+    first, rows = two.add_shard(), two.rows[0]
+    step_until(two.joined, lambda: first.manager.slices)
     number = rows.loading[0]
     rows.load(1)
     balance = first.manager._balancer._rules
-    step_until(two.there, lambda: balance.reported_owner(number) == "shard:a")
+    step_until(two.joined, lambda: balance.reported_owner(number) == "shard:a")
 
     assert balance.sizes()[number] == pytest.approx(SLICE_BYTES, rel=0.01)
 
@@ -191,8 +191,8 @@ def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
 def test_an_unclaimed_slice_does_not_block_revocations(two: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan gives a full shard unclaimed slices and takes others from it, so it must revoke first."""
     monkeypatch.setattr(shard_manager, "UNCLAIMED_S", 0.2)
-    first = two.comes_and_fills()
-    second = two.comes()
+    first = two.add_full_shard()
+    second = two.add_shard()
     planned = tuple("shard:a" if i < 34 else "shard:b" for i in range(len(SLICES)))
     monkeypatch.setattr(
         first.manager._balancer._rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS)
@@ -205,10 +205,10 @@ def test_an_unclaimed_slice_does_not_block_revocations(two: Shards, monkeypatch:
 @pytest.mark.parametrize(("shards", "room"), [(10, 7.5), (5, 14.4), (3, 22.5)])
 def test_every_slice_is_placed_if_total_memory_suffices(shards: int, room: float) -> None:
     """Shards join one by one; equal slices fill them beyond the margin of plans."""
-    seats, plan = [f"shard:{i}" for i in range(shards)], ["shard:0"] * len(SLICES)
-    memory = Memory(np.full(len(SLICES), 1.0), dict.fromkeys(seats, room))
-    for there in range(1, shards + 1):
-        plan = list(next_plan(plan, seats[:there], memory=memory))
+    names, plan = [f"shard:{i}" for i in range(shards)], ["shard:0"] * len(SLICES)
+    memory = Memory(np.full(len(SLICES), 1.0), dict.fromkeys(names, room))
+    for joined in range(1, shards + 1):
+        plan = list(next_plan(plan, names[:joined], memory=memory))
 
     assert overfull(plan, memory) == []
 
@@ -229,17 +229,17 @@ def test_a_silent_store_does_not_hide_the_reason_of_a_claim(
     two: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(balancer, "COUNT_RETRY_S", 0.0)
-    asked: list[int] = []
+    waiting: list[int] = []
 
     def away() -> I64:
-        asked.append(1)
+        waiting.append(1)
         raise Unavailable("the store is away")
 
     two.rows[0].count_stored = away  # type: ignore[method-assign]
-    first = two.comes()
-    steps(two.there, 5)
-    assert asked
+    first = two.add_shard()
+    steps(two.joined, 5)
+    assert waiting
     assert list(first.manager.slices) == []
 
     first.manager._balancer._count_until_s = 0.0
-    step_until(two.there, lambda: len(first.manager.slices) == len(SLICES))
+    step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))

@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.log import EventLog
 from freshet.paramserver import shard as module
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Store, TableOptions
 from freshet.tables import store as tables
 from freshet.tables.store import OVERFULL
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
 from freshet.types import Bucket, Fence, TimeMs
-from tests.unit.paramserver.shards import PARSED, TOPICS
+from tests.unit.paramserver.shards import PARSED
 
 MOST = 2_000
 GOOD = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 101)]
@@ -36,10 +35,7 @@ def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     sized = Store.of(PARSED, layout_of(PARSED))
     cost = {table: sized.resident_bytes(table) + tables.INDEX_BYTES for table in sized.tables}
     most = sum(MOST * size for size in cost.values())
-    made = Shard(
-        spec=PARSED, layout=layout_of(PARSED), spec_hash="hash", topics=TOPICS, log=log, rows=rows,
-        fence=Fence(1), clock=SYSTEM_CLOCK, most_bytes=most,
-    )  # fmt: skip
+    made = Shard(ShardContext(PARSED, "hash", log, rows), fence=Fence(1), most_bytes=most)  # fmt: skip
     made.load()
     yield made
     rows.close()

@@ -31,7 +31,7 @@ def group_of(number: int, rows: list[int]) -> Group:
     return Group(number, np.arange(sum(rows), dtype=np.uint64), np.zeros(sum(rows), np.uint8), starts)
 
 
-def told(known: KnownPushes, group: int, bucket: int) -> list[int]:
+def read_offsets(known: KnownPushes, group: int, bucket: int) -> list[int]:
     moment = known.moment_of[group][bucket] if known.moment_of else 0
     found: list[int] = known.offsets[moment].tolist()
     return found
@@ -42,9 +42,9 @@ def test_offsets_of_each_bucket_with_keys_are_kept(rows, read):
     groups = [group_of(g, of) for g, of in enumerate(rows)]
     known = KnownPushes.of(groups, [np.array(one, np.int64) for one in read])
 
-    asked = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
-    assert [told(known, g, b) for g, b in asked] == [read[g][b] for g, b in asked]
-    assert len(known.offsets) == len({tuple(read[g][b]) for g, b in asked})
+    looked_up = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
+    assert [read_offsets(known, g, b) for g, b in looked_up] == [read[g][b] for g, b in looked_up]
+    assert len(known.offsets) == len({tuple(read[g][b]) for g, b in looked_up})
 
 
 @given(
@@ -62,8 +62,8 @@ def test_merged_offsets_equal_those_of_each_shard(rows, read, of):
             parts.append((owners == shard, KnownPushes.of(groups, [arrays[g.group] for g in groups])))
     known = KnownPushes.merged([0, 1], parts)
 
-    asked = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
-    assert [told(known, g, b) for g, b in asked] == [read[g][b] for g, b in asked]
+    looked_up = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
+    assert [read_offsets(known, g, b) for g, b in looked_up] == [read[g][b] for g, b in looked_up]
 
 
 def test_buckets_of_one_moment_need_no_map():

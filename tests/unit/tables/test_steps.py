@@ -48,16 +48,16 @@ def test_a_copy_takes_the_steps_of_its_row(name: str, width: int) -> None:
     optimizer = rule(name, **({"l1": 0.02, "l2": 0.1} if name == "ftrl" else {}))
     made = group(("vector", width, optimizer, 0.5), tables=(0, 1))
     store, steps, rng = store_of(made, buckets=BUCKETS), RowSteps(made), np.random.default_rng(width)
-    mine = of([1, 2, 3, 4, 2, 9], [0, 0, 0, 0, 1, 1])
-    values, states = looked_up(store, mine)
+    local = of([1, 2, 3, 4, 2, 9], [0, 0, 0, 0, 1, 1])
+    values, states = looked_up(store, local)
     assert states.shape[1] == steps.state_floats == made.state_floats
 
     for step in range(8):
-        theirs = of([2, 3, 5, 2], [0, 1, 0, 1])  # two of mine; key 3 is of another table, 5 is not mine
-        gradients = gradients_of(theirs, made, rng)
-        store.push([OffsetRange(0, step, step + 1)], 0, [theirs], [gradients])
-        assert steps.step(mine, values, states, theirs, gradients) == 2
-        for copy, row in zip((values, states), looked_up(store, mine), strict=True):
+        pushed = of([2, 3, 5, 2], [0, 1, 0, 1])  # two of local; key 3 is of another table, 5 is not local
+        gradients = gradients_of(pushed, made, rng)
+        store.push([OffsetRange(0, step, step + 1)], 0, [pushed], [gradients])
+        assert steps.step(local, values, states, pushed, gradients) == 2
+        for copy, row in zip((values, states), looked_up(store, local), strict=True):
             np.testing.assert_array_equal(copy, row, err_msg=f"step {step}")
 
 
@@ -65,12 +65,12 @@ def test_rows_of_a_hedge_and_many_in_a_bucket() -> None:
     """Hundreds of rows share a bucket and are found by binary search."""
     made = hedge_group()
     store, steps, rng = store_of(made, buckets=BUCKETS), RowSteps(made), np.random.default_rng(0)
-    mine, theirs = of(list(range(1, 4000))), of(list(range(2000, 6000)))
-    values, states = looked_up(store, mine)
-    gradients = gradients_of(theirs, made, rng)
-    store.push([OffsetRange(0, 0, 1)], 0, [theirs], [gradients])
-    assert steps.step(mine, values, states, theirs, gradients) == 2000
-    for copy, row in zip((values, states), looked_up(store, mine), strict=True):
+    local, pushed = of(list(range(1, 4000))), of(list(range(2000, 6000)))
+    values, states = looked_up(store, local)
+    gradients = gradients_of(pushed, made, rng)
+    store.push([OffsetRange(0, 0, 1)], 0, [pushed], [gradients])
+    assert steps.step(local, values, states, pushed, gradients) == 2000
+    for copy, row in zip((values, states), looked_up(store, local), strict=True):
         np.testing.assert_array_equal(copy, row)
 
 
@@ -78,26 +78,26 @@ def test_rows_of_a_hedge_and_many_in_a_bucket() -> None:
 def test_a_copy_takes_all_steps_of_a_repeated_row(many: int) -> None:
     made, rng = default_group(), np.random.default_rng(1)
     store, steps = store_of(made, buckets=2), RowSteps(made)
-    mine = steps_of([(key, key % 2) for key in range(1, many + 3)], buckets=2)
-    values, states = looked_up(store, mine)  # type: ignore[arg-type]
+    local = steps_of([(key, key % 2) for key in range(1, many + 3)], buckets=2)
+    values, states = looked_up(store, local)  # type: ignore[arg-type]
     times = rng.integers(0, 4, many + 3)
-    theirs = steps_of([(k, k % 2) for k in range(1, many + 3) for _ in range(times[k])], buckets=2)
-    gradients = gradients_of(theirs, made, rng)  # type: ignore[arg-type]
+    pushed = steps_of([(k, k % 2) for k in range(1, many + 3) for _ in range(times[k])], buckets=2)
+    gradients = gradients_of(pushed, made, rng)  # type: ignore[arg-type]
 
-    store.push([OffsetRange(0, 0, 1)], 0, [theirs], [gradients])
-    assert steps.step(mine, values, states, theirs, gradients) == times[1:].sum()
+    store.push([OffsetRange(0, 0, 1)], 0, [pushed], [gradients])
+    assert steps.step(local, values, states, pushed, gradients) == times[1:].sum()
 
-    for copy, row in zip((values, states), looked_up(store, mine), strict=True):  # type: ignore[arg-type]
+    for copy, row in zip((values, states), looked_up(store, local), strict=True):  # type: ignore[arg-type]
         np.testing.assert_array_equal(copy, row)
 
 
 def test_a_non_finite_gradient_does_not_change_the_copy() -> None:
     made = hedge_group()
     store, steps = store_of(made, buckets=BUCKETS), RowSteps(made)
-    mine = of([1])
-    values, states = looked_up(store, mine)
+    local = of([1])
+    values, states = looked_up(store, local)
     before = values.copy(), states.copy()
-    steps.step(mine, values, states, mine, np.full_like(values, np.nan))
+    steps.step(local, values, states, local, np.full_like(values, np.nan))
     np.testing.assert_array_equal(values, before[0])
     np.testing.assert_array_equal(states, before[1])
 
