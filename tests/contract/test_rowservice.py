@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from freshet.batches.read_my_writes import Looked, OwnWrites
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
@@ -15,7 +14,7 @@ from freshet.config.spec.topics import Topics, topics_of
 from freshet.coordination.slices import Owners
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
@@ -73,17 +72,7 @@ def topics_made(log: SqliteEventLog, spec: Spec) -> Topics:
 
 
 def shard_of(spec: Spec, log: SqliteEventLog, rows: SqliteRowStore, topics: Topics) -> Shard:
-    shard = Shard(
-        spec=spec,
-        layout=layout_of(spec),
-        spec_hash="hash",
-        topics=topics,
-        log=log,
-        rows=rows,
-        fence=Fence(10),
-        clock=SYSTEM_CLOCK,
-        held=lambda: True,
-    )
+    shard = Shard(ShardContext(spec, "hash", log, rows), fence=Fence(10))
     shard.load()
     return shard
 

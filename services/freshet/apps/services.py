@@ -307,7 +307,8 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     """A shard of the rows."""
     from freshet.apps.distributed import transport_by
     from freshet.paramserver.balancer import Bounds
-    from freshet.paramserver.service import ParamServer, Place
+    from freshet.paramserver.service import ParamServer, ShardAddress
+    from freshet.paramserver.shard import ShardContext
 
     transport = transport_by(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
@@ -316,7 +317,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         settings.paramserver.rebalance_interval_ms / 1000,
         settings.paramserver.memory_bytes,
     )
-    place = Place(
+    place = ShardAddress(
         settings.paramserver.name,
         settings.common.bind_address,
         settings.paramserver.port,
@@ -343,12 +344,9 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         with _starting(stop):
             made.append(
                 ParamServer(
-                    spec,
-                    log,
-                    rows,
+                    ShardContext(spec, spec_hash, log, rows),
                     place,
                     transport,
-                    spec_hash=spec_hash,
                     bounds=bounds,
                     evict_bytes=evict_bytes,
                     stop=stop,

@@ -29,7 +29,7 @@ from freshet.log.topics import ensure_topics
 from freshet.model import NATIVE_KINDS, DenseModel
 from freshet.model.native_loop import NativeLoop
 from freshet.observability.cached_gauge import Newest
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, within
 from freshet.trainer.training_loop import OneRank
 from freshet.trainer.version_writer import Pins
@@ -106,14 +106,8 @@ class Training:
         ]
         shard_claim, partitions_claim, seat = self._held
         self.shard = Shard(
-            spec=spec,
-            layout=layout,
-            spec_hash=spec_hash,
-            topics=topics,
-            log=stores.log,
-            rows=stores.rows,
+            ShardContext(spec, spec_hash, stores.log, stores.rows, clock),
             fence=shard_claim.fence,
-            clock=clock,
             held=lambda: not shard_claim.lost.is_set(),
             most_bytes=most_bytes,
         )

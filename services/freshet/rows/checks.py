@@ -1,4 +1,4 @@
-"""What every row store checks before it writes: a flush's columns, and that the store is the model's."""
+"""Checks of all row stores: a flush's columns and the model's identity. P partitions, K buckets."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 
 
 def offsets_text(applied: Applied) -> str:
-    """{partition: offset} as a meta keeps it."""
+    """Encode {partition: offset} as JSON, as a bucket's meta holds it."""
     return orjson.dumps({str(p): int(o) for p, o in applied.items()}).decode()
 
 
 def offsets_texts(applied: I64) -> list[str]:
-    """Offsets (K, P) as each meta keeps them; buckets mostly agree with their neighbours."""
+    """Encode (K, P) int64 offsets as `offsets_text` of each bucket; equal neighbours share a string."""
     if not len(applied):
         return []
     new = (applied[1:] != applied[:-1]).any(1)
@@ -43,7 +43,7 @@ def offsets_texts(applied: I64) -> list[str]:
 
 
 def parse_offsets(text: str | bytes, where: object) -> dict[int, int]:
-    """Offsets of a meta. Raises Corrupt."""
+    """Decode the offsets of a meta. Raises Corrupt if the text is malformed."""
     try:
         return {int(partition): int(offset) for partition, offset in orjson.loads(text).items()}
     except (orjson.JSONDecodeError, AttributeError, ValueError, TypeError) as error:
@@ -51,12 +51,12 @@ def parse_offsets(text: str | bytes, where: object) -> dict[int, int]:
 
 
 def identity_text(identity: StoreIdentity) -> str:
-    """What a store is tied to."""
+    """Encode a store's identity as JSON."""
     return orjson.dumps(asdict(identity), option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def parse_identity(text: str | bytes, where: object) -> StoreIdentity:
-    """What a store is tied to. Raises Corrupt."""
+    """Decode a store's identity. Raises Corrupt if the text is malformed."""
     try:
         record = orjson.loads(text)
         record["record_bytes"] = {int(table): size for table, size in record["record_bytes"].items()}
@@ -66,7 +66,16 @@ def parse_identity(text: str | bytes, where: object) -> StoreIdentity:
 
 
 def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
-    """Raise ValueError if columns do not fit each other or the store; rows are not looked into."""
+    """Check that a flush's columns fit each other and the store; row contents are not checked.
+
+    Args:
+        flush: the flush.
+        buckets_of_model: number of buckets of the model.
+        widths: (256,) uint32, bytes of a record by table id.
+
+    Raises:
+        ValueError: lengths differ, buckets do not rise, or runs are out of place.
+    """
     buckets, count, directory = flush.buckets, len(flush), flush.runs.directory
     columns = (
         buckets,
@@ -93,17 +102,17 @@ def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
 
 
 A_STORE_OF_ITS_OWN = (
-    "  a model has stores of its own: go on with the former spec and log, or give the new one another run\n"
-    "  folder; in a Redis of yours another name at the end of the URL, which its user may write to; with\n"
-    '  docker compose empty volumes (docs/compose.md, "Another model")'
+    "  each model needs stores of its own: continue with the former spec and log, or set another run folder\n"
+    "  for the new one; in your own Redis another name at the end of the URL, which its user may write to;\n"
+    '  with docker compose empty volumes (docs/compose.md, "Another model")'
 )
-"""What to do where rows are those of another model."""
+"""Advice for a store that belongs to another model."""
 
 
 def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity) -> None:
-    """Raise Mismatch, naming all that differs, if the store belongs to another model.
+    """Raise Mismatch, with all differences, if a store belongs to another model.
 
-    Where the store is of the same spec in another generation of defaults, the error says how to go on.
+    If only the generation of defaults differs, the message explains how to continue.
     """
     lines = []
     for field in fields(StoreIdentity):

@@ -1,7 +1,7 @@
 """The parameter table: unique keys of a batch (`Plan`); rows, optimiser state and offsets (`Store`).
 
-A facade over the native core, pure: no I/O, no clock but the event times it is given. Loaded when first
-used.
+A facade over the native core, without I/O; time is the event time of its arguments. Modules are imported on
+first use.
 
     plan = Plan(tables=feature_tables, buckets=1024)
     plan.build(keys, feature_starts)
@@ -70,7 +70,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    import importlib  # noqa: PLC0415 - only when something of the native core is wanted
+    import importlib  # noqa: PLC0415 - deferred with the native core
 
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

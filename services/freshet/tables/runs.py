@@ -1,4 +1,7 @@
-"""Runs of packed rows, apart from any table: made, and merged natively."""
+"""Runs of packed rows, without a table: encoding, decoding and merging in the native core.
+
+N keys, K buckets, P pages.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +33,20 @@ __all__ = [
     "widths_of",
 ]
 
-# --- Rows as pages of Redis hashes, natively: arguments that write runs, and the runs that pages add up
-# to.
+# --- Rows as pages of Redis hashes: arguments of writes, and the runs of read pages.
 #
-# A bucket's rows are one hash, each field of which is a page: a run as one flush wrote it, or a part
-# of one. Field: PAGE, little-endian. Value: rows, removed keys and two CRC-32s (4 bytes each), then
-# keys, removed keys and records as in a run. Of several pages that know a key the one of the highest
-# seq decides. K buckets, P pages.
+# A bucket's rows are one hash; each of its fields is a page: a run of one flush, or a part of one.
+# Field: PAGE, little-endian. Value: rows, removed keys and two CRC-32s (4 bytes each), then keys,
+# removed keys and records as in a run. If several pages contain a key, the one with the highest seq
+# is valid.
 
 
 PAGE = np.dtype([("seq", "<u8"), ("part", "<u4"), ("table", "<u4"), ("first", "<u8"), ("last", "<u8")])
-"""A page's name: `first` and `last` of its keys and removed keys."""
+"""Field of a page; `first` and `last` of its keys and removed keys."""
 
 PAGE_BYTES = (56 << 10) - 4
-"""At most, of a value. With Redis's head of it this just fits one of its allocator's sizes, and looking a key
-up reads no more than that of each flush since pages were last put together."""
+"""Most bytes of a value. With Redis's header this just fits a size class of its allocator. A lookup of a key
+reads at most this for each flush since pages were merged last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,19 +54,19 @@ class PageWrites:
     """Pages of K buckets, bucket after bucket."""
 
     arguments: memoryview  # field, value, field, value ... in Redis's protocol
-    ends: list[int]  # (P,) of each page in `arguments`
-    firsts: list[int]  # (K + 1,) of each bucket's pages; the last is P
+    ends: list[int]  # (P,) end of each page in `arguments`
+    firsts: list[int]  # (K + 1,) first page of each bucket; the last is P
 
     def bytes_of(self, i: int) -> int:
-        """What the i-th bucket's pages take."""
+        """Return the bytes of the i-th bucket's pages."""
         return self._end(self.firsts[i + 1]) - self._end(self.firsts[i])
 
     def pages_of(self, i: int) -> int:
-        """How many pages the i-th bucket has."""
+        """Return the number of the i-th bucket's pages."""
         return self.firsts[i + 1] - self.firsts[i]
 
     def of(self, i: int, most_bytes: int | None = None) -> list[tuple[int, memoryview]]:
-        """(pages, arguments) of the i-th bucket, in groups of about so many bytes; one page at least."""
+        """Return (pages, arguments) of the i-th bucket in groups of at most `most_bytes`, or of one page."""
         low, stop, groups = self.firsts[i], self.firsts[i + 1], []
         while low < stop:
             high = low + 1
@@ -81,10 +83,17 @@ class PageWrites:
 def page_writes(
     runs: RowRuns, buckets: I64, seqs: I64, *, whole: bool, page_bytes: int = PAGE_BYTES
 ) -> PageWrites:
-    """Pages of the runs of these (K,) rising buckets, each with its bucket's seq.
+    """Encode runs as pages.
 
-    `whole`: they hold all rows of their buckets. Raises ValueError if the runs' places are wrong, or they are
-    of other buckets.
+    Args:
+        runs: runs of these buckets only.
+        buckets: (K,) int64, rising.
+        seqs: (K,) int64, seq of each bucket's flush.
+        whole: the runs hold all rows of their buckets.
+        page_bytes: most bytes of a value.
+
+    Raises:
+        ValueError: the runs are out of place, or of other buckets.
     """
     arguments, ends, pages, why = _native.page_writes(
         *native_parts(runs), runs.widths, buckets, seqs, whole, page_bytes
@@ -97,10 +106,16 @@ def page_writes(
 def runs_of_pages(
     buckets: Sequence[tuple[int, list[bytes]]], where: Sequence[str], widths: U32, *, most_bytes: int
 ) -> RowRuns:
-    """Rows of (bucket, [field, value, field, value ...]), in order of the buckets' numbers.
+    """Decode and merge the pages of buckets.
 
-    Runs longer than `most_bytes` are cut. Raises Corrupt, naming the bucket by `where`, for what is no page,
-    or one that fails its checksum.
+    Args:
+        buckets: (bucket, [field, value, field, value ...]), in order of the buckets' numbers.
+        where: name of each bucket, for errors.
+        widths: (256,) uint32, bytes of a record by table id.
+        most_bytes: runs longer than this are split.
+
+    Raises:
+        Corrupt: a page is malformed or fails its checksum.
     """
     directory, body, failed, why = _native.runs_of_pages(buckets, widths, most_bytes)
     if why:
@@ -109,7 +124,7 @@ def runs_of_pages(
 
 
 def pages_of(fields: Sequence[bytes], where: str) -> NDArray[np.void]:
-    """(P,) of PAGE: what the fields of a bucket's hash say. Raises Corrupt."""
+    """Decode the fields of a bucket's hash into (P,) of PAGE. Raises Corrupt if a length is wrong."""
     if any(len(field) != PAGE.itemsize for field in fields):
         raise Corrupt(
             f"{where}: expected fields of {PAGE.itemsize} bytes; something else than freshet writes there"
@@ -118,7 +133,7 @@ def pages_of(fields: Sequence[bytes], where: str) -> NDArray[np.void]:
 
 
 def which_may_hold(pages: NDArray[np.void], table: int, keys: U64) -> Bool:
-    """(P,) the pages that may know one of these keys."""
+    """Return (P,) bool, the pages that may contain one of these (N,) uint64 keys of a table."""
     ordered = np.sort(keys)
     begin = np.searchsorted(ordered, pages["first"], side="left")
     end = np.searchsorted(ordered, pages["last"], side="right")
@@ -130,23 +145,29 @@ class DamagedRuns(Corrupt):
     """One of several sources of runs is damaged."""
 
     def __init__(self, message: str, source: int) -> None:
-        """Take what is wrong, and the place of the source among those that were given."""
+        """Create from the message and the index of the damaged source."""
         super().__init__(message)
         self.source = source
 
 
 def widths_of(record_bytes: Mapping[int, int]) -> U32:
-    """(256,) bytes of a record by table id, of {table id: bytes of a record}."""
+    """Return (256,) uint32 bytes of a record by table id, from {table id: bytes of a record}."""
     widths = np.zeros(256, np.uint32)
     widths[list(record_bytes)] = list(record_bytes.values())
     return widths
 
 
 def runs_of(runs: Iterable[Run], widths: U32) -> RowRuns:
-    """Runs put together, their keys in any order; for tests and tools: a table makes its own.
+    """Encode runs; keys may be unsorted. For tests and tools, as a table encodes its own.
 
-    A key given as changed and as removed is there. Raises ValueError if a changed key is given twice, as
-    nobody could say which row counts, or records are of another length than `widths` says.
+    A key that is both changed and removed counts as changed.
+
+    Args:
+        runs: runs of any buckets and tables.
+        widths: (256,) uint32, bytes of a record by table id.
+
+    Raises:
+        ValueError: a changed key is given twice, or records have another length than in `widths`.
     """
     entries, parts, at = [], [], 0
     for run in sorted(runs, key=lambda r: (r.bucket, r.table)):
@@ -171,10 +192,7 @@ def runs_of(runs: Iterable[Run], widths: U32) -> RowRuns:
 
 
 def check_runs(runs: RowRuns) -> None:
-    """Raise ValueError if places are wrong: tables unknown, not in order, not within the body.
-
-    The rows themselves are not looked at.
-    """
+    """Raise ValueError if runs are unsorted, outside the body or of unknown tables; rows are not checked."""
     if fault := _native.runs_fault(*native_parts(runs), runs.widths):
         raise ValueError(fault)
 
@@ -187,13 +205,20 @@ def merge_runs(
     keep_removed: bool,
     most_bytes: int,
 ) -> RowRuns:
-    """One set of runs that says what all of them say together: of those that know a key the first decides.
+    """Merge sources of runs; if several contain a key, the first one is valid.
 
-    Without `keep_removed` nothing older exists, and removed keys are forgotten. Runs longer than `most_bytes`
-    are cut. A directory may name fewer runs than lie in its body.
+    A directory may name fewer runs than lie in its body.
 
-    Raises DamagedRuns, naming the source by `where`, if keys or records that count fail their checksum;
-    records of a run that newer ones replace wholly are not looked at.
+    Args:
+        newest_first: the sources.
+        where: name of each source, for errors.
+        widths: (256,) uint32, bytes of a record by table id.
+        keep_removed: keep removed keys, since older sources exist.
+        most_bytes: runs longer than this are split.
+
+    Raises:
+        DamagedRuns: valid keys or records fail their checksum. Records that newer runs replace are not
+            checked.
     """
     sources = [native_parts(runs) for runs in newest_first]
     directory, body, failed, why = _native.merge_runs(sources, widths, keep_removed, most_bytes)
@@ -203,14 +228,18 @@ def merge_runs(
 
 
 def pick_runs(runs: RowRuns, buckets: I64, tables: U8, keys: U64) -> RowRuns:
-    """The rows of these keys (N,), sorted by (bucket, table, key); those that are not there are left out.
+    """Return the rows of keys, without absent ones; for checked runs with each key in one run.
 
-    For runs that have been checked, no key of which is in two.
+    Args:
+        runs: the runs.
+        buckets: (N,) int64, of each key.
+        tables: (N,) uint8, table id of each key.
+        keys: (N,) uint64; all three sorted by (bucket, table, key).
     """
     directory, body = _native.pick_runs(*native_parts(runs), runs.widths, buckets, tables, keys)
     return RowRuns(directory.view(RUN), body, runs.widths)
 
 
 def native_parts(runs: RowRuns) -> tuple[U8, U8, int]:
-    """(directory as bytes, body, start), as the native core takes runs."""
+    """Return (directory as bytes, body, start), the native core's arguments for runs."""
     return np.ascontiguousarray(runs.directory).view(np.uint8), runs.body, runs.start

@@ -37,7 +37,7 @@ from freshet.coordination.claims import Claims
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.log import EventLog
 from freshet.observability.skipped import skipped
-from freshet.paramserver.balance_rules import Balance
+from freshet.paramserver.balance_rules import BalanceRules
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_for
@@ -526,8 +526,8 @@ def test_any_json_in_control_is_applied_or_skipped(base: bytes, change: dict[str
         if record["kind"] == "state":
             book.restore(record)
         book.observe(1.0)
-        balance = Balance(2, bound=0.1, interval_s=1.0)
-        balance.hear(book.loads, 1.0)
+        balance = BalanceRules(2, bound=0.1, interval_s=1.0)
+        balance.record_reports(book.loads, 1.0)
         balance.decide(("seat", None), ["seat"], 5.0)
 
 

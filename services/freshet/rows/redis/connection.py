@@ -1,7 +1,7 @@
-"""Connecting to Redis servers: who we are to them, and whether they may be used.
+"""Connections to Redis servers: the store's URL, authentication, and checks of a server before its use.
 
-What will not pass by itself is a ConfigError: a server that refuses our user or certificate, a server whose
-own certificate is not to be trusted, one that may evict rows.
+A fault that needs an operator is a ConfigError: a refused user or certificate, an untrusted certificate of
+the server, a server that may evict rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from redis.retry import Retry
 from freshet.config.options import Duration, Integer, Section, Text, key_of, option, options_of, read_object
 from freshet.errors import ConfigError, FreshetError, Unavailable
 
-__all__ = ["NOT_ALLOWED", "Opener", "RedisOptions", "RedisUrl", "parse_url", "said_by"]
+__all__ = ["NOT_ALLOWED", "Opener", "RedisOptions", "RedisUrl", "error_text", "parse_url"]
 
-# --- What a URL of the Redis row store says: servers, the store's name, and options.
+# --- The URL of the row store: servers, the store's name, and options.
 #
 #     redis://10.0.0.1:6379,10.0.0.2:6379/news?user=freshet&password_file=/run/secrets/redis
 #
-# `rediss:` is TLS. Secrets stand in files, never in a URL, which is logged.
+# `rediss:` is TLS. URLs are logged, so secrets are in files.
 
 
 _SECOND, _MINUTE = 1_000, 60_000
@@ -42,7 +42,7 @@ _FORM = "redis://HOST:PORT,HOST:PORT/NAME?OPTION=VALUE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """The options of a URL, after its question mark."""
+    """Options of a URL, in its query."""
 
     user: str = option(
         "deployment", "the ACL user; without it, the default one", Text("a user's name"), default=""
@@ -91,20 +91,25 @@ class RedisOptions:
 class RedisUrl:
     """A URL, parsed."""
 
-    servers: tuple[tuple[str, int], ...]  # (host, port), any of which tells about the others
-    name: str  # of the store: begins all its keys
+    servers: tuple[tuple[str, int], ...]  # (host, port) of any nodes of the cluster
+    name: str  # prefix of the store's keys
     tls: bool
     options: RedisOptions
     password: str | None = field(repr=False)
 
     def __str__(self) -> str:
-        """How messages name the store."""
+        """Return the store's name in messages, without options."""
         first = ":".join(map(str, self.servers[0]))
         return f"{'rediss' if self.tls else 'redis'}://{first}/{self.name}"
 
 
 def parse_url(url: str) -> RedisUrl:
-    """Parse a URL and read its password's file. Raises ConfigError, which never shows a password."""
+    """Parse a URL and read its password file.
+
+    Raises:
+        ConfigError: the URL is malformed or has an unknown option, or a file cannot be read. The message
+            shows no password.
+    """
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
     netloc, _, path = place.partition("/")
@@ -141,7 +146,7 @@ def _server(text: str) -> tuple[str, int]:
 
 
 def _values(query: str) -> Mapping[str, Any]:
-    """The query as TOML would give it: numbers where an option is one."""
+    """Return the query's values, as integers where the option is one."""
     forms = {key_of(field): field.metadata["form"] for field in options_of(RedisOptions)}
     values: dict[str, Any] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
@@ -175,13 +180,13 @@ def _wrong(found: str, expected: str, hint: str) -> ConfigError:
 _log = structlog.get_logger(__name__)
 
 _LEAST_RELEASE = 7
-"""Valkey says 7.2 where it is asked for Redis's version."""
+"""Oldest major release of Redis; Valkey reports 7.2."""
 
 NOT_ALLOWED = (NoPermissionError, AuthenticationError, AuthorizationError)
 
 
 class Opener:
-    """Opens clients of the servers behind one URL, and looks at each master before it is first used."""
+    """Opens clients of one URL's servers, and checks each master before its first use."""
 
     def __init__(self, url: RedisUrl) -> None:
         self._url, self._options = url, url.options
@@ -189,7 +194,7 @@ class Opener:
         self._warned = False
 
     def any_server(self) -> redis.Redis:
-        """The first server of the URL that answers. Raises what redis-py does; see `as_ours`."""
+        """Connect to the first server of the URL that answers. Raises errors of redis-py; see `convert`."""
         for last, (host, port) in enumerate(self._url.servers, 1 - len(self._url.servers)):
             client = redis.Redis(host, port, retry=Retry(NoBackoff(), 0), **self._connecting())
             try:
@@ -203,17 +208,17 @@ class Opener:
         raise AssertionError("a URL names a server")
 
     def cluster(self) -> redis.RedisCluster:
-        """The cluster that the URL's servers are part of."""
+        """Connect to the cluster of the URL's servers."""
         nodes = [ClusterNode(*server) for server in self._url.servers]  # type: ignore[no-untyped-call]
         return redis.RedisCluster(startup_nodes=nodes, **self._connecting())
 
-    def as_ours(self, error: Exception) -> FreshetError:
-        """What callers are told when a store cannot be opened."""
+    def convert(self, error: Exception) -> FreshetError:
+        """Return the error to raise for one of redis-py while a store is opened."""
         if isinstance(error, NOT_ALLOWED):
             return ConfigError(
                 "Redis",
                 "",
-                f"{self._url} refuses user {self._options.user or 'default'!r}: {said_by(error)}",
+                f"{self._url} refuses user {self._options.user or 'default'!r}: {error_text(error)}",
                 "a user with the rights that docs/redis.md lists",
                 "options user= and password_file= of the URL",
             )
@@ -222,24 +227,25 @@ class Opener:
             return ConfigError(
                 "Redis",
                 "",
-                f"the certificate of {self._url} is not to be trusted: {fault.verify_message}",
-                "one for this host, signed by an authority that we know",
+                f"the certificate of {self._url} is not trusted: {fault.verify_message}",
+                "one for this host, signed by a known authority",
                 "option ca_file= of the URL names the authority's certificate",
             )
         if fault is not None:
             return ConfigError(
                 "Redis",
                 "",
-                f"{self._url} speaks no TLS, or refuses our certificate: {fault.reason or fault}",
-                "a TLS port, and a certificate that the server knows if it asks for one",
+                f"{self._url} speaks no TLS, or refuses the client's certificate: {fault.reason or fault}",
+                "a TLS port, and a client certificate that the server trusts if it requires one",
                 "options cert_file= and key_file= of the URL; tls-ca-cert-file of the server",
             )
         return Unavailable(f"{self._url} cannot be reached: {error}")
 
     def check(self, name: str, client: redis.Redis) -> None:
-        """Look at a master before it is first used.
+        """Check a master before its first use.
 
-        Raises ConfigError if it is too old, or may evict rows.
+        Raises:
+            ConfigError: the release is too old, or the server may evict rows.
         """
         if name in self._checked:
             return
@@ -252,7 +258,7 @@ class Opener:
                 "Redis",
                 f"maxmemory-policy of {name}",
                 policy,
-                "noeviction: a server that evicts turns learned rows into new ones, and nobody is told",
+                "noeviction: a server that evicts loses learned rows without notice",
                 "CONFIG SET maxmemory-policy noeviction, and the same in its file; of replicas too",
             )
         self._checked.add(name)
@@ -265,7 +271,7 @@ class Opener:
             )
 
     def _connecting(self) -> dict[str, Any]:
-        """What every connection is opened with."""
+        """Return the arguments of every connection."""
         options = self._options
         tls = {
             "ssl": True,
@@ -283,13 +289,13 @@ class Opener:
         }
 
 
-def said_by(error: Exception) -> str:
-    """An error of redis-py's in a line."""
+def error_text(error: Exception) -> str:
+    """Return an error of redis-py in one line."""
     return f"{type(error).__name__}: {error}" if not isinstance(error, ResponseError) else str(error)
 
 
 def _tls_of(error: BaseException | None) -> ssl.SSLError | None:
-    """What TLS found wrong, if that is why redis-py failed."""
+    """Return the TLS error that caused an error of redis-py, or None."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error
