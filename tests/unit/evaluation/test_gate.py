@@ -92,7 +92,7 @@ def test_with_few_samples_a_difference_within_chance_is_no_reason() -> None:
 def test_too_few_samples_to_judge_by_hold_a_version(n: int) -> None:
     verdict = judge(SPEC, scored(n), scored(n))
     assert not verdict.promote
-    assert verdict.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+    assert verdict.reason == f"{n} labelled samples, fewer than serve.gate.floor = 100"
 
 
 def test_initial_weights_are_replaced_by_what_has_learned_from_few() -> None:

@@ -80,7 +80,7 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
         ConfigError: what is needed cannot be found in the schemas, or the name cannot be a model's.
     """
     if name is not None:
-        Section("freshet init", "", {"name": name}).take("name", MODEL_NAME)
+        Section("freshet init", "", {"name": name}).read_value("name", MODEL_NAME)
     found = guess(schemas)
     features = list(_features(found))
     lines = [

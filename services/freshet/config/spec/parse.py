@@ -89,7 +89,9 @@ def parse_spec(text: str, *, where: str = "freshet.toml", folder: str = "") -> S
 def spec_of(values: Mapping[str, Any], *, where: str = "freshet.toml", folder: str = "") -> Spec:
     """The spec that parsed TOML says; arguments and errors as of `parse_spec`."""
     # The generation comes first: by it the absent keys of all sections are filled in.
-    generation = Section(where, "", values).take("defaults", GENERATION, NEWEST_DEFAULTS, GENERATION_HINT)
+    generation = Section(where, "", values).read_value(
+        "defaults", GENERATION, NEWEST_DEFAULTS, GENERATION_HINT
+    )
     spec = _spec(Section(where, "", values, generation), folder)
     check_rules(spec, where)
     return replace(spec, written=values)
@@ -107,7 +109,7 @@ def with_defaults(spec: Spec, generation: int) -> Spec:
 
 
 def _spec(root: Section, folder: str) -> Spec:
-    root.only([*(key_of(o) for o in options_of(Spec)), *SECTIONS])
+    root.check_keys([*(key_of(o) for o in options_of(Spec)), *SECTIONS])
     labels = _labels(root.section("labels", required=True, hint="labels: what the model learns to predict"))
     generation = root.defaults or NEWEST_DEFAULTS
     model_section = root.section("model")
@@ -145,7 +147,7 @@ def _spec(root: Section, folder: str) -> Spec:
 
 
 def _events(section: Section) -> Events:
-    section.only(TOPICS)
+    section.check_keys(TOPICS)
     return Events(
         served=_stream(section, "served"),
         action=_stream(section, "action"),

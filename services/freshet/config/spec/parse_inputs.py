@@ -74,14 +74,14 @@ def _table(tables: Section, name: str, table_id: int) -> Table:
 def _optimizer(table: Section, key: str, default: str) -> Optimizer:
     names = Choice(tuple(OPTIMIZERS))
     if not isinstance(table.raw(key), Mapping):
-        return _default(table.take(key, names, default))
+        return _default(table.read_value(key, names, default))
     section = table.section(key)
-    name = section.take("name", names)
+    name = section.read_value("name", names)
     rule = OPTIMIZERS[name]
-    section.only(["name", *(p.name for p in rule.parameters)])
+    section.check_keys(["name", *(p.name for p in rule.parameters)])
     given = {}
     for parameter in rule.parameters:
-        value = section.take(parameter.name, Number(), parameter.default)
+        value = section.read_value(parameter.name, Number(), parameter.default)
         if not parameter.allows(value):
             raise section.error(parameter.name, parameter.expected, f"{parameter.name}: {parameter.doc}")
         given[parameter.name] = value
@@ -98,7 +98,7 @@ CROSSES_KEYS = ("ttl", "admission", "max_rows", "scalar_optimizer")
 
 def _cross_table(tables: Section, table_id: int, most: int | None) -> Table:
     section = tables.section(CROSSES)
-    section.only(CROSSES_KEYS)
+    section.check_keys(CROSSES_KEYS)
     given = {} if "max_rows" in section else {"max_rows": most}
     return read_object(
         Table,
@@ -140,7 +140,7 @@ KEYS_OF_KIND = {
 def _feature(features: Section, name: str, index: int, folder: str) -> Feature:
     check_name(features, name)
     section = features.section(name)
-    section.only(key for keys in KEYS_OF_KIND.values() for key in keys)
+    section.check_keys(key for keys in KEYS_OF_KIND.values() for key in keys)
     kind: Any = next((k for k in ("dense", "time") if k in section), None)
     if kind is None:
         kind = "bucket" if "buckets" in section else "list" if "max" in section or "pool" in section else "id"
