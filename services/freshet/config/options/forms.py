@@ -77,7 +77,7 @@ class Integer:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         return f"{'a power of two' if self.power_of_two else 'an integer'} from {self.low} to {self.high}"
 
     def read(self, value: Any) -> int:
@@ -105,7 +105,7 @@ class Number:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         if math.isinf(self.low):
             return "a finite number"
         if math.isinf(self.high):
@@ -163,7 +163,7 @@ class Duration:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         never = ", or false" if self.never else ""
         return f"a duration from {duration_text(self.low_ms)} to {duration_text(self.high_ms)}{never}"
 
@@ -201,7 +201,7 @@ class Choice:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         return ("one of " if len(self.words) > 1 else "") + ", ".join(f'"{w}"' for w in self.words)
 
     def read(self, value: Any) -> str:
@@ -262,7 +262,7 @@ class ListOf:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         lone = f"{self.item.expected}, or " if self.lone else ""
         size = f"{self.low} to {self.high}" if self.low != self.high else f"{self.low}"
         return f"{lone}a list of {size} values, each {self.item.expected}"

@@ -83,8 +83,8 @@ class Grpc:
     key_file: str = option("deployment", "PEM of this service's private key", PATH, default="")
     token_file: str = option(
         "deployment",
-        "a file with the tokens between services, one a line: clients send the first, servers accept all, and "
-        "a change applies within a second. Without it servers require no token",
+        "a file with the tokens between services, one a line: clients send the first, servers accept all, "
+        "and a change applies within a second. Without it servers require no token",
         PATH,
         default="",
     )

@@ -58,10 +58,10 @@ class Trainer:
     )
     memory_bytes: int = option(
         "deployment",
-        "memory for rows with their indexes in a trainer that holds them itself (batches = own); above it the "
-        "least recently used are evicted, table by table. Tables with max_rows keep that bound; the others "
-        "share the remaining memory evenly. 0: a quarter of the machine's memory or of the cgroup's limit; "
-        "inference holds the same rows in its own process",
+        "memory for rows with their indexes in a trainer that holds them itself (batches = own); above it "
+        "the least recently used are evicted, table by table. Tables with max_rows keep that bound; the "
+        "others share the remaining memory evenly. 0: a quarter of the machine's memory or of the cgroup's "
+        "limit; inference holds the same rows in its own process",
         Integer(0, 1 << 46),
         default=0,
     )
@@ -130,9 +130,9 @@ class Paramserver:
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7021)
     memory_bytes: int = option(
         "deployment",
-        "memory for its rows with their indexes; a full shard claims no slices and refuses lookups of training "
-        "with an error, until slices have moved to shards with free memory. Flushes and messages may need as "
-        "much again. 0: no limit",
+        "memory for its rows with their indexes; a full shard claims no slices and refuses lookups of "
+        "training with an error, until slices have moved to shards with free memory. Flushes and messages "
+        "may need as much again. 0: no limit",
         Integer(0, 1 << 46),
         default=0,
     )

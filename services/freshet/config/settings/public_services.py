@@ -40,8 +40,8 @@ class GrpcDoor:
     grpc_max_bodies_bytes: int = option(
         "deployment",
         "memory budget of gRPC messages that are received and processed at once. Each read reserves the size "
-        "of the largest message, so this divided by that size is the number of calls and streams read at once; "
-        "more wait, and an idle stream ends to release its reservation",
+        "of the largest message, so this divided by that size is the number of calls and streams read at "
+        "once; more wait, and an idle stream ends to release its reservation",
         Integer(MIB, 1 << 40),
         default=256 * MIB,
     )
@@ -217,14 +217,15 @@ class Console:
     )
     host: str = option(
         "deployment",
-        "host names that only the console accepts, besides those of FRESHET_COMMON_HOSTS; separated by commas",
+        "host names that only the console accepts, besides those of FRESHET_COMMON_HOSTS; separated by "
+        "commas",
         HOSTS,
         default="",
     )
     services: str = option(
         "deployment",
-        "HTTP addresses of the services, if not on this machine at their own ports: role=host:port, separated "
-        "by commas; a role may occur several times, IPv6 addresses need brackets",
+        "HTTP addresses of the services, if not on this machine at their own ports: role=host:port, "
+        "separated by commas; a role may occur several times, IPv6 addresses need brackets",
         Text("role=host:port with commas between", longest=50_000),
         default="",
     )
@@ -258,8 +259,8 @@ class Console:
     )
     max_streams: int = option(
         "deployment",
-        "pages with live updates at once, one more gets 503; also requests for history at once, one more gets "
-        "429",
+        "pages with live updates at once, one more gets 503; also requests for history at once, one more "
+        "gets 429",
         Integer(1, 10_000),
         default=64,
     )

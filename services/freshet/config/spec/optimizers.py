@@ -108,7 +108,7 @@ OPTIMIZERS: Mapping[str, Rule] = {
         ),
     )
 }
-"""Update rules by name; defaults are by the measurements of DESIGN §10."""
+"""Update rules by name."""
 
 
 COUNT = Rule(

@@ -102,7 +102,7 @@ def test_a_run_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
 def test_a_run_folder_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match=r"cannot be made[\s\S]*--folder"):
+    with pytest.raises(ConfigError, match=r"cannot be created[\s\S]*--folder"):
         RunFolder(tmp_path / "file" / "run").create()
 
 

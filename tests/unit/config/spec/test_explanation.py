@@ -190,11 +190,11 @@ def test_what_looks_like_a_mistake_is_noted() -> None:
 
     assert explain(spec, schemas()).warnings == (
         "tables.spare: no feature uses it",
-        "serve.score: watch is learned, but does not count for the order",
-        "serve.score: buy is learned, but does not count for the order",
-        'join.emit: with "early" a new model learns nothing for its first 2m 30s, as long as no negatives '
-        'are known, and from positives at once after 5m; a replay that measures quality uses "window"',
-        'features.ctr_1h: items.ctr_1h may be null and counts as 0; missing = "flag" tells the two apart',
+        "serve.score: watch is learned, but does not affect the order",
+        "serve.score: buy is learned, but does not affect the order",
+        'join.emit: with "early" a new model learns nothing in its first 2m 30s, while no negatives are known, '
+        'and learns positives at once after 5m; use "window" for a replay that measures quality',
+        'features.ctr_1h: items.ctr_1h may be null and counts as 0; missing = "flag" distinguishes them',
         "features.ctr_1h: a raw number of unknown size is hard to learn from; use standard",
     )
 
@@ -208,9 +208,8 @@ def test_mse_without_bounds_is_noted(keys: str, noted: bool) -> None:
 
     assert [note for note in notes if note.startswith("labels.watch: ")] == (
         [
-            "labels.watch: the gradient of mse grows with the value, so one value by mistake, such as 1e18, "
-            "outweighs all others in the rows that it touches; bounds = [least, greatest] leaves such values "
-            "out"
+            "labels.watch: the gradient of mse grows with the value, so one wrong value, such as 1e18, "
+            "outweighs all others in its rows; bounds = [least, greatest] excludes such values"
         ]
         if noted
         else []

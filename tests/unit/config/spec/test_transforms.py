@@ -182,12 +182,12 @@ REFUSED = {
     "no array": ('"own_bad:listed"', "it gave a list"),
     "dtype": ('"own_bad:double"', "it gave float64; end with .astype(np.float32)"),
     "raises": ('"own_bad:raises"', "it raised KeyError: 'x'"),
-    "infinite": ('"own_bad:infinite"', "it makes -inf of 0; cut the numbers first"),
+    "infinite": ('"own_bad:infinite"', "it makes -inf of 0; clip the numbers first"),
     "mean": ('"own_bad:centred"', "would differ between training and serving"),
     "random": ('"own_bad:noisy"', "a function that works number by number"),
     "parameter": ('{ name = "own_bad:fine", by = 1 }', "it takes none"),
     "no number": ('{ name = "clip", low = "x" }', "a finite number"),
-    "nothing to clip": ('"clip"', "low must be below high, and one of them given"),
+    "nothing to clip": ('"clip"', "low must be below high, and one of them must be set"),
     "raw beside": ('["raw", "log1p"]', '"raw" alone'),
 }
 BAD = """
