@@ -1,4 +1,4 @@
-"""Random specs: whatever is accepted is written back and read again as the same spec."""
+"""Random specs: each accepted one is rendered and parsed to an equal spec."""
 
 import contextlib
 import math
@@ -81,7 +81,7 @@ def values(form: Form) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for eac
 
 
 def sections(cls: type) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of the options of a class with good values, and now and then a bad one."""
+    """Generate some options of a class, with mostly valid values."""
     choices = {key_of(o): values(o.metadata["form"]) for o in options_of(cls)}
 
     def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ accepted = 0
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=300)
 @given(specs())
-def test_what_is_accepted_is_written_back_and_read_again_as_the_same(values_: dict[str, Any]) -> None:
+def test_rendered_spec_parses_to_the_same_spec(values_: dict[str, Any]) -> None:
     global accepted  # noqa: PLW0603 - counted over all examples, so that the test cannot pass on refusals alone
     try:
         spec = parse_spec(text_of(values_))
@@ -192,7 +192,7 @@ def test_enough_of_the_random_specs_were_accepted() -> None:
 
 @settings(deadline=None)
 @given(specs(), st.data())
-def test_any_value_anywhere_is_either_read_or_refused_with_a_config_error(
+def test_any_value_is_read_or_refused_with_a_config_error(
     values_: dict[str, Any], data: st.DataObject
 ) -> None:
     at: Any = values_
@@ -211,7 +211,7 @@ def test_any_value_anywhere_is_either_read_or_refused_with_a_config_error(
         st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.booleans(), st.lists
     )
 )
-def test_values_are_spelled_as_toml_reads_them(value: Any) -> None:
+def test_toml_values_parse_to_themselves(value: Any) -> None:
     if isinstance(value, int) and abs(value) >= 2**63:
         return
     assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
@@ -225,7 +225,7 @@ SPLICES = st.sampled_from(
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(FEED)), st.integers(0, 8), SPLICES), min_size=1, max_size=3))
-def test_a_damaged_file_is_either_read_or_refused_with_a_config_error(
+def test_damaged_file_is_read_or_refused_with_a_config_error(
     damage: list[tuple[int, int, str]],
 ) -> None:
     text = FEED
@@ -235,6 +235,6 @@ def test_a_damaged_file_is_either_read_or_refused_with_a_config_error(
         parse_spec(text)
 
 
-def test_what_toml_has_not_is_an_error() -> None:
+def test_value_without_a_toml_form_is_an_error() -> None:
     with pytest.raises(TypeError, match="TOML has no object"):
         toml_value(object())
