@@ -308,13 +308,13 @@ class _Sums:
     @classmethod
     def merge(cls, parts: Sequence[_Sums]) -> _Sums:
         """Add up all parts."""
-        whole = cls()
+        merged = cls()
         for part in parts:
             for name in ("n", "not_finite", "predicted", "labelled", "loss", "squares", "absolute"):
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+                setattr(merged, name, getattr(merged, name) + getattr(part, name))
             if part.counts.size:
-                whole.counts = whole.counts + part.counts if whole.counts.size else part.counts
-        return whole
+                merged.counts = merged.counts + part.counts if merged.counts.size else part.counts
+        return merged
 
 
 def _measures_of(sums: Sequence[_Sums], label: LabelKind) -> list[dict[str, float]]:

@@ -152,7 +152,7 @@ class Measures:
         return view
 
     def overall(self) -> Self:
-        """Return a copy without segments, whose figures take a small part of the time."""
+        """Return a copy without segments; its figures take a small part of the time."""
         overall = self.view()
         overall._table, *overall._fresh = (
             table.where(table.keys["field"] == 0) for table in (self._table, *self._fresh)
@@ -178,10 +178,10 @@ class Measures:
 
     def beside(self) -> Self:
         """Return empty measures with the same known segment values, for samples to merge into these later."""
-        beside = self.view()
-        beside._table, beside._lately = Table.empty(), Table.empty()
-        beside._waiting, beside._waiting_count, beside._fresh = [], 0, []
-        return beside
+        empty = self.view()
+        empty._table, empty._lately = Table.empty(), Table.empty()
+        empty._waiting, empty._waiting_count, empty._fresh = [], 0, []
+        return empty
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return copies of all sums, as arrays."""

@@ -114,13 +114,13 @@ def fields_of(writer: Record, reader: Record) -> dict[str, AvroField]:
     by_name = {f.name: f for f in reader.fields}
     by_alias = {alias: f for f in reversed(reader.fields) for alias in reversed(f.aliases)}
     found: dict[str, AvroField] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for known in (by_name, by_alias):
         for f in writer.fields:
             into = known.get(f.name)
-            if into is not None and f.name not in found and into.name not in taken:
+            if into is not None and f.name not in found and into.name not in used:
                 found[f.name] = into
-                taken.add(into.name)
+                used.add(into.name)
     return found
 
 

@@ -204,10 +204,12 @@ def _served_key(path: str, served: Record, action: Record, explode: str | None) 
         return explode is not None and leaf.path.startswith(explode + ".")
 
     own = [x for x in leaves(served) if x.identifies and (inside(x) or not x.repeated)]
-    theirs = [x for x in leaves(action) if x.identifies and not x.repeated]
+    in_actions = [x for x in leaves(action) if x.identifies and not x.repeated]
 
     def best(candidates: list[Leaf], wanted: set[str], unwanted: set[str]) -> Leaf | None:
-        scored = [(_alike(a, b, wanted, unwanted), a) for a in candidates for b in theirs if a.kind == b.kind]
+        scored = [
+            (_alike(a, b, wanted, unwanted), a) for a in candidates for b in in_actions if a.kind == b.kind
+        ]
         top = max((s for s, _ in scored), default=0)
         return next(a for s, a in scored if s == top) if top >= 3 else None
 

@@ -136,13 +136,13 @@ def diff(
     changes = [
         _change(key, before.get(key), after.get(key))
         for key in [*before, *(k for k in after if k not in before)]
-        if before.get(key) != after.get(key) and not _only_longer(before.get(key), after.get(key), key)
+        if before.get(key) != after.get(key) and not _is_addition(before.get(key), after.get(key), key)
     ]
     order = ("identity", "tunable", "deployment")
-    return sorted(_gathered(changes), key=lambda c: order.index(c.kind))
+    return sorted(_merge_sections(changes), key=lambda c: order.index(c.kind))
 
 
-def _only_longer(old: _Entry | None, new: _Entry | None, key: str) -> bool:
+def _is_addition(old: _Entry | None, new: _Entry | None, key: str) -> bool:
     """Return whether an order differs because of additions or removals, which are changes of their own."""
     return (
         key.endswith("(order)") and old is not None and new is not None and set(old.value) != set(new.value)
@@ -157,24 +157,24 @@ def _change(key: str, old: _Entry | None, new: _Entry | None) -> Change:
     )
 
 
-def _gathered(changes: list[Change]) -> Iterator[Change]:
+def _merge_sections(changes: list[Change]) -> Iterator[Change]:
     """Merge the changes of all keys of an added or removed label, table, feature or stream into one."""
     seen: dict[str, Change] = {}
     for change in changes:
         section, _, rest = change.key.partition(".")
         name = rest.partition(".")[0]
-        came, went = change.old is MISSING, change.new is MISSING
-        if section not in ("labels", "tables", "features", "events") or not (came or went):
+        added, removed = change.old is MISSING, change.new is MISSING
+        if section not in ("labels", "tables", "features", "events") or not (added or removed):
             yield change
             continue
         whole = f"{section}.{name}"
-        was = seen.get(whole)
+        earlier = seen.get(whole)
         values = {
-            **((was.new if came else was.old) if was else {}),
-            rest.partition(".")[2]: change.new if came else change.old,
+            **((earlier.new if added else earlier.old) if earlier else {}),
+            rest.partition(".")[2]: change.new if added else change.old,
         }
         seen[whole] = Change(
-            whole, "identity", MISSING if came else values, values if came else MISSING, EFFECTS["identity"]
+            whole, "identity", MISSING if added else values, values if added else MISSING, EFFECTS["identity"]
         )
     yield from seen.values()
 

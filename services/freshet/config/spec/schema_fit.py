@@ -200,13 +200,13 @@ class _Fit:
 
     def _joins(self, i: int, path: str, schema: Record, key: str) -> None:
         served = self.spec.events.served.key[i]
-        theirs = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
-        ours = kind_of(field_at(schema, path).type)
-        if ours != theirs:
+        served_kind = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
+        own_kind = kind_of(field_at(schema, path).type)
+        if own_kind != served_kind:
             raise self.error(
                 key,
                 path,
-                f"a field of {theirs}, as {served} of served events is; found {ours}",
+                f"a field of {served_kind}, as {served} of served events is; found {own_kind}",
                 'the number 7 and the text "7" are different ids',
             )
 

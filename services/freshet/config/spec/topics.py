@@ -116,9 +116,9 @@ class RecordLimits:
         Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
         """
         topics = topics_of(spec)
-        theirs = {stream.topic for stream in streams_of(spec) if stream.theirs}
+        external = {stream.topic for stream in streams_of(spec) if stream.theirs}
         for plan in topics.plans:
-            if plan.name not in theirs and limits[plan.name] < LEAST_TOPIC_BYTES:
+            if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
                 raise ConfigError(
                     "event log",
                     f"largest record of topic {plan.name}",

@@ -79,18 +79,20 @@ class Column:
         assert transform.function is not None
         try:
             with np.errstate(all="ignore"):
-                made = transform.function(given, **parameters)
+                result = transform.function(given, **parameters)
         except Exception as error:  # the user's function may raise any error
             hint = f"it raised {type(error).__name__}: {error}"
             raise self.error(transform, "a function of a (B,) float32 column", hint) from error
-        made = given if made is None else made
-        if not isinstance(made, np.ndarray) or made.shape != column.shape:
-            found = f"shape {made.shape}" if isinstance(made, np.ndarray) else f"a {type(made).__name__}"
+        result = given if result is None else result
+        if not isinstance(result, np.ndarray) or result.shape != column.shape:
+            found = (
+                f"shape {result.shape}" if isinstance(result, np.ndarray) else f"a {type(result).__name__}"
+            )
             raise self.error(transform, f"as many numbers as it is given, {column.shape}", f"it gave {found}")
-        if made.dtype != np.float32:
-            hint = f"it gave {made.dtype}; end with .astype(np.float32)"
+        if result.dtype != np.float32:
+            hint = f"it gave {result.dtype}; end with .astype(np.float32)"
             raise self.error(transform, "a column of float32", hint)
-        return made
+        return result
 
     def error(self, transform: Transform, expected: str, hint: str) -> ConfigError:
         """Return an error about a step."""
@@ -100,27 +102,27 @@ class Column:
         """Check the steps on `PROBE`. Raises ConfigError if one is not elementwise or not finite."""
         column = PROBE
         for transform, pairs in self.steps:
-            made = self._step(transform, dict(pairs), column)
-            self._check_finite(transform, column, made)
+            result = self._step(transform, dict(pairs), column)
+            self._check_finite(transform, column, result)
             alone = [self._step(transform, dict(pairs), column[i : i + 1]) for i in range(len(column))]
-            self._check_alone(transform, column, made, np.concatenate(alone))
-            column = made
+            self._check_alone(transform, column, result, np.concatenate(alone))
+            column = result
             column[~np.isfinite(column)] = np.nan
 
-    def _check_finite(self, transform: Transform, given: F32, made: F32) -> None:
-        infinite = np.flatnonzero(np.isinf(made))
+    def _check_finite(self, transform: Transform, given: F32, result: F32) -> None:
+        infinite = np.flatnonzero(np.isinf(result))
         if len(infinite):
-            hint = f"it makes {made[infinite[0]]} of {given[infinite[0]]:g}; clip the numbers first"
+            hint = f"it makes {result[infinite[0]]} of {given[infinite[0]]:g}; clip the numbers first"
             raise self.error(transform, "finite numbers of finite numbers", hint)
 
-    def _check_alone(self, transform: Transform, given: F32, made: F32, alone: F32) -> None:
+    def _check_alone(self, transform: Transform, given: F32, result: F32, alone: F32) -> None:
         """Check that a number's result does not depend on others in the column, as batches and requests
         differ."""
-        apart = np.flatnonzero(~np.isclose(made, alone, rtol=1e-5, atol=1e-6, equal_nan=True))
-        if len(apart):
-            i = apart[0]
+        differ = np.flatnonzero(~np.isclose(result, alone, rtol=1e-5, atol=1e-6, equal_nan=True))
+        if len(differ):
+            i = differ[0]
             hint = (
-                f"it makes {made[i]:g} of {given[i]:g} among others, but {alone[i]:g} of it alone;"
+                f"it makes {result[i]:g} of {given[i]:g} among others, but {alone[i]:g} of it alone;"
                 " what depends on other numbers would differ between training and serving"
             )
             raise self.error(transform, "a function that works number by number", hint)
@@ -183,8 +185,8 @@ def _canonical(step: str | Step, folder: str, where: str, key: str) -> str | Ste
         if not parameters[name].allows(value):
             hint = f"{name}: {parameters[name].doc}" if parameters[name].doc else ""
             raise ConfigError(where, f"{key}.{name}", value, parameters[name].expected, hint)
-    apart = tuple(sorted((n, v) for n, v in step.parameters if v != parameters[n].default))
-    return Step(step.name, apart) if apart else step.name
+    stated = tuple(sorted((n, v) for n, v in step.parameters if v != parameters[n].default))
+    return Step(step.name, stated) if stated else step.name
 
 
 # --- Outcomes of the user's transforms on the probe.
@@ -207,13 +209,13 @@ def outcomes_of(spec: Spec) -> Outcomes:
     for feature in spec.features:
         column = column_of(feature, spec.folder) if feature.dense else None
         if column is not None and column.of_the_users:
-            made = column.run(PROBE).astype(np.float64)
-            found[feature.name] = [None if np.isnan(x) else float(x) for x in made]
+            result = column.run(PROBE).astype(np.float64)
+            found[feature.name] = [None if np.isnan(x) else float(x) for x in result]
     return found
 
 
-def check_outcomes(spec: Spec, trained: Outcomes, what: str) -> None:
-    """Compare current outcomes with those at the training of `what`, such as a version.
+def check_outcomes(spec: Spec, trained: Outcomes, owner: str) -> None:
+    """Compare current outcomes with those at the training of `owner`, such as "version 3".
 
     Raises:
         Mismatch: a transform has another result; names feature, transforms and the first such number.
@@ -223,13 +225,13 @@ def check_outcomes(spec: Spec, trained: Outcomes, what: str) -> None:
         if len(before) != len(now):
             continue  # from a release with another probe, or without one
         a, b = (np.array([np.nan if x is None else x for x in xs]) for xs in (before, now))
-        apart = np.flatnonzero(~np.isclose(a, b, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
-        if len(apart):
-            i = apart[0]
+        differ = np.flatnonzero(~np.isclose(a, b, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
+        if len(differ):
+            i = differ[0]
             steps = ", ".join(str(step) for step in spec.feature(name).dense)
             raise Mismatch(
                 f"features.{name}.dense: {steps} makes {b[i]:g} of {PROBE[i]:g}\n"
-                f"  {what} was trained when it made {a[i]:g}\n"
+                f"  {owner} was trained when it made {a[i]:g}\n"
                 "  undo the change of its code; or give it another name, which makes it a new model"
             )
 
@@ -318,10 +320,13 @@ def _described(found: Any, name: str, where: str, key: str) -> Transform:
     if not inspect.isfunction(found):
         expected = "a function of a column, or a freshet.Transform"
         raise ConfigError(where, key, name, expected, f"it is a {type(found).__name__}")
-    takes = list(inspect.signature(found).parameters.values())
-    if not takes or takes[0].kind not in (takes[0].POSITIONAL_ONLY, takes[0].POSITIONAL_OR_KEYWORD):
+    arguments = list(inspect.signature(found).parameters.values())
+    if not arguments or arguments[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
         raise ConfigError(where, key, name, "a function of a column: f(x)", "it takes no column")
-    for other in takes[1:]:
+    for other in arguments[1:]:
         if type(other.default) not in (int, float) or other.kind is other.POSITIONAL_ONLY:
             raise ConfigError(
                 where,
@@ -331,5 +336,5 @@ def _described(found: Any, name: str, where: str, key: str) -> Transform:
                 f"{other.name} is not such a parameter",
             )
     doc = (inspect.getdoc(found) or "").partition("\n")[0]
-    parameters = tuple(Parameter(p.name, float(p.default)) for p in takes[1:])
+    parameters = tuple(Parameter(p.name, float(p.default)) for p in arguments[1:])
     return Transform(name, doc, found, parameters, built_in=False)

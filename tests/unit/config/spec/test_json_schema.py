@@ -32,7 +32,7 @@ from freshet.config.spec.model import (
 )
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
-from tests.unit.config.spec.test_round_trip import specs, text_of
+from tests.unit.config.spec.random_specs import specs, text_of
 
 ROOT = Path(__file__).parents[4]
 SPECS = sorted(
