@@ -1,5 +1,4 @@
-"""One descriptor a measure, from which spec keys, documentation, metrics and console follow; bounds on
-outliers.
+"""Descriptors of the measures, for spec keys, documentation, metrics and console; bounds on outliers.
 
 A measure is a function of the sums and histograms of many cells (`Cells`). A new measure needs a descriptor
 here and, for a sum that is not kept yet, its name in `cells.SUMS` and its term in `cells._terms`. Shape
@@ -44,8 +43,7 @@ _KEPT = 512  # newest numbers of a label that the median is over
 
 
 def outlier_bound(values: F64) -> float:
-    """Return the magnitude beyond which a number is an outlier among values (B,); infinite if they are
-    few."""
+    """Return the magnitude beyond which one of values (B,) is an outlier; infinite for few values."""
     magnitudes = np.abs(values)
     magnitudes = magnitudes[(magnitudes > 0) & np.isfinite(magnitudes)]
     return MEDIANS * float(np.median(magnitudes)) if len(magnitudes) >= _FEWEST else float("inf")
@@ -84,8 +82,7 @@ class Typical:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """Sums (C,) over the samples of each cell, weighted but for `n`, and the entries (H,) of the
-    histograms."""
+    """Sums (C,) over the samples of each cell, weighted but for `n`, and entries (H,) of histograms."""
 
     n: F64  # samples
     weight: F64
@@ -147,8 +144,7 @@ def _normalised_entropy(cells: Cells) -> F64:
 
 
 def _normalised_entropy_error(cells: Cells) -> F64:
-    """Compute the standard error of `ne` by the delta method, from the influence of each sample on the
-    quotient.
+    """Compute the standard error of `ne` by the delta method, from the influence of each sample.
 
     A sample of loss l and label y has the influence (l - L) / H - L H' (y - r) / H², where L is the mean
     loss, r the mean label and H its entropy. Without the second term the error of a rare label would be

@@ -1,5 +1,4 @@
-"""The gate: decides whether a candidate version replaces `stable`, by both versions' predictions for the same
-newest samples.
+"""The gate: decides whether a candidate version replaces `stable`, by predictions for the same samples.
 
 Pure: the trainer supplies the predictions (PROTOCOL 23). Shape letters: B samples, L labels.
 """
@@ -160,8 +159,7 @@ def _violations(gate: Gate, label: Label, now: _Head, then: _Head | None, *, eno
 
 
 def _as_far_off(off: float, then: _Head | None) -> bool:
-    """Return whether the calibration of `stable` is off by at least as large a factor, in either
-    direction."""
+    """Return whether the calibration of `stable` is off by at least as large a factor."""
     if then is None or off <= 0:
         return False
     other = then.calibration

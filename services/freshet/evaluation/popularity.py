@@ -86,8 +86,7 @@ class Popularity:
         self._past_overall = np.zeros((SNAPSHOTS, labels, 2))
 
     def predict(self, items: U64, label: U8, times_ms: I64) -> F32:
-        """Return the rates (B,) of items (B,) and labels (B,) as known at `times_ms` (B,), when they were
-        served.
+        """Return the rates (B,) of items (B,) and labels (B,) as known when served, at `times_ms` (B,).
 
         An item of key 0 is unknown and gets the mean of its label. The rate is 0.5 where no snapshot is old
         enough.

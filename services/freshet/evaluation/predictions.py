@@ -1,5 +1,4 @@
-"""Predictions of several learners over one pass, and their figures: over all samples, after the first fifth,
-and by windows of equal numbers of samples.
+"""Predictions of several learners over one pass, and their figures: over all, after a fifth, by windows.
 
 The end of the first fifth is known only after the pass, so predictions stay in unnamed files until then: 13
 bytes a sample, and 4 more for each learner. Shape letters: B samples, H nonempty bins of a histogram, L
@@ -125,8 +124,7 @@ class Scored:
             self._known.write(ids, np.ones(len(ids), bool))
 
     def add_predictions(self, learner: str, ids: I64, predictions: F32) -> None:
-        """Add a learner's predictions (B,) for the samples `ids` (B,), made before it learned their
-        labels."""
+        """Add a learner's predictions (B,) for samples `ids` (B,), made before it learned them."""
         column = self._column_of(learner)
         if len(ids):
             column.write(ids, predictions)
@@ -246,8 +244,7 @@ class Scored:
 
 
 def _edges(samples: int) -> tuple[list[int], int]:
-    """Return the edges (E,) of the windows of a pass, from 0 to `samples`, and the first window after the
-    fifth.
+    """Return the edges (E,) of the windows of a pass, and the first window after the first fifth.
 
     The first fifth ends at an edge, after `samples // 5` samples.
     """

@@ -145,8 +145,7 @@ class Measures:
         return self._figures(self._lately.moved_to(TOTAL))
 
     def view(self) -> Self:
-        """Return a copy for another thread; it is cheap, as both share samples and tables, which are
-        immutable."""
+        """Return a cheap copy for another thread; both share samples and tables, which are immutable."""
         view = copy.copy(self)
         view._waiting, view._fresh, view._known = list(self._waiting), list(self._fresh), list(self._known)
         return view

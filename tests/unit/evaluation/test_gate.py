@@ -17,8 +17,7 @@ FEW = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floo
 def scored(
     n: int = 2000, *, factor: float = 1.0, noise: float = 0.0, rate: float = 0.3, seed: int = 0
 ) -> Scored:
-    """Return predictions that are right but for a factor and noise in the logits; labels depend on the seed
-    only."""
+    """Return predictions that are right but for a factor and noise; labels depend on the seed only."""
     rng = np.random.default_rng(seed)
     logit = rng.normal(size=n) + np.log(rate / (1 - rate))
     y = (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)

@@ -131,8 +131,7 @@ def sample_schema(served: Written, explode: str | None) -> Written:
 
 
 def served_schema(served: Record, explode: str | None) -> Record:
-    """Derive the schema of served events that inference logs: impressions get the last field
-    `freshet_served`.
+    """Derive the schema of served events that inference logs, with `freshet_served` in each impression.
 
     Raises:
         ConfigError: as `sample_schema`; or the exploded array's elements are no records.

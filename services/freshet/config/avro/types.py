@@ -20,8 +20,7 @@ __all__ = [
 ]
 
 # --- Logical types: decimals are numbers, UUIDs text, times have a unit. By the specification, a logical type
-# that
-# does not fit its type is ignored.
+# that does not fit its type is ignored.
 
 
 DAY_NS = 86_400 * 10**9

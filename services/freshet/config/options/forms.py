@@ -252,8 +252,7 @@ WORD, LETTERS = r"\w", "A-Za-z0-9_"
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of `low` to `high` values of one form, as a tuple; with `lone`, also one value without
-    brackets."""
+    """A list of `low` to `high` values of one form, as a tuple; with `lone`, also one bare value."""
 
     item: Form
     low: int = 0

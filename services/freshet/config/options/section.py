@@ -1,5 +1,4 @@
-"""Options as dataclass fields, and sections: values read by form, unknown keys refused, errors with full
-path."""
+"""Options as dataclass fields, and sections that read values by form and raise errors with the full path."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ data."""
 
 
 def option(kind: Kind, doc: str, form: Form | None = None, **metadata: Any) -> Any:
-    """Create a dataclass field with kind, meaning and form; `metadata` may have default, key, hint and
-    former.
+    """Create a dataclass field with kind, meaning and form.
+
+    `metadata` may have default, default_factory, key, hint and former.
 
     `former` maps a generation of defaults to the default of that generation and of earlier ones. A field
     without a form has a parser of its own, or is derived.

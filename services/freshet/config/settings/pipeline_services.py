@@ -130,9 +130,9 @@ class Paramserver:
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7021)
     memory_bytes: int = option(
         "deployment",
-        "memory for its rows with their indexes; a full shard claims no slices and refuses lookups of "
-        "training with an error, until slices have moved to shards with free memory. Flushes and messages "
-        "may need as much again. 0: no limit",
+        "memory for its rows with their indexes; a full shard claims no slices and answers no lookups of "
+        "training, and reports this, until slices have moved to shards with free memory. Flushes and "
+        "messages may need as much again. 0: no limit",
         Integer(0, 1 << 46),
         default=0,
     )

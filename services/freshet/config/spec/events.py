@@ -199,8 +199,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Retention of records in the log. Records that a restart of a service needs are kept regardless of
-    age."""
+    """Retention of records in the log. Records that a restart needs are kept regardless of age."""
 
     events_ms: int | None = option(
         "deployment",

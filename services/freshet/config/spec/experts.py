@@ -46,8 +46,7 @@ def has_ids(features: Sequence[Feature]) -> bool:
 
 
 def default_crosses(features: Sequence[Feature], generation: int) -> tuple[tuple[str, ...], ...]:
-    """Return the crosses of a spec that names neither crosses nor experts: all pairs of few features, or
-    none."""
+    """Return the default crosses: all pairs of few features, or none."""
     names = [feature.name for feature in features if feature.kind in SINGLE]
     return tuple(combinations(names, 2)) if generation > 1 and len(names) <= MOST_PAIRED else ()
 
@@ -70,8 +69,7 @@ def has_default_crosses(spec: Spec) -> bool:
 def with_experts(
     model: Model, section: Section, features: Sequence[Feature], tables: Sequence[Table], generation: int
 ) -> Model:
-    """Remove the default experts that the features cannot feed; a model that is no hedge is returned
-    unchanged.
+    """Remove the default experts that the features cannot feed; other models are returned unchanged.
 
     Args:
         model: with the default experts where the spec names none.

@@ -1,5 +1,4 @@
-"""Generator of a commented `freshet.toml` for the user's schemas (`freshet init`); it passes parser and
-check."""
+"""Generator of a commented `freshet.toml` for the user's schemas, for `freshet init`."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ def words_of(path: str) -> tuple[str, ...]:
 
 
 def leaves(schema: Record) -> Iterator[Leaf]:
-    """Yield all fields that are no records or maps, in order; those inside arrays of records are
-    `repeated`."""
+    """Yield all fields that are no records or maps, in order; fields in arrays of records are `repeated`."""
     for path in paths(schema):
         found = field_at(schema, path)
         kind = kind_of(found.type)

@@ -54,8 +54,10 @@ class Change:
 
 
 class SpecHash(str):
-    """Identity hash of a spec, 64 hexadecimal digits, with its hashes in other generations of defaults, for
-    errors."""
+    """Identity hash of a spec, 64 hexadecimal digits.
+
+    It holds the hashes in other generations of defaults, for errors.
+    """
 
     __slots__ = ("generation", "others")
     generation: int
@@ -94,8 +96,7 @@ def identity_hash(spec: Spec, schemas: Schemas | None = None) -> SpecHash:
 
 
 def explain_defaults(own: str, found: str) -> str:
-    """Return indented lines for an error if `found` is the hash of this spec in another generation of
-    defaults.
+    """Explain in an error that `found` is the hash of this spec in another generation of defaults.
 
     Returns "" if it is not, or if `own` is a plain string.
     """

@@ -180,8 +180,7 @@ def _transform() -> Schema:
 
 
 def _kinds() -> Iterator[Schema]:
-    """Yield the constraints of each kind of feature; the first of these keys that is present decides the
-    kind."""
+    """Yield the constraints of each kind of feature; the first key that is present decides the kind."""
     signs = {
         "dense": ("dense",),
         "time": ("time",),

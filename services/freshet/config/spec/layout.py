@@ -30,9 +30,8 @@ __all__ = [
 #
 # A row belongs to (table, feature, id): device "1" and hour 1 are two rows, although both features name the
 # table `small`. A `shared` table has one row for an id of any feature, such as the ranked item and the same
-# item
-# in a user's history. Keys of features that share rows have the table's salt; other features have a salt each
-# (`freshet.features.hashing.row_salt`).
+# item in a user's history. Keys of features that share rows have the table's salt; other features have a salt
+# each (`freshet.features.hashing.row_salt`).
 
 
 def features_in(features: Sequence[Feature], table: str) -> tuple[Feature, ...]:

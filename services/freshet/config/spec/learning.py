@@ -166,8 +166,10 @@ class Train:
     )
 
     def behind_rows(self, *, native_loop: bool) -> int:
-        """Return the rows of a batch of a lane that is behind; `native_loop`: no Python runs between
-        batches."""
+        """Return the rows of a batch of a lane that is behind.
+
+        `native_loop`: no Python runs between batches.
+        """
         least = self.batch_rows if native_loop else max(self.batch_rows, BEHIND_ROWS)
         return self.batch_behind_rows or least
 

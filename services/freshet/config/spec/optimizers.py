@@ -1,5 +1,4 @@
-"""Descriptors of the update rules: name, parameters and state, for spec keys, docs, metrics and the native
-table.
+"""Descriptors of the update rules: name, parameters and state.
 
 The native table computes the steps (`freshet.tables`). A new rule needs a descriptor here, its step there,
 and its oracle in the tests.
@@ -17,8 +16,10 @@ __all__ = ["COUNT", "OPTIMIZERS", "Rule", "complete", "rule_of"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An update rule. Its float32 state has `row_state` floats for a slot and `float_state` for each float of
-    it."""
+    """An update rule.
+
+    Its float32 state has `row_state` floats for a slot and `float_state` for each float of the slot.
+    """
 
     name: str
     doc: str

@@ -1,5 +1,4 @@
-"""Output of a `Spec` as the text of a `freshet.toml`: only values other than defaults, in one canonical
-order.
+"""Output of a `Spec` as TOML: only values other than defaults, in one canonical order.
 
 The text always states the generation of defaults, so that a later release reads the same spec, and
 `parse_spec(render(spec)) == spec`. Versions hold this text, so that a model can be loaded without its folder.

@@ -49,8 +49,9 @@ KINDS = {
 
 
 def kind_of(type_: Type) -> str:
-    """Return the kind of a type: `integer`, `fraction`, `truth`, `text`, `list of ...`, `record`, `map` or
-    `null`.
+    """Return the kind of a type.
+
+    It is `integer`, `fraction`, `truth`, `text`, `list of ...`, `record`, `map` or `null`.
 
     Several kinds of a union are joined by " or ".
     """
@@ -71,8 +72,7 @@ def kind_of(type_: Type) -> str:
 
 
 def wrong_unit(type_: Type, time: TimeField) -> tuple[str, str] | None:
-    """Return the expectation and a hint if the logical type of an event's time has another unit than the
-    spec.
+    """Return expectation and hint if an event's time has another unit in the schema than in the spec.
 
     Returns None if they agree, or if the type has no unit.
     """
@@ -131,8 +131,7 @@ IDS = ("integer", "text", "truth")
 
 
 def check_fit(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> None:
-    """Check a spec against its schemas. Raises ConfigError for the first field that is missing or does not
-    fit."""
+    """Check a spec against its schemas. Raises ConfigError for the first field that does not fit."""
     fit = _Fit(spec, schemas, where)
     for stream in streams_of(spec):
         fit.stream(stream)

@@ -101,8 +101,7 @@ class RecordLimits:
     block_bytes: int  # largest block of several samples
 
     def safe_event_bytes(self, labels: int) -> int:
-        """Return a length up to which no event exceeds `expanded_bytes`, by any split into context and
-        elements.
+        """Return a length up to which no event exceeds `expanded_bytes`.
 
         For each label, c bytes of context and n - c elements of one byte make at most c (n - c) + (n - c)
         bytes.
@@ -160,8 +159,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class TopicKind:
-    """Purpose of one of a model's topics; plans, the reference and a test of running systems derive from
-    it."""
+    """Purpose of one of a model's topics; plans and the reference derive from it."""
 
     role: str  # attribute of `Topics`
     name: str  # `<model>` stands for the spec's name; default of event topics

@@ -1,5 +1,4 @@
-"""Transforms of dense features: descriptors with name, parameters and function, the same for training,
-backtests and serving.
+"""Transforms of dense features: descriptors with name, parameters and function.
 
 A transform is an elementwise function of one column, (B,) float32 with NaN for missing numbers; it changes
 the column in place or returns another. It has no state; the model itself computes `standard`, as its running
@@ -42,8 +41,7 @@ __all__ = [
 ]
 
 # --- Steps of a dense column after the native decoder, which calls `Column.run` for samples, backtests,
-# replays,
-# rank requests and Open Inference Protocol rows alike.
+# replays, rank requests and Open Inference Protocol rows alike.
 
 PROBE: F32 = np.array(
     [np.nan, 0, 1, -1, 0.5, -0.5, 0.01, 2, 3, 7, 10, 24, 99, 100, 1e3, -1e3, 1e-6, 1e6, -1e6, 1e9], np.float32
@@ -116,8 +114,7 @@ class Column:
             raise self.error(transform, "finite numbers of finite numbers", hint)
 
     def _check_alone(self, transform: Transform, given: F32, result: F32, alone: F32) -> None:
-        """Check that a number's result does not depend on others in the column, as batches and requests
-        differ."""
+        """Check that a number's result does not depend on the rest of the column, as batches differ."""
         differ = np.flatnonzero(~np.isclose(result, alone, rtol=1e-5, atol=1e-6, equal_nan=True))
         if len(differ):
             i = differ[0]
@@ -192,8 +189,7 @@ def _canonical(step: str | Step, folder: str, where: str, key: str) -> str | Ste
 # --- Outcomes of the user's transforms on the probe.
 #
 # A model's identity covers the name and parameters of a transform, but not its code. So each version stores
-# the
-# outcomes at training, and changed code is refused before it trains or serves with skew.
+# the outcomes at training, and changed code is refused before it trains or serves with skew.
 
 
 Outcomes = Mapping[str, Sequence[float | None]]

@@ -1,5 +1,4 @@
-"""Logical types in Avro and JSON: decimals are numbers, times have their unit, a UUID in bytes is its
-text."""
+"""Logical types: decimals are numbers, times have their unit, a UUID in bytes is its text."""
 
 from __future__ import annotations
 
