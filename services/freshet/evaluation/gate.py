@@ -46,7 +46,7 @@ def judge(spec: Spec, candidate: Scored, stable: Scored | None, *, untrained: bo
     The gate holds the candidate if
 
     - one of its predictions is not finite;
-    - there are fewer samples than `serve.gate.floor`, unless `stable` has untrained weights (`untrained`);
+    - there are fewer samples than `serve.gate.floor`, unless there is no `stable` or it is `untrained`;
     - a label's calibration leaves the spec's bounds by more than chance, unless `stable` is as far off; or
     - its normalised entropy (for a number: mean squared error) is worse than that of `stable` by more than
       the spec allows. With fewer than `serve.gate.samples` samples of the label, the difference must exceed

@@ -52,7 +52,6 @@ def kind_of(type_: Type) -> str:
     """Return the kind of a type.
 
     It is `integer`, `fraction`, `truth`, `text`, `list of ...`, `record`, `map` or `null`.
-
     Several kinds of a union are joined by " or ".
     """
     scale = decimal_scale(type_)

@@ -38,6 +38,7 @@ from freshet.config.spec.render import toml_value
 
 NAMES = ["user", "item", "click", "buy", "a"]
 
+
 def values(form: Form) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for each form
     """Generate TOML values of a form."""
     match form:
