@@ -1,7 +1,7 @@
-"""Quality of predictions: what the measures are, how they are added up over a stream, when a version may
-serve.
+"""Quality of predictions: the measures, their sums over a stream, and the gate before `stable`.
 
-Everything here is pure: arrays in, figures out, no clock and no I/O. Letters: B samples, L labels.
+The package reads no clock. Only `predictions` does I/O, in temporary files. Shape letters: B samples, L
+labels.
 """
 
 from __future__ import annotations

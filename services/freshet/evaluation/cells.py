@@ -1,6 +1,7 @@
-"""Sums by window, label and segment, as sorted arrays; tables of them merge.
+"""Sums of predictions and labels by window, label and segment, as sorted arrays that merge; figures of them.
 
-A cell is (window, label, field, value); its histogram is sparse. How samples become a table: `grouping.py`.
+A cell is (window, label, field, value); its histogram over predicted logits is sparse. Shape letters: B
+samples, L labels, C cells, H entries of all histograms, G groups, S sums.
 """
 
 from __future__ import annotations
@@ -32,22 +33,20 @@ __all__ = [
     "Table",
     "figures_of",
     "reliability",
-    "summed",
+    "sum_by_group",
     "table_of",
 ]
 
-# --- Samples become a table of sums: what each adds is computed here, what falls together is added
-# natively.
+# --- Grouping: numpy computes each sample's summands, the native core adds them up by cell.
 
 
 PROBABILITY_FLOOR = 1e-7
-"""Predictions are taken to be at least this far from 0 and 1 when their logloss is added up: one mistake
-costs 16."""
+"""Logloss clips predictions to this distance from 0 and 1, so that one sample adds at most 16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """B samples that have not been grouped yet."""
+    """B samples that are not grouped yet; each column has the shape (B,)."""
 
     times_ms: I64
     label: U8
@@ -58,7 +57,7 @@ class Samples:
 
     @classmethod
     def concat(cls, parts: list[Samples]) -> Samples:
-        """Join end to end."""
+        """Concatenate samples in the order of the parts."""
         return cls(
             np.concatenate([s.times_ms for s in parts]),
             np.concatenate([s.label for s in parts]),
@@ -70,13 +69,16 @@ class Samples:
 
 
 def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
-    """Group samples: each counts once overall and once in each segment, there in coarser bins.
+    """Group samples: each counts in the cell of all samples and in one cell of each segment field.
 
     Args:
-        samples: B of them.
-        window: (B,) each one's window.
+        samples: B samples.
+        window: (B,) start of each sample's window in ms.
         number: (L,) whether a label is a number.
-        values: of each segment field those that are told apart, rising, OTHER among them.
+        values: for each segment field the values with a cell of their own, rising, with OTHER.
+
+    Returns:
+        The table; histograms of segments have coarser bins (`COARSE_BITS`).
     """
     sums, bins, counts = _terms(samples, number[samples.label])
     segments = list(zip(samples.segments, values, strict=True))
@@ -93,8 +95,10 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
 
 
 def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
-    """Each sample's summands (len(SUMS), B), its bin (B,) and what it adds to a histogram (2, B): nothing
-    if its label is a number."""
+    """Return the samples' summands (S, B), bins (B,) and positive and negative weights (2, B).
+
+    The weights are 0 for labels that are numbers: these have no histogram.
+    """
     p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
     finite = np.isfinite(p) & np.isfinite(y)
     p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)
@@ -111,34 +115,34 @@ def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
     return sums, bins_of_logits(of_true - of_false), counts
 
 
-# --- From the sums of cells to figures: what is told of a window, label and segment.
+# --- Figures of a window, label and segment.
 
 
 @dataclass(frozen=True, slots=True)
 class LabelKind:
-    """What the measures must know of a label."""
+    """Name and kind of a label."""
 
     name: str
-    number: bool  # not true/false
+    number: bool  # else true/false
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Measures of one window, label and segment."""
 
-    start_ms: int | None  # of the window; None: since the beginning
+    start_ms: int | None  # None: since the beginning
     stop_ms: int | None
     label: str
     segment: str | None  # None: all samples
-    value: int | None  # the segment's value key; OTHER: values beyond those told apart
+    value: int | None  # key of the segment's value; OTHER: all values beyond the first `max_values`
     measures: Mapping[str, float]  # by name of the descriptor; NaN where not defined
-    reliability: Reliability | None = None  # of all samples of a true/false label
+    reliability: Reliability | None = None  # only for all samples of a true/false label
 
 
 def figures_of(
     table: Table, labels: Sequence[LabelKind], segments: Sequence[str], window_ms: int
 ) -> list[Figures]:
-    """Figures of every cell, in the order of their keys."""
+    """Compute the figures of all cells, in the order of their keys."""
     if not len(table.keys):
         return []
     positive, negative = table.counts.T
@@ -169,39 +173,40 @@ def figures_of(
 def _rows(
     computed: Mapping[Measure, list[float]], of: str
 ) -> tuple[Sequence[str], Sequence[tuple[float, ...]]]:
-    """Names of the measures that a kind of label has, and the C cells' values of these."""
+    """Return the names of the measures defined for a kind of label, and a tuple of their values per cell."""
     kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", of)}
     return list(kept), list(zip(*kept.values(), strict=True))
 
 
 def _curves(table: Table, wanted: Bool) -> Mapping[int, Reliability]:
-    """Reliability of the cells that `wanted` (C,) names, by their index."""
+    """Return the reliability of the cells in the mask `wanted` (C,), by the index of the cell."""
     part = table.where(wanted)
     positive, negative = part.counts.T
     curves = reliability(part.cell, part.bin, positive, negative, len(part.keys))
     return dict(zip(np.flatnonzero(wanted).tolist(), curves, strict=True))
 
 
-# --- Reliability: what was predicted beside what came true, in few bins over logits.
+# --- Reliability: mean prediction and mean label in few bins over logits.
 
 
 MOST_BINS = 15
 
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Widths of a bin in logits, the finest that leaves at most `MOST_BINS` is taken. Bins start at multiples of
-the width, so bins of several windows fall together in the coarsest of theirs."""
+"""Widths of a bin in logits; a curve has the finest that gives at most `MOST_BINS` bins. Bins start at
+multiples of the width, so curves of several windows can be merged at the coarsest of their widths."""
 
 Reliability = list[list[float]]
 """[[samples' weight, mean prediction, mean label], ...] by rising prediction."""
 
 
 def reliability(cell: I64, bins: I64, positive: F64, negative: F64, cells: int) -> list[Reliability]:
-    """The reliability curve of each of many histograms: see `cells.Table`. Means are exact to half a
-    histogram bin.
+    """Compute the reliability curve of each histogram; means are exact to half a histogram bin.
 
     Args:
-        cell: (H,) index of each entry's histogram, rising. bins: (H,) rising within one.
-        positive, negative: (H,) weights.
+        cell: (H,) index of each entry's histogram, rising.
+        bins: (H,) bins, rising within a histogram.
+        positive, negative: (H,) weight of true and of false samples.
+        cells: number of histograms.
     """
     weight, logits = positive + negative, logits_of(bins)
     fresh = _fresh(cell, logits, cells)
@@ -216,7 +221,7 @@ def reliability(cell: I64, bins: I64, positive: F64, negative: F64, cells: int) 
 
 
 def _fresh(cell: I64, logits: F64, cells: int) -> Bool:
-    """(H,) where a curve's bin begins: of each histogram in the finest of `WIDTHS` that leaves few enough."""
+    """Return the mask (H,) of entries that begin a bin of their curve, at the finest width that fits."""
     edge = np.diff(cell, prepend=-1) != 0
     fresh: Bool = edge.copy()
     open_ = np.ones(cells, bool)
@@ -230,11 +235,11 @@ def _fresh(cell: I64, logits: F64, cells: int) -> Bool:
 
 
 KEY = np.dtype([("window", "<i8"), ("label", "<u2"), ("field", "<u2"), ("value", "<u8")])
-"""window: start in ms. field: 0 for all samples, else 1 + the segment's position. value: of the segment, 0
-overall."""
+"""window: start in ms. field: 0 for all samples, else 1 + the segment field's position. value: the segment's
+value, 0 for all samples."""
 
 TOTAL = -(1 << 62)
-"""The window of everything that has left its own window: since the beginning."""
+"""The window of all samples whose own window has closed."""
 
 OTHER = 0
 """The segment value that stands for all values beyond the first `max_values` of a field."""
@@ -256,14 +261,13 @@ class Table:
 
     @classmethod
     def empty(cls) -> Table:
-        """No cells."""
+        """Return a table without cells."""
         none = np.empty(0, np.int64)
         return cls(np.empty(0, KEY), np.empty((0, len(SUMS))), none, none, np.empty((0, 2)))
 
     @classmethod
     def merge(cls, tables: list[Table]) -> Table:
-        """One table with the sums of all, added up in the tables' order: merging step by step is the same to
-        the bit."""
+        """Add tables up, in their order: merging step by step gives the same bits."""
         tables = [table for table in tables if len(table.keys)]
         if len(tables) < 2:
             return tables[0] if tables else cls.empty()
@@ -286,16 +290,16 @@ class Table:
         group[order] = np.cumsum(first) - 1
         kept = ranked[first]
         code = (group[cell] << 32) + bins
-        ordered = np.argsort(code, kind="stable")  # of runs that rise, a table each: it merges them
+        ordered = np.argsort(code, kind="stable")  # timsort: merges the tables' sorted runs
         code = code[ordered]
         fresh = np.ones(len(code), bool)
         fresh[1:] = code[1:] != code[:-1]
         code, at = code[fresh], np.cumsum(fresh) - 1
-        both = summed(counts[ordered], at, len(code))
-        return cls(kept, summed(sums, group, len(kept)), code >> 32, code & 0xFFFFFFFF, both)
+        both = sum_by_group(counts[ordered], at, len(code))
+        return cls(kept, sum_by_group(sums, group, len(kept)), code >> 32, code & 0xFFFFFFFF, both)
 
     def where(self, mask: Bool) -> Table:
-        """The cells that the mask (C,) keeps."""
+        """Return the cells in the mask (C,)."""
         if mask.all():
             return self
         index = np.cumsum(mask) - 1
@@ -305,7 +309,7 @@ class Table:
         )
 
     def moved_to(self, window: int) -> Table:
-        """All cells in one window: added up window by window, in their order."""
+        """Add all windows up into one, in their order."""
         if not len(self.keys):
             return self
         keys = self.keys.copy()
@@ -313,8 +317,8 @@ class Table:
         return self._grouped(keys, self.sums, self.cell, self.bin, self.counts)
 
 
-def summed(columns: F64, group: NDArray[np.intp], groups: int) -> F64:
-    """Rows of `columns` summed by group, one after the other: (groups, columns)."""
+def sum_by_group(columns: F64, group: NDArray[np.intp], groups: int) -> F64:
+    """Sum the rows of `columns` (B, S) by group (B,), in their order; returns (G, S)."""
     out = np.empty((groups, columns.shape[1]))
     for i, column in enumerate(columns.T):
         out[:, i] = np.bincount(group, column, groups)

@@ -275,5 +275,5 @@ def test_a_restarted_trainer_promotes_nothing_on_a_few_samples(bench: Bench, n: 
     held = restarted(bench).next(bench.snapshot())
 
     assert held.verdict == "held"
-    assert held.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+    assert held.reason == f"{n} labelled samples, fewer than serve.gate.floor = 100"
     assert bench.stable == 1

@@ -1,8 +1,7 @@
-"""What follows from a spec for rows and columns: store groups, slots of a row, order of occurrences and dense
-columns.
+"""Layout of a model's rows and columns: store groups, slots of a row, order of occurrences, dense columns.
 
-The one place that decides it; the native table, the decoder and the model all take their shapes from here.
-Letters: L labels, S float slots of a row, D dense columns.
+The native table, the decoder and the model take their shapes from here. Shape letters: L labels, S floats of
+a row, T floats of its optimiser state, D dense columns.
 """
 
 from __future__ import annotations
@@ -27,25 +26,24 @@ __all__ = [
     "with_sharing",
 ]
 
-# --- Whether features of one table share the rows of equal ids, or each has rows of its own there.
+# --- Sharing of rows between the features of a table.
 #
-# A row belongs to (table, feature, id): device "1" and hour 1 are two rows, although both features
-# name the table `small`. A table that is `shared` has one row for an id, whichever feature it comes
-# from: the item that is ranked, and the same item in a user's history. Features without rows of their
-# own keep the table's salt for their keys; the others get a salt each
-# (`freshet.features.hashing.row_salt`).
+# A row belongs to (table, feature, id): device "1" and hour 1 are two rows, although both features name the
+# table `small`. A `shared` table has one row for an id of any feature, such as the ranked item and the same
+# item in a user's history. Keys of features that share rows have the table's salt; other features have a salt
+# each (`freshet.features.hashing.row_salt`).
 
 
 def features_in(features: Sequence[Feature], table: str) -> tuple[Feature, ...]:
-    """The features, without crosses, whose rows lie in the table of that name."""
+    """Return the features with rows in a table, without crosses."""
     return tuple(f for f in features if f.table == table and f.kind != "cross")
 
 
 def default_sharing(used: Sequence[Feature], generation: int) -> bool:
-    """Whether a table that these features use is shared where the spec does not say it.
+    """Return the default of `shared` for a table that these features use.
 
-    History and item are: lists, and at most one id beside them. Hours and buckets never are the ids of a
-    list. A table of one feature has nothing to share. Generation 1 shared every table.
+    It is true for a history and its item: lists, with at most one id beside them. Times and buckets have
+    other ids than a list. A table of one feature has nothing to share. Generation 1 shared every table.
     """
     if len(used) < 2:
         return False
@@ -56,7 +54,7 @@ def default_sharing(used: Sequence[Feature], generation: int) -> bool:
 
 
 def with_sharing(tables: Sequence[Table], features: Sequence[Feature], generation: int) -> tuple[Table, ...]:
-    """The tables with `shared` filled in; false where at most one feature uses a table: it means nothing."""
+    """Set `shared` of tables without it; a table with at most one feature gets the default, false."""
     return tuple(_with_sharing(table, features_in(features, table.name), generation) for table in tables)
 
 
@@ -67,10 +65,10 @@ def _with_sharing(table: Table, used: Sequence[Feature], generation: int) -> Tab
 
 
 def has_own_rows(spec: Spec, feature: Feature) -> bool:
-    """Whether the feature's ids have other rows than equal ids of the other features of its table.
+    """Return whether the feature's ids have other rows than equal ids of other features of its table.
 
-    False for a feature that is alone in its table, or has none, and for crosses, whose keys are made of their
-    parts' names anyway.
+    False for a feature without a table or alone in it, and for crosses: their keys contain the names of the
+    parts.
     """
     if feature.table is None or feature.kind == "cross" or spec.table(feature.table).shared:
         return False
@@ -78,24 +76,24 @@ def has_own_rows(spec: Spec, feature: Feature) -> bool:
 
 
 CROSS_ACCUMULATOR = 1.0
-"""Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start
-cautiously."""
+"""Adagrad's initial accumulator for scalars of the expert cross: crosses are many and rare, so first steps
+are small."""
 
 WIDE_ACCUMULATOR = 0.1
-"""That of wide and fast: where positives are rare, gradients are small, and a new id would step far."""
+"""Adagrad's initial accumulator for wide and fast: with rare positives gradients are small, so without it the
+first steps of a new id would be too large."""
 
 WIDE_LR, FAST_LR = 0.2125, 0.85
-"""Adagrad's step sizes of the experts wide and fast, divided by the root of a sample's number of features and
-one: all of a sample's weights move together. cross has fast's, divided by the root of the number of crosses
-and one. The same for all streams (ADR 0023)."""
+"""Adagrad's step sizes of the experts wide and fast before the division by sqrt(1 + features), as all weights
+of a sample move together. The expert cross has that of fast, divided by sqrt(1 + crosses) (ADR 0023)."""
 
 FAST_FACTOR = 4.0
-"""The step size of fast, in that which a spec gives for wide."""
+"""Step size of fast divided by the one that a spec states for wide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A run of floats of a row that one optimiser steps."""
+    """Consecutive floats of a row that one optimiser steps."""
 
     name: str  # "wide", "fast", "cross", "linear" (shared by fm and deep), "count" or "vector"
     start: int  # first float in the row
@@ -106,7 +104,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables of equal layout, which share one native store group, and the features whose rows live there."""
+    """Tables of equal layout in one native store group, with the features that have rows there."""
 
     index: int
     tables: tuple[int, ...]  # table ids
@@ -116,7 +114,7 @@ class Group:
 
     @property
     def width(self) -> int:
-        """S: floats of a row as looked up and as a gradient."""
+        """S: floats of a row in a lookup or a gradient."""
         return sum(slot.width for slot in self.slots)
 
     @property
@@ -125,7 +123,7 @@ class Group:
         return sum(rule_of(s.optimizer.name).state_floats(s.width) for s in self.slots)
 
     def slot(self, name: str) -> Slot | None:
-        """The slot of that name, if rows of this group have it."""
+        """Return the slot of that name, or None."""
         return next((s for s in self.slots if s.name == name), None)
 
 
@@ -138,7 +136,7 @@ class Layout:
 
 
 def layout_of(spec: Spec) -> Layout:
-    """Derive the layout; a pure function of the spec's identity keys."""
+    """Derive the layout from the spec's identity keys."""
     features_of: dict[int, list[int]] = {}
     for feature in spec.features:
         if feature.table is not None:
@@ -182,7 +180,7 @@ def _scalar_names(spec: Spec) -> tuple[str, ...]:
         experts = spec.model.experts
         shared = ("linear",) if "fm" in experts or "deep" in experts else ()
         return tuple(e for e in ("wide", "fast", "cross") if e in experts) + shared
-    own_class = ":" in spec.model.kind  # it is given the linear terms, to use or not
+    own_class = ":" in spec.model.kind  # receives the linear terms and may ignore them
     return ("linear",) if own_class or spec.model.kind in ("linear", "deepfm") else ()
 
 
@@ -203,9 +201,9 @@ def _scalar_optimizer(spec: Spec, table: Table, name: str) -> Optimizer:
 
 
 def item_of(spec: Spec, layout: Layout) -> tuple[int, int] | None:
-    """Where the item's keys stand, (store group, place among its features); None if no feature has them.
+    """Return the place of the item's keys: (store group, position among its features), or None.
 
-    The item is what the key of served events names second, after the request.
+    The item is the second field of the key of served events, after the request.
     """
     for path in spec.events.served.key[1:2]:
         for group in layout.groups:

@@ -1,4 +1,4 @@
-"""Names and shapes of a model's topics; the one place that spells them."""
+"""Names, kinds and limits of a model's topics."""
 
 from __future__ import annotations
 
@@ -29,50 +29,49 @@ __all__ = [
     "topics_of",
 ]
 
-# --- The largest records that an accepted event leads to, topic by topic, and from them the largest
-# event.
+# --- Limits of records.
 #
-# An event is copied on its way: its context into each of its samples, a sample into a block, a
-# refused record into a letter. Whatever accepts an event checks it against these bounds first, so
-# that every record derived from an accepted event fits its topic.
-
+# An event is copied: its context into each of its samples, a sample into a block, a refused record into a
+# dead
+# letter. Services that accept events check them against these limits, so that all derived records fit their
+# topics.
 
 BLOCK_BYTES = 1 << 20
-"""A block of samples is closed before it grows beyond this; a larger sample stands alone in its block."""
+"""Largest block of several samples; a larger sample has a block of its own."""
 
 MAX_EXPANDED_BYTES = 512 << 20
-"""Of all samples of one event together: its context is copied into every sample, one for each element and
-label. They are decided at one moment and appended in one transaction, so this bounds the joiner's memory."""
+"""Limit on all samples of one event, which copies its context for each element and label. They are decided at
+once and appended in one transaction, so this bounds the joiner's memory."""
 
 LEAST_TOPIC_BYTES = 1_000_000
-"""What each topic of a model must take as one record. Deltas of rows (768 KiB) and the joiner's commits are
-the largest records that do not depend on the size of an event. Kafka's default for topics is 1,048,588."""
+"""Least value of a topic's record limit. The largest records that do not depend on an event's size are deltas
+of rows (768 KiB) and the joiner's commits. Kafka's default is 1,048,588."""
 
 COMMIT_SKIPS = 8_192
-"""Single impressions or actions that a commit of the joiner names as left out of a replay, about 20 bytes
-each, before it is written; those of the last 256 KiB of records, or of one event, come on top."""
+"""Replay exclusions, about 20 bytes each, at which the joiner writes a commit; it can hold more by those of
+the last 256 KiB of records, or of one event."""
 
 MAX_ELEMENTS = 32_768
-"""Of one event: a repeat of which some are known may leave out each of them."""
+"""Limit on the elements of one event: a repeated event may add each of them to the replay exclusions."""
 
 _BLOCK_HEAD_BYTES, _SAMPLE_BYTES = 16, 37
-"""Of a block, and of a sample in it beside its payload (schemas/README.md, "Samples: blocks")."""
+"""Bytes of a block's header, and of a sample without payload (schemas/README.md, "Samples: blocks")."""
 
 _FRAME_BYTES = 5
 
 
 def block_bytes(samples: int, payload_bytes: int) -> int:
-    """Length of a block of so many samples whose payloads have `payload_bytes` together."""
+    """Return the length of a block of samples with `payload_bytes` of payloads in all."""
     return _BLOCK_HEAD_BYTES + -(-_SAMPLE_BYTES * samples // 8) * 8 + payload_bytes
 
 
 def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> Mapping[str, int]:
-    """The largest record in each topic that one served event leads to, by the topic's role.
+    """Return the largest record that a served event can cause, by role of the topic.
 
     Args:
-        event_bytes: of the event's record in the log.
-        key_bytes: of its key.
-        limits: of the model's topics; letters are cut to what their topics take.
+        event_bytes: length of the event's record in the log.
+        key_bytes: length of its key.
+        limits: limits of the model's topics; dead letters are truncated to fit.
     """
     block = max(BLOCK_BYTES, block_bytes(1, event_bytes))
     letter = 4 * -(-event_bytes // 3) + _ENVELOPE_BYTES
@@ -86,42 +85,44 @@ def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> M
 
 
 _ENVELOPE_BYTES = 64 << 10
-"""Of a letter beside the bytes of its record: its texts are cut (`freshet.log.dead_letters`)."""
+"""Limit on a dead letter without the bytes of its record; its texts are truncated
+(`freshet.log.dead_letters`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLimits:
-    """What a model's topics take, and so what one event may be."""
+    """Limits on the records of a model's topics and on its events."""
 
     event_bytes: Mapping[str, int]  # stream's role -> largest record with its key
     sample_bytes: int  # largest payload of one sample
     expanded_bytes: int  # largest sum of the payloads of one event's samples
     dead_letter_bytes: int  # largest record of `<model>.dead-letters`
     refused_bytes: int  # largest record of `<model>.refused`
-    block_bytes: int  # where a block of samples is closed
+    block_bytes: int  # largest block of several samples
 
     def safe_event_bytes(self, labels: int) -> int:
-        """No event up to this length can exceed `expanded_bytes`, however it divides into context and
-        elements of at least one byte: c bytes of context and n - c elements make c (n - c) + (n - c) bytes a
-        label at most."""
+        """Return a length up to which no event exceeds `expanded_bytes`.
+
+        For each label, c bytes of context and n - c elements of one byte make at most c (n - c) + (n - c)
+        bytes.
+        """
         return max(0, 2 * isqrt(self.expanded_bytes // labels) - 2)
 
     @classmethod
     def of(cls, spec: Spec, limits: Mapping[str, int]) -> RecordLimits:
-        """From the largest record that each topic takes (topic -> bytes).
+        """Derive the limits from the largest record of each topic (topic -> bytes).
 
-        Raises ConfigError for a topic that takes too little for the records that do not depend on events.
+        Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
         """
         topics = topics_of(spec)
-        theirs = {stream.topic for stream in streams_of(spec) if stream.theirs}
+        external = {stream.topic for stream in streams_of(spec) if stream.theirs}
         for plan in topics.plans:
-            if plan.name not in theirs and limits[plan.name] < LEAST_TOPIC_BYTES:
+            if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
                 raise ConfigError(
                     "event log",
                     f"largest record of topic {plan.name}",
                     limits[plan.name],
-                    f"at least {LEAST_TOPIC_BYTES:,} bytes, which changed rows and commits of the joiner may "
-                    "have",
+                    f"at least {LEAST_TOPIC_BYTES:,} bytes, for changed rows and commits of the joiner",
                     "raise the topic's max.message.bytes, and max_record_bytes in the log's URL",
                 )
         block = min(limits[topics.samples], limits[topics.late])
@@ -139,39 +140,36 @@ class RecordLimits:
 
 
 ROWS_PARTITIONS = 8
-"""Partitions of `<model>.rows`, fixed for life: as many readers can share the work of following rows."""
+"""Partitions of `<model>.rows`, fixed for a model's life; at most so many readers can share them."""
 
 SCHEMAS_TOPIC = "schemas"
-"""One for all models of a log: a schema's id is its first record's offset, plus 1."""
+"""The topic of all models of a log; a schema's id is the offset of its first record, plus 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """How a topic is to be created. `group`: topics that one atomic append may span."""
+    """Plan to create a topic. One atomic append may span the topics of a `group`."""
 
     name: str
     partitions: int
     retention_ms: int | None
     group: str | None = None
-    may_have_more: bool = (
-        False  # more partitions than planned are read, too: event topics, the joiner's commits
-    )
+    may_have_more: bool = False  # read all partitions even if more than planned: events, commits
 
 
 @dataclass(frozen=True, slots=True)
 class TopicKind:
-    """What one of a model's topics is for. From these come the plans, the reference and a test of running
-    systems."""
+    """Purpose of one of a model's topics; plans and the reference derive from it."""
 
-    role: str  # how `Topics` calls it
-    name: str  # `<model>` stands for the spec's name; of event topics: without a topic of the spec's own
-    partitions: int | None  # None: as many as the spec says
-    kept: Literal["events", "rows", "measures"] | None  # by which key of [retention]; None: for ever
+    role: str  # attribute of `Topics`
+    name: str  # `<model>` stands for the spec's name; default of event topics
+    partitions: int | None  # None: `partitions` of the spec
+    kept: Literal["events", "rows", "measures"] | None  # key of [retention]; None: for ever
     holds: str
     written_by: str
     read_by: str
-    kinds: tuple[str, ...] = ()  # of its JSON records; none: the records are no JSON of ours
-    joined: bool = False  # changes in one atomic append with the other joined ones (PROTOCOL 18)
+    kinds: tuple[str, ...] = ()  # kinds of its JSON records; empty for other formats
+    joined: bool = False  # one atomic append spans all joined topics (PROTOCOL 18)
 
 
 KINDS_OF_TOPICS = (
@@ -189,8 +187,8 @@ KINDS_OF_TOPICS = (
         "impressions",
         None,
         "events",
-        "what was served, framed Avro or JSON; with `freshet_served` where inference logged it",
-        "inference, gateway, or others",
+        "served impressions, framed Avro or JSON; with `freshet_served` if inference logged them",
+        "inference, gateway, or external writers",
         "joiner, console, `freshet late`",
     ),
     TopicKind(
@@ -198,8 +196,8 @@ KINDS_OF_TOPICS = (
         "shown",
         None,
         "events",
-        "what was really seen",
-        "gateway, or others",
+        "items that a person has seen",
+        "gateway, or external writers",
         "joiner, `freshet late`",
     ),
     TopicKind(
@@ -207,8 +205,8 @@ KINDS_OF_TOPICS = (
         "actions",
         None,
         "events",
-        "what was done",
-        "gateway, or others",
+        "actions",
+        "gateway, or external writers",
         "joiner, console, `freshet late`",
     ),
     TopicKind(
@@ -226,10 +224,10 @@ KINDS_OF_TOPICS = (
         "<model>.samples.late",
         None,
         "events",
-        "impressions that came too late to be joined, as samples without a value; not trained on unless "
-        "`freshet late join` joins them",
+        "impressions too late to be joined, as samples without a value; learned only after `freshet late "
+        "join`",
         "joiner",
-        "`freshet late join`, people",
+        "`freshet late join`, operators",
         joined=True,
     ),
     TopicKind(
@@ -250,7 +248,7 @@ KINDS_OF_TOPICS = (
         "measures",
         "records of event topics that the joiner cannot read, with the reason; the bytes in base64",
         "joiner",
-        "console, people",
+        "console, operators",
         ("dead-letter",),
         joined=True,
     ),
@@ -261,7 +259,7 @@ KINDS_OF_TOPICS = (
         "measures",
         "events that the gateway refused and samples that trainer or embedder cannot decode, with the reason",
         "gateway, trainer, embedder",
-        "console, people",
+        "console, operators",
         ("refused", "sample"),
     ),
     TopicKind(
@@ -269,7 +267,7 @@ KINDS_OF_TOPICS = (
         "<model>.rows",
         ROWS_PARTITIONS,
         "rows",
-        "changed rows as serving needs them; the row store has the rest",
+        "changed rows without optimiser state, for serving; the row store has whole rows",
         "trainer, paramserver",
         "inference",
     ),
@@ -278,8 +276,8 @@ KINDS_OF_TOPICS = (
         "<model>.control",
         1,
         None,
-        "who owns buckets, partitions and seats of services: claims with their fences; who should own what, "
-        "and how much each shard has to do",
+        "claims of slices and partitions with their fences, membership leases, assignments, and the load of "
+        "each shard",
         "trainer, joiner on Kafka, embedder, paramserver",
         "trainer, joiner on Kafka, embedder, paramserver",
         ("claim", "claims", "heartbeat", "load", "plan", "release", "releases", "state"),
@@ -305,12 +303,12 @@ KINDS_OF_TOPICS = (
         ("window", "vitals", "clicks", "drift"),
     ),
 )
-"""Every topic of a model, in an order in which they may be created."""
+"""All topics of a model, in order of creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Every topic of one model."""
+    """Names of a model's topics, with the plans to create them."""
 
     served: str
     shown: str | None
@@ -318,8 +316,8 @@ class Topics:
     samples: str
     late: str
     joiner: str
-    dead_letters: str  # what the joiner refuses; atomic with its commits
-    refused: str  # what the gateway refuses
+    dead_letters: str  # records that the joiner refuses; atomic with its commits
+    refused: str  # events and samples that other services refuse
     rows: str
     control: str
     versions: str
@@ -328,7 +326,7 @@ class Topics:
 
 
 def topics_of(spec: Spec) -> Topics:
-    """Names and creation plans of all topics of a model, in an order in which they may be created."""
+    """Return the names of a model's topics, with their plans in order of creation."""
     events = spec.events
     named = {"served": events.served.topic, "action": events.action.topic}
     if events.shown is not None:
@@ -362,7 +360,7 @@ def topics_of(spec: Spec) -> Topics:
 
 
 def _retention_ms(spec: Spec, kind: TopicKind) -> int | None:
-    """How long the topic keeps records; None: for ever."""
+    """Return the retention of a topic; None: for ever."""
     match kind.kept:
         case "events":
             return spec.retention.events_ms

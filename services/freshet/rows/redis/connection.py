@@ -123,7 +123,7 @@ def parse_url(url: str) -> RedisUrl:
     name = unquote(path)
     if not path:
         raise _wrong(f"{scheme}://{netloc}", _FORM, "NAME begins all keys of this store")
-    Section(_WHERE, "", {"name": name}).take("name", _NAME)
+    Section(_WHERE, "", {"name": name}).read_value("name", _NAME)
     options = read_object(RedisOptions, Section(_WHERE, "", _values(query)))
     if (options.ca_file or options.cert_file or options.key_file) and scheme != "rediss":
         raise _wrong(f"{scheme}: with certificates", "rediss:", "that is the scheme for TLS")
