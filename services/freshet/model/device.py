@@ -1,7 +1,7 @@
 """Placement of a torch network: on the CPU, or on a GPU with copies through page-locked memory.
 
-Each lane has its own placement, on a GPU with its own stream: copies overlap with the computation of other lanes,
-and a lane waits only once per batch, for its results.
+Each lane has its own placement, on a GPU with its own stream: copies overlap with the computation of other
+lanes, and a lane waits only once per batch, for its results.
 """
 
 from __future__ import annotations

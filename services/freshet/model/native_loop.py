@@ -3,7 +3,7 @@
 A run is consecutive batches of one lane. A batch has one push, and one or more dense steps. Lanes synchronise
 at each dense step; a lane with fewer steps joins the others' without rows.
 
-Letters: N samples of a run, K batches, L labels, D dense columns.
+Letters: N samples of a run, K batches, M batches of them to train on, L labels, D dense columns.
 """
 
 from __future__ import annotations
@@ -152,13 +152,13 @@ class NativeLoop:
         keep: U8 | None = None,
         moments: bool = False,
     ) -> Ran:
-        """Train on the first k batches, then join the other lanes' steps until all are done.
+        """Train on the first M batches, then join the other lanes' steps until all are done.
 
         Args:
             lane: Number of the lane.
             batches: K batches.
-            learn_dense: (k,) uint8: 0 for batches of which only row gradients count.
-            keep: (k,) uint8: 1 for batches that `Ran.kept` shall have.
+            learn_dense: (M,) uint8: 0 for batches of which only row gradients count.
+            keep: (M,) uint8: 1 for batches that `Ran.kept` shall have.
             moments: Record `Ran.moments_ns`.
 
         Raises ValueError if the arrays do not fit the model or each other. After any error, the runs of all
