@@ -1,9 +1,8 @@
-"""Events to columns to keys: one implementation for training, replay and serving (a facade over the
-native core).
+"""Events to columns to keys: one implementation for training, replay and serving, a facade over the native
+core.
 
-Every way in ends in Avro bytes: JSON and csv/parquet columns are encoded by the same schema first, so
-that keys cannot differ between training, replay and serving. From Avro bytes there is one way on, the
-native walker.
+JSON and columns of csv and Parquet are encoded to Avro by the same schema first. From Avro bytes on there is
+one code path, the native walker, so keys cannot differ between training, replay and serving.
 """
 
 from freshet.features.blocks import (
