@@ -32,7 +32,7 @@ from freshet.process.lifecycle import Cleanup
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport
 from freshet.rpc.value_formats import RowCodec
-from freshet.trainer.ranks import RankGroup
+from freshet.trainer.ranks import ProcessGroup
 
 __all__ = ["FromEmbedders", "FromShards", "RankBatches", "RankCounts", "RankParts", "Wire"]
 
@@ -77,8 +77,8 @@ class RankCounts:
 class RankBatches(Protocol):
     """Makes the batch stream of each world that a rank is in."""
 
-    def stream(self, group: RankGroup, lanes: int) -> BatchStream:
-        """See `freshet.trainer.training_loop.StreamOf`."""
+    def stream(self, group: ProcessGroup, lanes: int) -> BatchStream:
+        """See `freshet.trainer.training_loop.StreamFactory`."""
 
     def missing(self) -> str | None:
         """None, or why no batch can come."""
@@ -101,7 +101,7 @@ class FromEmbedders:
         self._stream: RemoteStream | None = None
         self._before = RankCounts()
 
-    def stream(self, group: RankGroup, lanes: int) -> RemoteStream:
+    def stream(self, group: ProcessGroup, lanes: int) -> RemoteStream:
         """A stream that asks the embedders found in `control`."""
         parts, train = self._parts, self._parts.spec.train
         self._before, self._stream = self.counts(), None
@@ -178,7 +178,7 @@ class FromShards:
         self._stream: PipelinedStream | None = None
         self._before = RankCounts()
 
-    def stream(self, group: RankGroup, lanes: int) -> PipelinedStream:
+    def stream(self, group: ProcessGroup, lanes: int) -> PipelinedStream:
         """A stream of this rank's partitions."""
         parts, spec = self._parts, self._parts.spec
         self._before, self._stream = self.counts(), None

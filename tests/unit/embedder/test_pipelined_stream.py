@@ -11,7 +11,7 @@ from freshet.testing.contracts.batches import gradients_of, take
 from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
-from freshet.trainer.step_coordinator import Counts, DenseLedger
+from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
 from tests.unit.embedder.linked import HeldRows, LossyRows
 from tests.unit.embedder.scene import IdDecoder, PipelinedScene
 
@@ -107,7 +107,7 @@ def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_
         scene.append(i % 2, [i])
     ledger = DenseLedger({0: 0, 1: 0})
     dense: list[int] = []
-    scene.told = ledger.told
+    scene.told = ledger.applied_offsets
     stream = scene.stream(lanes=2, batch_rows=5, staleness_rows=20)
     deadline = time.monotonic() + DEADLINE_S
     while sum(rows.counts().values()) < 400 or not rows.quiet.is_set():
@@ -116,8 +116,10 @@ def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_
         verdicts = ledger.decide([batch and batch.ranges for batch in taken])
         for lane, (batch, verdict) in enumerate(zip(taken, verdicts, strict=True)):
             if batch is not None:
-                dense += batch.sample_ids.tolist() if verdict is Counts.WHOLE else []
-                stream.give_back(lane, batch, None if verdict is Counts.BACK else gradients_of(batch, 1.0))
+                dense += batch.sample_ids.tolist() if verdict is BatchVerdict.LEARN else []
+                stream.give_back(
+                    lane, batch, None if verdict is BatchVerdict.RETURN else gradients_of(batch, 1.0)
+                )
         if sum(rows.counts().values()) >= 300:
             rows.quiet.set()
     stream.close()

@@ -25,7 +25,7 @@ from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes, PushOutcome, Store
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import AloneRounds, DenseLedger
+from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
 from freshet.types import F32, I64, Append, BytesColumn
 from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 
@@ -111,11 +111,11 @@ class Notes:
     batches: list[TrainBatch] = field(default_factory=list)
     predictions: list[F32] = field(default_factory=list)
 
-    def trained(self, batch: TrainBatch, predictions: F32) -> None:
+    def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
         self.batches.append(batch)
         self.predictions.append(predictions.copy())
 
-    def stepped(self, step: int, rows: int) -> None:
+    def on_stepped(self, step: int, rows: int) -> None:
         if sum(map(len, self.batches)) >= self.samples:
             self.stop.set()
 
@@ -143,7 +143,7 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     notes, ledger = Notes(samples, stop), DenseLedger(dict.fromkeys(range(PARTITIONS), 0))
     timer = threading.Timer(60.0, stop.set)
     timer.start()
-    Lanes(stream, model, AloneRounds(ledger), notes, 1, 0.02, stop).run()
+    Lanes(stream, model, LocalStepCoordinator(ledger), notes, 1, 0.02, stop).run()
     timer.cancel()
     assert stream.settled(10.0)
     deadline = time.monotonic() + 10.0  # the embedder acknowledges gradients before it has pushed them

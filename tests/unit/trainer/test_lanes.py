@@ -11,7 +11,7 @@ from freshet.errors import Refused
 from freshet.model import DenseModel, StepResult
 from freshet.model.inputs import ModelInputs
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import AloneRounds, DenseLedger
+from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
@@ -52,7 +52,7 @@ class Stream:
 
 @dataclass
 class CountingModel:
-    """Counts rows that reached a step, whole or with weight 0."""
+    """BatchVerdict rows that reached a step, whole or with weight 0."""
 
     rows: float = 0.0
     steps: int = 0
@@ -89,10 +89,10 @@ class Notes:
     trained_ranges: list[OffsetRange] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def trained(self, batch, result):
+    def on_trained(self, batch, result):
         self.trained_ranges.append(batch.ranges[0])
 
-    def stepped(self, step, rows):
+    def on_stepped(self, step, rows):
         self.steps.append((step, rows))
 
 
@@ -100,7 +100,7 @@ def run(batches, applied, *, fail_at=None, refuse=()):
     stop, notes, model = threading.Event(), Notes(), CountingModel(fail_at=fail_at)
     stream = Stream([deque(b) for b in batches], stop, refuse=set(refuse))
     ledger = DenseLedger(dict(applied))
-    rounds = AloneRounds(ledger)
+    rounds = LocalStepCoordinator(ledger)
     Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, len(batches), 0.02, stop).run()
     return stream, model, ledger, notes
 
@@ -210,7 +210,7 @@ def test_lanes_make_the_dense_steps_within_their_batches_together():
     stop, notes, model = threading.Event(), Notes(), StepwiseModel()
     batches = [[in_steps(0, 0, 1, 7), in_steps(0, 1, 2, 1)], [in_steps(1, 0, 1, 3), in_steps(1, 1, 2, 0)]]
     stream = Stream([deque(b) for b in batches], stop)
-    rounds = AloneRounds(DenseLedger({0: 0, 1: 0}))
+    rounds = LocalStepCoordinator(DenseLedger({0: 0, 1: 0}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 2, 5.0, stop)
     lanes.run()
 
@@ -226,7 +226,7 @@ def test_lanes_make_the_dense_steps_within_their_batches_together():
 def test_a_batch_that_counts_for_its_rows_alone_makes_no_dense_step():
     stop, notes, model = threading.Event(), Notes(), StepwiseModel()
     stream = Stream([deque([in_steps(0, 0, 1, 7)])], stop)
-    rounds = AloneRounds(DenseLedger({0: 5}))
+    rounds = LocalStepCoordinator(DenseLedger({0: 5}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 1, 5.0, stop)
     lanes.run()
 
@@ -238,7 +238,7 @@ def test_a_batch_that_counts_for_its_rows_alone_makes_no_dense_step():
 def test_a_lane_that_fails_within_a_batch_ends_the_others():
     stop, model = threading.Event(), StepwiseModel(fail_at=3)
     stream = Stream([deque([in_steps(p, 0, 1, 9)]) for p in range(2)], stop)
-    rounds = AloneRounds(DenseLedger({0: 0, 1: 0}))
+    rounds = LocalStepCoordinator(DenseLedger({0: 0, 1: 0}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, Notes(), 2, 5.0, stop)
     with pytest.raises(RuntimeError, match="out of tune"):
         lanes.run()

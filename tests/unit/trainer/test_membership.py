@@ -11,7 +11,7 @@ import pytest
 
 from freshet.coordination.claims import Claims
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.trainer.membership import Membership, Terms
+from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.torch_import import Loading
 from tests.system.waiting import wait_until
 
@@ -24,7 +24,7 @@ def rank(folder: Path, load: Callable[[], None], stop: threading.Event) -> Itera
     log = SqliteEventLog(folder / "log")
     log.create_topic("control", partitions=1)
     claims = Claims(log, "control", lease_s=10.0, heartbeat_s=0.1)
-    terms = Terms("127.0.0.1", lanes=1, partitions=1)
+    terms = QuorumOptions("127.0.0.1", lanes=1, partitions=1)
     membership = Membership(claims, terms, stop.is_set, loading=Loading(load))
     try:
         yield membership
@@ -44,7 +44,7 @@ def test_a_rank_that_is_alone_loads_nothing(tmp_path: Path) -> None:
 
         assert group is not None
         assert group.size == 1
-        assert not first.somebody_waits()
+        assert not first.members_waiting()
 
 
 def test_who_is_refused_waits_for_the_log_to_say_that_it_was_left_behind(
@@ -52,8 +52,8 @@ def test_who_is_refused_waits_for_the_log_to_say_that_it_was_left_behind(
 ) -> None:
     looks = iter([False, False, True])
     with rank(tmp_path, never, threading.Event()) as first:
-        monkeypatch.setattr(Membership, "left_behind", lambda _: next(looks))
-        assert first.was_left_behind()
+        monkeypatch.setattr(Membership, "is_superseded", lambda _: next(looks))
+        assert first.await_superseded()
     assert list(looks) == []
 
 
@@ -62,14 +62,14 @@ def test_who_is_refused_for_another_reason_waits_no_longer_than_for_a_rank(tmp_p
     with rank(tmp_path, never, stop) as first:
         assert first.join() is not None
         stop.set()
-        assert not first.was_left_behind()
+        assert not first.await_superseded()
 
 
 def test_who_joins_others_loads_before_it_takes_a_seat(tmp_path: Path) -> None:
     stop, seats = threading.Event(), list[set[int]]()
 
     def load() -> None:
-        seats.append(set(first.standing().seats))
+        seats.append(set(first.snapshot().live))
         stop.set()  # it is not to go on to meet
 
     with rank(tmp_path, never, stop) as first, rank(tmp_path, load, stop) as second:
@@ -92,10 +92,10 @@ def test_who_trains_alone_goes_on_until_it_has_loaded(tmp_path: Path) -> None:
         joining.start()
         try:
             while not begun.is_set():
-                assert not first.somebody_waits(), "what it would meet by is not there"
-            assert not first.somebody_waits()
+                assert not first.members_waiting(), "what it would meet by is not there"
+            assert not first.members_waiting()
             loaded.set()
-            wait_until("somebody waits", first.somebody_waits, within_s=20)
+            wait_until("somebody waits", first.members_waiting, within_s=20)
         finally:
             loaded.set()
             stop.set()

@@ -19,7 +19,7 @@ from freshet.model import DenseModel
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import STAGES, Ended, LoopBatches, NativeLoop, Ran
 from freshet.trainer.native_lanes import RunLanes
-from freshet.trainer.step_coordinator import AloneRounds, Counts, DenseLedger
+from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger, LocalStepCoordinator
 from freshet.types import Fence, OffsetRange
 
 Ranges = tuple[OffsetRange, ...]
@@ -114,10 +114,10 @@ class Notes:
     rows: list[int] = field(default_factory=list)
     vectors: list[dict[int, int]] = field(default_factory=list)  # as a version would name them
 
-    def trained(self, batch: TrainBatch, predictions: Any) -> None:
+    def on_trained(self, batch: TrainBatch, predictions: Any) -> None:
         self.trained_samples.append((batch.sample_ids.tolist(), predictions[:, 0].tolist(), batch.replayed))
 
-    def stepped(self, step: int, rows: int) -> None:
+    def on_stepped(self, step: int, rows: int) -> None:
         self.rows.append(rows)
         self.vectors.append(dict(self.ledger.applied))
 
@@ -130,7 +130,7 @@ def go(
     RunLanes(
         cast(RunStream, stream),
         cast(DenseModel, None),
-        AloneRounds(ledger),
+        LocalStepCoordinator(ledger),
         notes,
         len(runs),
         0.02,
@@ -225,13 +225,13 @@ def test_a_run_is_judged_as_its_batches_are_one_by_one(lanes: list[list[int]], d
         assert one_by_one.decide(offered) == want
     assert at_once.applied == one_by_one.applied
     for run, of in zip(runs, verdicts, strict=True):
-        assert Counts.BACK not in of[:-1]
-        assert len(of) == len(run) or of[-1] is Counts.BACK
+        assert BatchVerdict.RETURN not in of[:-1]
+        assert len(of) == len(run) or of[-1] is BatchVerdict.RETURN
 
     # A lane stops anywhere: as if what it left had never been judged.
-    learned = [data.draw(st.integers(0, len(of) - of.count(Counts.BACK))) for of in verdicts]
+    learned = [data.draw(st.integers(0, len(of) - of.count(BatchVerdict.RETURN))) for of in verdicts]
     for run, of, n in zip(runs, verdicts, learned, strict=True):
-        at_once.set_back(run[n : len(of)], of[n:])
+        at_once.undo(run[n : len(of)], of[n:])
     fresh = DenseLedger(dict(vector))
     fresh.decide_runs([run[:n] for run, n in zip(runs, learned, strict=True)])
     assert at_once.applied == fresh.applied

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
-from freshet.trainer.membership import GRACE_S, Standing, World, may_write, read_world, seat_of, world_text
+from freshet.trainer.membership import (
+    GRACE_S,
+    MembershipSnapshot,
+    Quorum,
+    decode_quorum,
+    encode_quorum,
+    may_write_quorum,
+    member_of_claim,
+)
 from freshet.types import Fence
 
 LONG = 10 * GRACE_S
@@ -15,33 +23,33 @@ def seats(**fences: int) -> dict[int, Fence]:
     return {int(name[1:]): Fence(fence) for name, fence in fences.items()}
 
 
-def world(fence: int, **members: int) -> World:
-    return World(seats(**members), "127.0.0.1:1", 2, Fence(fence))
+def world(fence: int, **members: int) -> Quorum:
+    return Quorum(seats(**members), "127.0.0.1:1", 2, Fence(fence))
 
 
-def writers(standing: Standing, former: int | None, waited_s: float) -> list[int]:
+def writers(standing: MembershipSnapshot, former: int | None, waited_s: float) -> list[int]:
     fence = None if former is None else Fence(former)
-    return [seat for seat in standing.seats if may_write(standing, seat, fence, waited_s)]
+    return [seat for seat in standing.live if may_write_quorum(standing, seat, fence, waited_s)]
 
 
 def test_the_first_rank_of_all_makes_a_world_of_its_own_at_once() -> None:
-    assert writers(Standing(None, seats(s0=1)), None, 0.0) == [0]
+    assert writers(MembershipSnapshot(None, seats(s0=1)), None, 0.0) == [0]
 
 
 def test_of_ranks_that_begin_together_the_lowest_seat_writes() -> None:
-    assert writers(Standing(None, seats(s0=5, s1=3)), None, 0.0) == [0]
+    assert writers(MembershipSnapshot(None, seats(s0=5, s1=3)), None, 0.0) == [0]
 
 
 def test_who_joins_a_world_waits_until_all_have_left_it() -> None:
     old = world(10, s0=1, s1=2)
 
-    assert writers(Standing(old, seats(s0=1, s1=2, s2=11)), None, LONG) == []
-    assert writers(Standing(old, seats(s0=12, s1=2, s2=11)), None, LONG) == []
-    assert writers(Standing(old, seats(s0=12, s1=13, s2=11)), None, 0.0) == [0]
+    assert writers(MembershipSnapshot(old, seats(s0=1, s1=2, s2=11)), None, LONG) == []
+    assert writers(MembershipSnapshot(old, seats(s0=12, s1=2, s2=11)), None, LONG) == []
+    assert writers(MembershipSnapshot(old, seats(s0=12, s1=13, s2=11)), None, 0.0) == [0]
 
 
 def test_who_saw_its_world_break_goes_on_without_the_lost_after_a_grace() -> None:
-    broken = Standing(
+    broken = MembershipSnapshot(
         world(10, s0=1, s1=2, s2=3), seats(s0=1, s1=12, s2=13)
     )  # rank 0 is gone, its claim is not
 
@@ -51,17 +59,17 @@ def test_who_saw_its_world_break_goes_on_without_the_lost_after_a_grace() -> Non
 
 
 def test_a_lost_rank_whose_claim_still_lives_does_not_wait_until_it_claims_its_seat_anew() -> None:
-    broken = Standing(world(10, s0=1, s1=2, s2=3), seats(s0=1, s1=12, s2=13))
+    broken = MembershipSnapshot(world(10, s0=1, s1=2, s2=3), seats(s0=1, s1=12, s2=13))
 
-    after = World(seats(s1=12, s2=13), "", 1, Fence(14), lost=broken.left_out())
+    after = Quorum(seats(s1=12, s2=13), "", 1, Fence(14), lost=broken.excluded())
 
-    assert Standing(after, broken.seats).waiting() == {}
-    assert Standing(after, broken.seats).left_out() == seats(s0=1, s1=12, s2=13)
-    assert Standing(after, seats(s0=20, s1=12, s2=13)).waiting() == seats(s0=20)
+    assert MembershipSnapshot(after, broken.live).waiting() == {}
+    assert MembershipSnapshot(after, broken.live).excluded() == seats(s0=1, s1=12, s2=13)
+    assert MembershipSnapshot(after, seats(s0=20, s1=12, s2=13)).waiting() == seats(s0=20)
 
 
 def test_when_all_members_are_gone_those_who_wait_begin_without_them() -> None:
-    assert writers(Standing(world(10, s0=1), seats(s1=20)), None, 0.0) == [1]
+    assert writers(MembershipSnapshot(world(10, s0=1), seats(s1=20)), None, 0.0) == [1]
 
 
 def test_ranks_are_in_the_order_of_seats_and_a_seat_that_was_claimed_anew_has_none() -> None:
@@ -79,15 +87,15 @@ SEATS = st.dictionaries(st.integers(0, 99), st.integers(0, 2**53).map(Fence), ma
 def test_a_world_reads_as_it_was_written(
     members: dict[int, Fence], lost: dict[int, Fence], lanes: int
 ) -> None:
-    found = read_world(world_text(members, lost, "[::1]:80", lanes), Fence(7))
+    found = decode_quorum(encode_quorum(members, lost, "[::1]:80", lanes), Fence(7))
 
-    assert found == World(members, "[::1]:80", lanes, Fence(7), lost)
+    assert found == Quorum(members, "[::1]:80", lanes, Fence(7), lost)
 
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(repr))
 def test_what_names_no_world_is_refused(text: str) -> None:
     with pytest.raises(Corrupt):
-        read_world(text, Fence(1))
+        decode_quorum(text, Fence(1))
 
 
 @pytest.mark.parametrize(
@@ -103,11 +111,11 @@ def test_what_names_no_world_is_refused(text: str) -> None:
 )
 def test_a_world_with_a_wrong_member_store_or_lanes_is_refused(text: str) -> None:
     with pytest.raises(Corrupt, match="fence 1"):
-        read_world(text, Fence(1))
+        decode_quorum(text, Fence(1))
 
 
 def test_a_seat_is_told_by_its_name() -> None:
-    assert [seat_of(what) for what in ("trainer:0", "trainer:17", "trainer:x", "world", "0")] == [
+    assert [member_of_claim(what) for what in ("trainer:0", "trainer:17", "trainer:x", "world", "0")] == [
         0,
         17,
         None,

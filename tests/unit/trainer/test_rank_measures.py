@@ -15,7 +15,7 @@ from freshet.errors import Corrupt
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures, unpack_arrays
-from freshet.trainer.ranks import RankGroup, RankLost
+from freshet.trainer.ranks import ProcessGroup, RankLost
 from freshet.types import F32, Fence, OffsetRange
 from tests.unit.model.specs import make_spec
 
@@ -46,7 +46,7 @@ def batch(rank: int, number: int) -> tuple[TrainBatch, F32]:
 
 @dataclass
 class Member:
-    """As much of a `RankGroup` as an exchange needs."""
+    """As much of a `ProcessGroup` as an exchange needs."""
 
     answers: Sequence[bytes] | None  # None: a rank is lost
 
@@ -75,13 +75,13 @@ def exchange(made: Sequence[Rank], *, lost: Sequence[int] = ()) -> None:
         rank.shared.prepare(more=True)
     sent = [rank.shared._ready for rank in made]
     for i, rank in enumerate(made):
-        group = cast(RankGroup, Member(None if i in lost else sent))
+        group = cast(ProcessGroup, Member(None if i in lost else sent))
         if i in lost:
             with pytest.raises(RankLost):
                 rank.shared.exchange(group, False)
         else:
             rank.shared.exchange(group, False)
-            rank.shared.take_in()
+            rank.shared.merge_received()
 
 
 def close(found: Any, wanted: Any) -> None:
@@ -187,10 +187,10 @@ def test_a_rank_that_is_left_alone_keeps_what_it_had_not_yet_told() -> None:
 @pytest.mark.parametrize("data", [b"x", b"\x09" + bytes(7) + b"short", (3).to_bytes(8, "little") + b"abc"])
 def test_measures_that_are_none_are_refused(data: bytes) -> None:
     (rank,) = ranks(1)
-    rank.shared.exchange(cast(RankGroup, Member([data])), False)
+    rank.shared.exchange(cast(ProcessGroup, Member([data])), False)
 
     with pytest.raises(Corrupt):
-        rank.shared.take_in()
+        rank.shared.merge_received()
 
 
 def test_arrays_that_are_none_are_refused() -> None:

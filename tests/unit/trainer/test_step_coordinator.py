@@ -12,15 +12,15 @@ from freshet.batches.stream import TrainBatch
 from freshet.model import Lane
 from freshet.model.inputs import ModelInputs
 from freshet.testing.clock import SettableClock
-from freshet.trainer.ranks import Alone, Offer, RankLost
+from freshet.trainer.ranks import LocalProcessGroup, Proposal, RankLost
 from freshet.trainer.step_coordinator import (
     EXCHANGE_S,
     Agreed,
-    AloneRounds,
-    ApartRounds,
-    Counts,
+    AsyncStepCoordinator,
+    BatchVerdict,
     DenseLedger,
-    RankRounds,
+    LocalStepCoordinator,
+    SyncStepCoordinator,
 )
 from freshet.types import Fence, OffsetRange
 
@@ -59,14 +59,14 @@ class Together:
 
 @dataclass
 class Member:
-    """A `RankGroup` in one process."""
+    """A `ProcessGroup` in one process."""
 
     all: Together
     rank: int
     size: int
     fence: Fence = Fence(1)  # noqa: RUF009 - a NewType of int
 
-    def gather(self, offer: Offer) -> Sequence[Offer]:
+    def gather(self, offer: Proposal) -> Sequence[Proposal]:
         return self.all.swap(self.rank, offer)
 
     def reduce(self, buffers: Sequence[Any]) -> None:
@@ -100,7 +100,7 @@ class Sums:
 
 @dataclass
 class Rank:
-    rounds: RankRounds
+    rounds: SyncStepCoordinator
     exchanges: list[bool]
 
 
@@ -113,7 +113,7 @@ def ranks(size: int, vectors: Sequence[dict[int, int]] = (), **flags: Callable[[
     made = []
     for i in range(size):
         exchanges: list[bool] = []
-        rounds = RankRounds(
+        rounds = SyncStepCoordinator(
             Member(together, i, size),
             DenseLedger(dict(vectors[i] if vectors else OFFSETS)),
             noting(exchanges),
@@ -160,8 +160,8 @@ def test_all_ranks_get_the_vector_of_all_and_the_verdicts_of_their_own_lanes() -
 
     first, second = agree(two, [[batch(0, 0, 2), batch(2, 5, 6)], [batch(1, 0, 3), None]])
 
-    assert list(first.verdicts) == [Counts.WHOLE, Counts.BACK]
-    assert list(second.verdicts) == [Counts.WHOLE, None]
+    assert list(first.verdicts) == [BatchVerdict.LEARN, BatchVerdict.RETURN]
+    assert list(second.verdicts) == [BatchVerdict.LEARN, None]
     assert [r.rounds.ledger.applied for r in two] == [{0: 2, 1: 3, 2: 0, 3: 0}] * 2
     assert first.steps
     assert second.steps
@@ -183,7 +183,7 @@ def test_where_nothing_counts_on_any_rank_there_is_no_step() -> None:
 
     first, second = agree(two, [[batch(0, 0, 2)], [batch(1, 3, 9)]])
 
-    assert [*first.verdicts, *second.verdicts] == [Counts.ALREADY] * 2
+    assert [*first.verdicts, *second.verdicts] == [BatchVerdict.APPLIED] * 2
     assert not first.steps
     assert not second.steps
 
@@ -244,11 +244,14 @@ def test_measures_are_exchanged_when_the_leader_says_so() -> None:
 
 
 def test_alone_nothing_is_asked_of_anybody_and_the_lanes_stay_apart() -> None:
-    rounds, lanes = AloneRounds(DenseLedger({0: 0, 1: 0})), [cast(Lane, Sums(np.ones(1))) for _ in range(2)]
+    rounds, lanes = (
+        LocalStepCoordinator(DenseLedger({0: 0, 1: 0})),
+        [cast(Lane, Sums(np.ones(1))) for _ in range(2)],
+    )
 
     agreed = rounds.agree(0, [batch(0, 0, 1), None], stopping=True)
 
-    assert list(agreed.verdicts) == [Counts.WHOLE, None]
+    assert list(agreed.verdicts) == [BatchVerdict.LEARN, None]
     assert agreed.steps
     assert not agreed.over
     assert rounds.reduce(lanes) is lanes
@@ -257,8 +260,8 @@ def test_alone_nothing_is_asked_of_anybody_and_the_lanes_stay_apart() -> None:
 
 def test_apart_a_rank_steps_on_its_own_between_two_meetings() -> None:
     clock, exchanges = SettableClock(), []
-    rounds = ApartRounds(
-        Alone(Fence(1)),
+    rounds = AsyncStepCoordinator(
+        LocalProcessGroup(Fence(1)),
         DenseLedger({0: 0}),
         lambda group, last: exchanges.append(last),
         lambda: False,
