@@ -59,7 +59,7 @@ def member_claim(member: int) -> str:
 
 
 def member_of_claim(name: str) -> int | None:
-    """Return the number of the member whose lease a claim is; None for claims of another kind."""
+    """Return the member of a membership claim; None for claims of another kind."""
     number = name.removeprefix(MEMBER_PREFIX)
     return int(number) if number != name and number.isascii() and number.isdecimal() else None
 
@@ -259,7 +259,7 @@ class Membership:
     def await_superseded(self) -> bool:
         """Wait up to `answer_s` for `is_superseded`; return it.
 
-        For a rank whose requests were fenced: the receiver may have read more of the log than this process,
+        For a rank with fenced requests: the receiver may have read more of the log than this process,
         for example after this process was suspended.
         """
         deadline = self._clock.monotonic() + self._options.answer_s

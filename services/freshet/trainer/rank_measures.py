@@ -49,7 +49,7 @@ class SharedMeasures:
 
     def __init__(self, quality: Quality) -> None:
         self._quality = quality
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._ready = b""  # increments to send, each after its length
         self._received: list[Sequence[bytes]] = []
         self._attempt: tuple[int, bytes] = (0, b"")  # number and sent bytes of the last exchange

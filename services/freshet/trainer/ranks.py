@@ -84,7 +84,7 @@ def encode_proposal(proposal: Proposal, size: int) -> I64:
 
 
 def decode_proposal(numbers: I64) -> Proposal:
-    """Decode (size,) integers of `encode_proposal`. Raises Corrupt if they are no proposal."""
+    """Decode the (N,) int64 integers of `encode_proposal`. Raises Corrupt if they are no proposal."""
     plain: Sequence[int] = numbers.tolist()
     step, vector, flags, lanes, ranges = plain[:HEAD] if len(plain) >= HEAD else (0, 0, 0, -1, -1)
     first = HEAD + lanes
