@@ -13,7 +13,7 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.embedder.core import lanes_for
-from freshet.embedder.recent_samples import Recent
+from freshet.embedder.recent_samples import RecentSamples
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.observability.cached_gauge import Newest
@@ -69,7 +69,7 @@ class RemoteTraining:
             )
             writer = log.writer()
             cleanup.add("writer", writer.close)
-            recent = Recent(spec.serve.gate.samples, clock)
+            recent = RecentSamples(spec.serve.gate.samples, clock)
             parts = RankParts(
                 spec, spec_hash, log, topics, claims, self.ledger.applied_offsets, recent, clock
             )

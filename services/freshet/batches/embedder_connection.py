@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from freshet.batches.frames import Asked, Names, batch_of, gradients_frame, settle_frame, take_frame
+from freshet.batches.frames import Names, RequestHeader, batch_of, gradients_frame, settle_frame, take_frame
 from freshet.batches.stream import TrainBatch
 from freshet.errors import FreshetError, Overloaded
 from freshet.rows.grpc.shard_connection import Link
@@ -28,7 +28,7 @@ from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32
 
-__all__ = ["Feed", "Home", "Out", "StreamCounts"]
+__all__ = ["Feed", "FeedOwner", "Out", "StreamCounts"]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Out:
     batch: TrainBatch
 
 
-class Home(Protocol):
+class FeedOwner(Protocol):
     """The stream of a feed, as the feed uses it. Thread-safe."""
 
     counts: StreamCounts
@@ -72,7 +72,7 @@ class Home(Protocol):
     def vector(self) -> dict[int, int]:
         """Return the dense vector as {partition: next offset}."""
 
-    def asked(self, feed: int, lane: int) -> Asked:
+    def request_header(self, feed: int, lane: int) -> RequestHeader:
         """Return the header of a feed's requests."""
 
     def feed_link(self, address: str) -> Link:
@@ -95,11 +95,11 @@ _feed_ids = itertools.count(secrets.randbits(48) << 8)
 class Feed:
     """One lane's connection to one embedder."""
 
-    def __init__(self, stream: Home, lane: int, address: str) -> None:
+    def __init__(self, stream: FeedOwner, lane: int, address: str) -> None:
         self.address = address
         self.error: FreshetError | None = None
         self._stream = stream
-        self._asked = stream.asked(next(_feed_ids), lane)
+        self._header = stream.request_header(next(_feed_ids), lane)
         self._link = stream.feed_link(address)
         self._lock = threading.Lock()
         self._requests = 0  # without an answer
@@ -130,7 +130,7 @@ class Feed:
                     return
                 self._requests += 1
             vector = self._stream.vector()
-            answer = self._link.ask("Take", partial(take_frame, asked=self._asked, applied=vector))
+            answer = self._link.ask("Take", partial(take_frame, header=self._header, applied=vector))
             answer.add_done_callback(self._answered)
 
     def pop(self) -> Out | None:
@@ -162,7 +162,7 @@ class Feed:
         vector, codec = self._stream.vector(), self._stream.codec
 
         def make(number: int) -> bytes:
-            return gradients_frame(number, self._asked, vector, batch_id, gradients, codec, counts)
+            return gradients_frame(number, self._header, vector, batch_id, gradients, codec, counts)
 
         with self._lock:
             if self._refused:  # pushes keep their order
@@ -204,7 +204,7 @@ class Feed:
                 continue
             self._resend()
             vector = self._stream.vector()
-            answer = self._link.ask("Give", partial(settle_frame, asked=self._asked, applied=vector))
+            answer = self._link.ask("Give", partial(settle_frame, header=self._header, applied=vector))
             try:
                 if answer.result(left).flags and not self._refused:
                     return True

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.batches.read_my_writes import Looked
+from freshet.batches.read_my_writes import LookupResult
 from freshet.batches.stream import TrainBatch
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
@@ -40,8 +40,8 @@ from freshet.rpc.value_formats import RowCodec, value_type
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 
 __all__ = [
-    "Asked",
     "Names",
+    "RequestHeader",
     "batch_frame",
     "batch_of",
     "check_messages",
@@ -138,7 +138,7 @@ EMPTY, REPLAYED, IN_STEPS = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestHeader:
     """The header of every request: the lane that it is for, and the connection."""
 
     feed: int  # id of the lane's connection; a new one voids the batches of the last
@@ -150,7 +150,7 @@ class Asked:
     wait_ms: int = 0
 
     @property
-    def place(self) -> int:
+    def global_lane(self) -> int:
         """The lane's index over all ranks; it owns the partitions p with p % (ranks * lanes) == place."""
         return self.rank * self.lanes + self.lane
 
@@ -166,14 +166,14 @@ class Names:
     buckets: int  # of the model
 
 
-def take_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
+def take_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
     """Encode a request for a batch; `applied` is the dense vector {partition: next offset}."""
-    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_asked(asked, applied)))
+    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_header_sections(header, applied)))
 
 
 def gradients_frame(
     frame_id: int,
-    asked: Asked,
+    header: RequestHeader,
     applied: Mapping[int, int],
     batch_id: int,
     gradients: Sequence[F32] | None,
@@ -185,7 +185,7 @@ def gradients_frame(
     `counts` holds the gradients of each row, (U,) uint32 a group; None: one each. Raises ValueError if a row
     has more than 65,535.
     """
-    sections = _asked(asked, applied)
+    sections = _header_sections(header, applied)
     sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
     for g, values in enumerate(gradients or ()):
         add_values(sections, g, values, codec)
@@ -199,12 +199,14 @@ def gradients_frame(
     return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
 
 
-def settle_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
+def settle_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
     """Encode a flush: a request answered when all earlier pushes are acknowledged."""
-    return encode_frame(Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_asked(asked, applied)))
+    return encode_frame(
+        Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_header_sections(header, applied))
+    )
 
 
-def asked_of(frame: Frame, kind: Kind) -> tuple[Asked, dict[int, int]]:
+def decode_header(frame: Frame, kind: Kind) -> tuple[RequestHeader, dict[int, int]]:
     """Decode a request's header and dense vector {partition: next offset}. Raises BadFrame if invalid."""
     if frame.kind != kind:
         raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
@@ -216,7 +218,7 @@ def asked_of(frame: Frame, kind: Kind) -> tuple[Asked, dict[int, int]]:
             "shape",
         )
     applied = frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()
-    return Asked(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
+    return RequestHeader(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
 
 
 def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] | None]:
@@ -337,8 +339,8 @@ def batch_of(
     )
 
 
-def _asked(asked: Asked, applied: Mapping[int, int]) -> Sections:
-    numbers = (asked.feed, asked.seat, asked.rank, asked.ranks, asked.lanes, asked.lane, asked.wait_ms)
+def _header_sections(header: RequestHeader, applied: Mapping[int, int]) -> Sections:
+    numbers = (header.feed, header.seat, header.rank, header.ranks, header.lanes, header.lane, header.wait_ms)
     return {
         (Part.NUMBERS, 0): np.array(numbers, np.int64),
         (Part.APPLIED, 0): np.array(sorted(applied.items()), np.int64).reshape(-1, 2),
@@ -369,7 +371,7 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> Non
             sections[Part.LIST_ENDS, g] = np.stack(lists)
 
 
-def _add_looked(sections: Sections, looked: Looked) -> None:
+def _add_looked(sections: Sections, looked: LookupResult) -> None:
     if looked.states.known is None:
         raise ValueError("a batch is sent after its lookup")
     add_known(sections, looked.states.known)
@@ -379,7 +381,7 @@ def _add_looked(sections: Sections, looked: Looked) -> None:
             sections[Part.STATES, g] = states
 
 
-def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
+def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> LookupResult:
     groups, states = [], []
     for g, floats in enumerate(names.states):
         u = len(inputs.groups[g].rows)
@@ -396,7 +398,7 @@ def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
                 raise BadFrame(f"batch: states of group {g} are not all finite", "shape")
         states.append(state)
     known = known_of(frame, range(len(groups)), names.buckets)
-    return Looked(groups, RowStates(states, known))
+    return LookupResult(groups, RowStates(states, known))
 
 
 def _inputs(frame: Frame, size: int, names: Names, memory: Sequence[F32] | None) -> ModelInputs:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from freshet.batches.embedder_connection import Feed, Out, StreamCounts
-from freshet.batches.frames import Asked, Names
-from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.frames import Names, RequestHeader
+from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import TrainBatch
 from freshet.clock import Clock
 from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, Mismatch
@@ -27,7 +27,7 @@ from freshet.rpc.channel import Transport
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32, Fence, TopicPartition
 
-__all__ = ["BATCHES", "RemoteStream", "Seat", "StreamCounts"]
+__all__ = ["BATCHES", "RankAssignment", "RemoteStream", "StreamCounts"]
 
 log = structlog.get_logger("freshet.trainer")
 
@@ -45,7 +45,7 @@ _FATAL = (ConfigError, Corrupt, DataLost, Mismatch)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankAssignment:
     """The membership of a rank in its quorum."""
 
     rank: int
@@ -60,7 +60,7 @@ class RemoteStream:
     def __init__(
         self,
         *,
-        seat: Seat,
+        assignment: RankAssignment,
         names: Names,
         partitions: int,
         owners: Callable[[], Mapping[int, str]],
@@ -73,13 +73,13 @@ class RemoteStream:
         topic: str,
         clock: Clock,
         ahead: int,
-        own: OwnWrites | None = None,
+        own: ReadMyWrites | None = None,
         codec: RowCodec = RowCodec.FP32,
     ) -> None:
         """Open no connection yet; `take` does.
 
         Args:
-            seat: this rank's membership, which determines its lanes.
+            assignment: this rank's membership, which determines its lanes.
             names: the columns of the spec.
             partitions: of the model.
             owners: returns {partition: host:port of its embedder}; called at each `take`, so it must be fast.
@@ -96,14 +96,14 @@ class RemoteStream:
                 rows are trained on as received.
             codec: of the gradients.
         """
-        self._seat, self._names, self._partitions, self._owners = seat, names, partitions, owners
+        self._assignment, self._names, self._partitions, self._owners = assignment, names, partitions, owners
         self._transport, self._metadata = transport, metadata
         self._dense_applied, self._remember, self._newest = dense_applied, remember, newest
         self._log, self._topic, self._clock = log, topic, clock
         self._ahead, self._own, self._codec = ahead, own, codec
         self._changed = threading.Condition()  # guards all below
         self._feeds: dict[tuple[int, str], Feed] = {}
-        self._turns = [0] * seat.lanes
+        self._turns = [0] * assignment.lanes
         self._out: dict[int, Out] = {}
         self._fences: dict[int, int] = {}  # partition -> highest seen
         self._covered: dict[int, int] = {}
@@ -172,9 +172,9 @@ class RemoteStream:
     def lag(self) -> Mapping[int, int]:
         """Return {partition of this rank: blocks that no received batch has contained}."""
         dense = self._dense_applied()
-        places = self._seat.ranks * self._seat.lanes
-        first = self._seat.rank * self._seat.lanes
-        mine = [p for p in range(self._partitions) if first <= p % places < first + self._seat.lanes]
+        places = self._assignment.ranks * self._assignment.lanes
+        first = self._assignment.rank * self._assignment.lanes
+        mine = [p for p in range(self._partitions) if first <= p % places < first + self._assignment.lanes]
         found = self._log.all_bounds([TopicPartition(self._topic, p) for p in mine])
         return {
             at.partition: bounds.end
@@ -251,10 +251,10 @@ class RemoteStream:
             groups = [replace(g, keys=g.keys.copy(), tables=g.tables.copy()) for g in batch.looked.groups]
         else:
             groups = [g.repeated(of) for g, of in zip(batch.looked.groups, counts, strict=True)]
-        self._own.given(batch.ranges, groups, [one.copy() for one in gradients])
+        self._own.add(batch.ranges, groups, [one.copy() for one in gradients])
         with self._changed:
             feeds = len(self._feeds)
-        self._own.keep(2 * (1 + self._ahead) * max(1, feeds))
+        self._own.keep_newest(2 * (1 + self._ahead) * max(1, feeds))
 
     def _apply_pending(self, batch: TrainBatch) -> None:
         """Apply this rank's pending gradients to the batch's rows.
@@ -262,8 +262,8 @@ class RemoteStream:
         A batch that starts before pending writes shows that its embedder has rewound and dropped them.
         """
         if self._own is not None and batch.looked is not None:
-            self._own.restarted(batch.ranges)
-            self._own.bring_up(batch.looked, [group.rows for group in batch.inputs.groups])
+            self._own.drop_from(batch.ranges)
+            self._own.apply_pending(batch.looked, [group.rows for group in batch.inputs.groups])
 
     def _is_current(self, lane: int, taken: Out) -> bool:
         """Return whether the batch's embedder still owns its partitions; refuse the batch otherwise."""
@@ -281,8 +281,8 @@ class RemoteStream:
 
     def _feeds_of(self, lane: int) -> list[Feed]:
         """Open a feed to each embedder that owns partitions of the lane, and close the others."""
-        places = self._seat.ranks * self._seat.lanes
-        place = self._seat.rank * self._seat.lanes + lane
+        places = self._assignment.ranks * self._assignment.lanes
+        place = self._assignment.rank * self._assignment.lanes + lane
         addresses = {a for p, a in self._owners().items() if p % places == place}
         now = self._clock.monotonic()
         with self._changed:
@@ -320,10 +320,10 @@ class RemoteStream:
         bytes_under_way = self._transport.whole_bytes
         return Link(address, self._transport, BATCHES, self._metadata, in_flight_bytes=bytes_under_way)
 
-    def asked(self, feed: int, lane: int) -> Asked:
+    def request_header(self, feed: int, lane: int) -> RequestHeader:
         """Return the header of a feed's requests."""
-        seat = self._seat
-        return Asked(feed, seat.fence, seat.rank, seat.ranks, seat.lanes, lane, WAIT_MS)
+        rank = self._assignment
+        return RequestHeader(feed, rank.fence, rank.rank, rank.ranks, rank.lanes, lane, WAIT_MS)
 
     @property
     def names(self) -> Names:

@@ -24,11 +24,11 @@ from freshet.rows.service import KeyGroup, RowStates
 from freshet.tables import RowSteps
 from freshet.types import F32, I64, OffsetRange
 
-__all__ = ["Begun", "Looked", "OwnWrites", "Write"]
+__all__ = ["LookupResult", "LookupStart", "ReadMyWrites", "Write"]
 
 
 @dataclass(slots=True, eq=False)
-class Looked:
+class LookupResult:
     """The keys and optimiser states of a batch's rows, from which pending gradients can be applied."""
 
     groups: Sequence[KeyGroup]
@@ -49,32 +49,32 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
+class LookupStart:
     """The moment at which a lookup began. The lookup contains all writes acknowledged before."""
 
     ended: int  # acknowledgements until then
 
 
-class OwnWrites:
+class ReadMyWrites:
     """The writes of all lanes of one stream, each kept while a lookup may have missed it. Thread-safe."""
 
     def __init__(self, layout: Layout) -> None:
         self._steps = [RowSteps(group) for group in layout.groups]
         self._lock = threading.Lock()
-        self._writes: list[Write] = []  # in the order of `given`
-        self._begun: list[Begun] = []
+        self._writes: list[Write] = []  # in the order of `add`
+        self._begun: list[LookupStart] = []
         self._ended = 0
         self.stepped_rows = 0
         """Steps applied to copies of rows since the start."""
 
-    def looking(self) -> Begun:
-        """Record the begin of a lookup. `bring_up` or `forget` must follow."""
+    def begin_lookup(self) -> LookupStart:
+        """Record the begin of a lookup. `apply_pending` or `end_lookup` must follow."""
         with self._lock:
-            begun = Begun(self._ended)
+            begun = LookupStart(self._ended)
             self._begun.append(begun)
             return begun
 
-    def given(
+    def add(
         self,
         ranges: Sequence[OffsetRange],
         groups: Sequence[KeyGroup],
@@ -90,7 +90,7 @@ class OwnWrites:
             self._writes.append(write)
         return write
 
-    def acknowledged(self, write: Write) -> None:
+    def acknowledge(self, write: Write) -> None:
         """Mark a write as acknowledged by all shards: later lookups contain it."""
         with self._lock:
             self._ended += 1
@@ -103,27 +103,29 @@ class OwnWrites:
             write.void = True
         self._sweep()
 
-    def keep(self, newest: int) -> None:
+    def keep_newest(self, newest: int) -> None:
         """Release all pending writes but the newest.
 
         For a caller that receives no acknowledgements but knows how many writes a lookup can miss.
         """
-        for write in self.waiting()[:-newest]:
-            self.acknowledged(write)
+        for write in self.pending()[:-newest]:
+            self.acknowledge(write)
 
-    def restarted(self, ranges: Sequence[OffsetRange]) -> None:
+    def drop_from(self, ranges: Sequence[OffsetRange]) -> None:
         """Drop pending writes at or past the start of a newly received batch: its embedder has rewound."""
         starts = {r.partition: r.start for r in ranges}
-        for write in self.waiting():
+        for write in self.pending():
             if any(r.stop > starts.get(r.partition, r.stop) for r in write.ranges):
                 self.drop(write)
 
-    def waiting(self) -> list[Write]:
+    def pending(self) -> list[Write]:
         """Return the pending writes: neither acknowledged nor dropped."""
         with self._lock:
             return [w for w in self._writes if not w.void and not w.ended]
 
-    def bring_up(self, looked: Looked, rows: Sequence[F32], begun: Begun | None = None) -> None:
+    def apply_pending(
+        self, looked: LookupResult, rows: Sequence[F32], begun: LookupStart | None = None
+    ) -> None:
         """Apply every write that a lookup missed to its rows, (U, S) float32 a group; forgets `begun`."""
         with self._lock:
             writes = [(w, _knowing(w, looked.states, begun)) for w in self._writes if not w.void]
@@ -143,9 +145,9 @@ class OwnWrites:
                 self.stepped_rows += stepped
                 for write, _ in missed:
                     write.readers -= 1
-            self.forget(begun)
+            self.end_lookup(begun)
 
-    def forget(self, begun: Begun | None) -> None:
+    def end_lookup(self, begun: LookupStart | None) -> None:
         """End a lookup without applying writes to its rows."""
         if begun is not None:
             with self._lock:
@@ -162,7 +164,7 @@ class OwnWrites:
             write.free()
 
 
-def _knowing(write: Write, states: RowStates, begun: Begun | None) -> list[bool]:
+def _knowing(write: Write, states: RowStates, begun: LookupStart | None) -> list[bool]:
     """Return for each moment of a lookup whether its rows contain a write.
 
     All rows contain a write that was acknowledged before the lookup began.

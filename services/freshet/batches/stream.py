@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from freshet.batches.read_my_writes import Looked
+from freshet.batches.read_my_writes import LookupResult
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import LoopBatches, Ran
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange
@@ -36,7 +36,9 @@ class TrainBatch:
     replayed: bool = False  # a store had applied a part of it: learned where necessary, not measured again
     explored: Bool | None = None  # (B,) served in random order; None: unknown for all
     items: U64 | None = None  # (B,) key of the item, 0: null; None: the spec has no feature for it
-    looked: Looked | None = None  # keys and states for read-my-writes; None: the trainer applies nothing
+    looked: LookupResult | None = (
+        None  # keys and states for read-my-writes; None: the trainer applies nothing
+    )
     states: Sequence[F32] | None = None
     """Per group (U, T) optimiser state of its rows, if the stream accepts several gradients a row. Steps
     within the batch change it. None: the stream accepts one gradient a row."""

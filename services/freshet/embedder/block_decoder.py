@@ -46,7 +46,7 @@ class DecodedBatch:
 class _Letters:
     """Letters of one batch, and the samples that they stand for by reason."""
 
-    places: list[tuple[int, int]]  # (partition, offset) of each block; empty: no letters are made
+    places: list[tuple[int, int]]  # (partition, offset) of each block; empty: no letters are built
     time_ms: int
     records: list[bytes] = field(default_factory=list)
     by_reason: Counter[str] = field(default_factory=Counter)
@@ -120,14 +120,14 @@ class BlockDecoder:
         if self._schema_id is None:
             return None
         try:
-            made = self._decoder.decode_usual(blocks, self._schema_id)
+            built = self._decoder.decode_usual(blocks, self._schema_id)
         except (Unavailable, MemoryError):
             raise
         except Exception:  # a transform's, say: `_any` decodes again and finds the samples
             return None
-        if made is None or int(made[1].labels.max(initial=0)) >= self._labels:
+        if built is None or int(built[1].labels.max(initial=0)) >= self._labels:
             return None
-        columns, of = made
+        columns, of = built
         counts = rows_of_blocks(blocks)  # of sound blocks these are the headers' own
         if not self._allowed(of.labels, of.values).all():
             return None

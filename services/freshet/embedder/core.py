@@ -20,12 +20,12 @@ from freshet.types import I64, BytesColumn, OffsetRange, Records
 __all__ = [
     "Assembler",
     "BatchPlan",
-    "Credits",
+    "Permits",
     "address_of",
-    "cut_points",
     "embedders_of",
     "lanes_for",
     "partitions_of_lane",
+    "rewind_offsets",
     "shares_of",
 ]
 
@@ -74,7 +74,7 @@ class _Partition:
     """Blocks read and not yet in a batch, and where the next range starts."""
 
     position: int
-    cuts: list[int]  # rising, all > position
+    splits: list[int]  # rising, all > position
     read_to: int  # what the log holds before this was offered; markers and gaps may follow the last block
     offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     row_ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # rows up to and with each block
@@ -87,17 +87,19 @@ class _Partition:
 class Assembler:
     """Puts blocks of a lane's partitions together into batches, in offset order within each partition.
 
-    After a rewind, `cuts` are the offsets that some store had applied up to (PROTOCOL 7): a range ends at
-    each of them, and while cuts lie ahead of a partition a batch holds that partition's single range. Where
+    After a rewind, `splits` are the offsets that some store had applied up to (PROTOCOL 7): a range ends at
+    each of them, and while splits lie ahead of a partition a batch holds that partition's single range. Where
     no block lies before a cut the range to it holds none.
 
     Markers and gaps belong to the range that follows them, or precede a cut. So `positions` say how far
     batches go, and `covered` that nothing but markers lies behind them.
     """
 
-    def __init__(self, positions: Mapping[int, int], cuts: Mapping[int, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, positions: Mapping[int, int], splits: Mapping[int, Sequence[int]] | None = None
+    ) -> None:
         self._partitions = {
-            p: _Partition(position, sorted(c for c in (cuts or {}).get(p, ()) if c > position), position)
+            p: _Partition(position, sorted(c for c in (splits or {}).get(p, ()) if c > position), position)
             for p, position in sorted(positions.items())
         }
         self._turn = 0  # index of the partition that is served first: no partition starves
@@ -145,22 +147,22 @@ class Assembler:
         total = 0
         for p in order:
             part = self._partitions[p]
-            if part.cursor == len(part.offsets) or (part.cuts and taken):
+            if part.cursor == len(part.offsets) or (part.splits and taken):
                 continue
             count = self._blocks_that_fit(part, rows - total, first=not taken)
             stop = part.cursor + count
-            span = OffsetRange(p, part.position, _stop_of_range(part, stop)) if count or part.cuts else None
+            span = OffsetRange(p, part.position, _stop_of_range(part, stop)) if count or part.splits else None
             if span is None:
                 continue
             offsets = part.offsets[part.cursor : stop]
             taken.append((span, part.blocks.slice(part.cursor, stop), offsets))
             ends_at = int(part.row_ends[stop - 1]) if count else part.taken
             total += ends_at - part.taken
-            alone = bool(part.cuts)
+            alone = bool(part.splits)
             part.position, part.cursor = span.stop, stop
             part.waiting -= ends_at - part.taken
             part.taken = ends_at
-            part.cuts = [c for c in part.cuts if c > part.position]
+            part.splits = [c for c in part.splits if c > part.position]
             if alone or total >= rows:
                 break
         if not taken:
@@ -177,8 +179,8 @@ class Assembler:
     @staticmethod
     def _blocks_that_fit(part: _Partition, room: int, *, first: bool) -> int:
         limit = len(part.offsets)
-        if part.cuts:
-            limit = int(np.searchsorted(part.offsets, part.cuts[0]))
+        if part.splits:
+            limit = int(np.searchsorted(part.offsets, part.splits[0]))
         ends = part.row_ends[part.cursor : limit]
         count = int(ends.searchsorted(part.taken + room, side="right"))
         return max(count, 1) if first and len(ends) else count
@@ -187,8 +189,8 @@ class Assembler:
 def _stop_of_range(part: _Partition, stop: int) -> int:
     """Where a range ends that takes the blocks up to the index `stop`."""
     known = int(part.offsets[stop]) if stop < len(part.offsets) else part.read_to  # all before it are taken
-    if part.cuts and known >= part.cuts[0]:
-        return part.cuts[0]
+    if part.splits and known >= part.splits[0]:
+        return part.splits[0]
     return int(part.offsets[stop - 1]) + 1
 
 
@@ -207,7 +209,9 @@ def rows_of_blocks(blocks: BytesColumn) -> I64:
     return np.where(long_enough, np.clip(counts, 1, most), 1)
 
 
-def cut_points(applied: Sequence[Mapping[int, Sequence[int]]]) -> tuple[dict[int, int], dict[int, list[int]]]:
+def rewind_offsets(
+    applied: Sequence[Mapping[int, Sequence[int]]],
+) -> tuple[dict[int, int], dict[int, list[int]]]:
     """Where to start again, and what no range may cross, from what every store says it has applied (PROTOCOL
     7).
 
@@ -223,7 +227,7 @@ def cut_points(applied: Sequence[Mapping[int, Sequence[int]]]) -> tuple[dict[int
 
 
 @dataclass(slots=True)
-class Credits:
+class Permits:
     """Rows of batches looked up and not yet applied, and whether one more lookup keeps within the bound.
 
     PERSIA's bounded staleness, counted in rows: what a batch misses is the samples that other batches will
@@ -233,13 +237,13 @@ class Credits:
 
     staleness_rows: int
     sync: bool = False
-    in_flight: dict[int, int] = field(default_factory=dict)  # credit -> rows
-    _lanes: dict[int, int] = field(default_factory=dict)  # credit -> lane
+    in_flight: dict[int, int] = field(default_factory=dict)  # permit -> rows
+    _lanes: dict[int, int] = field(default_factory=dict)  # permit -> lane
     _kept: dict[int, int] = field(default_factory=dict)  # lane -> rows of its batches that are void
     _of_the_step: set[int] = field(default_factory=set)  # in flight when the step's gradients came
     _next: int = 0
 
-    def free(self, lane: int = 0) -> bool:
+    def is_available(self, lane: int = 0) -> bool:
         """Whether a batch of this lane may be looked up now: rows of the others in flight are within the
         bound."""
         if self.sync:
@@ -253,33 +257,33 @@ class Credits:
         """Batches of a lane in flight."""
         return sum(of == lane for of in self._lanes.values())
 
-    def take(self, rows: int, lane: int = 0) -> int:
-        """Take a credit, of those that the lane has kept if there are any; only when `free`. Never 0."""
+    def acquire(self, rows: int, lane: int = 0) -> int:
+        """Take a permit, of those that the lane has kept if there are any; only when `free`. Never 0."""
         self._next += 1
         self.in_flight[self._next], self._lanes[self._next] = rows, lane
         if lane in self._kept:
             self._kept[lane] = max(0, self._kept[lane] - rows)
         return self._next
 
-    def step_over(self) -> None:
+    def end_step(self) -> None:
         """Gradients of a step come back: what is in flight now belongs to it, or was looked up beside it."""
         if self.sync:
             self._of_the_step.update(self.in_flight)
 
-    def give_back(self, credit: int) -> None:
-        """Return a credit. Idempotent: a batch may be voided and acknowledged."""
-        self.in_flight.pop(credit, None)
-        self._lanes.pop(credit, None)
-        self._of_the_step.discard(credit)
+    def release(self, permit: int) -> None:
+        """Return a permit. Idempotent: a batch may be voided and acknowledged."""
+        self.in_flight.pop(permit, None)
+        self._lanes.pop(permit, None)
+        self._of_the_step.discard(permit)
 
-    def keep(self, credit: int) -> None:
+    def hold(self, permit: int) -> None:
         """The batch is void: its rows stay the lane's until they are issued again (PROTOCOL 16)."""
-        if credit in self.in_flight:
-            lane = self._lanes[credit]
-            self._kept[lane] = self._kept.get(lane, 0) + self.in_flight[credit]
-        self.give_back(credit)
+        if permit in self.in_flight:
+            lane = self._lanes[permit]
+            self._kept[lane] = self._kept.get(lane, 0) + self.in_flight[permit]
+        self.release(permit)
 
-    def settle(self, lane: int) -> None:
+    def release_held(self, lane: int) -> None:
         """Give up what the lane has kept: everything void was issued again, or turned out to be applied."""
         self._kept.pop(lane, None)
 

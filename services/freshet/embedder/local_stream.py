@@ -13,12 +13,12 @@ from freshet.batches.stream import TrainBatch, TrainRun
 from freshet.clock import Clock, Stages, summed
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Spec
-from freshet.embedder.batch_builder import Made, Maker, Slot
+from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import BatchPlan, Credits, partitions_of_lane
-from freshet.embedder.partition_reader import Sizes, Source, lag_of
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.staleness_limiter import CreditDesk
+from freshet.embedder.core import BatchPlan, Permits, partitions_of_lane
+from freshet.embedder.partition_reader import BatchSizes, PartitionReader, lag_of
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.embedder.tracing import called, calling, processed
 from freshet.errors import Refused, Unavailable
 from freshet.log import EventLog
@@ -40,7 +40,7 @@ MOST_RUN_BATCHES = 256
 """Of a run at most: a linear model learns so many in less than `RUN_S`."""
 
 STAGES = ("read", "credit", "decode", "plan", "lookup", "push")
-"""Of a lane's work here: blocks from the log to a batch, waiting for a credit, samples to keys and columns,
+"""Of a lane's work here: blocks from the log to a batch, waiting for a permit, samples to keys and columns,
 unique keys, their rows; and gradients to the rows."""
 
 
@@ -49,12 +49,12 @@ class _Lane:
     """One lane's partitions, its place in them, and memory reused from batch to batch."""
 
     index: int
-    source: Source
+    source: PartitionReader
     decoder: BlockDecoder
     slot: Slot
-    plans: list[BatchPlan] = field(default_factory=list)  # put together, waiting for a credit
-    credit: int = 0
-    made: Made | None = None  # in flight
+    plans: list[BatchPlan] = field(default_factory=list)  # put together, waiting for a permit
+    permit: int = 0
+    built: BuiltBatch | None = None  # in flight
     traced: Sequence[TracedBatch | None] = ()  # batches of the run that is out; empty: none is traced
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
@@ -83,22 +83,22 @@ class LocalStream:
     ) -> None:
         self._topic, self._log, self._rows = topic, log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
-        self._maker = Maker(spec, layout)
+        self._builder = BatchBuilder(spec, layout)
         # Of a lane's last run. All lanes size their runs by it: the shorter run of two leaves a lane idle.
         self._rows_per_s = 0.0
         self._native = rows if isinstance(rows, NativeRows) else None
-        self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
-        self._recent = Recent(spec.serve.gate.samples, clock)
+        self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))
+        self._recent = RecentSamples(spec.serve.gate.samples, clock)
         native = spec.model.kind in NATIVE_KINDS
         behind_rows = spec.train.behind_rows(native_loop=native)
-        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
+        sizes = BatchSizes(batch_rows, behind_rows, spec.train.batch_wait_ms, warms_up=native)
         partitions = range(spec.partitions)
         self._lanes = [
             _Lane(
                 i,
-                Source(log, topic, partitions_of_lane(i, lanes, partitions), sizes, clock),
+                PartitionReader(log, topic, partitions_of_lane(i, lanes, partitions), sizes, clock),
                 decoder(),
-                self._maker.slot(),
+                self._builder.slot(),
             )
             for i in range(lanes)
         ]
@@ -117,7 +117,7 @@ class LocalStream:
         return self._issue_run(state, plans) if plans else None
 
     def _plans(self, state: _Lane, wait_s: float, rows: int, batches: int) -> list[BatchPlan]:
-        """The lane's next batches with a credit for them; none if there is none within `wait_s`."""
+        """The lane's next batches with a permit for them; none if there is none within `wait_s`."""
         if not state.source.started:
             state.source.rewind([self._rows.applied(), self._dense_applied()])
             state.plans = []
@@ -127,12 +127,12 @@ class LocalStream:
         state.stages.mark("read")
         if not state.plans:
             return []
-        # A lane has one of its batches in flight at a time: the credit is for the largest.
+        # A lane has one of its batches in flight at a time: the permit is for the largest.
         in_flight = max(plan.rows for plan in state.plans)
         left_s = max(0.0, deadline - self._clock.monotonic())
-        state.credit = self._desk.take(state.index, in_flight, left_s)
+        state.permit = self._limiter.acquire(state.index, in_flight, left_s)
         state.stages.mark("credit")
-        if not state.credit:
+        if not state.permit:
             return []
         plans, state.plans = state.plans, []
         return plans
@@ -146,28 +146,28 @@ class LocalStream:
     ) -> None:
         """Push a batch's gradients, or return it unused; see the protocol."""
         state = self._lanes[lane]
-        made = state.made
-        assert made is not None, "a batch is given back once, by the lane that took it"
-        state.made = None
+        built = state.built
+        assert built is not None, "a batch is given back once, by the lane that took it"
+        state.built = None
         state.stages.begin()
-        self._desk.step_over()
+        self._limiter.end_step()
         try:
             if gradients is None:
                 state.source.stop()
                 return
-            push = made.push(self._fence, gradients, counts)
-            if made.traced is None:
+            push = built.push(self._fence, gradients, counts)
+            if built.traced is None:
                 self._rows.push(push)
             else:
-                with calling(made.traced, "push", "Push"):
+                with calling(built.traced, "push", "Push"):
                     self._rows.push(push)
             if not batch.replayed:
-                self._recent.add(made.inputs)
+                self._recent.add(built.inputs)
         except Refused as refused:
             self._start_again(state, batch.ranges, refused)
             raise
         finally:
-            self._desk.give_back(state.credit)
+            self._limiter.release(state.permit)
             state.stages.mark("push")
 
     def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
@@ -176,7 +176,7 @@ class LocalStream:
         rows, traced = self._native, state.traced
         state.traced = ()
         assert rows is not None, "a run comes from a stream of native rows"
-        self._desk.step_over()
+        self._limiter.end_step()
         try:
             if ran is None:
                 state.source.stop()
@@ -200,7 +200,7 @@ class LocalStream:
             self._start_again(state, run.batches.ranges[ran.pushed if ran is not None else 0], refused)
             raise
         finally:
-            self._desk.give_back(state.credit)
+            self._limiter.release(state.permit)
 
     def settled(self, wait_s: float) -> bool:
         """Always True: a push is answered before `give_back` returns."""
@@ -243,13 +243,13 @@ class LocalStream:
         decoded = state.decoder.decode(plan.blocks, plan.places)
         state.stages.mark("decode")
         replayed = state.source.replayed(plan)
-        made = self._maker.make(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
+        built = self._builder.build(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
         if tracer is not None:
-            made.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
-        made.look_up(self._rows)
+            built.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
+        built.look_up(self._rows)
         state.stages.mark("lookup")
-        state.made = made
-        return made.batch(self._fence, looked=False)
+        state.built = built
+        return built.batch(self._fence, looked=False)
 
     def _issue_run(self, state: _Lane, plans: Sequence[BatchPlan]) -> TrainRun:
         rows = self._native
@@ -290,7 +290,7 @@ class LocalStream:
                 segments=columns.segments,
                 served=columns.served,
                 explored=columns.explored,
-                items=self._maker.items(decoded),
+                items=self._builder.items(decoded),
                 ends=ends,
             ),
             traced=bool(state.traced),

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from freshet.clock import Clock
-from freshet.embedder.core import Assembler, BatchPlan, cut_points
+from freshet.embedder.core import Assembler, BatchPlan, rewind_offsets
 from freshet.features.blocks import block_samples
 from freshet.log import EventLog
 from freshet.observability.metrics import Metric, Reading
@@ -20,9 +20,9 @@ from freshet.types import TopicPartition
 __all__ = [
     "BAD_IN_A_ROW",
     "REFUSALS",
+    "BatchSizes",
+    "PartitionReader",
     "RefusedSamples",
-    "Sizes",
-    "Source",
     "lag_of",
     "refused_metrics",
     "refused_readings",
@@ -132,23 +132,23 @@ MOST_BLOCKS = 256
 """Blocks read from the log at once at most: where batches are of few rows, blocks are short."""
 
 
-class Sizes:
+class BatchSizes:
     """How many rows make a batch, and how long one may wait for them."""
 
-    __slots__ = ("behind_rows", "ramps", "rows", "wait_s")
+    __slots__ = ("behind_rows", "rows", "wait_s", "warms_up")
 
-    def __init__(self, rows: int, behind_rows: int, wait_ms: int, *, ramps: bool = False) -> None:
-        """`behind_rows` is the size of batches while at least twice as much waits; at least `rows`. `ramps`:
+    def __init__(self, rows: int, behind_rows: int, wait_ms: int, *, warms_up: bool = False) -> None:
+        """`behind_rows` is the size of batches while at least twice as much waits; at least `rows`. `warms_up`:
         a new model's first batches are short."""
         self.rows, self.behind_rows, self.wait_s = rows, max(rows, behind_rows), wait_ms / 1000
-        self.ramps = ramps
+        self.warms_up = warms_up
 
 
-class Source:
+class PartitionReader:
     """Reads and assembles for one lane. Used by one thread; `positions` may be asked by any."""
 
     def __init__(
-        self, log: EventLog, topic: str, partitions: Sequence[int], sizes: Sizes, clock: Clock
+        self, log: EventLog, topic: str, partitions: Sequence[int], sizes: BatchSizes, clock: Clock
     ) -> None:
         """Nothing is read before the first `rewind`."""
         self.partitions = tuple(partitions)
@@ -175,12 +175,12 @@ class Source:
 
         Raises DataLost, Unavailable: as `Reader.assign` does.
         """
-        starts, cuts = cut_points(told)
+        starts, splits = rewind_offsets(told)
         mine = {p: starts[p] for p in self.partitions}
         self._reader.assign({TopicPartition(self.topic, p): offset for p, offset in mine.items()})
-        self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
-        self._assembler, self._more = Assembler(mine, cuts), False
-        from_the_start = self._sizes.ramps and not any(mine.values())  # nothing is learned yet
+        self._replayed_until = {p: max([starts[p], *splits[p]]) for p in self.partitions}
+        self._assembler, self._more = Assembler(mine, splits), False
+        from_the_start = self._sizes.warms_up and not any(mine.values())  # nothing is learned yet
         self._issued = 0 if from_the_start else None
 
     def assemble(self, deadline: float) -> BatchPlan | None:
@@ -218,7 +218,7 @@ class Source:
         plans, taken = list[BatchPlan](), 0
         least = size if self._more else 1
         while not plans or (taken < rows and len(plans) < batches and assembler.waiting() >= least):
-            plan = assembler.next(self._ramped(size))
+            plan = assembler.next(self._batch_limit(size))
             if plan is None:
                 break
             plans.append(plan)
@@ -227,7 +227,7 @@ class Source:
                 self._issued += plan.rows
         return plans
 
-    def _ramped(self, size: int) -> int:
+    def _batch_limit(self, size: int) -> int:
         """Rows of the next batch at most: a new model's first batches have 1, 2, 4 rows and so on, if blocks
         are as short."""
         if self._issued is None or self._issued >= size:

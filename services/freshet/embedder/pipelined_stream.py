@@ -8,25 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import TrainBatch
 from freshet.clock import Clock
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Spec
-from freshet.embedder.batch_builder import Maker
+from freshet.embedder.batch_builder import BatchBuilder
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import Credits
-from freshet.embedder.partition_reader import Sizes, Source, lag_of
-from freshet.embedder.prefetch_lane import AheadLane, Common, LaneCounts
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.staleness_limiter import CreditDesk
+from freshet.embedder.core import Permits
+from freshet.embedder.partition_reader import BatchSizes, PartitionReader, lag_of
+from freshet.embedder.prefetch_lane import LaneContext, LaneCounts, PrefetchLane
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.log import EventLog
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
 from freshet.rows.service import OwnersChange, RowService
 from freshet.types import F32, U32, Fence
 
-__all__ = ["DenseApplied", "OwnWritesOf", "PipelinedStream", "Share"]
+__all__ = ["DenseApplied", "PipelinedStream", "ReadMyWritesBy", "Share"]
 
 CLOSE_WAIT_S = 5.0
 """How long `close` goes on pushing what was given back. What is left is trained on again after a restart."""
@@ -43,7 +43,7 @@ DenseApplied = Callable[[], Mapping[int, Sequence[int]]]
 """What the trainer has applied; Unavailable while it cannot tell."""
 
 
-OwnWritesOf = Literal["here", "taker"]
+ReadMyWritesBy = Literal["stream", "trainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +77,37 @@ class PipelinedStream:
         clock: Clock,
         batch_rows: int,
         staleness_rows: int,
-        recent: Recent | None = None,
-        own_writes: OwnWritesOf | None = None,
+        recent: RecentSamples | None = None,
+        read_my_writes: ReadMyWritesBy | None = None,
     ) -> None:
         """Begin to read and look up at once.
 
         Args:
             dense_applied: may raise Unavailable: it is asked again.
             recent: where samples are kept for the gate, if they outlive this stream.
-            own_writes: who brings rows up to what their trainer has pushed since, where lookups go ahead:
+            read_my_writes: who brings rows up to what their trainer has pushed since, where lookups go ahead:
                 this stream when they are taken, or whoever takes them, by `TrainBatch.looked`; None: nobody.
         """
         self._topic, self._log, self._clock = topic, log, clock
         self._closed = False
-        self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
-        self._recent = recent or Recent(spec.serve.gate.samples, clock)
+        self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))
+        self._recent = recent or RecentSamples(spec.serve.gate.samples, clock)
         ahead, native = spec.train.mode != "sync", spec.model.kind in NATIVE_KINDS
         in_flight = 1 + staleness_rows // batch_rows if ahead else max(1, len(lanes))
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")
         self._error: BaseException | None = None
-        self._lanes: list[AheadLane] = []
+        self._lanes: list[PrefetchLane] = []
         self._arrived = threading.Condition()
-        self._own = own = OwnWrites(layout) if own_writes == "here" and ahead else None
-        common = Common(
+        self._own = own = ReadMyWrites(layout) if read_my_writes == "stream" and ahead else None
+        common = LaneContext(
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
-            self._desk,
+            self._limiter,
             self._recent,
-            Maker(
+            BatchBuilder(
                 spec,
                 layout,
-                states=own_writes is not None and ahead,
+                states=read_my_writes is not None and ahead,
                 in_steps=native,
             ),
             self._lookups,
@@ -118,14 +118,14 @@ class PipelinedStream:
             own,
         )
         behind_rows = spec.train.behind_rows(native_loop=False)
-        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
+        sizes = BatchSizes(batch_rows, behind_rows, spec.train.batch_wait_ms, warms_up=native)
         # One is decoded while the others are in flight. Own writes are kept until what was looked up before
         # them has been taken: as many again.
         slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
         self._lanes += [
-            AheadLane(
+            PrefetchLane(
                 i,
-                Source(log, topic, share.partitions, sizes, clock),
+                PartitionReader(log, topic, share.partitions, sizes, clock),
                 decoder(),
                 share.fence,
                 share.dense_applied or dense_applied,
@@ -216,9 +216,9 @@ class PipelinedStream:
         return self._own.stepped_rows if self._own is not None else 0
 
     @property
-    def desk(self) -> CreditDesk:
-        """Who has credits and who waits for one."""
-        return self._desk
+    def limiter(self) -> StalenessLimiter:
+        """Who has permits and who waits for one."""
+        return self._limiter
 
     def close(self) -> None:
         """Push what was given back, then free everything. Idempotent."""

@@ -11,24 +11,24 @@ from functools import partial
 
 import structlog
 
-from freshet.batches.read_my_writes import Begun, OwnWrites, Write
+from freshet.batches.read_my_writes import LookupStart, ReadMyWrites, Write
 from freshet.batches.stream import TrainBatch
 from freshet.clock import Clock, Stages
-from freshet.embedder.backoff import Patience
-from freshet.embedder.batch_builder import Made, Maker, Slot
+from freshet.embedder.backoff import Backoff
+from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
-from freshet.embedder.partition_reader import Source
-from freshet.embedder.push_queue import Pusher
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.staleness_limiter import CreditDesk
+from freshet.embedder.partition_reader import PartitionReader
+from freshet.embedder.push_queue import PushQueue
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.embedder.tracing import called, processed
 from freshet.errors import Unavailable
 from freshet.observability.tracing import active
 from freshet.rows.service import RowService
 from freshet.types import F32, U32, Fence
 
-__all__ = ["AheadLane", "Common", "LaneCounts"]
+__all__ = ["LaneContext", "LaneCounts", "PrefetchLane"]
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -37,20 +37,20 @@ LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Common:
+class LaneContext:
     """What the lanes of one stream share."""
 
     rows: RowService
     ownership: Callable[[], int]  # see `OwnersChange`
-    desk: CreditDesk
-    recent: Recent
-    maker: Maker
+    limiter: StalenessLimiter
+    recent: RecentSamples
+    builder: BatchBuilder
     lookups: Executor
     clock: Clock
     ahead: bool  # False: a lookup waits for `take` (mode `sync`)
     failed: Callable[[BaseException], None]
     arrived: Callable[[], None]  # a batch is ready
-    own: OwnWrites | None = None  # None: rows are trained on as they were looked up
+    own: ReadMyWrites | None = None  # None: rows are trained on as they were looked up
 
 
 @dataclass(slots=True)
@@ -68,24 +68,24 @@ class LaneCounts:
 class _Flight:
     """A batch from its lookup to its acknowledgement."""
 
-    made: Made
+    built: BuiltBatch
     slot: Slot
     batch: TrainBatch
-    epoch: int  # of the lane when it was made; it is void once the lane's is another
-    credit: int = 0  # 0: none yet (mode `sync`, before `take`)
+    epoch: int  # of the lane when it was built; it is void once the lane's is another
+    permit: int = 0  # 0: none yet (mode `sync`, before `take`)
     looking: bool = False  # a lookup writes to its slot
     ready: bool = False
     dropped: bool = False
     since: float = 0.0  # of the lookup or push that is under way
-    begun: Begun | None = None  # its lookup, until its rows were brought up
+    begun: LookupStart | None = None  # its lookup, until its rows were brought up
     write: Write | None = None  # its gradients, once they are there
     pushed_ns: int = 0  # wall clock, if it is traced
 
 
-class AheadLane:
-    """Looks up ahead of its trainer, in a thread; pushes behind it, in another (`Pusher`).
+class PrefetchLane:
+    """Looks up ahead of its trainer, in a thread; pushes behind it, in another (`PushQueue`).
 
-    A batch is in one place at a time: ready (its credit taken, its rows here or on their way), out (at the
+    A batch is in one place at a time: ready (its permit taken, its rows here or on their way), out (at the
     trainer), with the pusher, or gone. `void` empties them all; once nothing is out and no push is in the air
     any more, the lane asks what is applied and starts again there (PROTOCOL 6 and 7).
     """
@@ -93,11 +93,11 @@ class AheadLane:
     def __init__(
         self,
         index: int,
-        source: Source,
+        source: PartitionReader,
         decoder: BlockDecoder,
         fence: Fence,
         dense_applied: Callable[[], Mapping[int, Sequence[int]]],
-        common: Common,
+        common: LaneContext,
         *,
         slots: int,
     ) -> None:
@@ -118,8 +118,8 @@ class AheadLane:
         self._over = False  # a lane has failed: nothing is handed out any more
         self._owners = 0
         self._again_until: dict[int, int] = {}
-        self._patience = Patience()
-        self._pusher: Pusher[_Flight] = Pusher(
+        self._backoff = Backoff()
+        self._pusher: PushQueue[_Flight] = PushQueue(
             common.rows,
             name=f"push-{index}",
             acknowledged=self._acknowledged,
@@ -150,7 +150,7 @@ class AheadLane:
         with self._changed:
             begun, flight.begun = flight.begun, None
         if self._common.own is not None and begun is not None:
-            flight.made.bring_up(self._common.own, begun)
+            flight.built.apply_pending(self._common.own, begun)
         with self._changed:
             self._covered.update({r.partition: r.stop for r in flight.batch.ranges})
             self.counts.batches += 1
@@ -160,25 +160,25 @@ class AheadLane:
         self, batch: TrainBatch, gradients: Sequence[F32] | None, counts: Sequence[U32] | None = None
     ) -> None:
         """Have a batch's gradients pushed. Given None, or void meanwhile, it is issued again."""
-        self._common.desk.step_over()
+        self._common.limiter.end_step()
         with self._changed:
             flight = self._out.get(id(batch))
         if flight is None:
             raise ValueError(f"a batch of {batch.ranges} is given back that is not out")
-        kept = flight.slot.keep(gradients) if gradients is not None else None
+        kept = flight.slot.copy_gradients(gradients) if gradients is not None else None
         with self._changed:
             self._out.pop(id(batch), None)
             void = flight.epoch != self._epoch or self._closed
             if kept is not None and not void:
                 flight.since = self._common.clock.monotonic()
-                push = flight.made.push(self._fence, kept, counts)
-                if self._common.own is not None and not flight.made.replayed:  # shards may have those
-                    flight.write = self._common.own.given(
+                push = flight.built.push(self._fence, kept, counts)
+                if self._common.own is not None and not flight.built.replayed:  # shards may have those
+                    flight.write = self._common.own.add(
                         batch.ranges, push.groups, kept, partial(self._free, flight.slot)
                     )
-                if (traced := flight.made.traced) is not None and (tracer := active()) is not None:
+                if (traced := flight.built.traced) is not None and (tracer := active()) is not None:
                     flight.pushed_ns, push = tracer.now_ns(), replace(push, span=traced.context("push"))
-                self._pusher.give(push, flight)
+                self._pusher.add(push, flight)
                 return
         self._dropped(flight)
         if not void:
@@ -221,7 +221,7 @@ class AheadLane:
             self._changed.notify_all()
         for flight in dropped:
             self._dropped(flight)
-        self._common.desk.wake()
+        self._common.limiter.wake()
 
     def end(self) -> None:
         """Hand out nothing any more: the stream has failed."""
@@ -233,9 +233,9 @@ class AheadLane:
         """Push what was given back, for so long at most, then end. Idempotent."""
         with self._changed:
             self._closed = True
-            self._patience.cut()
+            self._backoff.interrupt()
             self._changed.notify_all()
-        self._common.desk.wake()
+        self._common.limiter.wake()
         if self._thread.ident is not None:
             self._thread.join()
         if not self._pusher.close(wait_s):
@@ -249,12 +249,12 @@ class AheadLane:
             while not self._closed:
                 try:
                     self._step()
-                    self._patience.renew()
+                    self._backoff.reset()
                 except Unavailable as error:
-                    if self._patience.short:  # once, not at every look
+                    if self._backoff.is_first:  # once, not at every look
                         log.warning("a lane waits", lane=self._index, reason=str(error))
                     self.void("what it needs cannot be reached")
-                    self._patience.rest()
+                    self._backoff.sleep()
         except BaseException as error:  # takers are told
             self._fail(error)
 
@@ -272,16 +272,16 @@ class AheadLane:
             self._prepare(plan, slot)
 
     def _prepare(self, plan: BatchPlan, slot: Slot) -> None:
-        """Decode, plan, and, where lookups go ahead, take a credit and ask for the rows."""
+        """Decode, plan, and, where lookups go ahead, take a permit and ask for the rows."""
         epoch = self._epoch
         try:
-            made = self._made(plan, slot)
+            built = self._made(plan, slot)
         except BaseException:  # what cannot be decoded is reported, and the log may be away
             self._free(slot)
             raise
-        flight = _Flight(made, slot, made.batch(self._fence, looked=self._common.own is None), epoch)
+        flight = _Flight(built, slot, built.batch(self._fence, looked=self._common.own is None), epoch)
         if self._common.ahead:
-            flight.credit = self._credit(plan)
+            flight.permit = self._permit(plan)
             self.stages.mark("credit")
         with self._changed:
             void = self._gone() or epoch != self._epoch
@@ -295,26 +295,26 @@ class AheadLane:
         elif self._common.ahead:
             self._common.lookups.submit(self._look_up, flight)
 
-    def _made(self, plan: BatchPlan, slot: Slot) -> Made:
+    def _made(self, plan: BatchPlan, slot: Slot) -> BuiltBatch:
         self.stages.begin()
         tracer = active()
         began_ns = 0 if tracer is None else tracer.now_ns()
         decoded = self._decoder.decode(plan.blocks, plan.places)
         self.stages.mark("decode")
         replayed = self._source.replayed(plan)
-        made = self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
+        built = self._common.builder.build(plan, decoded, slot, replayed=replayed, stages=self.stages)
         if tracer is not None:
-            made.traced = processed(tracer, plan, decoded.request_ids, self._source.topic, began_ns)
-        return made
+            built.traced = processed(tracer, plan, decoded.request_ids, self._source.topic, began_ns)
+        return built
 
-    def _credit(self, plan: BatchPlan) -> int:
-        """Wait for a credit; 0 if the lane is void before there is one."""
+    def _permit(self, plan: BatchPlan) -> int:
+        """Wait for a permit; 0 if the lane is void before there is one."""
         if all(r.start >= self._again_until.get(r.partition, 0) for r in plan.ranges):
-            self._common.desk.settle(self._index)
-        credit = 0
-        while not credit and self._stands():
-            credit = self._common.desk.take(self._index, plan.rows, LOOK_S, self._gone)
-        return credit
+            self._common.limiter.release_held(self._index)
+        permit = 0
+        while not permit and self._stands():
+            permit = self._common.limiter.acquire(self._index, plan.rows, LOOK_S, self._gone)
+        return permit
 
     def _rewind(self) -> None:
         """Ask everybody what is applied, and start there. Raises Unavailable while somebody cannot tell."""
@@ -326,7 +326,7 @@ class AheadLane:
         self._source.rewind(told)
         starts = self._source.positions()
         if all(start >= self._again_until.get(p, 0) for p, start in starts.items()):
-            common.desk.settle(self._index)
+            common.limiter.release_held(self._index)
         with self._changed:
             self._void, self._owners, self._covered = False, owners, dict(starts)
             self.counts.rewinds += not first
@@ -347,7 +347,7 @@ class AheadLane:
                     return self._slots.pop()
                 if self._slots_left:
                     self._slots_left -= 1
-                    return self._common.maker.slot()
+                    return self._common.builder.slot()
                 self._changed.wait(LOOK_S)
         return None
 
@@ -364,21 +364,21 @@ class AheadLane:
 
     def _look_up(self, flight: _Flight) -> None:
         """Fetch the rows of a batch, however long it takes, unless it is void before."""
-        patience = Patience()
+        backoff = Backoff()
         try:
             while flight.epoch == self._epoch and not self._closed:
                 self._look_anew(flight)
                 try:
-                    flight.made.look_up(self._common.rows)
+                    flight.built.look_up(self._common.rows)
                 except Unavailable as error:
                     log.warning(
                         "rows cannot be looked up",
                         lane=self._index,
-                        ranges=list(map(str, flight.made.plan.ranges)),
+                        ranges=list(map(str, flight.built.plan.ranges)),
                         reason=str(error),
-                        again_in_s=patience.next_s,
+                        again_in_s=backoff.next_s,
                     )
-                    patience.rest()
+                    backoff.sleep()
                     continue
                 flight.ready = True
                 break
@@ -398,20 +398,20 @@ class AheadLane:
         """Its lookup is about to be sent."""
         self._forget(flight)
         if self._common.own is not None and self._common.ahead:
-            flight.begun = self._common.own.looking()
+            flight.begun = self._common.own.begin_lookup()
 
     def _forget(self, flight: _Flight) -> None:
         """The flight's rows will not be brought up."""
         with self._changed:
             begun, flight.begun = flight.begun, None
         if self._common.own is not None and begun is not None:
-            self._common.own.forget(begun)
+            self._common.own.end_lookup(begun)
 
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
-        """Mode `sync`: take the credit and look up on the trainer's thread; False if there is no batch."""
+        """Mode `sync`: take the permit and look up on the trainer's thread; False if there is no batch."""
         wait_s = max(0.0, deadline - self._common.clock.monotonic())
-        flight.credit = self._common.desk.take(self._index, flight.made.plan.rows, wait_s, self._gone)
-        if flight.credit:
+        flight.permit = self._common.limiter.acquire(self._index, flight.built.plan.rows, wait_s, self._gone)
+        if flight.permit:
             flight.since = self._common.clock.monotonic()
             self._look_up(flight)
         with self._changed:
@@ -433,24 +433,24 @@ class AheadLane:
     # --- ends of batches
 
     def _acknowledged(self, flight: _Flight) -> None:
-        if flight.made.traced is not None and (tracer := active()) is not None:
-            called(tracer, flight.made.traced, "push", "Push", flight.pushed_ns)
-        if not flight.made.replayed:
-            self._common.recent.add(flight.made.inputs)
-        self._common.desk.give_back(flight.credit)
+        if flight.built.traced is not None and (tracer := active()) is not None:
+            called(tracer, flight.built.traced, "push", "Push", flight.pushed_ns)
+        if not flight.built.replayed:
+            self._common.recent.add(flight.built.inputs)
+        self._common.limiter.release(flight.permit)
         with self._changed:
             self.counts.push_s += self._common.clock.monotonic() - flight.since
         if self._common.own is not None and flight.write is not None:
-            self._common.own.acknowledged(
+            self._common.own.acknowledge(
                 flight.write
             )  # frees the slot, at once or when its last reader has gone
         else:
             self._free(flight.slot)
 
     def _dropped(self, flight: _Flight) -> None:
-        self._common.desk.keep(flight.credit)
+        self._common.limiter.hold(flight.permit)
         with self._changed:
-            self.counts.void_rows += flight.made.plan.rows if flight.credit else 0
+            self.counts.void_rows += flight.built.plan.rows if flight.permit else 0
             flight.dropped = True
             looking = flight.looking
         if looking:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from freshet.clock import Clock
 from freshet.model.inputs import ModelInputs
 
-__all__ = ["Recent"]
+__all__ = ["RecentSamples"]
 
 RECENT_REST_S = 0.25
 """Between two rounds of copies for the gate: a batch's copy costs 75 µs, and at full speed 2,000 samples
 come in 10 ms."""
 
 
-class Recent:
+class RecentSamples:
     """Copies of batches, as many as the gate wants. Thread-safe."""
 
     def __init__(self, wanted: int, clock: Clock) -> None:

@@ -12,11 +12,11 @@ import structlog
 from freshet.batches.frames import (
     SETTLE,
     USED,
-    Asked,
     Names,
-    asked_of,
+    RequestHeader,
     batch_frame,
     batch_id_of,
+    decode_header,
     empty_frame,
     given_frame,
     gradients_of,
@@ -29,7 +29,7 @@ from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import Fence
 
-__all__ = ["BATCHES", "BatchServer", "Shape"]
+__all__ = ["BATCHES", "BatchServer", "LaneShape"]
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -39,7 +39,7 @@ SETTLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LaneShape:
     """How partitions are dealt to lanes: place p % (ranks * lanes)."""
 
     ranks: int
@@ -55,24 +55,26 @@ class Shape:
 class _Feed:
     """A lane's connection: whose batches are out."""
 
-    asked: Asked
+    header: RequestHeader
     applied: dict[int, int]  # the rank's dense vector as it was told last
     out: dict[int, tuple[int, TrainBatch]] = field(default_factory=dict)  # id -> (lane of the stream, batch)
 
 
-Streams = Callable[[Shape, Callable[[int], Mapping[int, Sequence[int]]]], tuple[PipelinedStream, list[int]]]
+Streams = Callable[
+    [LaneShape, Callable[[int], Mapping[int, Sequence[int]]]], tuple[PipelinedStream, list[int]]
+]
 """Makes a stream for a shape and for `dense_applied` by place; and the place of each of its lanes."""
 
 
 class BatchServer:
-    """Serves one stream at a time, to the newest ranks that ask; made anew when their number changes, or when
+    """Serves one stream at a time, to the newest ranks that ask; encoded anew when their number changes, or when
     `renew` says that the partitions have. Thread-safe."""
 
     def __init__(self, names: Names, codec: RowCodec, make: Streams) -> None:
         self._names, self._codec, self._make = names, codec, make
         self._widths = names.widths
         self._changed = threading.Condition()  # guards all below
-        self._shape: Shape | None = None
+        self._shape: LaneShape | None = None
         self._stream: PipelinedStream | None = None
         self._lanes_of: dict[int, list[int]] = {}  # place -> lanes of the stream
         self._feeds: dict[int, _Feed] = {}  # by place
@@ -104,21 +106,25 @@ class BatchServer:
             Fenced: the rank's seat was claimed by another process since.
             Unavailable: this embedder owns no partition of the lane now.
         """
-        asked, applied = asked_of(frame, Kind.TAKE)
-        stream, feed = self._enter(asked, applied)
-        feeds.add((asked.place, asked.feed))
+        header, applied = decode_header(frame, Kind.TAKE)
+        stream, feed = self._enter(header, applied)
+        feeds.add((header.global_lane, header.feed))
         with self._changed:
-            lanes = list(self._lanes_of.get(asked.place, ()))
-            turn = self._turns[asked.place] = self._turns.get(asked.place, 0) + 1
+            lanes = list(self._lanes_of.get(header.global_lane, ()))
+            turn = self._turns[header.global_lane] = self._turns.get(header.global_lane, 0) + 1
         if not lanes:
-            raise Unavailable(f"no partition of lane {asked.place} of {self._shape} is owned here")
+            raise Unavailable(f"no partition of lane {header.global_lane} of {self._shape} is owned here")
         first = turn % len(lanes)
         order = [*lanes[first:], *lanes[:first]]
         try:
-            found = stream.take_of(order, asked.wait_ms / 1000, lambda: self._feeds.get(asked.place) is feed)
+            found = stream.take_of(
+                order, header.wait_ms / 1000, lambda: self._feeds.get(header.global_lane) is feed
+            )
         except Fenced as error:  # who claims partitions sees it as well; until then none is handed out
             self.renew()
-            raise Unavailable(f"a partition of lane {asked.place} has another embedder: {error}") from error
+            raise Unavailable(
+                f"a partition of lane {header.global_lane} has another embedder: {error}"
+            ) from error
         except FreshetError as error:
             self.failed = error
             raise
@@ -126,7 +132,7 @@ class BatchServer:
             return empty_frame(frame.id)
         lane, batch = found
         with self._changed:
-            current = self._feeds.get(asked.place) is feed and self._stream is stream
+            current = self._feeds.get(header.global_lane) is feed and self._stream is stream
             if current:
                 self._next_id += 1
                 batch_id = self._next_id
@@ -134,21 +140,21 @@ class BatchServer:
         if not current:
             stream.give_back(lane, batch, None)
             raise Unavailable("the lane was taken over while it waited")
-        made = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
+        encoded = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
         self.served_batches += 1
         self.served_samples += len(batch)
-        self.served_bytes += len(made)
-        return made
+        self.served_bytes += len(encoded)
+        return encoded
 
     def give(self, frame: Frame) -> bytes:
         """Answer GRADIENTS. A batch that is not out any more was issued again: its gradients are dropped."""
-        asked, applied = asked_of(frame, Kind.GRADIENTS)
+        header, applied = decode_header(frame, Kind.GRADIENTS)
         with self._changed:
-            feed, stream = self._feeds.get(asked.place), self._stream
-            if feed is None or feed.asked.feed != asked.feed or stream is None:
+            feed, stream = self._feeds.get(header.global_lane), self._stream
+            if feed is None or feed.header.feed != header.feed or stream is None:
                 return given_frame(frame.id, done=False)
             feed.applied = _larger(feed.applied, applied)
-            lanes = list(self._lanes_of.get(asked.place, ()))
+            lanes = list(self._lanes_of.get(header.global_lane, ()))
             if frame.flags & SETTLE:
                 found = None
             else:
@@ -172,7 +178,7 @@ class BatchServer:
         """A connection has ended: what its lane held is issued again."""
         with self._changed:
             feed = self._feeds.get(place)
-            if feed is None or feed.asked.feed != feed_id:
+            if feed is None or feed.header.feed != feed_id:
                 return
             del self._feeds[place]
             self._abandon(place, feed)
@@ -195,21 +201,25 @@ class BatchServer:
         with self._changed:
             return len(self._feeds)
 
-    def _enter(self, asked: Asked, applied: dict[int, int]) -> tuple[PipelinedStream, _Feed]:
-        shape = Shape(asked.ranks, asked.lanes)
+    def _enter(self, header: RequestHeader, applied: dict[int, int]) -> tuple[PipelinedStream, _Feed]:
+        shape = LaneShape(header.ranks, header.lanes)
         with self._changed:
             newest = max(self._seats.values(), default=Fence(-1))
-            if asked.seat < self._seats.get(asked.rank, -1) or (shape != self._shape and asked.seat < newest):
-                raise Fenced(f"rank {asked.rank} was claimed by another process (fence {asked.seat} is old)")
+            if header.seat < self._seats.get(header.rank, -1) or (
+                shape != self._shape and header.seat < newest
+            ):
+                raise Fenced(
+                    f"rank {header.rank} was claimed by another process (fence {header.seat} is old)"
+                )
             if shape != self._shape:
                 self._end_stream()
                 self._shape, self._seats = shape, {}
-            self._seats[asked.rank] = asked.seat
-            feed = self._feeds.get(asked.place)
-            if feed is None or feed.asked.feed != asked.feed:
+            self._seats[header.rank] = header.seat
+            feed = self._feeds.get(header.global_lane)
+            if feed is None or feed.header.feed != header.feed:
                 if feed is not None:
-                    self._abandon(asked.place, feed)
-                feed = self._feeds[asked.place] = _Feed(asked, applied)
+                    self._abandon(header.global_lane, feed)
+                feed = self._feeds[header.global_lane] = _Feed(header, applied)
             feed.applied = _larger(feed.applied, applied)
             if self._stream is None:
                 self._stream, places = self._make(shape, self._applied_of)

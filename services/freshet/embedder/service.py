@@ -20,7 +20,7 @@ from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import shares_of
 from freshet.embedder.partition_reader import RefusedSamples, refused_metrics, refused_readings
 from freshet.embedder.pipelined_stream import PipelinedStream, Share
-from freshet.embedder.server import BatchServer, Shape
+from freshet.embedder.server import BatchServer, LaneShape
 from freshet.http.addresses import Address
 from freshet.log import EventLog
 from freshet.observability.cached_gauge import Newest
@@ -47,8 +47,8 @@ EMBEDDER_METRICS = (
     Metric("freshet_embedder_samples", "counter", "samples", "Samples sent to trainers."),
     Metric("freshet_embedder_sent_bytes", "counter", "bytes", "Of batches sent to trainers."),
     Metric("freshet_embedder_rows_in_flight", "gauge", "samples", "Samples looked up and not yet applied."),
-    Metric("freshet_embedder_batches_in_flight", "gauge", "batches", "Credits that are taken."),
-    Metric("freshet_embedder_waiting_lanes", "gauge", "lanes", "Lanes that wait for a credit."),
+    Metric("freshet_embedder_batches_in_flight", "gauge", "batches", "Permits that are taken."),
+    Metric("freshet_embedder_waiting_lanes", "gauge", "lanes", "Lanes that wait for a permit."),
     Metric("freshet_embedder_rewinds", "counter", "rewinds", "Lanes that began again from what is applied."),
     Metric("freshet_embedder_void_rows", "counter", "samples", "Samples that were issued again."),
     Metric("freshet_embedder_lag_blocks", "gauge", "blocks", "Blocks in the log that no batch has covered."),
@@ -138,9 +138,9 @@ class Embedder:
             "batches": batches.served_batches,
             "samples": batches.served_samples,
             "sent_bytes": batches.served_bytes,
-            "rows_in_flight": stream.desk.rows() if stream else 0,
-            "batches_in_flight": stream.desk.batches() if stream else 0,
-            "waiting_lanes": stream.desk.waiting() if stream else 0,
+            "rows_in_flight": stream.limiter.rows() if stream else 0,
+            "batches_in_flight": stream.limiter.batches() if stream else 0,
+            "waiting_lanes": stream.limiter.waiting() if stream else 0,
             "rewinds": batches.rewinds + sum(c.rewinds for c in counts),
             "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
             "lag_blocks": self._lag(),
@@ -152,7 +152,7 @@ class Embedder:
         return sum(stream.lag().values()) if stream is not None else 0
 
     def _make(
-        self, shape: Shape, told: Callable[[int], Mapping[int, Sequence[int]]]
+        self, shape: LaneShape, told: Callable[[int], Mapping[int, Sequence[int]]]
     ) -> tuple[PipelinedStream, list[int]]:
         """A stream over what is owned now: a share for each lane of the trainers and each claim."""
         shares: dict[tuple[int, Fence], list[int]] = {}
@@ -171,7 +171,7 @@ class Embedder:
             clock=self._clock,
             batch_rows=train.batch_rows,
             staleness_rows=train.staleness_rows,
-            own_writes="taker",
+            read_my_writes="trainer",
         )
         return stream, [place for place, _ in shares]
 

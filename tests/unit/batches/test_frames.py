@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from freshet.batches.frames import (
-    Asked,
     Names,
-    asked_of,
+    RequestHeader,
     batch_frame,
     batch_of,
+    decode_header,
     empty_frame,
     gradients_frame,
     gradients_of,
     take_frame,
 )
-from freshet.batches.read_my_writes import Looked
+from freshet.batches.read_my_writes import LookupResult
 from freshet.batches.stream import TrainBatch
 from freshet.errors import FreshetError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
@@ -29,7 +29,7 @@ from freshet.tables import KnownPushes
 from freshet.types import F32, U64, Fence, OffsetRange, bucket_of
 
 NAMES = Names(("country",), ("click", "buy"), (3, 1), (2, 0), 16)
-ASKED = Asked(7, Fence(9), 1, 2, 3, 2, 50)
+HEADER = RequestHeader(7, Fence(9), 1, 2, 3, 2, 50)
 MAX = 1 << 20
 
 
@@ -68,7 +68,7 @@ def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
         replayed=True,
         explored=rng.random(b) < 0.5,
         items=rng.integers(0, 9, b).astype(np.uint64),
-        looked=Looked(
+        looked=LookupResult(
             [
                 keys_of(g, np.sort(rng.integers(1, 2**63, u).astype(np.uint64) * 2))
                 for g, u in ((0, 5), (1, 2))
@@ -88,9 +88,9 @@ def keys_of(group: int, keys: U64) -> KeyGroup:
 def test_a_batch_comes_back_as_it_was_sent(b):
     sent = a_batch(b)
     data = batch_frame(3, 99, sent, NAMES, RowCodec.FP32)
-    made = batch_of(decode_frame(data, max_bytes=MAX), NAMES)
-    assert made is not None
-    number, batch = made
+    built = batch_of(decode_frame(data, max_bytes=MAX), NAMES)
+    assert built is not None
+    number, batch = built
     assert (number, batch.ranges, batch.fence, batch.replayed) == (99, sent.ranges, 12, True)
     for name in ("sample_ids", "request_ids", "event_times_ms", "explored", "items"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(sent, name))
@@ -121,9 +121,9 @@ def test_a_batch_comes_back_as_it_was_sent(b):
 def test_a_batch_whose_rows_nobody_brings_up_carries_no_keys():
     sent = replace(a_batch(), looked=None)
     frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowCodec.FP32), max_bytes=MAX)
-    made = batch_of(frame, NAMES)
-    assert made is not None
-    assert made[1].looked is None
+    built = batch_of(frame, NAMES)
+    assert built is not None
+    assert built[1].looked is None
     assert not frame.has(Part.KEYS)
 
 
@@ -132,19 +132,21 @@ def test_an_empty_answer_is_no_batch():
 
 
 def test_who_asks_and_the_dense_vector_arrive():
-    asked, applied = asked_of(decode_frame(take_frame(5, ASKED, {0: 7, 3: 9}), max_bytes=MAX), Kind.TAKE)
-    assert (asked, applied) == (ASKED, {0: 7, 3: 9})
-    assert asked.place == 5
+    header, applied = decode_header(
+        decode_frame(take_frame(5, HEADER, {0: 7, 3: 9}), max_bytes=MAX), Kind.TAKE
+    )
+    assert (header, applied) == (HEADER, {0: 7, 3: 9})
+    assert header.global_lane == 5
 
 
 def test_gradients_of_another_shape_than_the_batch_are_refused():
     sent = [np.ones((5, 3), np.float32), np.ones((2, 1), np.float32)]
-    frame = decode_frame(gradients_frame(5, ASKED, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
-    made, counts = gradients_of(frame, a_batch())
-    np.testing.assert_array_equal(made[0], sent[0])
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
+    built, counts = gradients_of(frame, a_batch())
+    np.testing.assert_array_equal(built[0], sent[0])
     assert counts is None
     wider = [np.ones((6, 3), np.float32), sent[1]]
-    frame = decode_frame(gradients_frame(5, ASKED, {}, 1, wider, RowCodec.FP32), max_bytes=MAX)
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, wider, RowCodec.FP32), max_bytes=MAX)
     with pytest.raises(BadFrame):
         gradients_of(frame, a_batch())
 
@@ -166,7 +168,7 @@ def counted_frame(codec: RowCodec = RowCodec.FP32) -> tuple[Frame, list[F32]]:
         rng.normal(size=(int(of.sum()), width)).astype(np.float32)
         for of, width in zip(COUNTS, NAMES.widths, strict=True)
     ]
-    return decode_frame(gradients_frame(5, ASKED, {}, 1, sent, codec, COUNTS), max_bytes=MAX), sent
+    return decode_frame(gradients_frame(5, HEADER, {}, 1, sent, codec, COUNTS), max_bytes=MAX), sent
 
 
 def test_gradients_of_several_steps_come_back_as_they_were_sent():
@@ -180,17 +182,17 @@ def test_gradients_of_several_steps_come_back_as_they_were_sent():
 
 def test_a_rank_is_told_whether_its_embedder_takes_several_gradients():
     for sent in (in_steps(), a_batch()):
-        made = batch_of(decode_frame(batch_frame(3, 9, sent, NAMES, RowCodec.FP32), max_bytes=MAX), NAMES)
-        assert made is not None
-        assert made[1].looked is not None
-        assert (made[1].states is None) == (sent.states is None)
-        for mine, floats in zip(made[1].states or (), made[1].looked.states.floats, strict=False):
+        built = batch_of(decode_frame(batch_frame(3, 9, sent, NAMES, RowCodec.FP32), max_bytes=MAX), NAMES)
+        assert built is not None
+        assert built[1].looked is not None
+        assert (built[1].states is None) == (sent.states is None)
+        for mine, floats in zip(built[1].states or (), built[1].looked.states.floats, strict=False):
             assert mine is floats
 
 
 def test_several_gradients_of_a_batch_that_takes_one_are_refused():
     frame, _ = counted_frame()
-    with pytest.raises(BadFrame, match="without the states"):
+    with pytest.raises(BadFrame, match="without states"):
         gradients_of(frame, a_batch())
 
 
@@ -283,25 +285,25 @@ def test_whatever_arrives_is_a_batch_that_fits_or_is_refused(kind, part, group, 
     array = raw.view(dtype).reshape(shape)
     bad = Frame(good.kind, kind, good.codec, 0, {**good.sections, (part, group): array})
     try:
-        made = batch_of(bad, NAMES)
+        built = batch_of(bad, NAMES)
     except FreshetError:
         return
-    assert made is not None
-    if made[1].looked is not None:
-        for keys, inputs in zip(made[1].looked.groups, made[1].inputs.groups, strict=True):
+    assert built is not None
+    if built[1].looked is not None:
+        for keys, inputs in zip(built[1].looked.groups, built[1].inputs.groups, strict=True):
             assert len(keys.keys) == len(keys.tables) == len(inputs.rows) == keys.bucket_starts[-1]
-    for one in made[1].inputs.groups:
+    for one in built[1].inputs.groups:
         assert -1 <= one.positions.min(initial=-1) <= one.positions.max(initial=-1) < max(len(one.rows), 1)
         assert one.feature_starts[-1] == len(one.positions)
 
 
 @given(st.sampled_from(list(Part)), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
 def test_whoever_asks_is_a_lane_that_can_be_or_is_refused(part, numbers):
-    good = decode_frame(take_frame(5, ASKED, {0: 7}), max_bytes=MAX)
+    good = decode_frame(take_frame(5, HEADER, {0: 7}), max_bytes=MAX)
     bad = Frame(good.kind, 1, good.codec, 0, {**good.sections, (part, 0): np.array(numbers, np.int64)})
     try:
-        asked, _ = asked_of(bad, Kind.TAKE)
+        header, _ = decode_header(bad, Kind.TAKE)
     except FreshetError:
         return
-    assert 0 <= asked.rank < asked.ranks
-    assert 0 <= asked.lane < asked.lanes
+    assert 0 <= header.rank < header.ranks
+    assert 0 <= header.lane < header.lanes

@@ -92,7 +92,7 @@ def test_a_rank_that_vanishes_returns_its_credits_and_its_batches_are_issued_aga
     second = scene.rank(lambda: owners, seat=Fence(11))
     assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
     settle(second)
-    wait_for(lambda: embedder.batches.stream().desk.batches() == 0, DEADLINE_S)
+    wait_for(lambda: embedder.batches.stream().limiter.batches() == 0, DEADLINE_S)
 
 
 def test_a_rank_that_was_replaced_gets_nothing_any_more(scene):

@@ -15,7 +15,7 @@ from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.embedder.batch_builder import Maker
+from freshet.embedder.batch_builder import BatchBuilder
 from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.service import names_of
@@ -71,15 +71,15 @@ def fullest(spec: Spec) -> int:
     ids, ones = np.arange(rows), np.ones(rows, np.float32)
     decoded = DecodedBatch(columns, ids, ids.astype(np.uint64), ids, np.zeros(rows, np.uint8), ones, ones)
     plan = BatchPlan((OffsetRange(0, 0, 1),), BytesColumn.of([]), (), rows)
-    maker = Maker(spec, layout, states=True)
-    made = maker.make(plan, decoded, maker.slot(), replayed=False, stages=Stages(("plan",)))
-    assert made.looked is not None
+    builder = BatchBuilder(spec, layout, states=True)
+    built = builder.build(plan, decoded, builder.slot(), replayed=False, stages=Stages(("plan",)))
+    assert built.looked is not None
     # as many moments as shards and pushes in flight could make
     moments = {g: np.zeros(spec.buckets, np.uint32) for g in range(len(groups))}
-    made.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
-    for memory in [*(inputs.rows for inputs in made.inputs.groups), *made.looked.states.floats]:
+    built.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
+    for memory in [*(inputs.rows for inputs in built.inputs.groups), *built.looked.states.floats]:
         memory[:] = 0
-    return len(batch_frame(1, 1, made.batch(Fence(1), looked=True), names_of(spec, layout), RowCodec.FP32))
+    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), names_of(spec, layout), RowCodec.FP32))
 
 
 @settings(deadline=None, max_examples=25)

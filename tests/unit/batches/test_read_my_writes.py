@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.batches.read_my_writes import Looked, OwnWrites
+from freshet.batches.read_my_writes import LookupResult, ReadMyWrites
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -29,7 +29,7 @@ class Writes:
     """Own writes of one-row batches, block after block of partition 0, and what was freed."""
 
     def __init__(self) -> None:
-        self.own = OwnWrites(layout_of(parse_spec(SPEC)))
+        self.own = ReadMyWrites(layout_of(parse_spec(SPEC)))
         self.freed: list[int] = []
         self.blocks = 0
 
@@ -37,7 +37,7 @@ class Writes:
         group, _ = keys_of([row])
         gradients: F32 = np.full((1, WIDTH), gradient, np.float32)
         block, self.blocks = self.blocks, self.blocks + 1
-        return self.own.given(
+        return self.own.add(
             [OffsetRange(0, block, block + 1)], [group], [gradients], lambda: self.freed.append(block)
         )
 
@@ -46,7 +46,7 @@ class Writes:
         group, _ = keys_of([row])
         values = np.zeros((1, WIDTH), np.float32)
         states = RowStates([NO_STATE], KnownPushes(np.array([[pushed]])))
-        self.own.bring_up(Looked([group], states), [values], begun)
+        self.own.apply_pending(LookupResult([group], states), [values], begun)
         return float(values[0, 0])
 
 
@@ -66,8 +66,8 @@ def test_a_partition_that_nothing_is_known_of_knows_no_write(writes):
     writes.give()
     group, _ = keys_of([A])
     values = np.zeros((1, WIDTH), np.float32)
-    writes.own.bring_up(
-        Looked([group], RowStates([NO_STATE], KnownPushes(np.empty((1, 0), np.int64)))), [values]
+    writes.own.apply_pending(
+        LookupResult([group], RowStates([NO_STATE], KnownPushes(np.empty((1, 0), np.int64)))), [values]
     )
     assert values[0, 0] == -1.0
 
@@ -77,22 +77,22 @@ def test_rows_are_stepped_by_writes_that_others_of_their_lookup_know(writes):
     group, rows = keys_of([A, C])
     assert len({int(bucket) for bucket in bucket_of(group.keys, BUCKETS)}) == 2
     gradients: F32 = np.full((2, WIDTH), 1.0, np.float32)
-    writes.own.given([OffsetRange(0, 0, 1)], [group], [gradients])
+    writes.own.add([OffsetRange(0, 0, 1)], [group], [gradients])
     for reached in (A, C):
         moments = np.zeros(BUCKETS, np.uint32)
         moments[bucket_of(group.keys[[rows.index(reached)]], BUCKETS)] = 1
         values = np.zeros((2, WIDTH), np.float32)
         states = RowStates([np.empty((2, 0), np.float32)], KnownPushes(np.array([[0], [1]]), {0: moments}))
-        writes.own.bring_up(Looked([group], states), [values])
+        writes.own.apply_pending(LookupResult([group], states), [values])
         assert dict(zip(rows, values[:, 0].tolist(), strict=True)) == {A: -1.0, C: -1.0} | {reached: 0.0}
 
 
 def test_what_was_acknowledged_before_the_lookup_is_known_whatever_shards_tell(writes):
     """A shard that has just taken over does not know how far pushes have come."""
-    early = writes.own.looking()
+    early = writes.own.begin_lookup()
     write = writes.give()
-    writes.own.acknowledged(write)
-    late = writes.own.looking()
+    writes.own.acknowledge(write)
+    late = writes.own.begin_lookup()
     assert (writes.row_of(late), writes.row_of(early)) == (0.0, -1.0)
 
 
@@ -102,21 +102,21 @@ def test_only_rows_of_the_write_are_stepped(writes):
 
 
 def test_a_write_is_kept_until_no_lookup_is_left_that_can_have_missed_it(writes):
-    early = writes.own.looking()
+    early = writes.own.begin_lookup()
     write = writes.give()
-    other = writes.own.looking()
-    writes.own.acknowledged(write)
-    after = writes.own.looking()
+    other = writes.own.begin_lookup()
+    writes.own.acknowledge(write)
+    after = writes.own.begin_lookup()
     assert writes.freed == []
     assert writes.row_of(early) == -1.0
     assert writes.freed == []
-    writes.own.forget(other)
+    writes.own.end_lookup(other)
     assert writes.freed == [0]
     assert writes.row_of(after) == 0.0
 
 
 def test_what_was_given_up_steps_nothing_and_is_freed_at_once(writes):
-    begun = writes.own.looking()
+    begun = writes.own.begin_lookup()
     for write in (writes.give(), writes.give()):
         writes.own.drop(write)
     assert writes.freed == [0, 1]
@@ -126,10 +126,10 @@ def test_what_was_given_up_steps_nothing_and_is_freed_at_once(writes):
 def test_a_batch_from_before_voids_what_was_given_from_there_on(writes):
     for gradient in (1.0, 10.0, 100.0):
         writes.give(gradient=gradient)
-    writes.own.restarted([OffsetRange(0, 3, 4)])
-    writes.own.restarted([OffsetRange(1, 0, 1)])
+    writes.own.drop_from([OffsetRange(0, 3, 4)])
+    writes.own.drop_from([OffsetRange(1, 0, 1)])
     assert writes.freed == []
-    writes.own.restarted([OffsetRange(0, 1, 2)])
+    writes.own.drop_from([OffsetRange(0, 1, 2)])
     assert writes.freed == [1, 2]
     assert writes.row_of() == -1.0
 
@@ -137,14 +137,14 @@ def test_a_batch_from_before_voids_what_was_given_from_there_on(writes):
 def test_the_newest_are_kept_for_who_is_told_of_no_acknowledgement(writes):
     for gradient in (1.0, 10.0, 100.0):
         writes.give(gradient=gradient)
-    writes.own.keep(2)
+    writes.own.keep_newest(2)
     assert writes.freed == [0]
     assert writes.row_of() == -110.0
 
 
 def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(writes):
     """The slot's memory may be used again by the next batch."""
-    begun, write = writes.own.looking(), writes.give()
+    begun, write = writes.own.begin_lookup(), writes.give()
     stepping, go_on = threading.Event(), threading.Event()
     steps = writes.own._steps[0]
 
@@ -172,9 +172,9 @@ def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(wr
 def scene(tmp_path: Path, request: pytest.FixtureRequest):
     log = SqliteEventLog(tmp_path)
     if request.param == "in one process":
-        yield PipelinedScene(log, own_writes=True)
+        yield PipelinedScene(log, read_my_writes=True)
     else:
-        remote = RemoteScene(log, own_writes=True)
+        remote = RemoteScene(log, read_my_writes=True)
         yield remote
         remote.close()
     log.close()

@@ -15,7 +15,7 @@ from freshet.apps.sample_files import block_ends
 from freshet.config.spec.learning import Train
 from freshet.config.spec.parse import load_spec
 from freshet.embedder.core import Assembler
-from freshet.embedder.partition_reader import Sizes, Source
+from freshet.embedder.partition_reader import BatchSizes, PartitionReader
 from freshet.features.blocks import MAX_SAMPLES, block_samples
 from freshet.joiner.blocks import encode
 from freshet.joiner.core import Samples
@@ -111,7 +111,7 @@ def long_log(tmp_path: Path) -> Iterator[SqliteEventLog]:
 @pytest.mark.parametrize("behind", [64, 256, 20_000])
 def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, behind: int) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(64, behind, 0), clock)
+    source = PartitionReader(long_log, "samples", [0], BatchSizes(64, behind, 0), clock)
     source.rewind([{0: (0,)}])
 
     sizes = []
@@ -126,7 +126,7 @@ def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, 
 
 def test_the_first_batches_of_a_new_model_are_short(long_log: SqliteEventLog) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(256, 256, 0, ramps=True), clock)
+    source = PartitionReader(long_log, "samples", [0], BatchSizes(256, 256, 0, warms_up=True), clock)
     sizes = []
     for start in (0, 1):
         source.rewind([{0: (start,)}])
@@ -139,7 +139,7 @@ def test_the_first_batches_of_a_new_model_are_short(long_log: SqliteEventLog) ->
 
 def test_a_run_is_as_long_as_asked_until_the_log_ends(long_log: SqliteEventLog) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(64, 64, 0), clock)
+    source = PartitionReader(long_log, "samples", [0], BatchSizes(64, 64, 0), clock)
     source.rewind([{0: (0,)}])
 
     runs = []

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from freshet.embedder.core import (
     SAMPLE_BYTES,
     Assembler,
-    Credits,
-    cut_points,
+    Permits,
     lanes_for,
     partitions_of_lane,
+    rewind_offsets,
     rows_of_blocks,
 )
 from freshet.types import BytesColumn, OffsetRange, Records
@@ -146,8 +146,8 @@ def test_blocks_that_do_not_follow_what_was_offered_are_refused():
     st.data(),
 )
 def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, rows, data):
-    cuts = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
-    assembler = Assembler(dict.fromkeys(blocks, 0), cuts)
+    splits = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
+    assembler = Assembler(dict.fromkeys(blocks, 0), splits)
     for p, sizes in blocks.items():
         assembler.offer(p, records(list(range(len(sizes))), sizes))
 
@@ -157,7 +157,7 @@ def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, r
         assert plan.rows <= rows or len(plan.blocks) == 1
         for r in plan.ranges:
             assert r.start == position[r.partition]
-            assert not any(r.start < c < r.stop for c in cuts[r.partition])
+            assert not any(r.start < c < r.stop for c in splits[r.partition])
             position[r.partition] = r.stop
     assert position == {p: len(b) for p, b in blocks.items()}
 
@@ -167,62 +167,62 @@ def test_rows_of_blocks_are_read_from_their_headers_and_a_stump_counts_as_one():
 
 
 def test_work_starts_again_at_the_smallest_offset_and_the_others_are_cut_points():
-    starts, cuts = cut_points([{0: [3, 7], 1: [4]}, {0: [5], 1: [4]}])
+    starts, splits = rewind_offsets([{0: [3, 7], 1: [4]}, {0: [5], 1: [4]}])
 
     assert starts == {0: 3, 1: 4}
-    assert cuts == {0: [5, 7], 1: []}
+    assert splits == {0: [5, 7], 1: []}
 
 
 def test_a_lookup_waits_while_the_rows_of_other_batches_exceed_the_bound():
-    credits = Credits(512)
-    first = credits.take(256)
-    credits.take(256)
-    assert credits.free()
-    credits.take(256)
-    assert not credits.free()
+    permits = Permits(512)
+    first = permits.acquire(256)
+    permits.acquire(256)
+    assert permits.is_available()
+    permits.acquire(256)
+    assert not permits.is_available()
 
-    credits.give_back(first)
-    credits.give_back(first)
+    permits.release(first)
+    permits.release(first)
 
-    assert credits.free()
+    assert permits.is_available()
 
 
 def test_a_void_batch_keeps_its_credit_for_the_lane_that_issues_it_again():
-    credits = Credits(4)
-    credits.take(4, lane=1)
-    void = credits.take(4, lane=0)
+    permits = Permits(4)
+    permits.acquire(4, lane=1)
+    void = permits.acquire(4, lane=0)
 
-    credits.keep(void)
+    permits.hold(void)
 
-    assert not credits.free(lane=1)
-    assert credits.free(lane=0)
-    credits.take(4, lane=0)
-    assert not credits.free(lane=0)
+    assert not permits.is_available(lane=1)
+    assert permits.is_available(lane=0)
+    permits.acquire(4, lane=0)
+    assert not permits.is_available(lane=0)
 
 
 def test_what_a_lane_kept_is_free_once_everything_void_was_issued_again():
-    credits = Credits(0)
-    credits.keep(credits.take(4, lane=0))
-    assert not credits.free(lane=1)
+    permits = Permits(0)
+    permits.hold(permits.acquire(4, lane=0))
+    assert not permits.is_available(lane=1)
 
-    credits.settle(0)
+    permits.release_held(0)
 
-    assert credits.free(lane=1)
+    assert permits.is_available(lane=1)
 
 
 def test_in_mode_sync_nothing_is_looked_up_between_a_steps_first_push_and_its_last_acknowledgement():
-    credits = Credits(1_000, sync=True)
-    step = [credits.take(4, lane) for lane in (0, 1)]
-    assert not credits.free(0)
-    assert credits.free(2)
+    permits = Permits(1_000, sync=True)
+    step = [permits.acquire(4, lane) for lane in (0, 1)]
+    assert not permits.is_available(0)
+    assert permits.is_available(2)
 
-    credits.step_over()
-    credits.give_back(step[0])
-    assert not credits.free(0)
-    assert not credits.free(2)
-    credits.give_back(step[1])
+    permits.end_step()
+    permits.release(step[0])
+    assert not permits.is_available(0)
+    assert not permits.is_available(2)
+    permits.release(step[1])
 
-    assert credits.free(0)
+    assert permits.is_available(0)
 
 
 def test_lanes_follow_cores_staleness_and_partitions():

@@ -44,14 +44,14 @@ def test_with_staleness_of_k_batches_one_and_k_are_in_flight_and_no_more(scene, 
     batches = [take(stream) for _ in range(1 + k)]
     assert stream.take(0, 0.1) is None
     assert rows.lookups_asked == 1 + k, "a lookup went ahead without a credit"
-    assert stream.desk.batches() == 1 + k
+    assert stream.limiter.batches() == 1 + k
 
     stream.give_back(0, batches[0], gradients_of(batches[0]))
     wait_for(lambda: rows.pushes_asked == 1, rows)
-    assert stream.take(0, 0.05) is None, "the push is not acknowledged: its credit is not free"
+    assert stream.take(0, 0.05) is None, "the push is not acknowledged: its permit is not free"
     rows.pushes.release()
     batches.append(take(stream))
-    assert stream.desk.batches() == 1 + k
+    assert stream.limiter.batches() == 1 + k
     for _ in range(12):
         rows.pushes.release()
     for batch in batches[1:]:
@@ -70,7 +70,7 @@ def test_a_lane_that_looks_far_ahead_leaves_a_credit_to_the_other(scene):
     first = [take(stream, 0), take(stream, 0)]
     scene.append(1, [100] * BATCH)
     deadline = time.monotonic() + DEADLINE_S
-    while stream.desk.waiting() < 2:
+    while stream.limiter.waiting() < 2:
         assert time.monotonic() < deadline
 
     stream.give_back(0, first[0], gradients_of(first[0]))
@@ -127,7 +127,7 @@ def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_
 
     assert set(rows.counts().values()) == {1}
     assert sorted(dense) == list(range(400))
-    assert stream.desk.batches() == 0
+    assert stream.limiter.batches() == 0
     assert rows.lost > 0
 
 

@@ -189,10 +189,10 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 Make = Callable[..., LocalScene]
 SCENES: dict[str, tuple[Make, str]] = {
-    "looked up ahead": (lambda *of: PipelinedScene(*of, own_writes=True), "hybrid"),
-    "looked up ahead by an embedder": (lambda *of: RemoteScene(*of, own_writes=True), "hybrid"),
+    "looked up ahead": (lambda *of: PipelinedScene(*of, read_my_writes=True), "hybrid"),
+    "looked up ahead by an embedder": (lambda *of: RemoteScene(*of, read_my_writes=True), "hybrid"),
     "looked up in turn": (PipelinedScene, "sync"),
-    "looked up in turn by an embedder": (lambda *of: RemoteScene(*of, own_writes=True), "sync"),
+    "looked up in turn by an embedder": (lambda *of: RemoteScene(*of, read_my_writes=True), "sync"),
 }
 
 
