@@ -1,5 +1,10 @@
-"""The batch stream in one process: the embedder's work done on the lane's own thread; of native models batch
-after batch of a run, whose rows native code looks up and pushes (`freshet.model.native_loop`)."""
+"""The batch stream within one process: a lane's own thread reads, decodes, looks up and pushes.
+
+For native models it issues runs of batches; native code looks their rows up and pushes them
+(`freshet.model.native_loop`).
+
+Letters: U rows of a group, G gradients of a group, S floats of a row, K batches of a run.
+"""
 
 from __future__ import annotations
 
@@ -34,33 +39,33 @@ __all__ = ["STAGES", "LocalStream"]
 log = structlog.get_logger("freshet.embedder")
 
 RUN_S = 0.04
-"""The length of a run of a lane's batches in seconds: measures and versions see samples between two runs."""
+"""Seconds of a lane's run: measures and versions receive samples between two runs only."""
 MOST_RUN_ROWS = 16_384
 MOST_RUN_BATCHES = 256
-"""Of a run at most: a linear model learns so many in less than `RUN_S`."""
+"""Bounds of a run: a linear model learns so many in less than RUN_S."""
 
 STAGES = ("read", "credit", "decode", "plan", "lookup", "push")
-"""Of a lane's work here: blocks from the log to a batch, waiting for a permit, samples to keys and columns,
-unique keys, their rows; and gradients to the rows."""
+"""Stages of a lane: blocks from the log to a batch, waiting for a permit, decoding, unique keys, lookup of
+rows, push of gradients."""
 
 
 @dataclass
 class _Lane:
-    """One lane's partitions, its place in them, and memory reused from batch to batch."""
+    """The state of one lane: its reader, its batch in flight, and memory reused for every batch."""
 
     index: int
     source: PartitionReader
     decoder: BlockDecoder
     slot: Slot
-    plans: list[BatchPlan] = field(default_factory=list)  # put together, waiting for a permit
+    plans: list[BatchPlan] = field(default_factory=list)  # assembled, waiting for a permit
     permit: int = 0
     built: BuiltBatch | None = None  # in flight
-    traced: Sequence[TracedBatch | None] = ()  # batches of the run that is out; empty: none is traced
+    traced: Sequence[TracedBatch | None] = ()  # of the run in flight; empty: none is traced
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
 
 class LocalStream:
-    """See `freshet.batches.stream.BatchStream`. One rank; a lane's methods are called by its own thread.
+    """The `freshet.batches.stream.BatchStream` of one rank. Each lane's thread calls its methods.
 
     For rows in the same process, where a lookup takes tens of microseconds: nothing is done ahead.
     """
@@ -84,7 +89,7 @@ class LocalStream:
         self._topic, self._log, self._rows = topic, log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
         self._builder = BatchBuilder(spec, layout)
-        # Of a lane's last run. All lanes size their runs by it: the shorter run of two leaves a lane idle.
+        # The speed of the last run, by which all lanes size theirs: the lane of a shorter run would idle.
         self._rows_per_s = 0.0
         self._native = rows if isinstance(rows, NativeRows) else None
         self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))
@@ -104,20 +109,20 @@ class LocalStream:
         ]
 
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
-        """The lane's next batch; see the protocol."""
+        """Return the lane's next batch; see the protocol."""
         state = self._lanes[lane]
         plans = self._plans(state, wait_s, 0, 1)
         return self._issue(state, plans[0]) if plans else None
 
     def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
-        """The lane's next batches; see the protocol."""
+        """Return the lane's next run; see the protocol."""
         state = self._lanes[lane]
         rows = min(MOST_RUN_ROWS, round(RUN_S * self._rows_per_s))
         plans = self._plans(state, wait_s, rows, MOST_RUN_BATCHES)
         return self._issue_run(state, plans) if plans else None
 
     def _plans(self, state: _Lane, wait_s: float, rows: int, batches: int) -> list[BatchPlan]:
-        """The lane's next batches with a permit for them; none if there is none within `wait_s`."""
+        """Return the lane's next batches and acquire a permit; none if either is missing after `wait_s`."""
         if not state.source.started:
             state.source.rewind([self._rows.applied(), self._dense_applied()])
             state.plans = []
@@ -127,7 +132,7 @@ class LocalStream:
         state.stages.mark("read")
         if not state.plans:
             return []
-        # A lane has one of its batches in flight at a time: the permit is for the largest.
+        # A lane has one batch in flight at a time, so the permit is for the largest.
         in_flight = max(plan.rows for plan in state.plans)
         left_s = max(0.0, deadline - self._clock.monotonic())
         state.permit = self._limiter.acquire(state.index, in_flight, left_s)
@@ -144,7 +149,10 @@ class LocalStream:
         gradients: Sequence[F32] | None,
         counts: Sequence[U32] | None = None,
     ) -> None:
-        """Push a batch's gradients, or return it unused; see the protocol."""
+        """Push gradients, (G, S) float32 and counts (U,) uint32 a group; see the protocol.
+
+        Raises Refused as the row service does, after rewinding the lane.
+        """
         state = self._lanes[lane]
         built = state.built
         assert built is not None, "a batch is given back once, by the lane that took it"
@@ -171,7 +179,10 @@ class LocalStream:
             state.stages.mark("push")
 
     def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
-        """What became of the lane's run; see the protocol."""
+        """Finish the lane's run; see the protocol.
+
+        Raises Refused if a push was refused, Unavailable if a bucket is not held or not read yet.
+        """
         state = self._lanes[lane]
         rows, traced = self._native, state.traced
         state.traced = ()
@@ -203,15 +214,15 @@ class LocalStream:
             self._limiter.release(state.permit)
 
     def settled(self, wait_s: float) -> bool:
-        """Always True: a push is answered before `give_back` returns."""
+        """Return True: `give_back` waits for the answer to its push."""
         return True
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples with their rows before they were trained on; see the protocol."""
+        """Return the newest learned samples; see the protocol."""
         return self._recent.newest(rows)
 
     def lag(self) -> Mapping[int, int]:
-        """{partition: blocks that no batch has covered yet}."""
+        """Return {partition: blocks that no batch has contained}."""
         lag: dict[int, int] = {}
         for state in self._lanes:
             source = state.source
@@ -219,7 +230,7 @@ class LocalStream:
         return lag
 
     def seconds(self) -> dict[str, float]:
-        """How long the lanes have been in each of STAGES, summed over them."""
+        """Return the seconds that the lanes have spent in each of STAGES, summed over them."""
         return summed(state.stages for state in self._lanes)
 
     def close(self) -> None:
@@ -297,7 +308,7 @@ class LocalStream:
         )
 
     def _wanted(self, ends: I64, replayed: Sequence[bool]) -> U8:
-        """(K,) which batches of a run the gate wants: the newest, as many as it judges by."""
+        """Return (K,) uint8 flags of the batches to copy for the gate: the newest, as many as it needs."""
         keep, wanted = np.zeros(len(ends), np.uint8), self._recent.wants()
         starts = [0, *ends.tolist()]
         for k in range(len(ends) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Where lanes wait for permits: the bound on staleness, shared fairly."""
+"""The staleness limiter: lanes wait for permits, which bound the rows in flight."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["StalenessLimiter"]
 
 
 class StalenessLimiter:
-    """Gives out permits of one stream. Thread-safe.
+    """The permits of one stream. Thread-safe.
 
-    Of the lanes that wait, those with the fewest batches in flight come first: a lane that looks far ahead
-    must not leave another without work.
+    Among the waiting lanes, those with the fewest batches in flight get permits first, so that a lane that
+    prefetches far cannot starve another.
     """
 
     def __init__(self, permits: Permits) -> None:
@@ -24,9 +24,9 @@ class StalenessLimiter:
         self._waiting: Counter[int] = Counter()
 
     def acquire(self, lane: int, rows: int, wait_s: float, given_up: Callable[[], bool] | None = None) -> int:
-        """A permit for a batch of the lane, or 0 if none is free within `wait_s`, or once `given_up()`.
+        """Return a permit for a batch; 0 if none is available within `wait_s`, or once `given_up()`.
 
-        Who changes what `given_up` looks at calls `wake`.
+        The caller calls `wake` after a change of `given_up()`.
         """
 
         def done() -> bool:
@@ -43,45 +43,45 @@ class StalenessLimiter:
                 self._changed.notify_all()
 
     def end_step(self) -> None:
-        """Gradients come back: in mode `sync` no batch is looked up until those in flight now are applied."""
+        """Mark the return of gradients: in mode `sync` the batches in flight must be applied first."""
         with self._changed:
             self._permits.end_step()
 
     def release(self, permit: int) -> None:
-        """The batch's push is acknowledged, or it will never be pushed nor issued again."""
+        """Release a permit: the push is acknowledged, or the batch is discarded for ever."""
         with self._changed:
             self._permits.release(permit)
             self._changed.notify_all()
 
     def hold(self, permit: int) -> None:
-        """The batch is void and will be issued again: its lane keeps the permit for that (PROTOCOL 16)."""
+        """Hold the permit of a void batch for its lane, which issues the batch again (PROTOCOL 16)."""
         with self._changed:
             self._permits.hold(permit)
             self._changed.notify_all()
 
     def release_held(self, lane: int) -> None:
-        """All that was void in the lane has been issued again, or was applied after all."""
+        """Release a lane's held permits: its void batches were issued again, or turned out to be applied."""
         with self._changed:
             self._permits.release_held(lane)
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Have those who wait look whether they have given up."""
+        """Wake the waiting lanes, so that they check `given_up`."""
         with self._changed:
             self._changed.notify_all()
 
     def batches(self) -> int:
-        """Batches in flight now."""
+        """Return the batches in flight."""
         with self._changed:
             return len(self._permits.in_flight)
 
     def rows(self) -> int:
-        """Rows in flight now."""
+        """Return the rows in flight."""
         with self._changed:
             return sum(self._permits.in_flight.values())
 
     def waiting(self) -> int:
-        """Lanes that wait for a permit now."""
+        """Return the lanes that wait for a permit."""
         with self._changed:
             return sum(self._waiting.values())
 

@@ -54,7 +54,7 @@ def test_no_batch_has_more_rows_than_the_spec_says(here: list[int], there: list[
     assembler = Assembler({0: 0, 1: 0})
     for partition, requests in enumerate((here, there)):
         blocks = encode(samples_of(requests), max_samples=block_samples(rows))
-        assembler.offer(partition, records_of(blocks))
+        assembler.add(partition, records_of(blocks))
     seen = 0
     while (plan := assembler.next(rows)) is not None:
         seen += plan.rows

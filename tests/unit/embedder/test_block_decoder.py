@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
-from freshet.embedder.block_decoder import LETTER_BYTES, BlockDecoder, DecodedBatch
+from freshet.embedder.block_decoder import MOST_PAYLOAD_BYTES, BlockDecoder, DecodedBatch
 from freshet.embedder.partition_reader import BAD_IN_A_ROW, RefusedSamples
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
@@ -76,7 +76,7 @@ def test_blocks_of_the_schema_seen_last_decode_to_the_same_in_one_call(
     blocks = blocks_of(rows)
     blocks_decoder = made()
     the_long_way = blocks_decoder.decode(blocks)
-    assert blocks_decoder._usual(blocks) is not None
+    assert blocks_decoder._decode_usual(blocks) is not None
     same(blocks_decoder.decode(blocks), the_long_way)
 
 
@@ -234,11 +234,11 @@ def test_a_schema_that_comes_later_is_found() -> None:
 
 def test_a_large_block_leaves_a_short_letter() -> None:
     letters: list[bytes] = []
-    damaged = good_block() + bytes(10 * LETTER_BYTES)
+    damaged = good_block() + bytes(10 * MOST_PAYLOAD_BYTES)
     made(letters).decode(BytesColumn.of([damaged]), ((2, np.array([4])),))
     (letter,) = map(orjson.loads, letters)
     assert letter["size"] == len(damaged)
-    assert base64.b64decode(letter["bytes"]) == damaged[:LETTER_BYTES]
+    assert base64.b64decode(letter["bytes"]) == damaged[:MOST_PAYLOAD_BYTES]
 
 
 def test_only_refused_samples_in_a_row_make_trouble() -> None:

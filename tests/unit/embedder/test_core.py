@@ -34,7 +34,7 @@ def records(offsets: list[int], rows: list[int], next_offset: int | None = None)
 
 def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0, 1, 2], [100, 100, 100]))
+    assembler.add(0, records([0, 1, 2], [100, 100, 100]))
 
     plan = assembler.next(256)
 
@@ -46,7 +46,7 @@ def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
 
 def test_a_block_larger_than_a_batch_goes_alone():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0, 1], [900, 10]))
+    assembler.add(0, records([0, 1], [900, 10]))
 
     plan = assembler.next(256)
 
@@ -57,7 +57,7 @@ def test_a_block_larger_than_a_batch_goes_alone():
 def test_low_traffic_over_many_partitions_still_fills_a_batch():
     assembler = Assembler(dict.fromkeys(range(4), 0))
     for p in range(4):
-        assembler.offer(p, records([0], [10]))
+        assembler.add(p, records([0], [10]))
 
     plan = assembler.next(256)
 
@@ -67,7 +67,7 @@ def test_low_traffic_over_many_partitions_still_fills_a_batch():
 
 def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
     assembler = Assembler({0: 5})
-    assembler.offer(0, records([7, 9], [1, 1]))
+    assembler.add(0, records([7, 9], [1, 1]))
 
     plan = assembler.next(1)
     after = assembler.next(1)
@@ -80,8 +80,8 @@ def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
 
 def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
     assembler = Assembler({0: 0, 1: 0}, {0: [2]})
-    assembler.offer(0, records([0, 1, 2, 3], [1, 1, 1, 1]))
-    assembler.offer(1, records([0], [1]))
+    assembler.add(0, records([0, 1, 2, 3], [1, 1, 1, 1]))
+    assembler.add(1, records([0], [1]))
 
     seen = []
     while plan := assembler.next(256):
@@ -93,16 +93,16 @@ def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
 
 def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_range():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0], [1], next_offset=2))
+    assembler.add(0, records([0], [1], next_offset=2))
     assembler.next(1)
     assert assembler.covered() == {0: 2}
-    assembler.offer(0, records([], [], next_offset=3))
+    assembler.add(0, records([], [], next_offset=3))
 
     assert assembler.positions() == {0: 1}
     assert assembler.covered() == {0: 3}
     assert assembler.next(1) is None
 
-    assembler.offer(0, records([3], [1], next_offset=5))
+    assembler.add(0, records([3], [1], next_offset=5))
     assert assembler.covered() == {0: 1}
     plan = assembler.next(1)
 
@@ -112,7 +112,7 @@ def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_r
 
 def test_a_cut_behind_a_gap_ends_the_range_before_it():
     assembler = Assembler({0: 0}, {0: [3]})
-    assembler.offer(0, records([0, 4], [1, 1]))
+    assembler.add(0, records([0, 4], [1, 1]))
 
     assert [plan.ranges for plan in iter(lambda: assembler.next(256), None)] == [
         (OffsetRange(0, 0, 3),),
@@ -122,8 +122,8 @@ def test_a_cut_behind_a_gap_ends_the_range_before_it():
 
 def test_a_cut_without_a_block_before_it_gets_a_range_of_none():
     assembler = Assembler({0: 2, 1: 0}, {0: [4]})
-    assembler.offer(0, records([5], [1]))
-    assembler.offer(1, records([0], [1]))
+    assembler.add(0, records([5], [1]))
+    assembler.add(1, records([0], [1]))
 
     plans = list(iter(lambda: assembler.next(256), None))
 
@@ -137,7 +137,7 @@ def test_blocks_that_do_not_follow_what_was_offered_are_refused():
     assembler = Assembler({0: 5})
 
     with pytest.raises(ValueError, match="must follow offset 4, found 3"):
-        assembler.offer(0, records([3], [1]))
+        assembler.add(0, records([3], [1]))
 
 
 @given(
@@ -149,7 +149,7 @@ def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, r
     splits = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
     assembler = Assembler(dict.fromkeys(blocks, 0), splits)
     for p, sizes in blocks.items():
-        assembler.offer(p, records(list(range(len(sizes))), sizes))
+        assembler.add(p, records(list(range(len(sizes))), sizes))
 
     position = dict.fromkeys(blocks, 0)
     while plan := assembler.next(rows):
