@@ -2,7 +2,7 @@
 
 | stream | request | answer |
 |---|---|---|
-| `Take` | TAKE: NUMBERS (feed, seat, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
+| `Take` | TAKE: NUMBERS (feed, fence, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
 | `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | GIVEN, flag 1 |
 
 A BATCH holds RANGES, NUMBERS (id, fence), and the columns of the batch; for each store group VALUES,

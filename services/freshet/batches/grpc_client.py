@@ -183,7 +183,7 @@ class RemoteStream:
         }
 
     def seconds(self) -> dict[str, float]:
-        """Return no stages: the embedders measure theirs."""
+        """Return no stages: the embedders measure them."""
         return {}
 
     @property

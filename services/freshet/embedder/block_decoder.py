@@ -264,9 +264,7 @@ class BlockDecoder:
                 raise
             except Exception:  # samples that fail only together
                 for i in good.tolist():
-                    self._refuse_sample(
-                        read, i, "transform", str(error) or repr(error), numbers, dead_letters
-                    )
+                    self._refuse_sample(read, i, "transform", str(error) or repr(error), numbers, letters)
                 good = good[:0]
                 columns = self._decode(read, good)
         if not len(columns.bad):

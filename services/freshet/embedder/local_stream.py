@@ -89,7 +89,7 @@ class LocalStream:
         self._topic, self._log, self._rows = topic, log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
         self._builder = BatchBuilder(spec, layout)
-        # The speed of the last run, by which all lanes size theirs: the lane of a shorter run would idle.
+        # The speed of the last run sizes the runs of all lanes: the lane of a shorter run would idle.
         self._rows_per_s = 0.0
         self._native = rows if isinstance(rows, NativeRows) else None
         self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))

@@ -134,7 +134,7 @@ def test_when_a_rank_closes_the_others_are_told_and_form_a_group_anew() -> None:
     first[2].close()
 
     for group in first[:2]:
-        with pytest.raises(RankLost, match="gone"):
+        with pytest.raises(RankLost, match="ended"):
             group.gather(Proposal(0, 0, (None,)))
         group.close()
     second = groups(2, fence=2)

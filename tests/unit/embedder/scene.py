@@ -1,4 +1,4 @@
-"""What a batch stream stands between: blocks that are only their ids, and rows in a dict."""
+"""A batch stream between a log of blocks that contain only ids and a row service in memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -51,7 +51,7 @@ batch = {{ rows = 1, behind = 1 }}
 
 
 class IdDecoder:
-    """Stands in for the spec's decoder: a sample's one feature is its id; the payload is not looked at."""
+    """A decoder with the sample's id as the only feature; it ignores payloads."""
 
     def decode(self, blocks: BytesColumn, places: Places = ()) -> DecodedBatch:
         read = read_blocks(blocks)
@@ -90,7 +90,7 @@ class LocalScene:
         self.rows = rows or ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
         self.dense_applied: dict[int, int] = {}
         self.decoder: Callable[[], BlockDecoder] = IdDecoder  # type: ignore[assignment]  # stands in for it
-        self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # instead, if it moves
+        self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # overrides the fixed vector
         log.create_topic("samples", partitions=PARTITIONS)
         self.writer = log.writer()
 
@@ -131,7 +131,7 @@ class LocalScene:
 
 
 class PipelinedScene(LocalScene):
-    """The same with the stream that looks ahead, with or without its own writes in its rows."""
+    """A scene with the prefetching stream, with or without read-my-writes."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class PipelinedScene(LocalScene):
 
 
 class ServedEmbedder:
-    """A batch server on a free port."""
+    """Start a batch server on a free port."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class ServedEmbedder:
 
 
 class RemoteScene(LocalScene):
-    """The same over gRPC: an embedder that owns every partition, and a trainer's rank."""
+    """A scene over gRPC: an embedder that owns every partition, and a trainer rank."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class RemoteScene(LocalScene):
         fence: Fence = FENCE,
         work_bytes: int = WORK_BYTES,
     ) -> ServedEmbedder:
-        """One that owns these partitions, and listens."""
+        """Start an embedder that owns these partitions."""
         parts = self.parts(mode)
         del parts["dense_applied"]
         parts |= {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
@@ -247,7 +247,7 @@ class RemoteScene(LocalScene):
         mode: str = "hybrid",
         seat: Fence = FENCE,
     ) -> RemoteStream:
-        """A trainer of one rank."""
+        """Return the stream of a single rank."""
         parts = self.parts(mode)
         recent = RecentSamples(self.spec.serve.gate.samples, SYSTEM_CLOCK)
         stream = RemoteStream(

@@ -16,7 +16,7 @@ from freshet.types import BytesColumn, OffsetRange, Records
 
 
 def block(rows: int) -> bytes:
-    """A block of zeros: only its count and its size are looked at here."""
+    """Return a block of zeros; these tests read only its count and size."""
     return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4 + rows * SAMPLE_BYTES)
 
 
@@ -32,7 +32,7 @@ def records(offsets: list[int], rows: list[int], next_offset: int | None = None)
     )
 
 
-def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
+def test_batch_has_whole_blocks_up_to_the_row_limit():
     assembler = Assembler({0: 0})
     assembler.add(0, records([0, 1, 2], [100, 100, 100]))
 
@@ -44,7 +44,7 @@ def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
     assert len(plan.blocks) == 2
 
 
-def test_a_block_larger_than_a_batch_goes_alone():
+def test_block_larger_than_a_batch_is_a_batch_alone():
     assembler = Assembler({0: 0})
     assembler.add(0, records([0, 1], [900, 10]))
 
@@ -54,7 +54,7 @@ def test_a_block_larger_than_a_batch_goes_alone():
     assert plan.ranges == (OffsetRange(0, 0, 1),)
 
 
-def test_low_traffic_over_many_partitions_still_fills_a_batch():
+def test_batch_fills_from_many_partitions():
     assembler = Assembler(dict.fromkeys(range(4), 0))
     for p in range(4):
         assembler.add(p, records([0], [10]))
@@ -65,7 +65,7 @@ def test_low_traffic_over_many_partitions_still_fills_a_batch():
     assert plan.ranges == tuple(OffsetRange(p, 0, 1) for p in range(4))
 
 
-def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
+def test_offset_gap_belongs_to_the_range_after_it():
     assembler = Assembler({0: 5})
     assembler.add(0, records([7, 9], [1, 1]))
 
@@ -78,7 +78,7 @@ def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
     assert after.ranges == (OffsetRange(0, 8, 10),)
 
 
-def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
+def test_no_range_crosses_a_split():
     assembler = Assembler({0: 0, 1: 0}, {0: [2]})
     assembler.add(0, records([0, 1, 2, 3], [1, 1, 1, 1]))
     assembler.add(1, records([0], [1]))
@@ -91,7 +91,7 @@ def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
     assert not any(r.partition == 0 and r.start < 2 < r.stop for ranges in seen for r in ranges)
 
 
-def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_range():
+def test_trailing_markers_are_covered():
     assembler = Assembler({0: 0})
     assembler.add(0, records([0], [1], next_offset=2))
     assembler.next(1)
@@ -110,7 +110,7 @@ def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_r
     assert plan.ranges == (OffsetRange(0, 1, 4),)
 
 
-def test_a_cut_behind_a_gap_ends_the_range_before_it():
+def test_split_behind_a_gap_ends_the_range_before_it():
     assembler = Assembler({0: 0}, {0: [3]})
     assembler.add(0, records([0, 4], [1, 1]))
 
@@ -120,7 +120,7 @@ def test_a_cut_behind_a_gap_ends_the_range_before_it():
     ]
 
 
-def test_a_cut_without_a_block_before_it_gets_a_range_of_none():
+def test_split_without_a_block_gets_an_empty_range():
     assembler = Assembler({0: 2, 1: 0}, {0: [4]})
     assembler.add(0, records([5], [1]))
     assembler.add(1, records([0], [1]))
@@ -133,7 +133,7 @@ def test_a_cut_without_a_block_before_it_gets_a_range_of_none():
     assert assembler.positions() == {0: 6, 1: 1}
 
 
-def test_blocks_that_do_not_follow_what_was_offered_are_refused():
+def test_blocks_out_of_order_are_refused():
     assembler = Assembler({0: 5})
 
     with pytest.raises(ValueError, match="must follow offset 4, found 3"):
@@ -145,7 +145,7 @@ def test_blocks_that_do_not_follow_what_was_offered_are_refused():
     st.integers(1, 512),
     st.data(),
 )
-def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, rows, data):
+def test_every_block_is_in_one_batch_of_contiguous_ranges(blocks, rows, data):
     splits = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
     assembler = Assembler(dict.fromkeys(blocks, 0), splits)
     for p, sizes in blocks.items():
@@ -162,18 +162,18 @@ def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, r
     assert position == {p: len(b) for p, b in blocks.items()}
 
 
-def test_rows_of_blocks_are_read_from_their_headers_and_a_stump_counts_as_one():
+def test_rows_of_blocks_are_those_of_their_headers():
     assert rows_of_blocks(BytesColumn.of([block(7), b"x", block(70_000)])).tolist() == [7, 1, 70_000]
 
 
-def test_work_starts_again_at_the_smallest_offset_and_the_others_are_cut_points():
+def test_rewind_starts_at_the_smallest_applied_offset():
     starts, splits = rewind_offsets([{0: [3, 7], 1: [4]}, {0: [5], 1: [4]}])
 
     assert starts == {0: 3, 1: 4}
     assert splits == {0: [5, 7], 1: []}
 
 
-def test_a_lookup_waits_while_the_rows_of_other_batches_exceed_the_bound():
+def test_lookup_waits_while_rows_in_flight_exceed_the_bound():
     permits = Permits(512)
     first = permits.acquire(256)
     permits.acquire(256)
@@ -187,7 +187,7 @@ def test_a_lookup_waits_while_the_rows_of_other_batches_exceed_the_bound():
     assert permits.is_available()
 
 
-def test_a_void_batch_keeps_its_credit_for_the_lane_that_issues_it_again():
+def test_lane_holds_the_permit_of_its_void_batch():
     permits = Permits(4)
     permits.acquire(4, lane=1)
     void = permits.acquire(4, lane=0)
@@ -200,7 +200,7 @@ def test_a_void_batch_keeps_its_credit_for_the_lane_that_issues_it_again():
     assert not permits.is_available(lane=0)
 
 
-def test_what_a_lane_kept_is_free_once_everything_void_was_issued_again():
+def test_held_permits_are_released_after_the_reissue():
     permits = Permits(0)
     permits.hold(permits.acquire(4, lane=0))
     assert not permits.is_available(lane=1)
@@ -210,7 +210,7 @@ def test_what_a_lane_kept_is_free_once_everything_void_was_issued_again():
     assert permits.is_available(lane=1)
 
 
-def test_in_mode_sync_nothing_is_looked_up_between_a_steps_first_push_and_its_last_acknowledgement():
+def test_sync_mode_looks_up_after_all_pushes_of_a_step():
     permits = Permits(1_000, sync=True)
     step = [permits.acquire(4, lane) for lane in (0, 1)]
     assert not permits.is_available(0)
