@@ -191,7 +191,7 @@ def _stop_of_range(part: _Partition, stop: int) -> int:
 
 
 def rows_of_blocks(blocks: BytesColumn) -> I64:
-    """Return the (N,) int64 samples of each block by its unchecked header, limited to what fits."""
+    """Return the (N,) int64 samples of each block by its unchecked header, limited by its bytes."""
     starts = blocks.starts
     long_enough = blocks.ends - starts >= 16
     at = np.where(long_enough, starts + 8, 0)

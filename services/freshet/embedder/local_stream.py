@@ -155,7 +155,7 @@ class LocalStream:
         """
         state = self._lanes[lane]
         built = state.built
-        assert built is not None, "a batch is given back once, by the lane that took it"
+        assert built is not None, "each batch is returned once, by the lane that took it"
         state.built = None
         state.stages.begin()
         self._limiter.end_step()
@@ -241,7 +241,7 @@ class LocalStream:
     @staticmethod
     def _start_again(state: _Lane, ranges: Sequence[OffsetRange], refused: Refused) -> None:
         log.warning(
-            "a push was refused; the lane starts again from what is applied",
+            "a push was refused; the lane restarts at the applied offsets",
             lane=state.index,
             ranges=list(map(str, ranges)),
             reason=str(refused),
@@ -264,7 +264,7 @@ class LocalStream:
 
     def _issue_run(self, state: _Lane, plans: Sequence[BatchPlan]) -> TrainRun:
         rows = self._native
-        assert rows is not None, "a run is taken from a stream of native rows"
+        assert rows is not None, "a run comes from a stream of native rows"
         tracer = active()
         began_ns = 0 if tracer is None else tracer.now_ns()
         rows.admit([r for plan in plans for r in plan.ranges], self._fence)

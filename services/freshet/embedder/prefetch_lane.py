@@ -60,7 +60,7 @@ class LaneContext:
 class LaneCounts:
     """Counts of a lane since its start."""
 
-    batches: int = 0  # handed out
+    batches: int = 0  # taken
     rewinds: int = 0  # after the first
     void_rows: int = 0  # samples of batches that were looked up and issued again
     lookup_s: float = 0.0  # from request to rows, summed over batches
@@ -188,7 +188,7 @@ class PrefetchLane:
                 return
         self._drop(flight)
         if not void:
-            self.void("the trainer gave a batch back unused")
+            self.void("the trainer returned a batch unused")
 
     def abandon(self) -> None:
         """Issue the batches again that the lost trainer holds."""
@@ -197,7 +197,7 @@ class PrefetchLane:
             self._out.clear()
         for flight in left:
             self._drop(flight)
-        self.void("the trainer is gone")
+        self.void("the trainer disconnected")
 
     def settled(self, wait_s: float) -> bool:
         """Wait until all pushes are acknowledged; False if some are not within `wait_s`."""
@@ -257,7 +257,11 @@ class PrefetchLane:
                     self._backoff.reset()
                 except Unavailable as error:
                     if self._backoff.is_first:  # one line an outage
-                        log.warning("a lane waits", lane=self._index, reason=str(error))
+                        log.warning(
+                            "a lane waits for the log, the shards or the trainer",
+                            lane=self._index,
+                            reason=str(error),
+                        )
                     self.void("the log, the shards or the trainer are unavailable")
                     self._backoff.sleep()
         except BaseException as error:  # `take` raises it

@@ -115,7 +115,9 @@ class BatchServer:
             lanes = list(self._lanes_of.get(header.global_lane, ()))
             turn = self._turns[header.global_lane] = self._turns.get(header.global_lane, 0) + 1
         if not lanes:
-            raise Unavailable(f"no partition of lane {header.global_lane} of {self._shape} is owned here")
+            raise Unavailable(
+                f"no partition of lane {header.global_lane} of {self._shape} is owned by this embedder"
+            )
         first = turn % len(lanes)
         order = [*lanes[first:], *lanes[:first]]
         try:
@@ -141,7 +143,7 @@ class BatchServer:
                 feed.out[batch_id] = (lane, batch)
         if not current:
             stream.give_back(lane, batch, None)
-            raise Unavailable("the lane was taken over while it waited")
+            raise Unavailable("another connection replaced this one")
         encoded = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
         self.served_batches += 1
         self.served_samples += len(batch)
@@ -211,7 +213,7 @@ class BatchServer:
                 shape != self._shape and header.seat < newest
             ):
                 raise Fenced(
-                    f"rank {header.rank} was claimed by another process (fence {header.seat} is old)"
+                    f"rank {header.rank} was replaced by another process (fence {header.seat} is old)"
                 )
             if shape != self._shape:
                 self._end_stream()

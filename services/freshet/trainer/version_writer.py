@@ -407,7 +407,7 @@ class Versioner:
         if number is None:
             return
         reason = "the alias could not be read, or named no stored version"
-        log.error("stable is pointed anew", version=number, reason=reason)
+        log.error("the alias stable is repaired", version=number, reason=reason)
         self._point("stable", number, "trainer", reason=reason)
 
     def _is_promoted(self, number: int) -> bool:
