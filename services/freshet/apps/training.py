@@ -31,7 +31,7 @@ from freshet.model.native_loop import NativeLoop
 from freshet.observability.cached_gauge import Newest
 from freshet.paramserver.shard import Shard, ShardContext
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, within
-from freshet.trainer.training_loop import OneRank
+from freshet.trainer.training_loop import LocalTrainer
 from freshet.trainer.version_writer import Pins
 from freshet.types import Append, BytesColumn
 
@@ -136,7 +136,7 @@ class Training:
             log=stores.log,
             rows=self.shard,
             decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock, spec.bounds),
-            dense_applied=self.ledger.told,
+            dense_applied=self.ledger.applied_offsets,
             fence=partitions_claim.fence,
             lanes=lanes,
             clock=clock,
@@ -147,7 +147,7 @@ class Training:
         cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
         cleanup.add("pins", pins.close)
-        course = OneRank(
+        training_loop = LocalTrainer(
             self.stream,
             dense.model,
             dense.ledger,
@@ -159,7 +159,7 @@ class Training:
         self.trainer = trainer_of(
             spec,
             dense,
-            course,
+            training_loop,
             recent=self.stream.recent,
             versions=stores.versions,
             writer=writer,

@@ -267,7 +267,7 @@ def _ranks(own: str, before: str, settings: Settings) -> None:
     ledger, progress = SimpleNamespace(applied={}), SimpleNamespace(steps=0)
     state = DenseState(*cast(Any, (None, ledger, None, None, progress, own)))
     other = orjson.dumps({"step": 0, "spec": before, "vector": []})
-    state.level(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
+    state.sync(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
 
 
 def _served_rows(own: str, before: str, settings: Settings) -> None:
