@@ -1,8 +1,8 @@
 """Commits of the joiner: JSON records of `<model>.joiner`, one per partition and commit, atomic with the
 samples.
 
-Commits are also the history that a restart repeats: between two of them the watermark stood still, so
-(records up to `next`, then `watermark_ms`) step by step gives back the state exactly (PROTOCOL 18).
+A restart replays them. The watermark is constant between two commits, so reading the records up to `next` and
+then advancing to `watermark_ms`, commit by commit, restores the state exactly (PROTOCOL 18).
 """
 
 from __future__ import annotations
@@ -24,69 +24,69 @@ __all__ = ["LONG_AGO_MS", "Commit", "Skips", "WatermarkSetBack", "spans"]
 VERSION = 1
 
 LONG_AGO_MS = -(2**53)
-"""`began_ms` of a partition whose commits did not say so yet: its ramp is over."""
+"""`began_ms` of commits that lack the field, from earlier releases: their label-delay warm-up is over."""
 
 
 @dataclass(slots=True)
 class Skips:
-    """Events of one commit that a replay must leave out, though it reads them.
+    """Events that a replay of one commit reads but does not join.
 
-    Refused ones (what is refused now may be understood by a later release), and repeats dated later than
-    their first (which may be gone by then).
+    They are refused events, which a later release may be able to read, and duplicates dated later than their
+    first event, which may be gone by the time of the replay.
     """
 
     records: dict[str, list[int]] = field(default_factory=dict)  # role -> offsets
-    # role -> (offset, place in the record)
-    elements: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    elements: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # role -> (offset, index in it)
 
     @property
     def elements_count(self) -> int:
-        """Single impressions or actions that it names."""
+        """Number of excluded single impressions and actions."""
         return sum(map(len, self.elements.values()))
 
     def add(self, role: str, offsets: I64) -> None:
-        """Leave out whole records."""
+        """Exclude whole records. `offsets`: (N,) int64."""
         if len(offsets):
             self.records.setdefault(role, []).extend(offsets.tolist())
 
     def add_elements(self, role: str, offsets: I64, places: I64) -> None:
-        """Leave out single impressions or actions; `places` are their numbers within their records."""
+        """Exclude single impressions or actions: (N,) int64 record offsets, (N,) int64 indices in the
+        records."""
         if len(offsets):
             self.elements.setdefault(role, []).extend(zip(offsets.tolist(), places.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSetBack:
-    """An operator has put the watermark back with this commit (PROTOCOL 19).
+    """The change of a watermark that an operator set back with a commit (PROTOCOL 19).
 
-    Decisions made under the former watermark stay. A replay that comes to this commit makes the impressions
-    known again which were late or forgotten by then, so that none of them yields a second sample.
+    Decisions made under the former watermark stand. A replay of this commit recalls impressions that were
+    late or forgotten by then, so that none of them yields a second sample.
     """
 
     was_ms: int  # the watermark before
-    recall: Mapping[str, int]  # role -> offset from which events are read for that, up to the commit's `next`
+    recall: Mapping[str, int]  # role -> offset from which events are read again, up to the commit's `next`
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What is true of one partition once the record is in the log."""
+    """State of one partition as of a record of `<model>.joiner`."""
 
     next: Mapping[str, int]  # role -> next offset to read
-    low: Mapping[str, int]  # role -> smallest offset that the state rests on
+    low: Mapping[str, int]  # role -> smallest offset that the state depends on
     watermark_ms: int | None
     clocks: Mapping[str, int]  # role -> the watermark's clock of that stream
-    since: int  # offset in `<model>.joiner` of the commit after which a replay begins; -1: at the first event
-    start: Mapping[str, int]  # role -> where the stream was first read; a replay from -1 begins there
-    log_ids: Mapping[str, str]  # topic -> log id: offsets mean nothing without it
+    since: int  # offset in `<model>.joiner` of the commit after which a replay begins; -1: at `start`
+    start: Mapping[str, int]  # role -> first offset that was ever read
+    log_ids: Mapping[str, str]  # topic -> log id, without which offsets have no meaning
     ledger: Ledger
     written_ms: int  # wall clock
-    began_ms: int | None  # event time of the first impression that was ever taken; None: none yet
+    began_ms: int | None  # event time of the first impression that was joined; None: none yet
     skips: Skips = field(default_factory=Skips)
-    clock: ClockState | None = None  # by which the writer knew the time
+    clock: ClockState | None = None  # the writer's
     set_back: WatermarkSetBack | None = None  # only in commits of `freshet late set-back`
 
     def encode(self) -> bytes:
-        """The record."""
+        """Return the record's bytes."""
         record: dict[str, Any] = {
             "v": VERSION,
             "kind": "commit",

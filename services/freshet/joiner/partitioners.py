@@ -1,8 +1,8 @@
-"""Recognises the partitioner that the clients of a topic use, by a sample of its records' keys.
+"""Detection of the partitioner that a topic's clients use, from a sample of its records' keys.
 
-Events of a request are joined only within one partition number, so all topics that are joined must place a
-key alike. A few keys of each poll are hashed by the partitioners that common clients have; the one that
-explains them is named. Pure; the clock is an argument.
+The join needs all events of a request in one partition number, so clients must place a key alike in all
+joined topics. A few keys of each poll are hashed by the partitioners of common clients; the one that explains
+them is named. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -20,39 +20,42 @@ __all__ = ["PARTITIONERS", "Placing", "fnv1a_of"]
 
 KEYS_A_LOOK = 4
 LOOK_EVERY_S = 0.05
-"""Of a topic: at most 80 keys a second are looked at, some 70 µs each look."""
+"""Time between two samples of a topic: at most 80 keys a second, some 70 µs each sample."""
 
 ENOUGH = 64
-"""Keys of a topic before anything is said of it."""
+"""Keys of a topic before its partitioner is named."""
 
 MOST = 1024
-"""Counts are halved here, so that a client that was mended is forgotten after some hundred keys."""
+"""Key count at which counts are halved, so that a client that was corrected is forgotten after hundreds of
+keys."""
 
 EXPLAINS, STRAY = 0.98, 0.05
-"""A partitioner explains a topic from the first share of its keys on; below the other a share is chance."""
+"""A partitioner explains a topic if it explains at least the first share of its keys; a share below the
+second is chance."""
 
 DIFFERS = 0.1
-"""Topics whose partitioners explain shares that differ by more are placed in different ways."""
+"""Difference of a partitioner's shares in two topics above which the topics use different partitioners."""
 
 TWICE_S = 600.0
-"""For how long a key that was seen in two partitions counts."""
+"""How long a key that was found in two partitions counts."""
 
 REMEMBERED = 4096
-"""Keys whose partition is remembered, over all topics."""
+"""Number of keys whose partition is remembered, over all topics."""
 
 
 def murmur2_of(key: bytes, partitions: int) -> int:
-    """Java's default, `murmur2` and `murmur2_random` of librdkafka; freshet's own."""
+    """Return a key's partition by murmur2: Java's default, librdkafka's `murmur2` and `murmur2_random`;
+    freshet's."""
     return int(partition_of(BytesColumn.of([key]), partitions)[0])
 
 
 def crc32_of(key: bytes, partitions: int) -> int:
-    """librdkafka's default, `consistent_random`, and `consistent`."""
+    """Return a key's partition by CRC32: librdkafka's default `consistent_random`, and `consistent`."""
     return zlib.crc32(key) % partitions
 
 
 def fnv1a(key: bytes) -> int:
-    """FNV-1a, 32 bits."""
+    """Return the FNV-1a hash, 32 bits."""
     value = 0x811C9DC5
     for byte in key:
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -60,14 +63,15 @@ def fnv1a(key: bytes) -> int:
 
 
 def fnv1a_of(key: bytes, partitions: int) -> int:
-    """sarama's default, and `fnv1a` of librdkafka: the hash as a signed number, without its sign."""
+    """Return a key's partition by sarama's default and librdkafka's `fnv1a`: the absolute value of the signed
+    hash."""
     value = fnv1a(key)
     signed = value - (1 << 32) if value >= 1 << 31 else value
     return abs(signed) % partitions
 
 
 def fnv1a_positive_of(key: bytes, partitions: int) -> int:
-    """sarama's reference partitioner: the hash without its sign bit."""
+    """Return a key's partition by sarama's reference partitioner: the hash without its sign bit."""
     return (fnv1a(key) & 0x7FFFFFFF) % partitions
 
 
@@ -102,33 +106,34 @@ class _Topic:
 
     @property
     def partitioner(self) -> str | None:
-        """The one that explains nearly all keys; "other" if none does; None while too few were seen."""
+        """Name of the one that explains nearly all keys; "other" if none does; None while there are few
+        keys."""
         if self.keys < ENOUGH:
             return None
         name, n = self.explained.most_common(1)[0]
         return name if n >= EXPLAINS * self.keys and name != "unknown" else "other"
 
     def share(self, name: str) -> float:
-        """Of the keys that a partitioner explains."""
+        """Return the share of keys that a partitioner explains."""
         return self.explained[name] / max(self.keys, 1)
 
 
 class Placing:
-    """Used by one thread; memory is bounded by the topics and REMEMBERED keys."""
+    """Names the topics' partitioners. Used by one thread; keeps one entry per topic and REMEMBERED keys."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
+        """Create an instance without topics."""
         self._topics: dict[str, _Topic] = {}
         self._where: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._twice: tuple[float, str, str] | None = None  # when a key was seen in two partitions, in words
 
     def note(self, topic: str, partition: int, counts: set[int], keys: BytesColumn, now_s: float) -> None:
-        """Look at some keys of records that were read.
+        """Sample some keys of records.
 
         Args:
             topic: of the records.
             partition: of the records.
-            counts: how many partitions the topic has, and had in the model's life.
+            counts: partition counts that the topic has, and had during the model's life.
             keys: (N,) the records' keys; empty where there is none.
             now_s: monotonic.
         """
@@ -164,15 +169,15 @@ class Placing:
 
     @property
     def named(self) -> dict[str, str]:
-        """{topic: its partitioner, or "other"}, of topics of which enough was seen."""
+        """{topic: its partitioner, or "other"}, for topics with enough keys."""
         return {t: seen.partitioner for t, seen in self._topics.items() if seen.partitioner is not None}
 
     @property
     def trouble(self) -> dict[str, str]:
-        """{topic: what is wrong}: its keys do not lie where those of the other topics lie.
+        """{topic: problem}, for topics whose keys are placed differently from those of the other topics.
 
-        A partitioner that none of PARTITIONERS explains is no trouble as long as all topics have it: no key
-        was seen in two partitions then.
+        A partitioner that PARTITIONERS does not have is no problem if all topics use it: then no key was
+        found in two partitions.
         """
         known = {t: self._topics[t] for t in self.named}
         wrong = {t for t, seen in known.items() if seen.share("no key") > STRAY}
@@ -181,8 +186,10 @@ class Placing:
             for other in known.values():
                 if any(abs(seen.share(name) - other.share(name)) > DIFFERS for name in names):
                     wrong.add(one)
-        theirs = {t for t in wrong if self.named[t] != "murmur2"}  # ours is named only where all are ours
-        wrong = theirs or wrong
+        external = {
+            t for t in wrong if self.named[t] != "murmur2"
+        }  # murmur2 is named only if all topics use it
+        wrong = external or wrong
         if self._twice is not None and not wrong:
             wrong = {self._twice[1]}
         twice = "" if self._twice is None else f"; {self._twice[2]}"
@@ -208,5 +215,5 @@ class Placing:
         return f"several partitioners ({best} explains {seen.share(best):.0%})"
 
     def to_json(self) -> dict[str, Any]:
-        """As `freshet status --json` shows it."""
+        """Return the object of `freshet status --json`."""
         return {"partitioners": self.named, "trouble": self.trouble}

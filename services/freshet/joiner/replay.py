@@ -1,4 +1,5 @@
-"""Building a partition's task from the log: the last commit, and the replay of what its state rests on."""
+"""Partition recovery: builds a partition's task from its last commit and a replay of the events it depends
+on."""
 
 from __future__ import annotations
 
@@ -19,16 +20,12 @@ from freshet.types import BytesColumn, Records, TopicPartition
 
 __all__ = ["Entered", "Entering", "last_commits", "load", "stream"]
 
-# --- Partitions on their way to a joiner: a writer of their own opened, their state rebuilt from the log,
-# by threads, while the partitions that are there already are joined on.
-
-
 _AT_ONCE = 8
 
 
 @dataclass(slots=True)
 class Entered:
-    """What became of partitions that share a writer. Either all tasks are there, or `error` says why not."""
+    """Result of the recovery of partitions that share a writer: all their tasks, or `error`."""
 
     partitions: tuple[int, ...]
     writer: Writer | None = None
@@ -37,26 +34,26 @@ class Entered:
 
 
 class Entering:
-    """Used by one thread, but for `enter`, which threads of its own call."""
+    """Recovers partitions on threads, while the joiner works on others. Used by one thread, except
+    `enter`."""
 
     def __init__(
         self,
         writer_of: Callable[[tuple[int, ...]], Writer],
         task_of: Callable[[int, Callable[[], bool]], Task],
     ) -> None:
-        """Nothing enters yet.
+        """Create an idle instance.
 
         Args:
-            writer_of: opens the writer of partitions, and fences whoever had it.
-            task_of: rebuilds a partition; gives up with Unavailable once the function that it is given says
-                so.
+            writer_of: opens the writer of partitions and fences its former owner.
+            task_of: rebuilds a partition; raises Unavailable once the function that it gets returns True.
         """
         self._writer_of, self._task_of = writer_of, task_of
         self._threads: ThreadPoolExecutor | None = None
         self._under_way: dict[Future[Entered], tuple[tuple[int, ...], Event]] = {}
 
     def begin(self, groups: Sequence[tuple[int, ...]]) -> None:
-        """Let these in, each group with one writer."""
+        """Start to recover groups of partitions; each group shares a writer."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="joiner-enter")
         for group in groups:
@@ -65,17 +62,18 @@ class Entering:
 
     @property
     def partitions(self) -> set[int]:
-        """Those on their way, without those that were given up."""
+        """Partitions in recovery that were not cancelled."""
         return {p for group, given_up in self._under_way.values() if not given_up.is_set() for p in group}
 
     def give_up(self, partitions: Collection[int]) -> None:
-        """These are another's now. What was opened for them is closed, at the latest when it is there."""
+        """Cancel the recovery of partitions that another process owns now; their writers are closed when
+        open."""
         for group, given_up in self._under_way.values():
             if set(partitions).intersection(group):
                 given_up.set()
 
     def take(self, *, waiting: bool = False) -> list[Entered]:
-        """Those that are in, or could not get in, each once; `waiting`: of all."""
+        """Return finished recoveries, each once, without cancelled ones; `waiting` waits for all."""
         if waiting:
             wait(self._under_way)
         found = []
@@ -88,7 +86,7 @@ class Entering:
         return found
 
     def close(self) -> None:
-        """Give everything up, and wait for it. Idempotent."""
+        """Cancel all recoveries and wait for them. Idempotent."""
         for _, given_up in self._under_way.values():
             given_up.set()
         self.take(waiting=True)
@@ -97,11 +95,12 @@ class Entering:
             self._threads = None
 
     def enter(self, group: tuple[int, ...], given_up: Event) -> Entered:
-        """Fence earlier owners first: then what the log says of the partitions is their last word."""
+        """Recover a group. Its writer opens first, which fences earlier owners: the log of these partitions
+        cannot change afterwards."""
         entered = Entered(group)
         try:
             if given_up.is_set():
-                raise Unavailable("the partitions went to another before they were opened")
+                raise Unavailable("another process was assigned the partitions before their recovery began")
             entered.writer = self._writer_of(group)
             entered.tasks = [self._task_of(p, given_up.is_set) for p in group]
         except FreshetError as error:
@@ -113,7 +112,7 @@ class Entering:
 
 READ_RECORDS = 8192
 STALLED_S = 30.0
-"""A read that yields nothing for so long, though the log holds more, is given up."""
+"""Time without records, though the log has more, after which a read fails."""
 
 
 def load(
@@ -125,12 +124,12 @@ def load(
     clock: Clock,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Task:
-    """The task of a partition as its last commit left it, or a new one.
+    """Rebuild the task of a partition as of its last commit, or make a new one.
 
     Raises:
-        DataLost: the log is another one, or no longer holds what must be replayed.
+        DataLost: the topic was created anew, or has removed records that must be replayed.
         Corrupt: a commit cannot be read, or the replay contradicts it.
-        Unavailable: the log cannot be read, or `stopping` said so; nothing has changed.
+        Unavailable: the log cannot be read, or `stopping` returned True; nothing has changed.
     """
     at = TopicPartition(topics.joiner, partition)
     found = _last_commit(log, at)
@@ -166,7 +165,7 @@ def _replay(
     try:
         for where, commit in commits:
             if stopping():
-                raise Unavailable("the joiner was asked to stop while it read its state back")
+                raise Unavailable("the joiner stops; the recovery of a partition was not finished")
             if commit.set_back is not None:
                 _recall(log, task, where, commit, last, clock)
                 continue
@@ -182,7 +181,7 @@ def _replay(
 
 def _recall(log: EventLog, task: Task, where: int, commit: Commit, last: Commit, clock: Clock) -> None:
     """Repeat a commit that sets the watermark back. Events below the last commit's `low` do not matter any
-    more; those that retention has removed since cannot be made known again."""
+    more; events that retention has removed since cannot be recalled."""
     assert commit.set_back is not None
     streams = {}
     try:
@@ -200,7 +199,7 @@ def _recall(log: EventLog, task: Task, where: int, commit: Commit, last: Commit,
 def last_commits(
     log: EventLog, topics: Topics, partitions: Iterable[int]
 ) -> dict[int, tuple[int, Commit] | None]:
-    """Each partition's last commit and its offset in `<model>.joiner`; None where there is none yet.
+    """Return each partition's last commit and its offset in `<model>.joiner`; None where there is none yet.
 
     Raises as `load` does.
     """
@@ -217,8 +216,8 @@ def _check_log(topics: Topics, last: Commit, at: TopicPartition) -> None:
     for topic, log_id in topics.log_ids.items():
         if last.log_ids.get(topic) != log_id:
             raise DataLost(
-                f"{at}: the last commit rests on log id {last.log_ids.get(topic)!r} of {topic}\n"
-                f"  found {log_id!r}: the topic was made anew since, its offsets mean nothing to this model"
+                f"{at}: the last commit depends on log id {last.log_ids.get(topic)!r} of {topic}\n"
+                f"  found {log_id!r}: the topic was created anew, its offsets have no meaning for this model"
             )
 
 
@@ -241,7 +240,8 @@ def _commits(
 
 
 def stream(log: EventLog, at: TopicPartition, start: int, stop: int, clock: Clock) -> Iterator[Records]:
-    """Records of one partition in [start, stop). Raises what a reader raises; Unavailable if none come."""
+    """Yield the records of one partition in [start, stop). Raises as a reader does; Unavailable if none
+    come."""
     found = _Stream(log, at, max(start, log.bounds(at).start), clock)
     try:
         yield from found.until(stop)
@@ -250,17 +250,17 @@ def stream(log: EventLog, at: TopicPartition, start: int, stop: int, clock: Cloc
 
 
 class _Stream:
-    """One partition of one topic, read in pieces that end where the caller says."""
+    """Reader of one partition of one topic, in pieces that end at offsets of the caller's choice."""
 
     def __init__(self, log: EventLog, at: TopicPartition, start: int, clock: Clock) -> None:
         self._at, self._clock = at, clock
-        self._position = start  # next offset to hand out
-        self._held: Records | None = None  # read, not handed out
+        self._position = start  # next offset to return
+        self._held: Records | None = None  # read, but not returned yet
         self._reader: Reader = log.reader()
         self._reader.assign({at: start})
 
     def until(self, stop: int) -> Iterator[Records]:
-        """Records from the present position up to `stop`, exclusive."""
+        """Yield the records from the present position up to `stop`, exclusive."""
         deadline = self._clock.monotonic() + STALLED_S
         while self._position < stop:
             if self._held is None:
@@ -277,10 +277,10 @@ class _Stream:
                 self._position = piece.next_offset
                 yield piece
             else:
-                self._position = stop  # the rest up to `stop` is a gap
+                self._position = stop  # there are no records up to `stop`
 
     def close(self) -> None:
-        """Free the reader."""
+        """Close the reader."""
         self._reader.close()
 
 

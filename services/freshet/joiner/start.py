@@ -1,4 +1,4 @@
-"""Puts a joiner together from a spec and a log: what `freshet run joiner` and `freshet replay` call."""
+"""Construction of a joiner from a spec and a log, for `freshet run joiner` and `freshet replay`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger("freshet.joiner")
 
 
 def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pace:
-    """How often a joiner writes; with an interval of 0, as often as is good for the log."""
+    """Return the pace for a log; a `commit_interval_ms` of 0 takes the interval that suits the log."""
     every_ms = commit_interval_ms or log.traits.append_every_ms
     return Pace(
         flush_interval_ms=every_ms,
@@ -45,11 +45,11 @@ def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pac
 def shares_of(
     spec: Spec, log: EventLog, name: str = "", clock: Clock = SYSTEM_CLOCK
 ) -> tuple[Claims, Shares] | None:
-    """This process's share of the partitions, and its claims, which are to be closed after the joiner.
+    """Return this process's partition assignment, and its claims, which must be closed after the joiner.
 
-    None on an embedded log: one joiner has them all. Without a name it is called after host and process.
+    None on an embedded log, where one joiner has all partitions. The default name is host and process id.
 
-    Raises ConfigError if an embedded log's joiner was named.
+    Raises ConfigError if a joiner on an embedded log has a name.
     """
     if not log.traits.many_hosts:
         if name:
@@ -57,8 +57,8 @@ def shares_of(
                 "environment",
                 "FRESHET_JOINER_NAME",
                 name,
-                "no name: an embedded log has one joiner, with all partitions",
-                "several share the partitions on a log that several machines reach, such as kafka://",
+                "no name: an embedded log has one joiner, which has all partitions",
+                "joiners share partitions on a log that several machines reach, such as kafka://",
             )
         return None
     claims = Claims(log, ensure_topics(log, spec).control, clock)
@@ -79,15 +79,26 @@ def make(
     stop: Event | None = None,
     on_status: Callable[[JoinerStatus], None] | None = None,
 ) -> JoinerService:
-    """A joiner of a spec's partitions (all, if none are named); creates the topics that are missing.
+    """Make the joiner of a spec's partitions; creates missing topics.
 
-    A topic of events may have more partitions than the spec says, from the start or later: all that every
-    joined topic has are read. With `shares`, of those of them that it shares with others. On a log of many
-    hosts each partition has a writer of its own, whoever joins it, so that every later joiner fences every
-    earlier one. `theirs` has the schemas of topics in the format confluent.
+    Input topics may have more partitions than the spec, from the start or later: the joiner reads those that
+    all of them have. On a log of many hosts each partition has a writer of its own, so that every later
+    joiner fences earlier ones.
 
-    Raises ConfigError if the spec asks for what the joiner cannot do, or a schema's file cannot be read,
-    Mismatch if a topic has other partitions.
+    Args:
+        spec: the model's.
+        log: that holds its topics.
+        partitions: of the inputs; None: all.
+        shares: the partition assignment among joiners; None: this joiner has all partitions.
+        theirs: schemas of topics in the format confluent.
+        clock: wall-clock and monotonic time.
+        pace: intervals of the loop.
+        stop: ends `run` when set.
+        on_status: called with each new status, on the joiner's thread.
+
+    Raises:
+        ConfigError: the joiner cannot do what the spec says, or the file of a schema cannot be read.
+        Mismatch: a topic has other partitions than the spec.
     """
     if theirs is None and any(stream.format == "confluent" for stream in streams_of(spec)):
         raise ConfigError(
@@ -121,7 +132,7 @@ def make(
     by_writers = [topic for topic in inputs.values() if not known[topic].append_time]
     if by_writers:
         _log.warning(
-            "records carry their writers' time: this joiner's clock alone bounds event time; set the topics' "
+            "records carry their writers' time: only this joiner's clock bounds event time; set the topics' "
             "message.timestamp.type=LogAppendTime",
             topics=by_writers,
         )
@@ -131,7 +142,7 @@ def make(
     }
     readers = readers_of(spec, schemas)
     decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), frameless, theirs, readers=readers)
-    decoder()  # what does not fit the spec stops the start
+    decoder()  # raises now if a schema does not fit the spec
     return JoinerService(
         log=log,
         model=spec.name,
@@ -163,7 +174,7 @@ def run(
 ) -> JoinerStatus | None:
     """Join until `stop` is set; with `until_end`, up to the streams' present ends, then close every window.
 
-    Returns what it did. Raises as `make` and `JoinerService.run` do.
+    Returns the last status. Raises as `make` and `JoinerService.run` do.
     """
     joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop, on_status=on_status)
     joiner.run(until_end=until_end)
