@@ -21,7 +21,7 @@ from tests.unit.joiner.world import World
 
 PARTITIONS = 4
 PLAN = plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120)
-PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, look_interval_ms=10**9, status_interval_ms=50)
+PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, end_check_interval_ms=10**9, status_interval_ms=50)
 """Topics never count as idle, so that no event is late, however long a takeover takes."""
 
 

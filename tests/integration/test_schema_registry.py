@@ -22,7 +22,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.features import read_blocks
-from freshet.joiner.events import SchemasOfOthers
+from freshet.joiner.events import ExternalSchemas
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
 from freshet.log import EventLog
@@ -80,7 +80,7 @@ DEED: dict[str, Any] = {
 }
 REFERENCE = {"name": "shop.Item", "subject": "item", "version": 1}
 DEADLINE_S = 60.0
-CALM = Pace(look_interval_ms=10**9, retry_ms=50)
+CALM = Pace(end_check_interval_ms=10**9, retry_ms=50)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ class Shop:
             self._producer.produce(f"{self.prefix}.{topic}", value, timestamp=10_000)
         assert self._producer.flush(60) == 0
 
-    def joiner(self, theirs: SchemasOfOthers) -> JoinerService:
+    def joiner(self, theirs: ExternalSchemas) -> JoinerService:
         return make(self.spec, self.log, theirs=theirs, pace=CALM)
 
     def values(self) -> list[float]:

@@ -40,7 +40,7 @@ PLANS = {
         negatives=0.5,
     ),
 }
-CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0)
+CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
 
 
 class Scene:

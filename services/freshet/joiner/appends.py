@@ -1,4 +1,4 @@
-"""Atomic appends of decided samples, dead letters and commits."""
+"""Atomic appends of decided samples, dead dead_letter_records and commits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from freshet.errors import FreshetError
 from freshet.joiner.partition import Outputs, Task
-from freshet.joiner.tracing import written
+from freshet.joiner.tracing import trace_appended
 from freshet.log import Writer
 from freshet.observability.tracing import active
 from freshet.types import Append, BytesColumn
 
-__all__ = ["Flush", "Flushes"]
+__all__ = ["Flush", "PendingFlushes"]
 
 _AT_ONCE = 16
 
@@ -27,15 +27,15 @@ class Flush:
         self._commits: list[int] = []  # indices among the appends
         self._offsets: Sequence[int] = ()
         self.error: FreshetError | None = None  # why the append is not known to be written
-        letters: list[bytes] = []
+        dead_letter_records: list[bytes] = []
         for task in tasks:
             output = task.flush(now_ms)
             self._appends += output.appends
-            letters += output.dead_letters
+            dead_letter_records += output.dead_letters
             self.done.append((task, output))
             self._commits.append(len(self._appends) - 1)
-        if letters:
-            self._appends.append(Append(dead_letters, 0, BytesColumn.of(letters)))
+        if dead_letter_records:
+            self._appends.append(Append(dead_letters, 0, BytesColumn.of(dead_letter_records)))
 
     @property
     def partitions(self) -> list[int]:
@@ -49,19 +49,19 @@ class Flush:
         except FreshetError as error:
             self.error = error
 
-    def settle(self) -> None:
+    def report_appended(self) -> None:
         """Record in the tasks, on their thread, that the append is written."""
         tracer = active()
         for (task, output), at in zip(self.done, self._commits, strict=True):
-            task.appended(output, int(self._offsets[at]))
+            task.on_appended(output, int(self._offsets[at]))
             if tracer is not None and output.joined is not None:
                 samples = at - len(output.appends) + 1  # index of the append of samples on time
                 topic, where = task.topics.samples, task.topics.samples_partition(task.partition)
-                written(tracer, output.joined, topic, where, self._offsets[samples])
+                trace_appended(tracer, output.joined, topic, where, self._offsets[samples])
 
 
-class Flushes:
-    """Flushes in progress, each appended by a thread: a transaction mostly waits for brokers, and its tasks
+class PendingFlushes:
+    """PendingFlushes in progress, each appended by a thread: a transaction mostly waits for brokers, and its tasks
     can join further records meanwhile. Used by one thread."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Flushes:
         """Partitions of flushes that began before an instant of the monotonic clock."""
         return {p for f, flush in self._under_way.items() if self._begun[f] < then for p in flush.partitions}
 
-    def take(self, waiting_for: Collection[int] = ()) -> list[Flush]:
+    def pop_finished(self, waiting_for: Collection[int] = ()) -> list[Flush]:
         """Return finished flushes, each once, after waiting for those of the partitions `waiting_for`."""
         wanted = set(waiting_for)
         wait([future for future, flush in self._under_way.items() if wanted.intersection(flush.partitions)])

@@ -19,7 +19,7 @@ from freshet.errors import Corrupt
 from freshet.joiner.ledger import Ledger
 from freshet.types import I64
 
-__all__ = ["LONG_AGO_MS", "Commit", "Skips", "WatermarkSetBack", "spans"]
+__all__ = ["LONG_AGO_MS", "Commit", "ReplayExclusions", "WatermarkSetBack", "spans"]
 
 VERSION = 1
 
@@ -28,7 +28,7 @@ LONG_AGO_MS = -(2**53)
 
 
 @dataclass(slots=True)
-class Skips:
+class ReplayExclusions:
     """Events that a replay of one commit reads but does not join.
 
     They are refused events, which a later release may be able to read, and duplicates dated later than their
@@ -81,7 +81,7 @@ class Commit:
     ledger: Ledger
     written_ms: int  # wall clock
     began_ms: int | None  # event time of the first impression that was joined; None: none yet
-    skips: Skips = field(default_factory=Skips)
+    exclusions: ReplayExclusions = field(default_factory=ReplayExclusions)
     clock: ClockState | None = None  # the writer's
     set_back: WatermarkSetBack | None = None  # only in commits of `freshet late set-back`
 
@@ -105,10 +105,10 @@ class Commit:
             record["clock"] = list(self.clock)
         if self.set_back is not None:
             record["set_back"] = {"was_ms": self.set_back.was_ms, "recall": self.set_back.recall}
-        if self.skips.records:
-            record["skip"] = {role: spans(offsets) for role, offsets in self.skips.records.items()}
-        if self.skips.elements:
-            record["skip_elements"] = self.skips.elements
+        if self.exclusions.records:
+            record["skip"] = {role: spans(offsets) for role, offsets in self.exclusions.records.items()}
+        if self.exclusions.elements:
+            record["skip_elements"] = self.exclusions.elements
         return orjson.dumps(record)
 
     @classmethod
@@ -120,7 +120,7 @@ class Commit:
                 raise Corrupt(
                     f"{where}: expected a joiner's commit of format {VERSION}, found {value[:60]!r}"
                 )
-            skips = Skips(
+            exclusions = ReplayExclusions(
                 {str(role): _unspan(pairs) for role, pairs in record.get("skip", {}).items()},
                 {
                     str(role): [(int(offset), int(place)) for offset, place in pairs]
@@ -142,7 +142,7 @@ class Commit:
                 ledger=Ledger.from_json(record["ledger"]),
                 written_ms=int(record["written_ms"]),
                 began_ms=None if began is None else _event_time(began),
-                skips=skips,
+                exclusions=exclusions,
                 clock=None if clock is None else _clock_state(clock),
                 set_back=None if set_back is None else _set_back(set_back, watermark),
             )

@@ -37,20 +37,20 @@ class Outcome(enum.IntEnum):
     """Result of an event when it is read (`freshet::join::Outcome`, with the same numbers)."""
 
     NEW = 0
-    REPEAT = 1  # its id is known
-    GHOST = 2  # a duplicate dated later than the first event of its id
+    DUPLICATE = 1  # its id is known
+    LATER_DUPLICATE = 2  # a duplicate dated later than the first event of its id
     LATE = 3  # older than the horizon, or all labels of the action were decided
     WAITING = 4  # its impression is not known yet
-    AGAIN = 5  # all labels of the action are true already
-    OUTSIDE = 6  # before its impression by more than the grace
-    BEYOND = 7  # after all windows of its impression
+    ALREADY_TRUE = 5  # all labels of the action are true already
+    OUT_OF_WINDOW = 6  # before its impression by more than the grace
+    AFTER_WINDOW = 7  # after all windows of its impression
     NO_LABEL = 8  # the action matches no label
 
 
 LATEST_MS = 2**53
 """Largest event time that the state accepts; the smallest is 0."""
 
-NOT_IN_A_REPLAY = (Outcome.GHOST,)
+REPLAY_EXCLUDED = (Outcome.LATER_DUPLICATE,)
 """Outcomes that depend on an event which a replay may not find any more; the commit names such events."""
 
 
@@ -200,7 +200,7 @@ class Joiner:
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
         self._aggregates = plan.aggregates
-        self._outside = {label.name: 0 for label in plan.labels if label.bounds is not None}
+        self._out_of_bounds = {label.name: 0 for label in plan.labels if label.bounds is not None}
         self._state = JoinState(
             windows_ms=[label.window_ms for label in plan.labels],
             given=[label.given for label in plan.labels],
@@ -301,19 +301,19 @@ class Joiner:
         """Payload bytes of the decided and late samples that are ready."""
         return int(self._state.ready(False)[1] + self._state.ready(True)[1])
 
-    def take(self) -> Samples:
+    def take_samples(self) -> Samples:
         """Return the samples decided since the last call."""
         samples, aggregates = self._take(late=False)
-        return self._with_values(samples, aggregates) if self._outside or self._aggregates else samples
+        return self._with_values(samples, aggregates) if self._out_of_bounds or self._aggregates else samples
 
     def take_out_of_bounds(self) -> dict[str, int]:
         """Return {label with bounds: samples that `take_samples` dropped since the last call}; `no_value`
         counts them."""
-        found = self._outside
-        self._outside = dict.fromkeys(found, 0)
+        found = self._out_of_bounds
+        self._out_of_bounds = dict.fromkeys(found, 0)
         return found
 
-    def take_late(self) -> Samples:
+    def take_late_samples(self) -> Samples:
         """Return samples of impressions older than the horizon, one per label, with unknown values."""
         return self._take(late=True)[0]
 
@@ -392,7 +392,7 @@ class Joiner:
                 number, missing = value.astype(np.float64), np.zeros(len(rows), np.bool_)
             if label.bounds is not None:
                 outside = ~np.isnan(number) & ~within(label.bounds, value)
-                self._outside[label.name] += int(outside.sum())
+                self._out_of_bounds[label.name] += int(outside.sum())
                 missing |= outside
             for was in matched[missing]:
                 self._state.no_value(index, bool(was))

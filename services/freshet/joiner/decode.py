@@ -16,16 +16,16 @@ from freshet.types import I64, Records
 __all__ = [
     "BAD_IN_A_ROW",
     "REFUSALS",
-    "BadInARow",
     "Disputed",
     "EventColumns",
     "EventDecoder",
+    "RefusalStreaks",
     "Refused",
     "refuse_too_large",
 ]
 
 
-log = structlog.get_logger("freshet.joiner")
+_log = structlog.get_logger("freshet.joiner")
 
 BAD_IN_A_ROW = 100
 """Consecutive refused events of a stream from which on the joiner is not ready."""
@@ -35,7 +35,7 @@ LOG_AGAIN_S = 60.0
 
 
 @dataclass(slots=True)
-class BadInARow:
+class RefusalStreaks:
     """Counts each stream's refused events since its last good one. Used by one thread."""
 
     monotonic: Callable[[], float]  # seconds
@@ -43,7 +43,7 @@ class BadInARow:
     _last: dict[str, str] = field(default_factory=dict)  # role -> reason of the last refusal
     _logged_s: dict[tuple[str, str], float] = field(default_factory=dict)  # (role, word) -> when
 
-    def note(self, role: str, topic: str, records: int, refused: Refused) -> None:
+    def count_batch(self, role: str, topic: str, records: int, refused: Refused) -> None:
         """Count a batch of `records` records of a stream, of which `refused` were refused."""
         if not len(refused):
             if records and self._in_a_row.get(role):
@@ -56,7 +56,7 @@ class BadInARow:
         for word, events in refused.by_reason().items():
             if events and now - self._logged_s.get((role, word), float("-inf")) >= LOG_AGAIN_S:
                 self._logged_s[role, word] = now
-                log.warning(
+                _log.warning(
                     "events were refused", topic=topic, why=word, records=events, reason=refused.reasons[-1]
                 )
 

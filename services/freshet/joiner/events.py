@@ -62,7 +62,7 @@ def action_fields(plan: JoinPlan) -> tuple[str, ...]:
     return tuple(fields)
 
 
-class SchemasOfOthers(Protocol):
+class ExternalSchemas(Protocol):
     """Source of schemas of external topics (`freshet.log.schema_registry.RestRegistry`)."""
 
     def get(self, schema_id: int) -> Written:
@@ -83,7 +83,7 @@ class SpecDecoder:
         plan: JoinPlan,
         schemas: Schemas,
         frameless: Mapping[str, Record] | None = None,
-        theirs: SchemasOfOthers | None = None,
+        theirs: ExternalSchemas | None = None,
         clock: Clock = SYSTEM_CLOCK,
         readers: Mapping[str, Record] | None = None,
     ) -> None:
@@ -101,7 +101,13 @@ class SpecDecoder:
 
         Raises ConfigError if the schema of a stream without frames does not fit the spec.
         """
-        self._spec, self._plan, self._schemas, self._theirs, self._clock = spec, plan, schemas, theirs, clock
+        self._spec, self._plan, self._schemas, self._external, self._clock = (
+            spec,
+            plan,
+            schemas,
+            theirs,
+            clock,
+        )
         self._readers = readers or {}
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
@@ -199,8 +205,8 @@ class SpecDecoder:
         """Return the schema by which a record of the stream, read at `came_s`, was written."""
         if stream.format != "confluent":
             return self._schemas.get(schema_id, came_s)
-        assert self._theirs is not None, "given with a stream of this format"
-        return self._theirs.get(schema_id)
+        assert self._external is not None, "given with a stream of this format"
+        return self._external.get(schema_id)
 
     def _judge(self, events: EventColumns) -> tuple[U32, F64]:
         """Return (N,) uint32 masks of the labels that each action makes true, and (N, A) float64 values for

@@ -183,7 +183,7 @@ class LateJoin:
                 elif isinstance(columns, ActionColumns):
                     joiner.on_actions(columns.where(chosen))
         joiner.advance(until_ms)
-        samples = joiner.take()
+        samples = joiner.take_samples()
         # The running joiner may still wait with a later event of the same impression.
         longest_wait_ms = joiner.horizon_ms - plan.grace_ms
         over = newest + longest_wait_ms <= until_ms

@@ -12,9 +12,9 @@ from freshet.clock import ClockState
 from freshet.config.spec.topics import COMMIT_SKIPS, RecordLimits
 from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
-from freshet.joiner.commit import Commit, Skips
+from freshet.joiner.commit import Commit, ReplayExclusions
 from freshet.joiner.core import (
-    NOT_IN_A_REPLAY,
+    REPLAY_EXCLUDED,
     ActionColumns,
     ImpressionColumns,
     Joiner,
@@ -24,7 +24,7 @@ from freshet.joiner.core import (
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.tracing import Joined, noted
+from freshet.joiner.tracing import Joined
 from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
 from freshet.log.dead_letters import letter
 from freshet.observability.tracing import active
@@ -95,8 +95,8 @@ class _Step:
 class Task:
     """Join of one partition.
 
-    Call `take` with records, and `flush` to decide samples and get the appends; write these in one atomic
-    append with the other partitions' outputs, then call `appended`. If the append is not known to be written,
+    Call `join_records` with records, and `flush` to decide samples and get the appends; write these in one atomic
+    append with the other partitions' outputs, then call `on_appended`. If the append is not known to be written,
     the task is void: build a new one from the log.
     """
 
@@ -111,10 +111,10 @@ class Task:
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
     clock: ClockState | None = None  # of the process that wrote the last commit
-    _letters: list[bytes] = field(default_factory=list)
+    _dead_letters: list[bytes] = field(default_factory=list)
     _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS -> events
     _committed_events: Mapping[str, int] = field(default_factory=dict)
-    _skips: Skips = field(default_factory=Skips)
+    _exclusions: ReplayExclusions = field(default_factory=ReplayExclusions)
     _steps: deque[_Step] = field(default_factory=deque)
     _committed_next: dict[str, int] = field(default_factory=dict)
     _advanced_ms: int | None = None  # the watermark that the join has advanced to; at most `watermark.value`
@@ -129,7 +129,7 @@ class Task:
 
     # -- live
 
-    def take(self, role: str, records: Records, now: Now | None = None) -> Refused:
+    def join_records(self, role: str, records: Records, now: Now | None = None) -> Refused:
         """Join records of one stream, from `next[role]` on.
 
         Args:
@@ -152,7 +152,7 @@ class Task:
             refused = refused.before(end)
         if len(timed.columns):
             self.watermark.observe(role, timed.first_ms, timed.last_ms)
-            self._skip_later(role, timed.columns, self._join(timed.columns))
+            self._exclude_later_duplicates(role, timed.columns, self._join(timed.columns))
         if len(refused):
             self._refuse(role, records, refused)
         self.events += end
@@ -164,7 +164,7 @@ class Task:
     def has_output(self) -> bool:
         """Whether a flush would append samples or dead letters."""
         w = self.watermark.value
-        return bool(self._letters) or self.joiner.has_ready or (w is not None and self.joiner.due(w))
+        return bool(self._dead_letters) or self.joiner.has_ready or (w is not None and self.joiner.due(w))
 
     @property
     def has_progress(self) -> bool:
@@ -177,17 +177,17 @@ class Task:
             self._advance(self.watermark.value)
         appends = []
         most = self.topics.limits.block_bytes, self.plan.block_samples
-        decided, late = self.joiner.take(), self.joiner.take_late()
+        decided, late = self.joiner.take_samples(), self.joiner.take_late_samples()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
                 encoded = blocks.encode(samples, *most)
                 where = self.topics.samples_partition(self.partition)
                 appends.append(Append(topic, where, encoded))
         tracer = active()
-        joined = noted(tracer, decided, *most) if tracer is not None and len(decided) else None
+        joined = trace_joined(tracer, decided, *most) if tracer is not None and len(decided) else None
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
-        letters, self._letters, self._skips = self._letters, [], Skips()
+        letters, self._dead_letters, self._exclusions = self._dead_letters, [], ReplayExclusions()
         refused, self._refused = self._refused, {}
         outside = self.joiner.take_out_of_bounds()
         newest_ms = int(decided.times_ms.max()) if len(decided) else None
@@ -217,9 +217,9 @@ class Task:
     def is_full(self) -> bool:
         """Whether to flush before joining more: many samples are decided, or a commit would name many events
         that a replay excludes."""
-        return self.joiner.ready_bytes >= READY_BYTES or self._skips.elements_count >= COMMIT_SKIPS
+        return self.joiner.ready_bytes >= READY_BYTES or self._exclusions.elements_count >= COMMIT_SKIPS
 
-    def appended(self, outputs: Outputs, commit_offset: int) -> None:
+    def on_appended(self, outputs: Outputs, commit_offset: int) -> None:
         """Record that the flush is written, with its commit at this offset."""
         self._committed_next = dict(outputs.commit.next)
         self._committed_events = outputs.commit.ledger.events
@@ -252,10 +252,10 @@ class Task:
         """Repeat one commit: join its records of each stream, then advance to its watermark. Samples are
         dropped, as they are in the log already."""
         for role, pieces in read.items():
-            skipped = np.array(sorted(commit.skips.records.get(role, ())), np.int64)
+            skipped = np.array(sorted(commit.exclusions.records.get(role, ())), np.int64)
             for records in pieces:
                 columns, _ = self.decode(role, records)
-                columns = _without(columns, skipped, set(commit.skips.elements.get(role, ())))
+                columns = _without(columns, skipped, set(commit.exclusions.elements.get(role, ())))
                 if len(columns):
                     self._join(columns)
         if commit.watermark_ms is not None:
@@ -326,7 +326,7 @@ class Task:
         except _NOT_OF_A_RECORD:
             raise
         except Exception as error:  # records that decode one by one, but not together
-            bad |= dict.fromkeys(rows, _words(error))
+            bad |= dict.fromkeys(rows, _reason(error))
             rows = []
             columns, refused = self._decode_all(role, records.where(rows))
         refused.rows = [rows[row] for row in refused.rows]
@@ -344,7 +344,7 @@ class Task:
             raise
         except Exception as error:
             if len(rows) == 1:
-                yield rows[0], _words(error)
+                yield rows[0], _reason(error)
                 return
         middle = len(rows) // 2
         yield from self._failing(role, records, rows[:middle])
@@ -380,25 +380,25 @@ class Task:
             return self.joiner.on_shown(columns)
         return self.joiner.on_actions(columns)
 
-    def _skip_later(
+    def _exclude_later_duplicates(
         self, role: str, columns: ImpressionColumns | ShownColumns | ActionColumns, outcomes: U8
     ) -> None:
-        chosen = np.isin(outcomes, NOT_IN_A_REPLAY)
+        chosen = np.isin(outcomes, REPLAY_EXCLUDED)
         if not chosen.any():
             return
         offsets, places = columns.places
         # A record of which all elements are excluded, such as one that was sent again, is named as a whole.
         _, record, counts = np.unique(offsets, return_inverse=True, return_counts=True)
         whole = (np.bincount(record, chosen) == counts)[record]
-        self._skips.add(role, np.unique(offsets[whole]))
-        self._skips.add_elements(role, offsets[chosen & ~whole], places[chosen & ~whole])
+        self._exclusions.add(role, np.unique(offsets[whole]))
+        self._exclusions.add_elements(role, offsets[chosen & ~whole], places[chosen & ~whole])
 
     def _refuse(self, role: str, records: Records, refused: Refused) -> None:
         self.refused += len(refused)
         self._refused.setdefault(role, Counter()).update(refused.by_reason())
-        self._skips.add(role, records.offsets[refused.rows])
+        self._exclusions.add(role, records.offsets[refused.rows])
         for row, reason in zip(refused.rows, refused.reasons, strict=True):
-            said = {
+            fields = {
                 "v": 1,
                 "kind": "dead-letter",
                 "reason": reason,
@@ -408,7 +408,7 @@ class Task:
                 "time_ms": int(records.times_ms[row]),
             }
             most = self.topics.limits.dead_letter_bytes
-            self._letters.append(letter(said, records.values[row], max_bytes=most))
+            self._dead_letters.append(letter(fields, records.values[row], max_bytes=most))
 
     def _commit(self, now_ms: int) -> Commit:
         low = {role: self.joiner.low(role, offset) for role, offset in self.next.items()}
@@ -425,12 +425,12 @@ class Task:
             ledger=self.ledger(),
             written_ms=now_ms,
             began_ms=self.joiner.began_ms,
-            skips=self._skips,
+            exclusions=self._exclusions,
             clock=self.clock,
         )
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"the decoder raises {type(error).__name__}: {error}"[:LONGEST_REASON]
 
 

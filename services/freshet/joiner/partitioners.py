@@ -16,10 +16,10 @@ from typing import Any
 from freshet.features import partition_of
 from freshet.types import BytesColumn
 
-__all__ = ["PARTITIONERS", "Placing", "fnv1a_of"]
+__all__ = ["PARTITIONERS", "PartitionerDetector", "fnv1a_of"]
 
-KEYS_A_LOOK = 4
-LOOK_EVERY_S = 0.05
+KEYS_A_SAMPLE = 4
+SAMPLE_EVERY_S = 0.05
 """Time between two samples of a topic: at most 80 keys a second, some 70 µs each sample."""
 
 ENOUGH = 64
@@ -81,7 +81,7 @@ PARTITIONERS: Mapping[str, Callable[[bytes, int], int]] = {
     "fnv1a": fnv1a_of,
     "fnv1a-positive": fnv1a_positive_of,
 }
-WORDS = {
+DESCRIPTIONS = {
     "murmur2": "murmur2 (Java's default, and freshet's)",
     "crc32": "CRC32 (the default of librdkafka's clients, consistent_random)",
     "fnv1a": "FNV-1a (sarama's default, librdkafka's fnv1a)",
@@ -93,11 +93,11 @@ WORDS = {
 
 @dataclass(slots=True)
 class _Topic:
-    looked_s: float = float("-inf")
+    sampled_s: float = float("-inf")
     keys: int = 0
     explained: Counter[str] = field(default_factory=Counter)  # PARTITIONERS, "no key", "unknown"
 
-    def take(self, names: list[str]) -> None:
+    def count(self, names: list[str]) -> None:
         self.keys += 1
         self.explained.update(names)
         if self.keys >= MOST:
@@ -118,7 +118,7 @@ class _Topic:
         return self.explained[name] / max(self.keys, 1)
 
 
-class Placing:
+class PartitionerDetector:
     """Names the topics' partitioners. Used by one thread; keeps one entry per topic and REMEMBERED keys."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Placing:
         self._where: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._twice: tuple[float, str, str] | None = None  # when a key was seen in two partitions, in words
 
-    def note(self, topic: str, partition: int, counts: set[int], keys: BytesColumn, now_s: float) -> None:
+    def sample(self, topic: str, partition: int, counts: set[int], keys: BytesColumn, now_s: float) -> None:
         """Sample some keys of records.
 
         Args:
@@ -140,18 +140,18 @@ class Placing:
         seen = self._topics.get(topic)
         if seen is None:
             seen = self._topics[topic] = _Topic()
-        if max(counts) < 2 or not len(keys) or now_s - seen.looked_s < LOOK_EVERY_S:
+        if max(counts) < 2 or not len(keys) or now_s - seen.sampled_s < SAMPLE_EVERY_S:
             return
-        seen.looked_s = now_s
-        for row in {i * len(keys) // KEYS_A_LOOK for i in range(KEYS_A_LOOK)}:
+        seen.sampled_s = now_s
+        for row in {i * len(keys) // KEYS_A_SAMPLE for i in range(KEYS_A_SAMPLE)}:
             key = bytes(keys[row])
             if not key:
-                seen.take(["no key"])
+                seen.count(["no key"])
                 continue
             names = [
                 name for name, of in PARTITIONERS.items() if any(of(key, n) == partition for n in counts)
             ]
-            seen.take(names or ["unknown"])
+            seen.count(names or ["unknown"])
             if len(counts) == 1:
                 self._remember(topic, partition, key, now_s)
         if self._twice is not None and now_s - self._twice[0] > TWICE_S:
@@ -193,25 +193,26 @@ class Placing:
         if self._twice is not None and not wrong:
             wrong = {self._twice[1]}
         twice = "" if self._twice is None else f"; {self._twice[2]}"
-        return {topic: self._words(topic) + twice for topic in sorted(wrong)}
+        return {topic: self._problem(topic) + twice for topic in sorted(wrong)}
 
-    def _words(self, topic: str) -> str:
-        beside = "".join(f", those of {t} by {self._found(t)}" for t in sorted(self.named) if t != topic)
+    def _problem(self, topic: str) -> str:
+        beside = "".join(
+            f", those of {t} by {self._description(t)}" for t in sorted(self.named) if t != topic
+        )
         return (
-            f"records of {topic} are placed by {self._found(topic)}{beside}; actions and impressions of a "
-            "request meet only in one partition number: key all by the request's id, with one partitioner "
+            f"records of {topic} are placed by {self._description(topic)}{beside}; actions and impressions of "
+            "a request meet only in one partition number: key all by the request's id, with one partitioner "
             "(murmur2_random in clients of librdkafka)"
         )
 
-    def _found(self, topic: str) -> str:
+    def _description(self, topic: str) -> str:
         name, seen = self.named.get(topic), self._topics[topic]
-        if name in WORDS:
-            return WORDS[name]
+        if name in DESCRIPTIONS:
+            return DESCRIPTIONS[name]
         best = max(PARTITIONERS, key=seen.share)
         if seen.share(best) < 0.6:
-            return (
-                f"{WORDS['unknown']} (keys that the best known one, {best}, explains: {seen.share(best):.0%})"
-            )
+            share = f"{seen.share(best):.0%}"
+            return f"{DESCRIPTIONS['unknown']} (keys that the best known one, {best}, explains: {share})"
         return f"several partitioners ({best} explains {seen.share(best):.0%})"
 
     def to_json(self) -> dict[str, Any]:

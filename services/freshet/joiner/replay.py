@@ -18,13 +18,13 @@ from freshet.log import EventLog, Reader, Writer
 from freshet.log.tail import newest
 from freshet.types import BytesColumn, Records, TopicPartition
 
-__all__ = ["Entered", "Entering", "last_commits", "load", "stream"]
+__all__ = ["PartitionRecovery", "RecoveredGroup", "last_commits", "load", "stream"]
 
 _AT_ONCE = 8
 
 
 @dataclass(slots=True)
-class Entered:
+class RecoveredGroup:
     """Result of the recovery of partitions that share a writer: all their tasks, or `error`."""
 
     partitions: tuple[int, ...]
@@ -33,9 +33,9 @@ class Entered:
     error: FreshetError | None = None
 
 
-class Entering:
+class PartitionRecovery:
     """Recovers partitions on threads, while the joiner works on others. Used by one thread, except
-    `enter`."""
+    `recover`."""
 
     def __init__(
         self,
@@ -50,36 +50,36 @@ class Entering:
         """
         self._writer_of, self._task_of = writer_of, task_of
         self._threads: ThreadPoolExecutor | None = None
-        self._under_way: dict[Future[Entered], tuple[tuple[int, ...], Event]] = {}
+        self._under_way: dict[Future[RecoveredGroup], tuple[tuple[int, ...], Event]] = {}
 
     def begin(self, groups: Sequence[tuple[int, ...]]) -> None:
         """Start to recover groups of partitions; each group shares a writer."""
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="joiner-enter")
+            self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="joiner-recovery")
         for group in groups:
-            given_up = Event()
-            self._under_way[self._threads.submit(self.enter, group, given_up)] = (group, given_up)
+            cancelled = Event()
+            self._under_way[self._threads.submit(self.recover, group, cancelled)] = (group, cancelled)
 
     @property
     def partitions(self) -> set[int]:
         """Partitions in recovery that were not cancelled."""
-        return {p for group, given_up in self._under_way.values() if not given_up.is_set() for p in group}
+        return {p for group, cancelled in self._under_way.values() if not cancelled.is_set() for p in group}
 
-    def give_up(self, partitions: Collection[int]) -> None:
+    def cancel(self, partitions: Collection[int]) -> None:
         """Cancel the recovery of partitions that another process owns now; their writers are closed when
         open."""
-        for group, given_up in self._under_way.values():
+        for group, cancelled in self._under_way.values():
             if set(partitions).intersection(group):
-                given_up.set()
+                cancelled.set()
 
-    def take(self, *, waiting: bool = False) -> list[Entered]:
+    def pop_finished(self, *, waiting: bool = False) -> list[RecoveredGroup]:
         """Return finished recoveries, each once, without cancelled ones; `waiting` waits for all."""
         if waiting:
             wait(self._under_way)
         found = []
         for future in [future for future in self._under_way if future.done()]:
-            _, given_up = self._under_way.pop(future)
-            if not given_up.is_set():
+            _, cancelled = self._under_way.pop(future)
+            if not cancelled.is_set():
                 found.append(future.result())
             elif future.exception() is None and (writer := future.result().writer) is not None:
                 writer.close()
@@ -87,27 +87,27 @@ class Entering:
 
     def close(self) -> None:
         """Cancel all recoveries and wait for them. Idempotent."""
-        for _, given_up in self._under_way.values():
-            given_up.set()
-        self.take(waiting=True)
+        for _, cancelled in self._under_way.values():
+            cancelled.set()
+        self.pop_finished(waiting=True)
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
 
-    def enter(self, group: tuple[int, ...], given_up: Event) -> Entered:
+    def recover(self, group: tuple[int, ...], cancelled: Event) -> RecoveredGroup:
         """Recover a group. Its writer opens first, which fences earlier owners: the log of these partitions
         cannot change afterwards."""
-        entered = Entered(group)
+        recovered = RecoveredGroup(group)
         try:
-            if given_up.is_set():
+            if cancelled.is_set():
                 raise Unavailable("another process was assigned the partitions before their recovery began")
-            entered.writer = self._writer_of(group)
-            entered.tasks = [self._task_of(p, given_up.is_set) for p in group]
+            recovered.writer = self._writer_of(group)
+            recovered.tasks = [self._task_of(p, cancelled.is_set) for p in group]
         except FreshetError as error:
-            if entered.writer is not None:
-                entered.writer.close()
-            entered.writer, entered.tasks, entered.error = None, [], error
-        return entered
+            if recovered.writer is not None:
+                recovered.writer.close()
+            recovered.writer, recovered.tasks, recovered.error = None, [], error
+        return recovered
 
 
 READ_RECORDS = 8192

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from freshet.clock import Clock
 from freshet.errors import DataLost, Unavailable
-from freshet.joiner.commit import Commit, Skips, WatermarkSetBack
+from freshet.joiner.commit import Commit, ReplayExclusions, WatermarkSetBack
 from freshet.joiner.core import Joiner
 from freshet.joiner.partition import Topics
 from freshet.joiner.plan import JoinPlan
@@ -150,7 +150,7 @@ def _write(
                 watermark_ms=one.watermark_ms,
                 clocks={role: min(clock, one.watermark_ms) for role, clock in commit.clocks.items()},
                 written_ms=now_ms,
-                skips=Skips(),
+                exclusions=ReplayExclusions(),
                 clock=None,  # the former writers' clocks were wrong
                 set_back=WatermarkSetBack(one.was_ms, one.recall),
             )

@@ -19,7 +19,7 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.partition_assignment import Shares
 from freshet.errors import ConfigError
 from freshet.features import hash_text
-from freshet.joiner.events import SchemasOfOthers, SpecDecoder
+from freshet.joiner.events import ExternalSchemas, SpecDecoder
 from freshet.joiner.partition import Topics
 from freshet.joiner.plan import join_plan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
@@ -73,7 +73,7 @@ def make(
     *,
     partitions: Sequence[int] | None = None,
     shares: Shares | None = None,
-    theirs: SchemasOfOthers | None = None,
+    theirs: ExternalSchemas | None = None,
     clock: Clock = SYSTEM_CLOCK,
     pace: Pace | None = None,
     stop: Event | None = None,

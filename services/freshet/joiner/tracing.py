@@ -13,13 +13,13 @@ from freshet.joiner import blocks
 from freshet.joiner.core import Samples
 from freshet.observability.tracing import MOST_LINKS, Tracer, harmless
 
-__all__ = ["Joined", "noted", "written"]
+__all__ = ["Joined", "trace_appended", "trace_joined"]
 
 KNOWN = 10_000
 """Number of events remembered as traced. An event whose later samples come after so many others gets a second
 span of the same id, of which viewers show one."""
 
-_told: OrderedDict[int, None] = OrderedDict()
+_traced: OrderedDict[int, None] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Joined:
 
 
 @harmless
-def noted(
+def trace_joined(
     tracer: Tracer, decided: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
 ) -> Joined | None:
     """Return the traced events of samples that are about to be appended in such blocks; None if there are
@@ -57,7 +57,7 @@ def noted(
 
 
 @harmless
-def written(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: int) -> None:
+def trace_appended(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: int) -> None:
     """Send the spans of samples that are written, with the first block at this offset."""
     for event in joined.events[:MOST_LINKS]:
         served = tracer.event(event.request, "served")
@@ -87,9 +87,9 @@ def written(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: 
 def _first(request: int) -> bool:
     """Return whether an event's samples are its first. Later ones (of other labels) get spans of their
     own."""
-    if request in _told:
+    if request in _traced:
         return False
-    _told[request] = None
-    if len(_told) > KNOWN:
-        _told.popitem(last=False)
+    _traced[request] = None
+    if len(_traced) > KNOWN:
+        _traced.popitem(last=False)
     return True

@@ -60,7 +60,7 @@ def test_a_joiner_killed_between_the_parts_goes_on(tmp_path: Path, monkeypatch: 
     world = World(tmp_path, PLAN, 1)
     world.send(requests(60))
     for _ in range(40):
-        joiner = world.joiner(Pace(flush_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0))
+        joiner = world.joiner(Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0))
         joiner.open()
         joiner.step()
         joiner.close()
@@ -82,10 +82,10 @@ def test_repeats_that_a_commit_names_are_few_or_whole_records(
     world.send([*first, *again, *wider])
     world.joiner().run(until_end=True)
 
-    named = [c.skips.elements_count for c in commits(world)]
+    named = [c.exclusions.elements_count for c in commits(world)]
     assert sum(named) == 80 * 8
     assert max(named) <= 40 + 8 * 3
-    assert sum(len(c.skips.records.get("served", ())) for c in commits(world)) == 80
+    assert sum(len(c.exclusions.records.get("served", ())) for c in commits(world)) == 80
     assert len(world.samples()) == 80 * 9
     world.close()
 
@@ -128,7 +128,7 @@ def test_a_partition_that_cannot_be_written_leaves_others_alone(
     world = World(tmp_path, PLAN, 4)
     world.send([Served(f"r{n}", ("a", "b"), 1_000 + n) for n in range(200)])
     world.send([Served(f"late{n}", ("a",), 50_000) for n in range(200)])
-    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, share_interval_ms=0)
+    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, assignment_interval_ms=0)
     joiner = JoinerService(
         world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
         all_partitions=False, shares=cast(Shares, Mine()), clock=world.clock, pace=pace,
@@ -138,7 +138,7 @@ def test_a_partition_that_cannot_be_written_leaves_others_alone(
     def writer_of(group: tuple[int, ...]) -> Writer:
         return Refusing(inner(group), 2)
 
-    monkeypatch.setattr(joiner._entering, "_writer_of", writer_of)
+    monkeypatch.setattr(joiner._recovery, "_writer_of", writer_of)
     joiner.open()
 
     def until(done: Callable[[], bool]) -> None:

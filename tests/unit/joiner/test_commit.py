@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt
 from freshet.features import read_blocks
 from freshet.joiner import blocks
-from freshet.joiner.commit import LONG_AGO_MS, Commit, Skips, _unspan, spans
+from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, _unspan, spans
 from freshet.joiner.core import Joiner, Samples
 from freshet.types import BytesColumn
 
@@ -28,7 +28,7 @@ COMMIT = Commit(
     ledger=Joiner(plan_of(label("click"), label("buy"))).ledger(refused=2),
     written_ms=99,
     began_ms=1_001,
-    skips=Skips({"action": [3, 4, 5, 9]}, {"served": [(4, 0), (4, 2)]}),
+    exclusions=ReplayExclusions({"action": [3, 4, 5, 9]}, {"served": [(4, 0), (4, 2)]}),
 )
 
 

@@ -17,8 +17,8 @@ PLAN = plan_of(label("click", 300), grace_ms=100)
 PACE = Pace(
     flush_interval_ms=0,
     commit_interval_ms=0,
-    look_interval_ms=10**9,
-    keep_interval_ms=10**9,
+    end_check_interval_ms=10**9,
+    pin_interval_ms=10**9,
     status_interval_ms=0,
 )
 

@@ -125,7 +125,7 @@ def test_mutants_of_events_raise_nothing(form: str) -> None:
             if append.topic == TOPICS.samples:
                 places = ((0, np.arange(len(append.values))),)
                 learned += len(trainer.decode(append.values, places).sample_ids)
-        task.appended(outputs, 0)
+        task.on_appended(outputs, 0)
 
     seeds = FORMATS[form]()
     while sent < MUTANTS:
@@ -134,7 +134,7 @@ def test_mutants_of_events_raise_nothing(form: str) -> None:
         start = task.next[role]
         offsets = np.arange(start, start + BATCH, dtype=np.int64)
         keys = BytesColumn.of([b""] * BATCH)
-        task.take(
+        task.join_records(
             role,
             Records(offsets, np.full(BATCH, LOG_MS, np.int64), keys, BytesColumn.of(values), start + BATCH),
         )

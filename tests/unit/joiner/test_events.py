@@ -178,7 +178,7 @@ def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: S
     joiner.on_actions(deeds)
     joiner.advance(10_000)
 
-    samples = joiner.take()
+    samples = joiner.take_samples()
     got = []
     for payload, schema, label, value in zip(
         samples.payloads,
@@ -264,7 +264,7 @@ def test_streams_of_json_join_with_those_of_avro() -> None:
     joiner = Joiner(join_plan(spec, hash_text))
     joiner.on_served(batch)
     joiner.advance(10_000)
-    samples = joiner.take()
+    samples = joiner.take_samples()
     assert len(set(samples.schemas.tolist())) == 1
     flat = fastavro.parse_schema(
         {**SERVED, "fields": [{**f, "type": ITEM} if f["name"] == "items" else f for f in SERVED["fields"]]}

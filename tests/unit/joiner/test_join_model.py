@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.joiner.core import NOT_IN_A_REPLAY, Joiner
+from freshet.joiner.core import REPLAY_EXCLUDED, Joiner
 from freshet.joiner.plan import JoinPlan
 
 from .oracle import Oracle
@@ -81,7 +81,7 @@ class Native:
                 self.joiner.on_actions(actions(self.plan, run, offsets))  # type: ignore[arg-type]
 
     def take(self) -> list[tuple[str, int, float, float]]:
-        s = self.joiner.take()
+        s = self.joiner.take_samples()
         columns = (s.labels.tolist(), s.values.tolist(), s.weights.tolist())
         return sorted((p.decode(), *rest) for p, *rest in zip(s.payloads, *columns, strict=True))
 
@@ -100,7 +100,7 @@ def test_the_native_join_does_what_the_plain_one_does(
         native.joiner.advance(w)
         oracle.advance(w)
         assert native.take() == oracle.take()
-    assert sorted(p.decode() for p in native.joiner.take_late().payloads) == sorted(
+    assert sorted(p.decode() for p in native.joiner.take_late_samples().payloads) == sorted(
         oracle.late * len(plan.labels)
     )
     ledger = native.joiner.ledger()
@@ -129,7 +129,7 @@ def test_between_two_watermarks_the_order_of_the_streams_does_not_matter(
         w += ahead
         one.joiner.advance(w)
         other.joiner.advance(w)
-        a, b = one.joiner.take(), other.joiner.take()
+        a, b = one.joiner.take_samples(), other.joiner.take_samples()
         assert (list(a.payloads), a.ids.tolist(), a.values.tolist()) == (
             list(b.payloads),
             b.ids.tolist(),
@@ -210,4 +210,4 @@ def _feed_one(native: Native, event: Event, offset: int, skipped: list[int] | No
         if skipped:
             return []
         outcomes = native.joiner.on_actions(actions(native.plan, [event], [offset]))
-    return np.flatnonzero(np.isin(outcomes, NOT_IN_A_REPLAY)).tolist() if skipped is None else []
+    return np.flatnonzero(np.isin(outcomes, REPLAY_EXCLUDED)).tolist() if skipped is None else []

@@ -46,7 +46,7 @@ class Bench:
         """(payload, label, value, weight) of what is decided."""
         if watermark is not None:
             self.joiner.advance(watermark)
-        s = self.joiner.take()
+        s = self.joiner.take_samples()
         values = zip(s.payloads, s.labels.tolist(), s.values.tolist(), s.weights.tolist(), strict=True)
         return [(p.decode(), *rest) for p, *rest in values]
 
@@ -276,7 +276,7 @@ def test_an_action_after_its_impression_was_decided_is_late(bench: Bench) -> Non
 def test_an_action_after_the_window_does_not_count(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
-    assert bench.act(Action("r1/a", 2_001)) == [Outcome.BEYOND]
+    assert bench.act(Action("r1/a", 2_001)) == [Outcome.AFTER_WINDOW]
     assert bench.counts() == {"pending": 1}
     bench.joiner.advance(2_200)
     assert bench.events() == {"impressions": 1, "actions_orphan": 1}
@@ -285,15 +285,15 @@ def test_an_action_after_the_window_does_not_count(bench: Bench) -> None:
 def test_an_action_dated_before_its_impression_counts_within_the_grace_as_clocks_differ(bench: Bench) -> None:
     bench.serve(IMPRESSION, Served("r2", ("a",), 1_000))
 
-    assert bench.act(Action("r1/a", 900), Action("r2/a", 899)) == [Outcome.NEW, Outcome.OUTSIDE]
+    assert bench.act(Action("r1/a", 900), Action("r2/a", 899)) == [Outcome.NEW, Outcome.OUT_OF_WINDOW]
     assert bench.counts() == {"trained_positive": 1, "pending": 1}
 
 
 def test_a_second_served_event_of_an_id_is_a_counted_repeat(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
-    assert bench.serve(IMPRESSION) == [Outcome.REPEAT]
-    assert bench.serve(Served("r1", ("a", "b"), 1_001)) == [Outcome.GHOST, Outcome.NEW]
+    assert bench.serve(IMPRESSION) == [Outcome.DUPLICATE]
+    assert bench.serve(Served("r1", ("a", "b"), 1_001)) == [Outcome.LATER_DUPLICATE, Outcome.NEW]
     assert bench.counts() == {"pending": 2}
     assert bench.events() == {"impressions": 2, "impressions_repeated": 2}
 
@@ -302,8 +302,8 @@ def test_a_repeated_action_does_not_count_twice() -> None:
     bench = Bench(plan_of(label("watch", value="sum(action.amount)")))
     bench.serve(IMPRESSION)
     assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.NEW]
-    assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.REPEAT]
-    assert bench.act(Action("r1/a", 1_600, "watch", "x", 3.0)) == [Outcome.GHOST]
+    assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.DUPLICATE]
+    assert bench.act(Action("r1/a", 1_600, "watch", "x", 3.0)) == [Outcome.LATER_DUPLICATE]
 
     assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 3.0, 1.0)]
 
@@ -312,7 +312,7 @@ def test_an_id_is_known_until_the_horizon_and_an_older_event_is_late(bench: Benc
     horizon = bench.joiner.horizon_ms
     bench.serve(IMPRESSION)
     bench.joiner.advance(1_000 + horizon - 1)
-    assert bench.serve(IMPRESSION) == [Outcome.REPEAT]
+    assert bench.serve(IMPRESSION) == [Outcome.DUPLICATE]
     bench.joiner.advance(1_000 + horizon)
 
     assert bench.serve(IMPRESSION) == [Outcome.LATE]
@@ -324,7 +324,7 @@ def test_a_late_impression_keeps_its_bytes_and_has_no_value(bench: Bench) -> Non
     bench.joiner.advance(1_000_000)
     bench.serve(Served("r1", ("a", "b"), 1_000))
 
-    late = bench.joiner.take_late()
+    late = bench.joiner.take_late_samples()
     assert list(late.payloads) == [b"<r1|a|1000>", b"<r1|b|1000>"]
     assert np.isnan(late.values).all()
     assert bench.take() == []
@@ -513,7 +513,7 @@ def test_an_action_that_matches_no_label_is_counted(bench: Bench) -> None:
 def test_a_second_click_changes_nothing(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
-    assert bench.act(Action("r1/a", 1_200), Action("r1/a", 1_300)) == [Outcome.NEW, Outcome.AGAIN]
+    assert bench.act(Action("r1/a", 1_200), Action("r1/a", 1_300)) == [Outcome.NEW, Outcome.ALREADY_TRUE]
     assert len(bench.take()) == 1
 
 
@@ -524,7 +524,7 @@ def test_payload_bytes_are_given_back_when_all_is_decided() -> None:
     for n in range(5_000):
         bench.serve(Served(f"r{n}", (item,), 1_000 + n))
         bench.joiner.advance(1_000 + n)
-        bench.joiner.take()
+        bench.joiner.take_samples()
         peak = max(peak, bench.joiner.payload_bytes)
 
     assert peak < 2_000_000

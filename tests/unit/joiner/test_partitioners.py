@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from freshet.joiner.partitioners import ENOUGH, LOOK_EVERY_S, PARTITIONERS, REMEMBERED, Placing
+from freshet.joiner.partitioners import ENOUGH, PARTITIONERS, REMEMBERED, SAMPLE_EVERY_S, PartitionerDetector
 from freshet.types import BytesColumn
 
 Place = Callable[[bytes, int], int]
@@ -26,14 +26,14 @@ def by_length(key: bytes, partitions: int) -> int:
 
 def looked_at(
     places: dict[str, Place], keys: int = 400, partitions: int = 6, shared: bool = False
-) -> Placing:
+) -> PartitionerDetector:
     """What is found after so many keys of each topic; `shared`: each key is in all of them."""
-    placing, now = Placing(), 0.0
+    placing, now = PartitionerDetector(), 0.0
     for i in range(keys):
         for topic, of in places.items():
-            now += 1.5 * LOOK_EVERY_S
+            now += 1.5 * SAMPLE_EVERY_S
             key = b"request-%d" % i if shared else b"%s-%d" % (topic.encode(), i)
-            placing.note(topic, of(key, partitions), {partitions}, BytesColumn.of([key]), now)
+            placing.sample(topic, of(key, partitions), {partitions}, BytesColumn.of([key]), now)
     return placing
 
 
@@ -65,9 +65,9 @@ def test_chance_in_one_topic_is_told_by_the_shares_alone() -> None:
 
 
 def test_records_without_a_key_are_told() -> None:
-    placing = Placing()
+    placing = PartitionerDetector()
     for i in range(ENOUGH):
-        placing.note("action", i % 4, {4}, BytesColumn.of([b""]), float(i))
+        placing.sample("action", i % 4, {4}, BytesColumn.of([b""]), float(i))
 
     assert "no key" in placing.trouble["action"]
 
@@ -89,20 +89,20 @@ def test_a_client_that_was_mended_is_forgotten() -> None:
     for i in range(20_000):
         key = b"later-%d" % i
         for topic in ("served", "action"):
-            now += LOOK_EVERY_S
-            placing.note(topic, MURMUR2(key, 6), {6}, BytesColumn.of([key]), now)
+            now += SAMPLE_EVERY_S
+            placing.sample(topic, MURMUR2(key, 6), {6}, BytesColumn.of([key]), now)
 
     assert placing.trouble == {}
     assert len(placing._where) <= REMEMBERED
 
 
 def test_a_topic_that_grew_is_no_trouble() -> None:
-    placing, now = Placing(), 0.0
+    placing, now = PartitionerDetector(), 0.0
     for i in range(400):
         for topic in ("served", "action"):
-            now += LOOK_EVERY_S
+            now += SAMPLE_EVERY_S
             key = b"request-%d" % i
-            placing.note(topic, MURMUR2(key, 4 if i < 200 else 6), {4, 6}, BytesColumn.of([key]), now)
+            placing.sample(topic, MURMUR2(key, 4 if i < 200 else 6), {4, 6}, BytesColumn.of([key]), now)
 
     assert placing.trouble == {}
 

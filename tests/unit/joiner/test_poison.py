@@ -16,7 +16,7 @@ from freshet.types import Records
 from .support import JsonDecoder, Served, label, plan_of
 from .world import Sample, World, random_events
 
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=10**9)
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=10**9)
 PLAN = plan_of(label("click", 300), label("buy", 500))
 ERRORS = {b"!r": RecursionError, b"!u": UnicodeError, b"!o": OverflowError, b"!k": KeyError}
 

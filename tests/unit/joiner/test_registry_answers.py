@@ -24,7 +24,7 @@ from tests.unit.log.test_schema_registry import SPEC as VIEWS
 
 SPEC = VIEWS.replace("[events]", "partitions = 2\n[events]", 1)
 GOOD = json_answer({"schema": json.dumps(SCHEMA)})
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
 NOW_MS = 10_000
 
 

@@ -10,7 +10,7 @@ import pytest
 from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import tracing
 from freshet.joiner.core import Samples
-from freshet.joiner.tracing import KNOWN, noted, written
+from freshet.joiner.tracing import KNOWN, trace_appended, trace_joined
 from freshet.observability.tracing import Span, Tracer
 from freshet.types import BytesColumn
 
@@ -22,9 +22,9 @@ def told() -> list[Span]:
 
 @pytest.fixture(autouse=True)
 def _nothing_told_yet() -> Iterator[None]:
-    tracing._told.clear()
+    tracing._traced.clear()
     yield
-    tracing._told.clear()
+    tracing._traced.clear()
 
 
 def tracer(told: list[Span], ratio: float = 1.0) -> Tracer:
@@ -46,9 +46,9 @@ def samples(requests: Sequence[int], time_ms: int = 7_000) -> Samples:
 
 
 def tell(made: Tracer, decided: Samples, offset: int = 40) -> None:
-    joined = noted(made, decided)
+    joined = trace_joined(made, decided)
     assert joined is not None
-    written(made, joined, "news.samples", 3, offset)
+    trace_appended(made, joined, "news.samples", 3, offset)
 
 
 def test_a_window_is_open_from_event_time_to_the_decision(told: list[Span]) -> None:
@@ -91,8 +91,8 @@ def test_samples_of_which_no_event_is_traced_are_not_told_of(told: list[Span]) -
     ids = np.arange(100, dtype=np.uint64)
     none, some = ids[~made.sampled(ids)], ids[made.sampled(ids)]
 
-    assert noted(made, samples(none.tolist())) is None
-    joined = noted(made, samples(ids.tolist()))
+    assert trace_joined(made, samples(none.tolist())) is None
+    joined = trace_joined(made, samples(ids.tolist()))
     assert joined is not None
     assert [event.request for event in joined.events] == some.tolist()
 
@@ -102,4 +102,4 @@ def test_events_that_were_told_of_do_not_fill_the_memory(told: list[Span]) -> No
     for start in range(0, KNOWN + 200, 100):
         tell(made, samples(list(range(start, start + 100))))
 
-    assert len(tracing._told) == KNOWN
+    assert len(tracing._traced) == KNOWN

@@ -12,7 +12,7 @@ from tests.unit.joiner.support import Action, JsonDecoder, Served, label, plan_o
 from tests.unit.joiner.world import World
 
 PLAN = plan_of(label("click", 300))
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
 REQUESTS = 40
 
 

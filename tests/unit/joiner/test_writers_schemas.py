@@ -143,7 +143,7 @@ class World:
 
     def samples(self) -> Decoded:
         self.joiner.advance(10**12)
-        made = self.joiner.take()
+        made = self.joiner.take_samples()
         decoder = SampleDecoder(SPEC, layout_of(SPEC), self.registry.get, sample_reader(SPEC, SCHEMAS))
         got = decoder.decode(made.payloads, made.schemas, made.times_ms)
         assert list(got.why) == []

@@ -72,7 +72,7 @@ class System:
 
     def begun(self) -> JoinerService:
         joiner = self.world.joiner(
-            Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, keep_interval_ms=10**9)
+            Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
         )
         joiner.open()
         return joiner
@@ -111,7 +111,7 @@ class System:
             self.truth.seconds += STEP_S
             self.joiner.step()
             self.joiner.flush()
-        self.joiner._tell()
+        self.joiner._report_status()
         assert self.joiner.status is not None
         return self.joiner.status.ledger
 
@@ -267,7 +267,7 @@ def test_the_first_event_dated_wrongly_is_told(tmp_path: Path) -> None:
     for request, time in (("seconds", START_MS // 1_000), ("past", -5), ("ahead", 3 * START_MS)):
         system.append(Served(request, ("a",), time))
     system.run(4)
-    system.joiner._tell()
+    system.joiner._report_status()
     assert system.joiner.status is not None
     told = system.joiner.status.bad_times["served"]
 

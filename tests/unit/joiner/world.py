@@ -120,7 +120,7 @@ class World:
         )
 
     def joiner(self, pace: Pace | None = None) -> JoinerService:
-        pace = pace or Pace(flush_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0)
+        pace = pace or Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
         return JoinerService(
             self.log,
             "m",
