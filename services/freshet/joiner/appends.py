@@ -61,8 +61,8 @@ class Flush:
 
 
 class PendingFlushes:
-    """PendingFlushes in progress, each appended by a thread: a transaction mostly waits for brokers, and its tasks
-    can join further records meanwhile. Used by one thread."""
+    """PendingFlushes in progress, each appended by a thread: a transaction mostly waits for brokers, and its
+    tasks can join further records meanwhile. Used by one thread."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None

@@ -24,7 +24,7 @@ from freshet.joiner.core import (
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.tracing import Joined
+from freshet.joiner.tracing import Joined, trace_joined
 from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
 from freshet.log.dead_letters import letter
 from freshet.observability.tracing import active
@@ -95,9 +95,9 @@ class _Step:
 class Task:
     """Join of one partition.
 
-    Call `join_records` with records, and `flush` to decide samples and get the appends; write these in one atomic
-    append with the other partitions' outputs, then call `on_appended`. If the append is not known to be written,
-    the task is void: build a new one from the log.
+    Call `join_records` with records, and `flush` to decide samples and get the appends; write these in one
+    atomic append with the other partitions' outputs, then call `on_appended`. If the append is not known to
+    be written, the task is void: build a new one from the log.
     """
 
     partition: int

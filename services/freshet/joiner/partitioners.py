@@ -200,8 +200,8 @@ class PartitionerDetector:
             f", those of {t} by {self._description(t)}" for t in sorted(self.named) if t != topic
         )
         return (
-            f"records of {topic} are placed by {self._description(topic)}{beside}; actions and impressions of "
-            "a request meet only in one partition number: key all by the request's id, with one partitioner "
+            f"records of {topic} are placed by {self._description(topic)}{beside}; actions and impressions "
+            "of a request meet only in one partition number: key all by the request's id, with one partitioner "
             "(murmur2_random in clients of librdkafka)"
         )
 

@@ -131,7 +131,7 @@ class Told:
 
         return Output()
 
-    def appended(self, outputs: Any, commit_offset: int) -> None:
+    def on_appended(self, outputs: Any, commit_offset: int) -> None:
         self.at.append(commit_offset)
 
 
