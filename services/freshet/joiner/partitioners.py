@@ -201,8 +201,8 @@ class PartitionerDetector:
         )
         return (
             f"records of {topic} are placed by {self._description(topic)}{beside}; actions and impressions "
-            "of a request meet only in one partition number: key all by the request's id, with one partitioner "
-            "(murmur2_random in clients of librdkafka)"
+            "of a request meet only in one partition number: key all by the request's id, with one "
+            "partitioner (murmur2_random in clients of librdkafka)"
         )
 
     def _description(self, topic: str) -> str:

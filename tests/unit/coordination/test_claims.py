@@ -389,7 +389,7 @@ def test_a_stop_ends_the_wait_for_a_claim(start: Callable[..., Claims]) -> None:
     second, stop = start(lease_s=1000.0), threading.Event()
     stop.set()
 
-    with pytest.raises(Unavailable, match="asked to stop while seat is held by a"):
+    with pytest.raises(Unavailable, match="stopped while seat is held by a"):
         second.acquire("seat", "b", time.monotonic() + 1000.0, stop)
     assert second.acquire("other", "b", soon(), stop).owner == "b"  # what need not be waited for is had
 
