@@ -219,7 +219,7 @@ class Claims:
         with self._changed:
             return dict(self._book.loads)
 
-    def tell(self, load: Load) -> None:
+    def report_load(self, load: Load) -> None:
         """Write this shard's load. Raises Unavailable if the log is."""
         self._append(load_record(load))
 
@@ -238,7 +238,7 @@ class Claims:
         with self._changed:
             return self._book.living()
 
-    def survey(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
+    def snapshot(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
         """Return the newest claim of each thing, and the claims whose leases run, of one moment."""
         with self._changed:
             claims = self._book.claims()

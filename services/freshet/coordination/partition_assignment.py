@@ -13,7 +13,7 @@ from freshet.coordination.claims import Claims, Held
 from freshet.errors import Unavailable
 from freshet.types import Fence
 
-__all__ = ["Shares", "mine"]
+__all__ = ["PartitionAssignment", "assigned_partitions"]
 
 _log = structlog.get_logger(__name__)
 
@@ -21,13 +21,13 @@ CLAIM_S = 1.0
 """Time for which to retry a claim of free partitions; another process may have been faster."""
 
 
-def mine(seats: Sequence[str], seat: str, partitions: int) -> set[int]:
+def assigned_partitions(seats: Sequence[str], seat: str, partitions: int) -> set[int]:
     """Return the partitions of a membership lease among all living ones, oldest first: every n-th, so that
     numbers are even and each process computes its own without communication."""
     return set(range(list(seats).index(seat), partitions, len(seats))) if seat in seats else set()
 
 
-class Shares:
+class PartitionAssignment:
     """Partitions assigned to one process. Used by one thread.
 
     A process revokes partitions that another should have, which claims them once they are free. So each has
@@ -54,7 +54,7 @@ class Shares:
         self._held: dict[int, Held] = {}
         self._seat: Held | None = None
 
-    def sit(self, wait_s: float) -> None:
+    def join(self, wait_s: float) -> None:
         """Claim the membership lease. Raises Unavailable while another process of this name lives."""
         self._seat = self._claims.acquire(self.seat, self._owner, self._clock.monotonic() + wait_s)
 
@@ -63,11 +63,11 @@ class Shares:
         """{assigned partition: the fence of its claim}."""
         return {p: held.fence for p, held in sorted(self._held.items()) if self._what(p) in held.things}
 
-    def look(self, letting_go: Callable[[AbstractSet[int]], None]) -> bool:
+    def update(self, on_revoke: Callable[[AbstractSet[int]], None]) -> bool:
         """Claim and revoke partitions according to the living members; returns whether the assignment has
         changed.
 
-        `letting_go` receives partitions before their claims are released, and must end their use. Some may
+        `on_revoke` receives partitions before their claims are released, and must end their use. Some may
         have been lost already.
 
         Raises Fenced if another process has claimed the membership lease.
@@ -77,19 +77,19 @@ class Shares:
             self._seat.check()
         living = self._claims.living()
         seats = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
-        wanted = mine([what for _, what in seats], self.seat, self.partitions)
+        wanted = assigned_partitions([what for _, what in seats], self.seat, self.partitions)
         kept = wanted & self.fences.keys()
-        going = {p: self._held.pop(p) for p in self._held.keys() - kept}  # removed first: no new use begins
-        if going:
-            letting_go(going.keys())
-        for p, held in going.items():
+        revoked = {p: self._held.pop(p) for p in self._held.keys() - kept}  # removed first: no new use begins
+        if revoked:
+            on_revoke(revoked.keys())
+        for p, held in revoked.items():
             held.release([self._what(p)])
         claimed = self._claim([p for p in sorted(wanted - kept) if self._what(p) not in living])
-        if going or claimed:
+        if revoked or claimed:
             _log.info(
                 "partitions are assigned", seat=self.seat, partitions=sorted(self._held), seats=len(seats)
             )
-        return bool(going or claimed)
+        return bool(revoked or claimed)
 
     def release(self) -> None:
         """Release all partitions and the membership lease."""

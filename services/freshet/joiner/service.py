@@ -15,8 +15,8 @@ import structlog
 
 from freshet.clock import CONFIRMED_S, SYSTEM_CLOCK, Clock, SteadyClock
 from freshet.coordination.claims import LEASE_S
-from freshet.coordination.partition_assignment import Shares
-from freshet.errors import ConfigError, Fenced, FreshetError, Unavailable
+from freshet.coordination.partition_assignment import PartitionAssignment
+from freshet.errors import ConfigError, Fenced, FreshetError, Mismatch, Unavailable
 from freshet.joiner.appends import Flush, PendingFlushes
 from freshet.joiner.counters import EventCounts
 from freshet.joiner.decode import Disputed, EventDecoder, RefusalStreaks
@@ -114,7 +114,8 @@ class JoinerService:
 
     At most one process may own a partition at a time; a later one fences the earlier, whose appends then
     fail. This alone keeps samples exact: state is rebuilt from the log after the writer was opened, so an
-    earlier owner cannot append any more. Claims (`shares`) only decide which process should open the writer.
+    earlier owner cannot append any more. Claims (`assignment`) only decide which process should open the
+    writer.
 
     One writer may span all partitions (`all_partitions`), which is cheapest where one process always has them
     all. Where partitions move, each has a writer of its own, named after it (ARCHITECTURE.md has the
@@ -129,7 +130,9 @@ class JoinerService:
     partitions: Sequence[int]
     all_partitions: bool = True
     watches_growth: bool = False  # whether to join new partitions of the inputs, once all inputs have them
-    shares: Shares | None = None  # of `partitions`, among processes; None: this process has all of them
+    assignment: PartitionAssignment | None = (
+        None  # of `partitions`, among processes; None: this process has all of them
+    )
     clock: Clock = SYSTEM_CLOCK
     pace: Pace = field(default_factory=Pace)
     stop: Event = field(default_factory=Event)
@@ -175,8 +178,8 @@ class JoinerService:
             Unavailable: the log cannot be reached; only with `until_end`, otherwise it is retried.
         """
         self._history = until_end
-        if self.shares is not None:
-            self.shares.sit(2 * LEASE_S)
+        if self.assignment is not None:
+            self.assignment.join(2 * LEASE_S)
         while not self.stop.is_set():
             try:
                 self.pulse.rest()
@@ -198,7 +201,7 @@ class JoinerService:
                 self.close()
 
     def __post_init__(self) -> None:
-        if self.shares is not None and self.all_partitions:
+        if self.assignment is not None and self.all_partitions:
             raise ValueError("shared partitions need a writer each: all_partitions=False")
         self._recovery = PartitionRecovery(self.writer_of, self._task_of)
         self._counts = EventCounts.of(self.topics.inputs)
@@ -215,31 +218,31 @@ class JoinerService:
     # -- steps of the loop; tests call them one by one
 
     def open(self) -> None:
-        """Start anew. Recover all partitions now, or leave shared ones to `share`."""
+        """Start anew. Recover all partitions now, or leave shared ones to `update_assignment`."""
         self.close()
         self._roles = {topic: role for role, topic in self.topics.inputs.items()}
         self._reader = self.log.reader()
-        self._due("look", 0)  # the first check is an interval from now: nothing was read yet
-        if self.shares is None:
+        self._due("end check", 0)  # the first check is an interval from now: nothing was read yet
+        if self.assignment is None:
             self._recovery.begin(self.groups(self.partitions))
             self._add_recovered(self._recovery.pop_finished(waiting=True))
 
-    def share(self) -> None:
+    def update_assignment(self) -> None:
         """Revoke partitions assigned to other joiners and start recovering newly assigned ones."""
-        assert self.shares is not None, "partitions are shared"
-        self.shares.look(self._revoke)
+        assert self.assignment is not None, "partitions are shared"
+        self.assignment.update(self._revoke)
         self._add_recovered(self._recovery.pop_finished())
         here = self.tasks.keys() | self._recovery.partitions
         now = self.clock.monotonic()
         here |= {p for p, failed in self._failed.items() if now < failed.retry_at_s}
-        self._recovery.begin(self.groups([p for p in self.shares.fences if p not in here]))
+        self._recovery.begin(self.groups([p for p in self.assignment.fences if p not in here]))
 
     def step(self) -> None:
         """Poll once, join, and flush if a flush is due."""
         assert self._reader is not None, "open() comes first"
         self.pulse.beat()
-        if self.shares is not None and self._due("share", self.pace.assignment_interval_ms):
-            self.share()
+        if self.assignment is not None and self._due("assignment", self.pace.assignment_interval_ms):
+            self.update_assignment()
             if not self.tasks:
                 if self.watches_growth and self._due("count", self.pace.count_interval_ms):
                     self._count_partitions()
@@ -254,12 +257,12 @@ class JoinerService:
             self._flushes.begun_before(self.clock.monotonic() - self.pace.slow_append_ms / 1000)
         )
         self._join_polled(self._reader.poll(self.pace.poll_records, self._wait_s()))
-        if self._due("look", self.pace.end_check_interval_ms):
+        if self._due("end check", self.pace.end_check_interval_ms):
             self._check_ends()
         if self._due("flush", self.pace.flush_interval_ms, mark=False):
             self._begin_flush(self._writers, commit_all=self._due("commit", self.pace.commit_interval_ms))
         self._complete_flushes()
-        if self._due("keep", self.pace.pin_interval_ms):
+        if self._due("pin", self.pace.pin_interval_ms):
             self._pin_retention()
         if self._due("status", self.pace.status_interval_ms):
             self._report_status()
@@ -417,8 +420,8 @@ class JoinerService:
             partitions=every,
             partitions_before=known,
         )
-        if self.shares is not None:
-            self.shares.partitions = every
+        if self.assignment is not None:
+            self.assignment.partitions = every
         else:
             self._recovery.begin(self.groups(range(known, every)))
             self._add_recovered(self._recovery.pop_finished(waiting=True))
@@ -429,13 +432,7 @@ class JoinerService:
 
     def writer_of(self, group: tuple[int, ...]) -> Writer:
         """Open the writer of a group of partitions, which fences its former owner."""
-        if self.all_partitions:
-            return self.log.writer(f"joiner-{self.model}")
-        written = [self.topics.joiner]  # all joiners append dead letters
-        if len(self.partitions) == self.topics.samples_partitions:  # otherwise several share one of samples
-            written += [self.topics.samples, self.topics.late]
-        owns = [TopicPartition(topic, p) for p in group for topic in written]
-        return self.log.writer(f"joiner-{self.model}-{group[0]}", owns=owns)
+        return self.log.writer(f"joiner-{self.model}" + ("" if self.all_partitions else f"-{group[0]}"))
 
     def _task_of(self, partition: int, cancelled: Callable[[], bool]) -> Task:
         return load(
@@ -544,11 +541,14 @@ class JoinerService:
                 self._newest_ms = max(output.newest_ms, self._newest_ms or output.newest_ms)
 
     def _on_partition_failed(self, void: Mapping[int, FreshetError]) -> None:
-        """Drop partitions whose recovery or append failed. A shared partition fails alone: the next
-        assignment recovers it if this process still owns it, after a delay if a retry may not help, as when
-        the log's record limit was lowered. Raises the error if partitions are not shared."""
+        """Drop partitions whose recovery or append failed.
+
+        A shared partition fails alone: the next assignment recovers it if this process still owns it, after a
+        delay if a retry may not help, as when the log's record limit was lowered. Raises the error if
+        partitions are not shared, or if the log's named writers are not exact (Mismatch).
+        """
         for partition, error in void.items():
-            if self.shares is None:
+            if self.assignment is None or isinstance(error, Mismatch):
                 raise error
             if isinstance(error, Fenced | Unavailable):
                 _log.warning("a partition is dropped", partition=partition, reason=str(error))
@@ -612,7 +612,7 @@ class JoinerService:
         return inputs | {commits: max(since, 0)}
 
     def _report_status(self) -> None:
-        if not self.tasks and self.shares is None:
+        if not self.tasks and self.assignment is None:
             return
         tasks = self.tasks.values()
         self.status = JoinerStatus(
@@ -650,7 +650,7 @@ class JoinerService:
         return found
 
     def _losses(self) -> dict[str, Any]:
-        """Return the shares of events that teach nothing: recent ones of this process, and those of its
+        """Return the assignment of events that teach nothing: recent ones of this process, and those of its
         partitions since the model began."""
         counts = self._counts
         lately = {**counts.outcomes, "refused": sum(sum(n.values()) for n in counts.refused.values())}

@@ -16,7 +16,7 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, readers_of, streams_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import Shares
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.errors import ConfigError
 from freshet.features import hash_text
 from freshet.joiner.events import ExternalSchemas, SpecDecoder
@@ -27,7 +27,7 @@ from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics, limits_of
 
-__all__ = ["make", "pace_of", "run", "shares_of"]
+__all__ = ["assignment_of", "make", "pace_of", "run"]
 
 _log = structlog.get_logger("freshet.joiner")
 
@@ -42,9 +42,9 @@ def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pac
     )
 
 
-def shares_of(
+def assignment_of(
     spec: Spec, log: EventLog, name: str = "", clock: Clock = SYSTEM_CLOCK
-) -> tuple[Claims, Shares] | None:
+) -> tuple[Claims, PartitionAssignment] | None:
     """Return this process's partition assignment, and its claims, which must be closed after the joiner.
 
     None on an embedded log, where one joiner has all partitions. The default name is host and process id.
@@ -64,7 +64,7 @@ def shares_of(
     claims = Claims(log, ensure_topics(log, spec).control, clock)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     owner = f"{name}/{uuid.uuid4().hex}"
-    return claims, Shares(claims, "joiner", "join", name, owner, spec.partitions, clock)
+    return claims, PartitionAssignment(claims, "joiner", "join", name, owner, spec.partitions, clock)
 
 
 def make(
@@ -72,7 +72,7 @@ def make(
     log: EventLog,
     *,
     partitions: Sequence[int] | None = None,
-    shares: Shares | None = None,
+    assignment: PartitionAssignment | None = None,
     theirs: ExternalSchemas | None = None,
     clock: Clock = SYSTEM_CLOCK,
     pace: Pace | None = None,
@@ -89,7 +89,7 @@ def make(
         spec: the model's.
         log: that holds its topics.
         partitions: of the inputs; None: all.
-        shares: the partition assignment among joiners; None: this joiner has all partitions.
+        assignment: the partition assignment among joiners; None: this joiner has all partitions.
         theirs: schemas of topics in the format confluent.
         clock: wall-clock and monotonic time.
         pace: intervals of the loop.
@@ -117,8 +117,8 @@ def make(
     every = spec.partitions if partitions is not None else max(spec.partitions, min(counts.values()))
     if log.traits.many_hosts:
         log.grow_topic(names.joiner, every)
-    if shares is not None:
-        shares.partitions = every
+    if assignment is not None:
+        assignment.partitions = every
     topics = Topics(
         inputs=inputs,
         samples=names.samples,
@@ -152,7 +152,7 @@ def make(
         partitions=range(every) if partitions is None else partitions,
         watches_growth=partitions is None and log.traits.many_hosts,
         all_partitions=partitions is None and not log.traits.many_hosts,
-        shares=shares,
+        assignment=assignment,
         clock=clock,
         pace=pace or Pace(),
         append_time=not by_writers,

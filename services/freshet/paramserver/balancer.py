@@ -190,7 +190,7 @@ class Balancing:
         told, all_ = sum(1 + part.rows for part in parts), sum(1 + self._rows_of(what) for what in mine)
         held = self._expected() * told // max(told, all_, 1)
         self._told = None
-        self._claims.tell(Load(seat.what, seat.fence, held, self._bounds.memory_bytes, tuple(parts)))
+        self._claims.report_load(Load(seat.what, seat.fence, held, self._bounds.memory_bytes, tuple(parts)))
         self._told = loaded
 
     def _rows_of(self, what: str) -> int:

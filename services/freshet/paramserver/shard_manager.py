@@ -208,7 +208,7 @@ class Keeper:
         still hold for them is theirs to say."""
         if not self._left:
             return
-        claims, living = self._claims.survey()
+        claims, living = self._claims.snapshot()
         served = []
         for what in sorted(self._left & living.keys()):
             seat = seat_of(claims[what].owner)
@@ -224,7 +224,7 @@ class Keeper:
         One shard gives at a time, and the next slices go when the last ones are loaded and told of: whoever
         looks rows up or pushes waits for all of them together, and in between must find everything served.
         """
-        claims, living = self._claims.survey()
+        claims, living = self._claims.snapshot()
         now_s = self._clock.monotonic()
         free = planned.keys() - living.keys()
         self._free_since = {what: self._free_since.get(what, now_s) for what in free}

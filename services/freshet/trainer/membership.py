@@ -265,7 +265,7 @@ class Membership:
     def standing(self) -> Standing:
         """What the log says now. Any thread."""
         self._claims.check()
-        claims, living = self._claims.survey()
+        claims, living = self._claims.snapshot()
         record = claims.get(WORLD)
         seats = {seat: claims[what].fence for what in living if (seat := seat_of(what)) is not None}
         try:
@@ -293,7 +293,7 @@ class Membership:
         else:
             self._held = None
         while self._held is None:
-            claims, living = self._claims.survey()
+            claims, living = self._claims.snapshot()
             self._seat = next(i for i in range(len(living) + 1) if seat_name(i) not in living)
             name = seat_name(self._seat)
             former = claims[name].fence if name in claims else None

@@ -232,7 +232,7 @@ def test_who_finds_owners_and_no_plan_writes_one(log: SqliteEventLog) -> None:
     before.sit()
     step_until([before], lambda: len(before.keeper.slices) == len(SLICES))
     before.keeper.drain()
-    claims = before.claims.survey()[0]
+    claims = before.claims.snapshot()[0]
     before.claims.close()
     upto = log.bounds(CONTROL).end
     log.writer().append([Append("control", 0, BytesColumn.of([state_record(upto, claims.values(), None)]))])
