@@ -114,10 +114,10 @@ class Mine:
 
     fences: ClassVar = {p: Fence(1) for p in range(4)}
 
-    def sit(self, wait_s: float) -> None:
+    def join(self, wait_s: float) -> None:
         """The seat is free."""
 
-    def look(self, letting_go: Callable[[AbstractSet[int]], None]) -> bool:
+    def update(self, letting_go: Callable[[AbstractSet[int]], None]) -> bool:
         return False
 
 
