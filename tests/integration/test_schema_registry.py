@@ -138,7 +138,7 @@ class Shop:
         assert self._producer.flush(60) == 0
 
     def joiner(self, theirs: ExternalSchemas) -> JoinerService:
-        return make(self.spec, self.log, theirs=theirs, pace=CALM)
+        return make(self.spec, self.log, external_schemas=theirs, pace=CALM)
 
     def values(self) -> list[float]:
         """Of all samples. A commit is answered before its markers are there; who opens the writer awaits
@@ -205,7 +205,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
 def test_a_topic_of_others_with_other_partitions_is_told_of(kafka: Kafka, shop: Shop) -> None:
     spec = parse_spec(SPEC.replace("partitions = 1", "partitions = 2"), folder=shop.spec.folder)
     with pytest.raises(Mismatch, match=r"views: expected 2 partitions or more, found 1"):
-        make(spec, shop.log, theirs=RestRegistry(Access("http://127.0.0.1:1")))
+        make(spec, shop.log, external_schemas=RestRegistry(Access("http://127.0.0.1:1")))
 
 
 def test_without_a_registry_the_start_says_which_setting_is_missing(shop: Shop) -> None:

@@ -234,7 +234,7 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
         and [type(cell) for cell in plan] == [str, int, list]
         and all(isinstance(seat, str) for seat in plan[2])
     ):
-        raise Corrupt(f"{where}: expected [by, fence, seats] as plan of a state record, found {plan!r}")
+        raise Corrupt(f"{where}: expected `[by, fence, seats]` as plan of a state record, found {plan!r}")
 
 
 def _check_load(record: Mapping[str, Any], where: str) -> None:
@@ -275,7 +275,7 @@ class ClaimBook:
         self._lease_s, self._longest_gap_s = lease_s, longest_gap_s
         self._claims: dict[str, Claim] = {}
         self._silent_s: dict[str, float] = {}
-        self._heard: set[str] = set()  # heard since the last observation: that time is no silence of theirs
+        self._heard: set[str] = set()  # heard since the last observation: that time does not count as silence
         self._observed_s: float | None = None
         self.changes = 0  # increases when an owner of a claim changes
         self.plan: Plan | None = None  # the newest

@@ -1,6 +1,6 @@
 """Slices of a model's buckets, the units of claims (PROTOCOL 9), for embedded and remote shards.
 
-Letter: B buckets of the model.
+Letters: B buckets of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from freshet.errors import Unavailable
 from freshet.types import I64, BucketRange
 
 __all__ = [
-    "NOBODY",
+    "NO_OWNER",
     "SEATS",
     "SLICES",
     "Owners",
@@ -28,7 +28,7 @@ __all__ = [
     "slices_of",
 ]
 
-NOBODY = -1
+NO_OWNER = -1
 """Index of a bucket without an owner."""
 
 
@@ -38,19 +38,19 @@ class Owners:
 
     number: int  # increases with every change
     addresses: tuple[str, ...]  # host:port of each shard that owns a bucket
-    of_bucket: I64  # (B,) index into `addresses`, or NOBODY
+    of_bucket: I64  # (B,) index into `addresses`, or NO_OWNER
 
     @classmethod
     def of(cls, shards: Mapping[str, range], *, buckets: int, number: int = 0) -> Owners:
         """Make it from {address: its buckets}."""
-        of_bucket = np.full(buckets, NOBODY, np.int64)
+        of_bucket = np.full(buckets, NO_OWNER, np.int64)
         for i, owned in enumerate(shards.values()):
             of_bucket[owned.start : owned.stop] = i
         return cls(number, tuple(shards), of_bucket)
 
     def check_whole(self) -> None:
         """Raise Unavailable if a bucket has no owner."""
-        missing = np.flatnonzero(self.of_bucket == NOBODY)
+        missing = np.flatnonzero(self.of_bucket == NO_OWNER)
         if len(missing):
             raise Unavailable(
                 f"{len(missing)} of {len(self.of_bucket)} buckets have no owner, the first is {missing[0]}; "
@@ -102,7 +102,7 @@ class ShardMap:
         self._claims, self._slices, self._buckets = claims, slices_of(buckets), buckets
         self._seen = -1
         self._fences: Mapping[str, int] = {}
-        self._owners = Owners(0, (), np.full(buckets, NOBODY, np.int64))
+        self._owners = Owners(0, (), np.full(buckets, NO_OWNER, np.int64))
 
     def __call__(self) -> Owners:
         """Return the present owners; cheap while nothing changes."""
@@ -119,7 +119,7 @@ class ShardMap:
         if fences == self._fences:
             return
         addresses = sorted({address_of(claim.owner) or "" for claim in owned.values()})
-        of_bucket: I64 = np.full(self._buckets, NOBODY, np.int64)
+        of_bucket: I64 = np.full(self._buckets, NO_OWNER, np.int64)
         for what, claim in owned.items():
             buckets = self._slices[what]
             of_bucket[buckets.start : buckets.stop] = addresses.index(address_of(claim.owner) or "")

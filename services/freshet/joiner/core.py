@@ -182,7 +182,7 @@ class Samples:
         return len(self.ids)
 
     def where(self, chosen: Bool) -> Samples:
-        """Select samples. `chosen`: (n,) bool."""
+        """Select samples. `chosen`: (N,) bool, one for each of N samples."""
         if chosen.all():
             return self
         payloads = BytesColumn.of(self.payloads[int(i)] for i in np.flatnonzero(chosen))

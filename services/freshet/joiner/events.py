@@ -83,7 +83,7 @@ class SpecDecoder:
         plan: JoinPlan,
         schemas: Schemas,
         frameless: Mapping[str, Record] | None = None,
-        theirs: ExternalSchemas | None = None,
+        external_schemas: ExternalSchemas | None = None,
         clock: Clock = SYSTEM_CLOCK,
         readers: Mapping[str, Record] | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class SpecDecoder:
             plan: of its join.
             schemas: schemas of Avro records, by the id in their frame; schemas of samples are added.
             frameless: role -> schema of each stream of JSON or bare Avro, whose records have no frame.
-            theirs: schemas of records in the format confluent, by the id in their frame.
+            external_schemas: schemas of records in the format confluent, by the id in their frame.
             clock: the same as that of `schemas`.
             readers: role -> schema as which events of the stream are read, for any writer's schema
                 (`spec.schemas.readers_of`). An absent stream has its writers' schemas only.
@@ -105,7 +105,7 @@ class SpecDecoder:
             spec,
             plan,
             schemas,
-            theirs,
+            external_schemas,
             clock,
         )
         self._readers = readers or {}

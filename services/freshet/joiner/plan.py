@@ -73,7 +73,7 @@ RAMP = 2
 decisions.
 
 During that time a positive is learned later than it came, at first by one wait. The weight of held positives,
-1 - 1/RAMP, keeps any length balanced, so RAMP is the smallest that gives them a weight (ADR 0011).
+1 - 1/2, keeps any length balanced, so this is the smallest number that gives them a weight (ADR 0011).
 """
 
 AGGREGATE_KINDS = ("sum", "count", "max", "min", "last")

@@ -96,7 +96,7 @@ class PartitionRecovery:
 
     def recover(self, group: tuple[int, ...], cancelled: Event) -> RecoveredGroup:
         """Recover a group. Its writer opens first, which fences earlier owners: the log of these partitions
-        cannot change afterwards."""
+        cannot change afterwards. Raises no FreshetError: the result has it."""
         recovered = RecoveredGroup(group)
         try:
             if cancelled.is_set():

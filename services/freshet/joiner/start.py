@@ -73,11 +73,10 @@ def make(
     *,
     partitions: Sequence[int] | None = None,
     assignment: PartitionAssignment | None = None,
-    theirs: ExternalSchemas | None = None,
+    external_schemas: ExternalSchemas | None = None,
     clock: Clock = SYSTEM_CLOCK,
     pace: Pace | None = None,
     stop: Event | None = None,
-    on_status: Callable[[JoinerStatus], None] | None = None,
 ) -> JoinerService:
     """Make the joiner of a spec's partitions; creates missing topics.
 
@@ -90,17 +89,16 @@ def make(
         log: that holds its topics.
         partitions: of the inputs; None: all.
         assignment: the partition assignment among joiners; None: this joiner has all partitions.
-        theirs: schemas of topics in the format confluent.
+        external_schemas: schemas of topics in the format confluent.
         clock: wall-clock and monotonic time.
         pace: intervals of the loop.
         stop: ends `run` when set.
-        on_status: called with each new status, on the joiner's thread.
 
     Raises:
         ConfigError: the joiner cannot do what the spec says, or the file of a schema cannot be read.
         Mismatch: a topic has other partitions than the spec.
     """
-    if theirs is None and any(stream.format == "confluent" for stream in streams_of(spec)):
+    if external_schemas is None and any(stream.format == "confluent" for stream in streams_of(spec)):
         raise ConfigError(
             "environment",
             "FRESHET_REGISTRY_URL",
@@ -141,7 +139,9 @@ def make(
         s.role: schemas.of(s.role) for s in streams_of(spec) if s.format in ("json", "bare")
     }
     readers = readers_of(spec, schemas)
-    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), frameless, theirs, readers=readers)
+    decoder = partial(
+        SpecDecoder, spec, plan, SchemaRegistry(log), frameless, external_schemas, readers=readers
+    )
     decoder()  # raises now if a schema does not fit the spec
     return JoinerService(
         log=log,
@@ -157,7 +157,6 @@ def make(
         pace=pace or Pace(),
         append_time=not by_writers,
         stop=stop or Event(),
-        on_status=on_status,
     )
 
 
@@ -176,6 +175,7 @@ def run(
 
     Returns the last status. Raises as `make` and `JoinerService.run` do.
     """
-    joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop, on_status=on_status)
+    joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop)
+    joiner.on_status = on_status
     joiner.run(until_end=until_end)
     return joiner.status

@@ -1,6 +1,6 @@
 """Watermark of one partition: how far event time has certainly passed in all joined topics.
 
-Also the validation of event times. Letter: N events.
+Also the validation of event times. Letters: N events.
 """
 
 from __future__ import annotations

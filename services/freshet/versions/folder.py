@@ -69,7 +69,10 @@ class FolderVersionStore:
             (folder / "aliases").mkdir(parents=True, exist_ok=True)
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
-        """Store a version durably, with `sha256` set. Raises ValueError if the number exists."""
+        """Store a version durably, with `sha256` set; tensors may have any shape and dtype.
+
+        Raises ValueError if the number exists.
+        """
         check_number(manifest.number)
         final = self._path(manifest.number)
         weights, sha256 = pack(tensors)

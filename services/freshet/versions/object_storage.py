@@ -277,7 +277,7 @@ def _first_line(error: Exception) -> str:
 
 _HINTS: Mapping[type[Exception], str] = {
     exceptions.PermissionDeniedError: "the credentials lack permissions: grant read, write, list and delete",
-    exceptions.UnauthenticatedError: "the credentials are not accepted: check that key and secret are current",
+    exceptions.UnauthenticatedError: "the credentials are not accepted: check whether they are current",
 }
 
 

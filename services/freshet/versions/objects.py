@@ -80,7 +80,10 @@ class ObjectVersionStore:
         self._bucket = bucket
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
-        """Store a version durably, with `sha256` set. Raises ValueError if the number exists."""
+        """Store a version durably, with `sha256` set; tensors may have any shape and dtype.
+
+        Raises ValueError if the number exists.
+        """
         check_number(manifest.number)
         self._bucket.demand_conditions()
         key = _key(manifest.number, _MANIFEST)

@@ -1,4 +1,4 @@
-"""Partitions are shared by a rule that each process applies by itself."""
+"""Partition assignment by a rule that each process applies by itself."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 
 
 @given(st.lists(st.text(min_size=1), unique=True, min_size=1), st.integers(1, 64))
-def test_partitions_are_dealt_evenly_and_each_to_one(seats: list[str], partitions: int) -> None:
+def test_partitions_are_assigned_evenly_to_one_owner_each(seats: list[str], partitions: int) -> None:
     shares = [assigned_partitions(seats, seat, partitions) for seat in seats]
 
     assert sorted(p for share in shares for p in share) == list(range(partitions))
@@ -21,17 +21,17 @@ def test_partitions_are_dealt_evenly_and_each_to_one(seats: list[str], partition
 
 
 @given(st.lists(st.sampled_from("abcd"), unique=True), st.integers(1, 64))
-def test_who_has_no_seat_has_no_partition(seats: list[str], partitions: int) -> None:
+def test_process_without_membership_lease_has_no_partition(seats: list[str], partitions: int) -> None:
     assert assigned_partitions(seats, "e", partitions) == set()
 
 
-def test_the_oldest_seat_keeps_its_first_partition_when_others_come() -> None:
+def test_oldest_member_keeps_its_first_partition() -> None:
     assert 0 in assigned_partitions(["a"], "a", 8) & assigned_partitions(
         ["a", "b"], "a", 8
     ) & assigned_partitions(["a", "b", "c"], "a", 8)
 
 
-def test_partitions_are_let_go_of_before_another_can_claim_them(tmp_path: Path) -> None:
+def test_partitions_are_revoked_before_others_claim_them(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path)
     log.create_topic("control", partitions=1)
     claims = [Claims(log, "control") for _ in range(2)]
@@ -50,7 +50,7 @@ def test_partitions_are_let_go_of_before_another_can_claim_them(tmp_path: Path) 
         b.update(lambda _: None)
         assert list(b.fences) == []
 
-    while not let_go:  # until a has read that b sits
+    while not let_go:  # until a has read that b has joined
         a.update(end)
     while len(b.fences) < 2:
         b.update(lambda _: None)

@@ -77,9 +77,7 @@ def test_blocks_of_ordinary_requests_hold_256_samples() -> None:
 
 
 @given(st.integers(0, 5_000), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 3))
-def test_what_is_not_refused_leads_to_records_that_fit(
-    context: int, elements: list[int], labels: int
-) -> None:
+def test_accepted_events_yield_records_that_fit(context: int, elements: list[int], labels: int) -> None:
     limits = RecordLimits({"served": 4_000}, 4_000 - block_bytes(1, 0), 60_000, 2_000, 2_000, 4_000)
     event = Served("r" * context, tuple("e" * size for size in elements), 7)
     columns = impressions([event])

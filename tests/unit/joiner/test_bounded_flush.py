@@ -121,9 +121,7 @@ class Mine:
         return False
 
 
-def test_a_partition_that_cannot_be_written_leaves_others_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_partition_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Refusing.refuses = True
     world = World(tmp_path, PLAN, 4)
     world.send([Served(f"r{n}", ("a", "b"), 1_000 + n) for n in range(200)])
@@ -168,7 +166,7 @@ def test_a_partition_that_cannot_be_written_leaves_others_alone(
     world.close()
 
 
-def test_a_log_whose_named_writers_are_not_exact_ends_a_joiner_that_shares_partitions(
+def test_log_with_inexact_writers_ends_a_joiner_with_assignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, PLAN, 4)

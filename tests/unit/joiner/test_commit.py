@@ -36,7 +36,7 @@ def test_a_commit_reads_back() -> None:
     assert Commit.decode(COMMIT.encode(), "here") == COMMIT
 
 
-def test_a_commit_of_before_the_ramp_began_long_ago() -> None:
+def test_commit_without_began_ms_began_long_ago() -> None:
     older = {name: value for name, value in WHOLE.items() if name != "began_ms"}
 
     assert Commit.decode(orjson.dumps(older), "here").began_ms == LONG_AGO_MS

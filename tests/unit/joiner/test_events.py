@@ -140,7 +140,7 @@ def decoder() -> SpecDecoder:
     return SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
 
 
-def test_a_schema_registered_between_two_batches_is_found_whatever_came_before(
+def test_schema_registered_between_two_batches_is_found(
     tmp_path: Path,
 ) -> None:
     log = open_url(f"sqlite:{tmp_path}/log")
@@ -158,7 +158,7 @@ def test_a_schema_registered_between_two_batches_is_found_whatever_came_before(
     log.close()
 
 
-def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: SpecDecoder) -> None:
+def test_events_of_several_schemas_join_in_record_order(decoder: SpecDecoder) -> None:
     spec = parse_spec(SPEC)
     joiner = Joiner(join_plan(spec, hash_text))
     batch, refused = decoder.served(
@@ -197,7 +197,7 @@ def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: S
     ]
 
 
-def test_shown_events_find_their_impressions_though_their_types_differ(decoder: SpecDecoder) -> None:
+def test_shown_events_match_impressions_of_another_key_type(decoder: SpecDecoder) -> None:
     batch, _ = decoder.served(records(served("a", 1_000, 1, 2)))
     seen, refused = decoder.shown(records(framed(3, SHOWN, r="a", id=2, ts=1.5), b"\0\0\0"))
 
@@ -216,7 +216,7 @@ def test_shown_events_find_their_impressions_though_their_types_differ(decoder: 
         (framed(5, LEFT_OUT, r="a", id=1, e="", ts=1, type=""), "seconds", "no_schema"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_reason(
+def test_unreadable_events_are_refused_with_a_reason(
     decoder: SpecDecoder, value: bytes, reason: str, counted: str
 ) -> None:
     deeds, refused = decoder.actions(records(action("a", 1, 5), value, action("a", 2, 5)))

@@ -115,7 +115,7 @@ def test_the_native_join_does_what_the_plain_one_does(
 
 @settings(max_examples=150, deadline=None)
 @given(PLANS, STEPS, st.randoms(use_true_random=False))
-def test_between_two_watermarks_the_order_of_the_streams_does_not_matter(
+def test_order_of_streams_between_watermarks_does_not_matter(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], chance: random.Random
 ) -> None:
     one, other, w = Native(plan), Native(plan), 0
@@ -140,7 +140,7 @@ def test_between_two_watermarks_the_order_of_the_streams_does_not_matter(
 
 @settings(max_examples=200, deadline=None)
 @given(PLANS, STEPS, st.lists(EVENTS, max_size=15), st.integers(0, 300))
-def test_a_state_rebuilt_from_the_low_offsets_goes_on_as_the_old_one(
+def test_state_rebuilt_from_low_offsets_equals_the_old_one(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], later: list[Event], ahead: int
 ) -> None:
     """A restart without a log: events before `low` are gone, those that the commits name are skipped."""

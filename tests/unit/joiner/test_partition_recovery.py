@@ -69,7 +69,7 @@ def house() -> Iterator[House]:
     house.recovery.close()
 
 
-def test_one_that_is_slow_does_not_hold_up_the_others(house: House) -> None:
+def test_slow_recovery_does_not_delay_others(house: House) -> None:
     house.recovery.begin([(0,), (1,)])
     house.writers[1].may.set()
     found: list[Any] = []
@@ -83,7 +83,7 @@ def test_one_that_is_slow_does_not_hold_up_the_others(house: House) -> None:
     assert house.recovery.partitions == {0}
 
 
-def test_what_was_given_up_is_closed_and_never_let_in(house: House) -> None:
+def test_cancelled_recovery_is_closed_and_never_returned(house: House) -> None:
     house.recovery.begin([(0,), (1,)])
     assert house.writers[0].asked.wait(DEADLINE_S)
     house.recovery.cancel([0])
@@ -96,7 +96,7 @@ def test_what_was_given_up_is_closed_and_never_let_in(house: House) -> None:
     assert not house.writers[1].closed.is_set()
 
 
-def test_a_partition_that_cannot_be_rebuilt_says_why_and_its_writer_is_closed(house: House) -> None:
+def test_failed_recovery_has_its_error_and_closes_its_writer(house: House) -> None:
     house.errors[2] = Fenced("another was quicker")
     house.writers[2].may.set()
     house.recovery.begin([(2,)])
@@ -107,7 +107,7 @@ def test_a_partition_that_cannot_be_rebuilt_says_why_and_its_writer_is_closed(ho
     assert house.writers[2].closed.is_set()
 
 
-def test_what_goes_wrong_with_a_partition_that_was_given_up_concerns_nobody(house: House) -> None:
+def test_errors_of_a_cancelled_recovery_are_ignored(house: House) -> None:
     house.errors[0] = KeyError("the topic was deleted")
     house.recovery.begin([(0,), (1,)])
     for writer in house.writers:
@@ -135,7 +135,7 @@ class Told:
         self.at.append(commit_offset)
 
 
-def test_a_flush_is_busy_until_it_is_taken_and_its_task_hears_of_it_then() -> None:
+def test_flush_is_busy_until_its_task_records_the_offset() -> None:
     flushes, writer, task = PendingFlushes(), Opened(), Told(4)
     flushes.begin(Flush(writer, [cast(Task, task)], "dead-letters", 0), 0.0)
     assert flushes.busy == {4}
@@ -151,7 +151,7 @@ def test_a_flush_is_busy_until_it_is_taken_and_its_task_hears_of_it_then() -> No
     flushes.close()
 
 
-def test_a_flush_that_fails_says_why() -> None:
+def test_failed_flush_has_its_error() -> None:
     flushes, writer = PendingFlushes(), Opened()
     writer.error = Unavailable("not known to be written")
     writer.may.set()

@@ -51,7 +51,7 @@ def test_one_partitioner_for_all_topics_is_no_trouble(of: Place) -> None:
     assert looked_at({"served": of, "action": of}, shared=True).trouble == {}
 
 
-def test_keys_that_are_placed_by_chance_are_seen_in_two_partitions() -> None:
+def test_randomly_placed_keys_are_found_in_two_partitions() -> None:
     placing = looked_at({"served": by_chance(1), "action": by_chance(2)}, shared=True)
 
     (reason,) = placing.trouble.values()
@@ -60,11 +60,11 @@ def test_keys_that_are_placed_by_chance_are_seen_in_two_partitions() -> None:
     assert "action[" in reason
 
 
-def test_chance_in_one_topic_is_told_by_the_shares_alone() -> None:
+def test_random_placement_in_one_topic_is_detected_by_shares() -> None:
     assert list(looked_at({"served": MURMUR2, "action": by_chance(3)}).trouble) == ["action"]
 
 
-def test_records_without_a_key_are_told() -> None:
+def test_records_without_key_are_reported() -> None:
     placing = PartitionerDetector()
     for i in range(ENOUGH):
         placing.sample("action", i % 4, {4}, BytesColumn.of([b""]), float(i))
@@ -72,7 +72,7 @@ def test_records_without_a_key_are_told() -> None:
     assert "no key" in placing.trouble["action"]
 
 
-def test_a_client_among_others_is_told() -> None:
+def test_one_deviating_client_is_reported() -> None:
     rng = random.Random(5)
 
     def either(key: bytes, partitions: int) -> int:
@@ -82,7 +82,7 @@ def test_a_client_among_others_is_told() -> None:
     assert "several partitioners (murmur2 explains" in reason
 
 
-def test_a_client_that_was_mended_is_forgotten() -> None:
+def test_corrected_client_is_forgotten() -> None:
     placing = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]})
     assert placing.trouble
     now = 1_000.0
@@ -107,7 +107,7 @@ def test_a_topic_that_grew_is_no_trouble() -> None:
     assert placing.trouble == {}
 
 
-def test_nothing_is_said_before_enough_is_seen_or_of_one_partition() -> None:
+def test_few_keys_or_one_partition_give_no_report() -> None:
     few = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, keys=ENOUGH - 1)
     one = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, partitions=1)
 

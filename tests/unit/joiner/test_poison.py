@@ -77,7 +77,7 @@ def test_poison_among_events_changes_no_sample(tmp_path: Path, seed: int) -> Non
     )
 
 
-def test_a_stream_of_bad_events_alone_is_told(tmp_path: Path) -> None:
+def test_stream_of_only_refused_events_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, partitions=1)
     joiner = world.joiner(Pace(flush_interval_ms=0, commit_interval_ms=0, status_interval_ms=0))
     joiner.decoder = lambda: Raises(PLAN)

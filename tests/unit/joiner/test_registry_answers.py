@@ -46,7 +46,9 @@ def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
     log = open_eventlog(f"sqlite:{folder / 'log'}")
     for topic in ("v", "d"):
         log.create_topic(topic, partitions=2)
-    return log, make(load_spec(folder / "freshet.toml"), log, theirs=RestRegistry(Access(url)), pace=PACE)
+    return log, make(
+        load_spec(folder / "freshet.toml"), log, external_schemas=RestRegistry(Access(url)), pace=PACE
+    )
 
 
 def samples(log: EventLog) -> int:
@@ -88,7 +90,7 @@ def test_events_wait_through_every_answer_that_says_nothing(
         log.close()
 
 
-def test_answers_without_a_schema_of_ours_refuse_their_records_alone(tmp_path: Path) -> None:
+def test_responses_without_a_schema_refuse_their_records_only(tmp_path: Path) -> None:
     ids = {kind: n for n, kind in enumerate(UNUSABLE, 100)}
     with OddRegistry({1: GOOD} | {n: UNUSABLE[kind][0] for kind, n in ids.items()}) as odd:
         log, joiner = world(tmp_path, odd.url)

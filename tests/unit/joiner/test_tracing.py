@@ -68,7 +68,7 @@ def test_a_window_is_open_from_event_time_to_the_decision(told: list[Span]) -> N
     assert send.attributes["messaging.kafka.offset"] == 40
 
 
-def test_each_event_is_told_of_with_the_block_that_holds_its_first_sample(told: list[Span]) -> None:
+def test_span_of_an_event_names_the_block_of_its_first_sample(told: list[Span]) -> None:
     tell(tracer(told), samples([1] * MAX_SAMPLES + [2] * MAX_SAMPLES + [3]))
 
     sends = [span for span in told if span.name.startswith("send")]
@@ -86,7 +86,7 @@ def test_later_samples_of_an_event_have_spans_of_their_own(told: list[Span]) -> 
     assert later.context.trace_id == first.context.trace_id
 
 
-def test_samples_of_which_no_event_is_traced_are_not_told_of(told: list[Span]) -> None:
+def test_samples_of_untraced_events_have_no_span(told: list[Span]) -> None:
     made = tracer(told, ratio=0.5)
     ids = np.arange(100, dtype=np.uint64)
     none, some = ids[~made.sampled(ids)], ids[made.sampled(ids)]
@@ -97,7 +97,7 @@ def test_samples_of_which_no_event_is_traced_are_not_told_of(told: list[Span]) -
     assert [event.request for event in joined.events] == some.tolist()
 
 
-def test_events_that_were_told_of_do_not_fill_the_memory(told: list[Span]) -> None:
+def test_number_of_remembered_events_is_bounded(told: list[Span]) -> None:
     made = tracer(told)
     for start in range(0, KNOWN + 200, 100):
         tell(made, samples(list(range(start, start + 100))))

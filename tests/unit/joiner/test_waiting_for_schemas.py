@@ -32,7 +32,7 @@ def partition_of(request: str) -> int:
     return zlib.crc32(request.encode()) % 2
 
 
-def test_events_wait_for_their_schema_while_other_partitions_are_joined_and_committed(tmp_path: Path) -> None:
+def test_events_wait_for_their_schema_while_others_are_joined(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN)
     names = [f"now{i}" for i in range(REQUESTS) if partition_of(f"now{i}") == 1]
     waiting = [f"later{i}" for i in range(REQUESTS) if partition_of(f"later{i}") == 0]

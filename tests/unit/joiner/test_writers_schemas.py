@@ -313,7 +313,7 @@ def test_a_writers_null_that_the_spec_lacks_is_refused(place: str) -> None:
         ),
     ],
 )
-def test_a_schema_that_does_not_resolve_is_refused_with_the_field(writer: Any, event: Any, says: str) -> None:
+def test_schema_that_does_not_resolve_is_refused_with_its_field(writer: Any, event: Any, says: str) -> None:
     world = World(writer, SERVED)
 
     refused = world.served(1, event, event)

@@ -166,7 +166,7 @@ def test_nothing_is_late_after_a_clock_was_set_right(jump_s: int, brokers: bool,
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
-def test_a_restart_in_the_middle_of_a_wrong_clock_changes_nothing(jump_s: int, tmp_path: Path) -> None:
+def test_restart_during_a_wrong_clock_changes_nothing(jump_s: int, tmp_path: Path) -> None:
     system = System(tmp_path, brokers=False)
     system.run(8)
     system.jump(PARTS, jump_s)
@@ -198,7 +198,7 @@ def test_a_restart_in_the_middle_of_a_wrong_clock_changes_nothing(jump_s: int, t
     ),
     brokers=st.booleans(),
 )
-def test_jumps_of_any_clocks_leave_what_follows_alone(
+def test_jumps_of_any_clock_do_not_affect_later_events(
     tmp_path_factory: pytest.TempPathFactory,
     jumps: list[tuple[set[str], int, int, bool]],
     brokers: bool,
@@ -243,7 +243,7 @@ def test_a_new_joiner_set_back_refuses_nothing(back_s: int, append_time: bool, t
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, DAY_S])
 @pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
-def test_one_record_that_its_writer_dates_ahead_moves_nothing(
+def test_record_dated_ahead_does_not_move_the_watermark(
     ahead_s: int, append_time: bool, tmp_path: Path
 ) -> None:
     system = System(tmp_path, brokers=True)
@@ -261,7 +261,7 @@ def test_one_record_that_its_writer_dates_ahead_moves_nothing(
     assert [v for r, v in system.values().items() if v != [1.0]] in ([], [[0.0]])
 
 
-def test_the_first_event_dated_wrongly_is_told(tmp_path: Path) -> None:
+def test_first_event_with_a_wrong_time_is_reported(tmp_path: Path) -> None:
     system = System(tmp_path, brokers=False)
     system.run(4)
     for request, time in (("seconds", START_MS // 1_000), ("past", -5), ("ahead", 3 * START_MS)):
