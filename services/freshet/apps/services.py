@@ -124,15 +124,9 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             cleanup.add("claims", shared[0].close)
         theirs = schemas_of_others(settings)
         joiner = make(
-            spec,
-            log,
-            assignment=shared and shared[1],
-            external_schemas=theirs,
-            pace=pace,
-            stop=stop,
-            on_status=note,
+            spec, log, assignment=shared and shared[1], external_schemas=theirs, pace=pace, stop=stop
         )
-        joiner.pulse = pulse
+        joiner.pulse, joiner.on_status = pulse, note
         joiner.run()
 
 

@@ -612,7 +612,7 @@ def test_load_record_of_a_wrong_shape_is_corrupt(change: dict[str, object]) -> N
         parse_record(json.dumps(json.loads(load_record(LOAD)) | change).encode(), "here")
 
 
-def test_earlier_readers_must_not_ignore_claims_of_several_things() -> None:
+def test_earlier_readers_must_not_ignore_joint_claims() -> None:
     assert json.loads(claims_record("a", {"x": None}))["v"] == 2
 
 

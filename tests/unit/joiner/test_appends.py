@@ -1,4 +1,4 @@
-"""Appends under way beside the loop: whom they keep, since when, and what became of them."""
+"""Appends in progress beside the loop: their partitions, start times and results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freshet.types import Append
 
 
 class Slow:
-    """A writer that answers when it is told to, as it is told to."""
+    """A writer that returns, or raises `error`, when the test permits it."""
 
     def __init__(self, error: Unavailable | None = None) -> None:
         self.go, self._error = threading.Event(), error
@@ -23,11 +23,11 @@ class Slow:
         return [0] * len(appends)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class Nothing(Flush):
-    """Of no tasks, for a partition."""
+    """A flush of one partition without tasks."""
 
     def __init__(self, writer: Slow, partition: int) -> None:
         super().__init__(writer, [], "dead-letters", 0)

@@ -1,4 +1,4 @@
-"""Blocks never exceed what the log takes, whatever requests and contexts are; nothing is lost by a split."""
+"""Blocks never exceed the log's limit for any requests and contexts, and splits lose no sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .world import limits_for
 
 
 def samples_of(requests: list[tuple[int, int, int]]) -> Samples:
-    """From (schema, samples, payload bytes of each) of each request."""
+    """Make samples from (schema, samples, payload bytes of each) of each request."""
     schemas = [s for s, n, _ in requests for _ in range(n)]
     ids = [r for r, (_, n, _) in enumerate(requests) for _ in range(n)]
     payloads = [bytes([i % 251]) * size for i, (_, n, size) in enumerate(requests) for _ in range(n)]

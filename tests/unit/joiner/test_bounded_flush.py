@@ -1,5 +1,4 @@
-"""One flush holds a bounded part of what is decided, one commit names a bounded number of events, and a
-partition that fails leaves its neighbours alone."""
+"""Bounds of one flush and one commit; a partition that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def commits(world: World) -> list[Commit]:
 def test_windows_that_close_together_are_flushed_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "READY_BYTES", 200_000)  # those of ten requests
+    monkeypatch.setattr(tasks, "READY_BYTES", 200_000)  # samples of ten requests
     whole, parts = World(tmp_path / "whole", PLAN, 1), World(tmp_path / "parts", PLAN, 1)
     for world in (whole, parts):
         world.send(requests(100))
@@ -91,7 +90,7 @@ def test_repeats_that_a_commit_names_are_few_or_whole_records(
 
 
 class Refusing:
-    """A writer of a log that does not take this partition's samples, while `refuses`."""
+    """A writer that refuses this partition's samples while `refuses` is set."""
 
     refuses = True
 
@@ -110,14 +109,14 @@ class Refusing:
 
 
 class Mine:
-    """All partitions are this joiner's."""
+    """An assignment of all partitions to this joiner."""
 
     fences: ClassVar = {p: Fence(1) for p in range(4)}
 
     def join(self, wait_s: float) -> None:
-        """The seat is free."""
+        """Join at once."""
 
-    def update(self, letting_go: Callable[[AbstractSet[int]], None]) -> bool:
+    def update(self, on_revoke: Callable[[AbstractSet[int]], None]) -> bool:
         return False
 
 

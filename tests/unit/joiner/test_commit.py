@@ -1,4 +1,4 @@
-"""Commits, ledgers and cuts of blocks: what is written is what is read back."""
+"""Commits, ledgers and block boundaries read back as written."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_damaged_commit_is_corrupt_or_a_commit(field: str, value: object) -> N
     try:
         Commit.decode(orjson.dumps({**WHOLE, field: value}), "here")
     except Corrupt as error:
-        assert "here" in str(error)  # noqa: PT017 - it may also be fine
+        assert "here" in str(error)  # noqa: PT017 - it may also be valid
 
 
 def test_a_commit_of_another_format_is_corrupt() -> None:

@@ -1,4 +1,4 @@
-"""What joiners count of events adds up to the ledger, whoever goes on from whose commits."""
+"""Counts of several joiners add up to the ledger, in any order of restarts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_late_actions_and_impossible_times_are_counted(tmp_path: Path) -> None:
 
 
 def test_count_of_events_read_never_falls_on_a_restart(tmp_path: Path) -> None:
-    """A counter that falls is a restart to Prometheus: all that it then counts would have come at once."""
+    """Prometheus treats a falling counter as a restart, and would count all events again."""
     world = World(tmp_path, PLAN)
     joiner = world.joiner(PACE)
     joiner.open()

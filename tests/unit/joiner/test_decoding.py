@@ -79,7 +79,7 @@ FORMATS: dict[str, Callable[[], Seeds]] = {"avro": framed_seeds, "bare": bare_se
 
 
 def mutant(chance: random.Random, seeds: list[bytes]) -> bytes:
-    """A seed with bytes changed, cut, repeated or put in; now and then as it is."""
+    """Return a seed with bytes changed, removed, repeated or inserted; sometimes unchanged."""
     value = bytearray(chance.choice(seeds))
     for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
         at = chance.randrange(len(value) + 1)

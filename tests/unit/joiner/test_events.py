@@ -1,4 +1,4 @@
-"""Real records of a spec's streams, to columns: several schemas at once, and what is refused."""
+"""Decoding of a spec's streams to columns: several schemas at once, and refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ LEFT_OUT: dict[str, Any] = {**ACTION, "fields": ACTION["fields"][:-1]}
 
 
 class Fixed:
-    """Schemas by id, as a test gives them."""
+    """A source of schemas set by the test."""
 
     def __init__(self) -> None:
         self.known: dict[int, Written] = {
@@ -150,7 +150,7 @@ def test_schema_registered_between_two_batches_is_found(
 
     assert decoder.actions(records(*made_up))[1].no_schema == 200
     schema_id = SchemaRegistry(log).register(json.dumps(ACTION))
-    clock.advance(0.001)  # a batch that comes later
+    clock.advance(0.001)  # a later batch
     good = b"\0" + schema_id.to_bytes(4, "big") + action("a", 1, 5_000)[5:]
     columns, refused = decoder.actions(records(*made_up, good))
 
@@ -276,7 +276,7 @@ def test_streams_of_json_join_with_those_of_avro() -> None:
 
 
 def test_an_event_without_a_features_field_is_refused() -> None:
-    """Of a field that only a feature reads; the trainer could not decode its samples."""
+    """Only a feature reads the field; the trainer could not decode the samples."""
     spec = parse_spec(SPEC.replace("[serve]", 'new = { field = "new", table = "item" }\n[serve]'))
     decoder = SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
     batch = records(wider("a", 1_000, 1), served("b", 1_000, 1, 2), b"junk", wider("c", 1_000, 3))

@@ -1,4 +1,4 @@
-"""The native join against the plain one, on random events."""
+"""Native join against the reference join, on random events."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ STEPS = st.lists(st.tuples(st.lists(EVENTS, max_size=12), st.integers(-5, 60)), 
 
 
 class Native:
-    """The joiner, fed as the service feeds it."""
+    """The joiner, with batches as the service makes them."""
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan, self.joiner = plan, Joiner(plan)
         self.next = {Served: 0, Shown: 0, Action: 0}
 
     def feed(self, events: list[Event]) -> None:
-        """Runs of one kind in one batch each."""
+        """Join runs of one kind, one batch each."""
         while events:
             kind = type(events[0])
             n = next((i for i, e in enumerate(events) if type(e) is not kind), len(events))
@@ -143,7 +143,7 @@ def test_order_of_streams_between_watermarks_does_not_matter(
 def test_state_rebuilt_from_low_offsets_equals_the_old_one(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], later: list[Event], ahead: int
 ) -> None:
-    """A restart without a log: events before `low` are gone, those that the commits name are skipped."""
+    """A restart without a log: events before `low` are gone, and excluded events are skipped."""
     live, w = Native(plan), 0
     history: list[tuple[list[tuple[Event, int, list[int]]], int]] = []
     for events, by in steps:
@@ -197,7 +197,7 @@ def _sum_of(events: Mapping[str, int], stream: str) -> int:
 
 
 def _feed_one(native: Native, event: Event, offset: int, skipped: list[int] | None = None) -> list[int]:
-    """Feed one event, without the elements that are skipped; returns those that a replay must skip."""
+    """Join one event without excluded elements; returns the elements that a replay must exclude."""
     if isinstance(event, Served):
         batch = impressions([event], [offset])
         take = batch.where(~np.isin(batch.places[1], skipped or []))

@@ -1,4 +1,4 @@
-"""Each rule of the join, on its native core through the numpy face."""
+"""Rules of the join, tested on the native core through its numpy interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSED = 1_000 + 1_000 + 100
 
 
 class Bench:
-    """A joiner with events fed one kind at a time; offsets count up."""
+    """A joiner that gets events of one kind at a time, with increasing offsets."""
 
     def __init__(self, plan: JoinPlan | None = None) -> None:
         self.plan = plan or plan_of()
@@ -43,7 +43,7 @@ class Bench:
         return [Outcome(o) for o in out]
 
     def take(self, watermark: int | None = None) -> list[tuple[str, int, float, float]]:
-        """(payload, label, value, weight) of what is decided."""
+        """Return (payload, label, value, weight) of the decided samples."""
         if watermark is not None:
             self.joiner.advance(watermark)
         s = self.joiner.take_samples()
@@ -90,11 +90,11 @@ def test_early_positive_is_not_emitted_again(bench: Bench) -> None:
 
 
 RAMP_END = 1_000 + 4 * 1_100
-"""When an impression comes from which on nothing is held, if IMPRESSION was the first and the ramp is 4."""
+"""Time from which positives are not held, if IMPRESSION was the first and the warm-up takes 4 waits."""
 
 
 def ramped(*labels: LabelPlan, require_shown: bool = False) -> Bench:
-    """A bench that has taken its first impression, at 1,000; a wait is 1,100."""
+    """A bench after its first impression, at 1,000; a wait is 1,100."""
     bench = Bench(plan_of(*labels, require_shown=require_shown, ramp=4))
     bench.serve(Served("first", ("a",), 1_000))
     return bench
@@ -140,7 +140,7 @@ def test_positive_after_its_hold_has_full_weight() -> None:
     assert bench.take() == [("<r1|a|3200>", 0, 1.0, 1.0)]
 
 
-def test_positive_read_after_its_hold_has_the_weight_of_a_held_one() -> None:
+def test_positive_read_after_its_hold_has_a_held_weight() -> None:
     bench = ramped()
     bench.serve(Served("r1", ("a",), 3_200))
     bench.take(3_800)
@@ -193,7 +193,7 @@ def test_numeric_labels_and_window_emission_have_no_warm_up() -> None:
 @pytest.mark.parametrize("ramp", [2, 4])
 @pytest.mark.parametrize("delay", [50, 400, 900])
 def test_positives_and_negatives_balance_from_the_start(delay: int, ramp: int) -> None:
-    """Every tenth impression is clicked after `delay`; samples are looked at as they come."""
+    """Every tenth impression is clicked after `delay`; samples are checked as they are emitted."""
     bench = Bench(plan_of(ramp=ramp))
     weights = {0.0: 0.0, 1.0: 0.0}
     for now in range(1_000, 8_000, 10):

@@ -1,5 +1,4 @@
-"""Partitions on their way to a joiner, and flushes under way: what becomes of them; the test holds their
-threads."""
+"""Partition recovery and flushes in progress, with threads that the test controls."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ DEADLINE_S = 30.0
 
 
 class Opened:
-    """A writer that may be told to wait, or to fail."""
+    """A writer whose opening can wait or fail."""
 
     def __init__(self) -> None:
         self.may, self.asked, self.closed = Event(), Event(), Event()
@@ -38,8 +37,8 @@ class Opened:
         self.closed.set()
 
 
-class House:
-    """Writers and tasks by partition; each opens when it may."""
+class Openings:
+    """Writers and tasks by partition; each opens when the test permits it."""
 
     def __init__(self, partitions: int) -> None:
         self.writers = [Opened() for _ in range(partitions)]
@@ -61,64 +60,64 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House(3)
-    yield house
-    for writer in house.writers:
+def openings() -> Iterator[Openings]:
+    openings = Openings(3)
+    yield openings
+    for writer in openings.writers:
         writer.may.set()
-    house.recovery.close()
+    openings.recovery.close()
 
 
-def test_slow_recovery_does_not_delay_others(house: House) -> None:
-    house.recovery.begin([(0,), (1,)])
-    house.writers[1].may.set()
+def test_slow_recovery_does_not_delay_others(openings: Openings) -> None:
+    openings.recovery.begin([(0,), (1,)])
+    openings.writers[1].may.set()
     found: list[Any] = []
 
     def let_in() -> bool:
-        found.extend(house.recovery.pop_finished())
+        found.extend(openings.recovery.pop_finished())
         return bool(found)
 
     wait_until("the second is in", let_in, within_s=20)
     assert [(entered.partitions, entered.tasks) for entered in found] == [((1,), [1])]
-    assert house.recovery.partitions == {0}
+    assert openings.recovery.partitions == {0}
 
 
-def test_cancelled_recovery_is_closed_and_never_returned(house: House) -> None:
-    house.recovery.begin([(0,), (1,)])
-    assert house.writers[0].asked.wait(DEADLINE_S)
-    house.recovery.cancel([0])
-    assert house.recovery.partitions == {1}
-    for writer in house.writers:
+def test_cancelled_recovery_is_closed_and_never_returned(openings: Openings) -> None:
+    openings.recovery.begin([(0,), (1,)])
+    assert openings.writers[0].asked.wait(DEADLINE_S)
+    openings.recovery.cancel([0])
+    assert openings.recovery.partitions == {1}
+    for writer in openings.writers:
         writer.may.set()
 
-    assert [entered.partitions for entered in house.recovery.pop_finished(waiting=True)] == [(1,)]
-    assert house.writers[0].closed.is_set()
-    assert not house.writers[1].closed.is_set()
+    assert [entered.partitions for entered in openings.recovery.pop_finished(waiting=True)] == [(1,)]
+    assert openings.writers[0].closed.is_set()
+    assert not openings.writers[1].closed.is_set()
 
 
-def test_failed_recovery_has_its_error_and_closes_its_writer(house: House) -> None:
-    house.errors[2] = Fenced("another was quicker")
-    house.writers[2].may.set()
-    house.recovery.begin([(2,)])
+def test_failed_recovery_has_its_error_and_closes_its_writer(openings: Openings) -> None:
+    openings.errors[2] = Fenced("another was quicker")
+    openings.writers[2].may.set()
+    openings.recovery.begin([(2,)])
 
-    [entered] = house.recovery.pop_finished(waiting=True)
+    [entered] = openings.recovery.pop_finished(waiting=True)
     assert isinstance(entered.error, Fenced)
     assert entered.writer is None
-    assert house.writers[2].closed.is_set()
+    assert openings.writers[2].closed.is_set()
 
 
-def test_errors_of_a_cancelled_recovery_are_ignored(house: House) -> None:
-    house.errors[0] = KeyError("the topic was deleted")
-    house.recovery.begin([(0,), (1,)])
-    for writer in house.writers:
+def test_errors_of_a_cancelled_recovery_are_ignored(openings: Openings) -> None:
+    openings.errors[0] = KeyError("the topic was deleted")
+    openings.recovery.begin([(0,), (1,)])
+    for writer in openings.writers:
         writer.may.set()
-    house.recovery.close()
-    assert house.writers[1].closed.wait(DEADLINE_S)
-    assert house.recovery.partitions == set()
+    openings.recovery.close()
+    assert openings.writers[1].closed.wait(DEADLINE_S)
+    assert openings.recovery.partitions == set()
 
 
-class Told:
-    """As a task: flushes nothing but its commit, and hears where it went."""
+class RecordingTask:
+    """A task that flushes only a commit, and records its offset."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
@@ -136,7 +135,7 @@ class Told:
 
 
 def test_flush_is_busy_until_its_task_records_the_offset() -> None:
-    flushes, writer, task = PendingFlushes(), Opened(), Told(4)
+    flushes, writer, task = PendingFlushes(), Opened(), RecordingTask(4)
     flushes.begin(Flush(writer, [cast(Task, task)], "dead-letters", 0), 0.0)
     assert flushes.busy == {4}
     assert flushes.pop_finished() == []
@@ -155,7 +154,7 @@ def test_failed_flush_has_its_error() -> None:
     flushes, writer = PendingFlushes(), Opened()
     writer.error = Unavailable("not known to be written")
     writer.may.set()
-    flushes.begin(Flush(writer, [cast(Task, Told(1))], "dead-letters", 0), 0.0)
+    flushes.begin(Flush(writer, [cast(Task, RecordingTask(1))], "dead-letters", 0), 0.0)
 
     [flush] = flushes.pop_finished([1])
     assert isinstance(flush.error, Unavailable)

@@ -1,4 +1,4 @@
-"""Partitioners of clients, recognised by the keys of their records."""
+"""Detection of clients' partitioners by the keys of their records."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def by_chance(seed: int) -> Place:
 
 
 def by_length(key: bytes, partitions: int) -> int:
-    """A partitioner that nobody else has."""
+    """A partitioner that no common client has."""
     return (key[-1] * 7 + key[0]) % partitions
 
 
-def looked_at(
+def sampled(
     places: dict[str, Place], keys: int = 400, partitions: int = 6, shared: bool = False
 ) -> PartitionerDetector:
-    """What is found after so many keys of each topic; `shared`: each key is in all of them."""
+    """Return the detector after a number of keys of each topic; `shared`: each key is in all topics."""
     placing, now = PartitionerDetector(), 0.0
     for i in range(keys):
         for topic, of in places.items():
@@ -39,7 +39,7 @@ def looked_at(
 
 @pytest.mark.parametrize("name", [n for n in PARTITIONERS if n != "murmur2"])
 def test_a_partitioner_that_is_not_that_of_the_others_is_named(name: str) -> None:
-    placing = looked_at({"served": MURMUR2, "action": PARTITIONERS[name]})
+    placing = sampled({"served": MURMUR2, "action": PARTITIONERS[name]})
 
     assert placing.named == {"served": "murmur2", "action": name}
     assert list(placing.trouble) == ["action"]
@@ -48,11 +48,11 @@ def test_a_partitioner_that_is_not_that_of_the_others_is_named(name: str) -> Non
 
 @pytest.mark.parametrize("of", [*PARTITIONERS.values(), by_length])
 def test_one_partitioner_for_all_topics_is_no_trouble(of: Place) -> None:
-    assert looked_at({"served": of, "action": of}, shared=True).trouble == {}
+    assert sampled({"served": of, "action": of}, shared=True).trouble == {}
 
 
 def test_randomly_placed_keys_are_found_in_two_partitions() -> None:
-    placing = looked_at({"served": by_chance(1), "action": by_chance(2)}, shared=True)
+    placing = sampled({"served": by_chance(1), "action": by_chance(2)}, shared=True)
 
     (reason,) = placing.trouble.values()
     assert "chance" in reason
@@ -61,7 +61,7 @@ def test_randomly_placed_keys_are_found_in_two_partitions() -> None:
 
 
 def test_random_placement_in_one_topic_is_detected_by_shares() -> None:
-    assert list(looked_at({"served": MURMUR2, "action": by_chance(3)}).trouble) == ["action"]
+    assert list(sampled({"served": MURMUR2, "action": by_chance(3)}).trouble) == ["action"]
 
 
 def test_records_without_key_are_reported() -> None:
@@ -78,12 +78,12 @@ def test_one_deviating_client_is_reported() -> None:
     def either(key: bytes, partitions: int) -> int:
         return PARTITIONERS["crc32" if rng.random() < 0.3 else "murmur2"](key, partitions)
 
-    reason = looked_at({"served": MURMUR2, "action": either}).trouble["action"]
+    reason = sampled({"served": MURMUR2, "action": either}).trouble["action"]
     assert "several partitioners (murmur2 explains" in reason
 
 
 def test_corrected_client_is_forgotten() -> None:
-    placing = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]})
+    placing = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]})
     assert placing.trouble
     now = 1_000.0
     for i in range(20_000):
@@ -108,7 +108,7 @@ def test_a_topic_that_grew_is_no_trouble() -> None:
 
 
 def test_few_keys_or_one_partition_give_no_report() -> None:
-    few = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, keys=ENOUGH - 1)
-    one = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, partitions=1)
+    few = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, keys=ENOUGH - 1)
+    one = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, partitions=1)
 
     assert few.trouble == one.trouble == {}

@@ -22,7 +22,7 @@ ERRORS = {b"!r": RecursionError, b"!u": UnicodeError, b"!o": OverflowError, b"!k
 
 
 class Raises(JsonDecoder):
-    """A decoder with a fault: some bytes raise what no decoder should."""
+    """A decoder with a fault: some bytes raise an unexpected error."""
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         for value in records.values:
@@ -32,7 +32,7 @@ class Raises(JsonDecoder):
 
 
 def joined(folder: Path, poison: list[bytes], seed: int) -> tuple[list[Sample], list[str], int]:
-    """(samples, reasons of dead letters, refused by the ledger) of a world whose joiner often restarts."""
+    """Return (samples, reasons of dead letters, refused by the ledger) of a joiner that often restarts."""
     world = World(folder, PLAN, partitions=1)
     events = random_events(random.Random(seed), PLAN, requests=40, disorder_ms=300)
     chance = random.Random(seed + 1)
@@ -46,7 +46,7 @@ def joined(folder: Path, poison: list[bytes], seed: int) -> tuple[list[Sample], 
         for _ in range(3):
             joiner.step()
         if start + 30 < len(events):
-            joiner.close()  # the next one rebuilds what it held
+            joiner.close()  # the next joiner recovers its state
     joiner.run(until_end=True)
     assert joiner.status is not None
     letters = [orjson.loads(value)["reason"] for _, value in world.values("m.dead-letters")]

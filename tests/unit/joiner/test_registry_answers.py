@@ -1,4 +1,4 @@
-"""The joiner goes on whatever a schema registry answers: events wait, or are dead letters with a reason."""
+"""The joiner survives any response of a schema registry: events wait, or become dead letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOW_MS = 10_000
 
 
 def view(schema_id: int, r: bytes) -> bytes:
-    """A view of r at 1 s."""
+    """Return a view of r at 1 s."""
     return b"\0" + schema_id.to_bytes(4, "big") + bytes([2 * len(r)]) + r + b"\xd0\x0f"
 
 
@@ -40,7 +40,7 @@ def write(log: EventLog, partition: int, *values: bytes) -> None:
 
 
 def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
-    """A log with two partitions of views, and their joiner."""
+    """Make a log with two partitions of views, and their joiner."""
     (folder / "v.avsc").write_text(json.dumps(SCHEMA))
     (folder / "freshet.toml").write_text(SPEC)
     log = open_eventlog(f"sqlite:{folder / 'log'}")
@@ -52,13 +52,13 @@ def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
 
 
 def samples(log: EventLog) -> int:
-    """How many samples there are."""
+    """Return the number of samples."""
     blocks = [b for p in range(2) for _, b in newest(log, TopicPartition("shop.samples", p), 100)]
     return len(read_blocks(BytesColumn.of(blocks)).values) if blocks else 0
 
 
 def reasons(log: EventLog) -> list[str]:
-    """Why records are dead letters."""
+    """Return the reasons of the dead letters."""
     parts = range(log.topics()["shop.dead-letters"].partitions)
     letters = [b for p in parts for _, b in newest(log, TopicPartition("shop.dead-letters", p), 100)]
     return [orjson.loads(letter)["reason"] for letter in letters]

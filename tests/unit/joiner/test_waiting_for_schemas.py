@@ -1,4 +1,4 @@
-"""Where a schema cannot be had for a while its events wait, and nobody else's."""
+"""Events wait while their schema is unavailable; events of other schemas do not."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ REQUESTS = 40
 
 
 class Away(JsonDecoder):
-    """A decoder whose registry is away for events of one partition."""
+    """A decoder without a registry for events of one partition."""
 
     away = True
 
     def served(self, records: Records):
         columns, refused = super().served(records)
         if Away.away and any(b"later" in value for value in records.values):
-            raise Unavailable("the schema registry did not tell")
+            raise Unavailable("the schema registry did not respond")
         return columns, refused
 
 
@@ -38,7 +38,7 @@ def test_events_wait_for_their_schema_while_others_are_joined(tmp_path: Path) ->
     waiting = [f"later{i}" for i in range(REQUESTS) if partition_of(f"later{i}") == 0]
     world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(waiting)])
     world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(names)])
-    last = f"{names[-1]}/x"  # what moves the clocks of a partition that goes on
+    last = f"{names[-1]}/x"  # advances the clocks of the other partitions
     world.send([Action(last, 100_000, "watch", "1"), Served(names[-1], ("x",), 100_000)])
     joiner = world.joiner(PACE)
     joiner.decoder = lambda: Away(PLAN)

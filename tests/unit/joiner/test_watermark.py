@@ -1,4 +1,4 @@
-"""The watermark, step by step: plain arithmetic."""
+"""Watermark, step by step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from freshet.joiner.watermark import Watermark
 
 READ, END, BEHIND = "read", "end", "behind"
 Step = tuple[str, str, float, float, int | None]
-"""(what, topic, first ms or monotonic s, last ms, W after it)"""
+"""(step, topic, first ms or monotonic s, last ms, W afterwards)"""
 
 CASES: dict[str, list[Step]] = {
     "before the first event there is no watermark": [(END, "a", 5, 0, None), (END, "b", 5, 0, None)],

@@ -1,4 +1,4 @@
-"""One wrong clock, of any process or client, moves event time for nobody else (PROTOCOL 19).
+"""One wrong clock, of any process or client, does not move event time for others (PROTOCOL 19).
 
 A small system is driven second by second: inference dates what it served and clients date their actions, the
 log dates records, a joiner reads. Each has a clock of its own that jumps and comes back.
@@ -54,13 +54,13 @@ class Truth:
 
 @dataclass
 class System:
-    """What is sent, when in truth, and what became of it."""
+    """A joiner with clients, brokers and their clocks, in true time."""
 
     folder: Path
     brokers: bool  # the log's clock is a broker's wall clock, not a process's known time
     truth: Truth = field(default_factory=Truth)
     sent: int = 0
-    asked: dict[str, float] = field(default_factory=dict)  # request -> true second
+    requested: dict[str, float] = field(default_factory=dict)  # request -> true second
 
     def __post_init__(self) -> None:
         self.clocks = {part: MovedClock(self.truth) for part in PARTS}
@@ -93,7 +93,7 @@ class System:
             self.truth.seconds += STEP_S
             request = f"r{self.sent}"
             self.sent += 1
-            self.asked[request] = self.truth.seconds
+            self.requested[request] = self.truth.seconds
             self.append(Served(request, ("a",), self.steady["inference"].now_ms()))
             self.due.append((self.truth.seconds + STEP_S, Action(f"{request}/a", 0, id=request)))
             while self.due and self.due[0][0] <= self.truth.seconds:
@@ -116,7 +116,7 @@ class System:
         return self.joiner.status.ledger
 
     def values(self) -> dict[str, list[float]]:
-        """Request -> values of its samples."""
+        """Return {request: values of its samples}."""
         found: dict[str, list[float]] = {}
         for sample in self.world.samples():
             found.setdefault(sample.payload.decode().strip("<>").split("|")[0], []).append(sample.value)
@@ -134,7 +134,7 @@ CASES = [
     ("inference", "log"),
     ("client", "inference"),
 ]
-"""Which clocks are wrong alike. A client's and a broker's are left out: they outvote the joiner's."""
+"""Clocks that are wrong together. A client's and a broker's are excluded: they outvote the joiner's."""
 
 
 @pytest.mark.parametrize("brokers", [False, True], ids=["embedded", "kafka"])
@@ -151,7 +151,7 @@ def test_nothing_is_late_after_a_clock_was_set_right(jump_s: int, brokers: bool,
         system.jump(parts, 0)
         wrong_until = system.truth.seconds
         system.run(8)
-        right |= {r for r, at in system.asked.items() if at > wrong_until}
+        right |= {r for r, at in system.requested.items() if at > wrong_until}
     system.run(2)
     ledger = system.drain()
     values = system.values()
@@ -179,7 +179,7 @@ def test_restart_during_a_wrong_clock_changes_nothing(jump_s: int, tmp_path: Pat
     system.run(10)
     system.drain()
     values = system.values()
-    after = {r for r, at in system.asked.items() if wrong_until < at < wrong_until + 8}
+    after = {r for r, at in system.requested.items() if wrong_until < at < wrong_until + 8}
     assert {r: values.get(r) for r in after if values.get(r) != [1.0]} == {}
 
 
@@ -218,7 +218,7 @@ def test_jumps_of_any_clock_do_not_affect_later_events(
     ledger = system.drain()
     values = system.values()
     assert Counter(len(v) for v in values.values()).keys() <= {1}
-    after = {r for r, at in system.asked.items() if right_from < at < right_from + 12}
+    after = {r for r, at in system.requested.items() if right_from < at < right_from + 12}
     assert {r: values.get(r) for r in after if values.get(r) != [1.0]} == {}
     assert set(ledger.unexplained().values()) == {0}
 
@@ -226,7 +226,7 @@ def test_jumps_of_any_clock_do_not_affect_later_events(
 @pytest.mark.parametrize("back_s", [-HOUR_S, -DAY_S])
 @pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
 def test_a_new_joiner_set_back_refuses_nothing(back_s: int, append_time: bool, tmp_path: Path) -> None:
-    """It follows at once, as it may have begun while its clock was ahead; what looks ahead then waits."""
+    """It follows at once, as it may have started while its clock was ahead; events ahead then wait."""
     system = System(tmp_path, brokers=True)
     system.joiner.append_time = append_time
     system.run(8)

@@ -28,7 +28,7 @@ DAY = timedelta(days=1)
 
 
 class Scripted(Bucket):
-    """A bucket in memory that does something of a test's before or after a write, once."""
+    """A bucket in memory that calls a hook of the test before or after a write, once."""
 
     def __init__(self) -> None:
         self.objects = MemoryStore()
@@ -64,8 +64,8 @@ def die() -> None:
     raise Died
 
 
-def lose_the_answer() -> None:
-    raise Conflict("what a repeat of a write that has succeeded is told")
+def lose_response() -> None:
+    raise Conflict("a retry of a write that has succeeded")
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def weights_key(bucket: Scripted, number: int) -> str:
 
 
 def test_put_with_a_lost_response_is_stored(bucket: Scripted, store: ObjectVersionStore) -> None:
-    bucket.after["0000000002/manifest.json"] = lose_the_answer
+    bucket.after["0000000002/manifest.json"] = lose_response
     store.put(manifest_of(2), TENSORS)
     assert list(store.numbers()) == [1, 2]
 
 
 def test_move_with_a_lost_response_is_done(bucket: Scripted, store: ObjectVersionStore) -> None:
-    bucket.after["aliases.json"] = lose_the_answer
+    bucket.after["aliases.json"] = lose_response
     store.point("stable", 1)
     assert store.aliases() == {"stable": 1}
 
@@ -161,7 +161,7 @@ def test_interrupted_deletion_is_finished_by_the_next(bucket: Scripted, store: O
 
 
 def test_alias_cannot_point_at_a_version_being_deleted(bucket: Scripted, store: ObjectVersionStore) -> None:
-    """The aliases are then as they were before, but for their serial number."""
+    """The aliases then equal the former ones except for their serial number."""
     store.put(manifest_of(2), TENSORS)
     store.point("stable", 2)
     bucket.before["aliases.json"] = lambda: ObjectVersionStore(bucket).delete(1)
@@ -368,7 +368,7 @@ for number in range(10):
 
 
 def _put_by_two_processes(url: str) -> list[int]:
-    """The numbers that they say they put, after checking that each holds what its writer put."""
+    """Return the numbers that the processes put, after checking each one's contents."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _PUTS, url, str(value)],
