@@ -275,7 +275,9 @@ class ClaimBook:
         self._lease_s, self._longest_gap_s = lease_s, longest_gap_s
         self._claims: dict[str, Claim] = {}
         self._silent_s: dict[str, float] = {}
-        self._heard: set[str] = set()  # heard since the last observation: that time does not count as silence
+        self._alive_since: set[str] = (
+            set()
+        )  # heard since the last observation: that time does not count as silence
         self._observed_s: float | None = None
         self.changes = 0  # increases when an owner of a claim changes
         self.plan: Plan | None = None  # the newest
@@ -293,7 +295,7 @@ class ClaimBook:
             alive = set(record["fences"])
             for what, claim in self._claims.items():
                 if claim.fence in alive:
-                    self._hear(what)
+                    self._mark_alive(what)
         elif kind == "release":
             self._release(record["what"], record["fence"])
         elif kind == "releases":
@@ -302,13 +304,13 @@ class ClaimBook:
         elif kind == "plan":
             self.plan = Plan(record["by"], Fence(record["fence"]), tuple(record["seats"]))
         elif kind == "load":
-            self._hear_load(record)
+            self._apply_load(record)
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Start from a `state` record; records from its `upto` on are applied afterwards."""
         for what, owner, fence, released in record["claims"]:
             self._claims[what] = Claim(what, owner, Fence(fence), released)
-            self._hear(what)
+            self._mark_alive(what)
         if (plan := record.get("plan")) is not None:
             by, fence, seats = plan
             self.plan = Plan(by, Fence(fence), tuple(seats))
@@ -318,12 +320,12 @@ class ClaimBook:
         """Count silence up to this instant of a monotonic clock, at which the log was read to its end."""
         if self._observed_s is not None:
             passed = min(now_s - self._observed_s, self._longest_gap_s)
-            for what in self._silent_s.keys() - self._heard:
+            for what in self._silent_s.keys() - self._alive_since:
                 self._silent_s[what] += passed
-        self._heard.clear()
+        self._alive_since.clear()
         self._observed_s = now_s
 
-    def blind(self) -> None:
+    def suspend(self) -> None:
         """Exclude the time until the next observation from all silence, as the log could not be read."""
         self._observed_s = None
 
@@ -360,7 +362,7 @@ class ClaimBook:
                 return
         for what, _ in things:
             self._claims[what] = Claim(what, owner, Fence(offset))
-            self._hear(what)
+            self._mark_alive(what)
         self.changes += 1
 
     def _release(self, what: str, fence: int) -> None:
@@ -369,13 +371,13 @@ class ClaimBook:
             self._claims[what] = replace(claim, released=True)
             self.changes += 1
 
-    def _hear_load(self, record: Mapping[str, Any]) -> None:
+    def _apply_load(self, record: Mapping[str, Any]) -> None:
         """Apply a load if its writer still has its membership lease; a replaced process may still write."""
         claim = self._claims.get(record["by"])
         if claim is not None and claim.fence == record["fence"]:
             slices = tuple(SliceLoad(*row) for row in record["slices"])
             self.loads[claim.what] = Load(claim.what, claim.fence, record["bytes"], record["limit"], slices)
 
-    def _hear(self, what: str) -> None:
+    def _mark_alive(self, what: str) -> None:
         self._silent_s[what] = 0.0
-        self._heard.add(what)
+        self._alive_since.add(what)

@@ -334,7 +334,7 @@ class Claims:
                 self._step(self._reader)
             except Unavailable as error:
                 with self._changed:
-                    self._book.blind()
+                    self._book.suspend()
                     self._changed.wait(_POLL_S)
                 _log.warning("the control topic cannot be reached", reason=str(error))
             except Exception as error:

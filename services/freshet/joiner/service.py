@@ -664,8 +664,10 @@ class JoinerService:
 
     def _trouble(self) -> str | None:
         """Return why events of a stream are refused, or a partition is not joined; None if all is well."""
-        said = [f"partition {p} is not joined: {failed.error}" for p, failed in sorted(self._failed.items())]
-        return "\n".join(filter(None, [self._growth.trouble, self._refusals.trouble(), *said])) or None
+        reasons = [
+            f"partition {p} is not joined: {failed.error}" for p, failed in sorted(self._failed.items())
+        ]
+        return "\n".join(filter(None, [self._growth.trouble, self._refusals.trouble(), *reasons])) or None
 
     def _retention_slack(self, partition: int) -> int:
         _, low = self._since[partition]

@@ -24,17 +24,17 @@ FRAME_BYTES = 5
 _PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
 _POLL_RECORDS = 1_000
 
-SILENCES = 10
+MAX_SILENT_POLLS = 10
 """Silent polls of the log after which registering a schema fails. A reader of Kafka treats one second without
 an answer as silence, and brokers on a machine where everything starts at once are silent for longer; most
 processes register schemas when they start, and would end."""
 
-LOOK_AGAIN_S = 0.5
+REREAD_S = 0.5
 """Time after a read that did not find an id during which the topic is not read again for any id: each read
 delays a server's event loop by up to some milliseconds, and records may name any id. A registered schema is
 found after this time at the latest, and at once if no unknown id was requested before."""
 
-MOST_ASKED = 1_000
+MAX_MISSED_IDS = 1_000
 """Number of remembered ids that were requested and not found."""
 
 
@@ -88,10 +88,10 @@ class SchemaRegistry:
         self._lock = threading.Lock()
         self._next = 0
         self._missed_s = float("-inf")  # time of the last read that did not find an id
-        self._looks = 0  # number of reads that did not find an id
-        self._asked: dict[
+        self._misses = 0  # number of reads that did not find an id
+        self._missed_ids: dict[
             int, int
-        ] = {}  # requested id -> `_looks` at its first request, the newest MOST_ASKED
+        ] = {}  # requested id -> `_misses` at its first request, the newest MAX_MISSED_IDS
         self._ids: dict[str, int] = {}
         self._schemas: dict[int, Written | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
@@ -101,19 +101,19 @@ class SchemaRegistry:
 
         Raises:
             ConfigError: the text is no schema of a record.
-            Unavailable: as the log does, but only after SILENCES silent polls.
+            Unavailable: as the log does, but only after MAX_SILENT_POLLS silent polls.
         """
         text = canonical(parse_written(schema) if isinstance(schema, (str, bytes)) else schema)
         with self._lock:
             if text not in self._ids:
-                self._read_on(SILENCES)
+                self._read_to_end(MAX_SILENT_POLLS)
             if text not in self._ids:
                 writer = self._log.writer()
                 try:
                     writer.append([Append(SCHEMAS_TOPIC, 0, BytesColumn.of([text.encode()]))])
                 finally:
                     writer.close()
-                self._read_on(SILENCES)
+                self._read_to_end(MAX_SILENT_POLLS)
             return self._ids[text]
 
     def get(self, schema_id: int, came_s: float | None = None) -> Written:
@@ -122,7 +122,7 @@ class SchemaRegistry:
         Args:
             schema_id: as in a frame.
             came_s: monotonic time at which the record that names it came. A schema registered before then is
-                found, even if the topic was read recently; without it, see LOOK_AGAIN_S.
+                found, even if the topic was read recently; without it, see REREAD_S.
 
         Raises:
             KeyError: the topic has no such id.
@@ -130,7 +130,7 @@ class SchemaRegistry:
         """
         with self._lock:
             if schema_id not in self._schemas:
-                self._look_for(schema_id, came_s)
+                self._read_for(schema_id, came_s)
             found = self._schemas.get(schema_id)
         if found is None:
             raise KeyError(f"no schema has id {schema_id}; the topic {SCHEMAS_TOPIC} ends at {self._next}")
@@ -143,7 +143,7 @@ class SchemaRegistry:
         return self.get(schema_id, self.clock.monotonic())
 
     def find(self, schema_id: int, came_s: float) -> Written:
-        """Return a schema named by an untrusted record; the topic is read at most once in LOOK_AGAIN_S.
+        """Return a schema named by an untrusted record; the topic is read at most once in REREAD_S.
 
         Raises:
             KeyError: the topic was read since the record came, or since the id was first requested, without
@@ -152,33 +152,33 @@ class SchemaRegistry:
                 it.
         """
         with self._lock:
-            lately = self.clock.monotonic() - self._missed_s < LOOK_AGAIN_S
-            if schema_id not in self._schemas and lately and self._missed_s < came_s:
+            recently = self.clock.monotonic() - self._missed_s < REREAD_S
+            if schema_id not in self._schemas and recently and self._missed_s < came_s:
                 self._remember(schema_id)
-                if self._asked[schema_id] == self._looks:
+                if self._missed_ids[schema_id] == self._misses:
                     raise Unavailable(
                         f"schema id {schema_id} was not in the topic {SCHEMAS_TOPIC} when that was read less "
-                        f"than {LOOK_AGAIN_S:g} s ago, and may have been registered since; send it again"
+                        f"than {REREAD_S:g} s ago, and may have been registered since; send it again"
                     )
         return self.get(schema_id)
 
     def _remember(self, schema_id: int) -> None:
-        self._asked.setdefault(schema_id, self._looks)
-        if len(self._asked) > MOST_ASKED:
-            del self._asked[next(iter(self._asked))]
+        self._missed_ids.setdefault(schema_id, self._misses)
+        if len(self._missed_ids) > MAX_MISSED_IDS:
+            del self._missed_ids[next(iter(self._missed_ids))]
 
-    def _look_for(self, schema_id: int, came_s: float | None) -> None:
+    def _read_for(self, schema_id: int, came_s: float | None) -> None:
         now = self.clock.monotonic()
-        lately = now - self._missed_s < LOOK_AGAIN_S if came_s is None else self._missed_s >= came_s
-        if lately:
+        recently = now - self._missed_s < REREAD_S if came_s is None else self._missed_s >= came_s
+        if recently:
             return
-        self._read_on()
+        self._read_to_end()
         if schema_id not in self._schemas:
             self._remember(schema_id)
             self._missed_s = now
-            self._looks += 1
+            self._misses += 1
 
-    def _read_on(self, silences: int = 1) -> None:
+    def _read_to_end(self, silences: int = 1) -> None:
         """Read the topic up to its present end. Raises the log's Unavailable after `silences` silent
         polls."""
         try:
@@ -199,11 +199,11 @@ class SchemaRegistry:
                         raise
                     continue
                 for _, records in polled:
-                    self._take(records)
+                    self._apply_records(records)
         finally:
             reader.close()
 
-    def _take(self, records: Records) -> None:
+    def _apply_records(self, records: Records) -> None:
         for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
             try:
                 schema = parse_written(value, f"{SCHEMAS_TOPIC} offset {offset}")

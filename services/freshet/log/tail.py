@@ -15,7 +15,7 @@ _READ_RECORDS = 8192
 _STALLED_S = 10.0
 """Time without a record, though the log reports a later end, after which the log counts as unavailable."""
 
-_SILENCES = 10
+_MAX_SILENT_POLLS = 10
 """Silent polls of a reader, as of brokers that are busy for a second or two, after which Unavailable is
 raised."""
 
@@ -51,7 +51,7 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
                 polled = reader.poll(_READ_RECORDS, 1.0)
             except Unavailable:
                 silences += 1
-                if silences == _SILENCES:
+                if silences == _MAX_SILENT_POLLS:
                     raise
                 continue
             for _, records in polled:

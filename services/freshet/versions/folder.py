@@ -81,12 +81,12 @@ class FolderVersionStore:
             if final.exists():
                 raise ValueError(f"{final}: version {manifest.number} exists; versions are never overwritten")
             self._sweep()
-            made = self._folder / f".new-{uuid.uuid4().hex}"
-            made.mkdir()
-            _write(made / _WEIGHTS, weights)
-            _write(made / _MANIFEST, write_manifest(manifest))
-            _sync_folder(made)
-            made.rename(final)
+            temporary = self._folder / f".new-{uuid.uuid4().hex}"
+            temporary.mkdir()
+            _write(temporary / _WEIGHTS, weights)
+            _write(temporary / _MANIFEST, write_manifest(manifest))
+            _sync_folder(temporary)
+            temporary.rename(final)
             _sync_folder(self._folder)
         return manifest
 
@@ -138,7 +138,7 @@ class FolderVersionStore:
         for alias in ALIASES:
             path = self._folder / "aliases" / alias
             try:
-                found[alias] = _pointed(path)
+                found[alias] = _alias_target(path)
             except FileNotFoundError:
                 continue
             except Corrupt as error:
@@ -213,7 +213,7 @@ def _number(entry: str) -> int | None:
     return number if entry == f"{number:010d}" else None
 
 
-def _pointed(path: Path) -> int:
+def _alias_target(path: Path) -> int:
     """Return the number in an alias's file.
 
     Raises:
@@ -244,12 +244,12 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        _write(made, data)
-        made.replace(path)
+        _write(temporary, data)
+        temporary.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 

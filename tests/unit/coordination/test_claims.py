@@ -111,7 +111,7 @@ def test_heartbeats_of_other_or_replaced_claims_have_no_effect() -> None:
 def test_nothing_expires_while_the_log_is_away() -> None:
     book = book_of(claim_record("x", "a", None))
     now = watch(book, 0.0, 2.5)
-    book.blind()
+    book.suspend()
     book.observe(now + 60.0)
     assert not book.claimable("x")
     assert book.silent_s("x") < 2.6

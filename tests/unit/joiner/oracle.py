@@ -157,7 +157,8 @@ class Oracle:
                 self.release(one, i)
 
     def release(self, one: Impression, i: int) -> None:
-        """Hold a positive for a part of the wait that falls from all to none during the label-delay warm-up."""
+        """Hold a positive for a part of the wait that falls from all to none during the label-delay
+        warm-up."""
         assert self.began is not None
         ramp, wait = self.plan.ramp, self.windows[i] + self.plan.grace_ms
         age = max(0, one.time - self.began)

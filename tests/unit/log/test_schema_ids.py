@@ -16,9 +16,9 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.log import EventLog
 from freshet.log.schema_ids import (
     FRAME_BYTES,
-    LOOK_AGAIN_S,
-    MOST_ASKED,
-    SILENCES,
+    REREAD_S,
+    MAX_MISSED_IDS,
+    MAX_SILENT_POLLS,
     SchemaLog,
     SchemaRegistry,
     frame,
@@ -131,13 +131,13 @@ def registered(log: EventLog) -> int:
 
 def test_registration_waits_for_a_silent_log(log: EventLog, registered: int) -> None:
     """A starting service would end otherwise."""
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES - 1)))
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, MAX_SILENT_POLLS - 1)))
 
     assert registry.register(CLICK) == registered
 
 
 def test_registration_fails_if_the_log_stays_silent(log: EventLog, registered: int) -> None:
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES)))
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, MAX_SILENT_POLLS)))
 
     with pytest.raises(Unavailable, match="no answer"):
         registry.register(CLICK)
@@ -168,7 +168,7 @@ def test_unknown_ids_cause_one_read_per_half_second(log: EventLog) -> None:
 
     assert misses(registry, range(100, 10_100)) == 10_000
     assert counted.looks == 1
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert misses(registry, range(100, 10_100)) == 10_000
     assert counted.looks == 2
 
@@ -180,7 +180,7 @@ def test_schema_is_found_half_a_second_after_an_unknown_id(log: EventLog) -> Non
     new = SchemaRegistry(log).register(PLAY)
 
     assert misses(registry, [new]) == 1
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert registry.get(new) == parse_schema(PLAY)
 
 
@@ -194,7 +194,7 @@ def test_id_registered_after_the_last_read_is_unavailable_first(log: EventLog) -
     for _ in range(2):
         with pytest.raises(Unavailable, match="send it again"):
             registry.find(new, clock.monotonic())
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert registry.find(new, clock.monotonic()) == parse_schema(PLAY)
 
 
@@ -212,7 +212,7 @@ def test_unknown_id_is_refused_after_a_read_since_its_request(log: EventLog) -> 
     assert found(9) == "KeyError"
     clock.advance(0.1)
     assert [found(9), found(10)] == ["KeyError", "Unavailable"]
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert found(11) == "KeyError"
     clock.advance(0.1)
     assert [found(9), found(10), found(11), found(12)] == [*["KeyError"] * 3, "Unavailable"]
@@ -235,7 +235,7 @@ def test_number_of_remembered_unknown_ids_is_bounded(log: EventLog) -> None:
     registry = SchemaRegistry(log, clock)
     assert misses(registry, [9]) == 1
     clock.advance(0.1)
-    for made_up in range(10, 10 + MOST_ASKED):
+    for made_up in range(10, 10 + MAX_MISSED_IDS):
         with pytest.raises(Unavailable):
             registry.find(made_up, clock.monotonic())
     with pytest.raises(Unavailable):  # requested once, and forgotten since

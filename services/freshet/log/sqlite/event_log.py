@@ -198,7 +198,7 @@ class SqliteEventLog:
         with self._lock:
             files = {file for _, file, _ in self._refreshed(None).values()}
         for file in files:  # also in files without these partitions, which may have the pin's former offsets
-            file.hold(name, [(i, offset) for f, i, offset in located if f is file])
+            file.set_pin(name, [(i, offset) for f, i, offset in located if f is file])
 
     def enforce_retention(self) -> bool:
         """Remove records that are older than their topic's retention. Writers call it at intervals.
@@ -213,9 +213,9 @@ class SqliteEventLog:
             if info.retention_ms is not None:
                 for number, partition_id in enumerate(partition_ids):
                     before = self.offset_at(TopicPartition(info.name, number), now - info.retention_ms)
-                    held = file.held_from(partition_id)
-                    before = before if held is None else min(before, held)
-                    if file.holds_below(partition_id, before):
+                    pinned = file.pinned_from(partition_id)
+                    before = before if pinned is None else min(before, pinned)
+                    if file.has_below(partition_id, before):
                         more |= file.trim(partition_id, before)
         return more
 

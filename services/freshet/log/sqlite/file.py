@@ -86,11 +86,11 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._writing = threading.Lock()  # held by the thread that commits
-        self._asking = threading.Lock()  # guards the connection for queries
+        self._querying = threading.Lock()  # guards the connection for queries
         self._queue_lock = threading.Lock()
         self._queue: list[Request] = []
         self._write_connection: sqlite3.Connection | None = None
-        self._ask_connection: sqlite3.Connection | None = None
+        self._query_connection: sqlite3.Connection | None = None
         self._closed = False
 
     # Topics
@@ -124,7 +124,7 @@ class LogFile:
 
     def topics(self) -> dict[str, tuple[TopicInfo, tuple[int, ...]]]:
         """Return {name: (info, partition ids by number)}."""
-        rows = self.ask(
+        rows = self.query(
             "SELECT t.name, t.partitions, t.log_id, t.retention_ms, p.id "
             "FROM topics t JOIN partitions p ON p.topic = t.id ORDER BY t.id, p.number"
         )
@@ -144,12 +144,12 @@ class LogFile:
 
     def bounds(self, partition_id: int) -> Bounds:
         """Return the partition's offsets."""
-        ((start, end),) = self.ask("SELECT start, next FROM partitions WHERE id = ?", partition_id)
+        ((start, end),) = self.query("SELECT start, next FROM partitions WHERE id = ?", partition_id)
         return Bounds(start, end)
 
     def chunk_at(self, partition_id: int, offset: int) -> int:
         """Return the rowid of the chunk that contains `offset`, or of the next one."""
-        ((found,),) = self.ask(
+        ((found,),) = self.query(
             "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?",
             chunk_id(partition_id, 0),
             chunk_id(partition_id, offset),
@@ -166,7 +166,7 @@ class LogFile:
         low, high = chunk_id(partition_id, 0), end
         while low < high:
             middle = (low + high) // 2
-            row = self.ask(
+            row = self.query(
                 "SELECT id, top_ms FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1", middle, end
             )
             if not row or row[0][1] >= time_ms:
@@ -177,7 +177,7 @@ class LogFile:
 
     def next_chunk_with(self, partition_id: int, chunk: int, time_ms: int) -> int | None:
         """Return the rowid of the first chunk from `chunk` on with a record time >= `time_ms`, or None."""
-        found = self.ask(
+        found = self.query(
             "SELECT id FROM chunks WHERE id >= ? AND id < ? AND max_ms >= ? ORDER BY id LIMIT 1",
             chunk,
             chunk_id(partition_id + 1, 0),
@@ -187,17 +187,17 @@ class LogFile:
 
     def body(self, chunk: int) -> tuple[bytes, int] | None:
         """Return a chunk's body and `min_ms`; None if retention has removed it meanwhile."""
-        rows = self.ask("SELECT body, min_ms FROM chunks WHERE id = ?", chunk)
+        rows = self.query("SELECT body, min_ms FROM chunks WHERE id = ?", chunk)
         return rows[0] if rows else None
 
-    def ask(self, sql: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
+    def query(self, sql: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
         """Run one query on the connection for queries."""
-        with self._asking:
+        with self._querying:
             self._check_open()
-            if self._ask_connection is None:
-                self._ask_connection = connect(self.path, FORMAT)
+            if self._query_connection is None:
+                self._query_connection = connect(self.path, FORMAT)
             with translated(self.path, "read"):
-                return self._ask_connection.execute(sql, arguments).fetchall()
+                return self._query_connection.execute(sql, arguments).fetchall()
 
     # Appends
 
@@ -212,11 +212,11 @@ class LogFile:
         while not request.done:
             with self._writing:
                 if not request.done:
-                    self._lead()
+                    self._commit_queue()
         if request.error is not None:
             raise request.error
 
-    def _lead(self) -> None:
+    def _commit_queue(self) -> None:
         with self._queue_lock:
             size, count = 0, 0
             while count < len(self._queue) and size < _BATCH_BYTES:
@@ -321,43 +321,43 @@ class LogFile:
             ).rowcount
         return gone == _TRIM_CHUNKS
 
-    def holds_below(self, partition_id: int, offset: int) -> bool:
+    def has_below(self, partition_id: int, offset: int) -> bool:
         """Return whether `trim` to this offset would have an effect."""
         if self.bounds(partition_id).start < offset:
             return True
-        oldest = self.ask(
+        oldest = self.query(
             "SELECT id + count FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
             chunk_id(partition_id, 0),
             chunk_id(partition_id, offset),
         )
         return bool(oldest) and oldest[0][0] <= chunk_id(partition_id, offset)
 
-    def hold(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
+    def set_pin(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
         """Replace the retention pin of `name` by (partition id, offset) pairs; cheap if it does not
         change."""
         wanted = sorted(offsets)
-        held = self.ask("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
-        if held == wanted:
+        pinned = self.query("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
+        if pinned == wanted:
             return
-        with self._writing, self._transaction("hold offsets") as db:
+        with self._writing, self._transaction("set a retention pin") as db:
             db.execute("DELETE FROM holds WHERE name = ?", (name,))
             db.executemany("INSERT INTO holds VALUES (?, ?, ?)", ((name, p, o) for p, o in wanted))
 
-    def held_from(self, partition_id: int) -> int | None:
+    def pinned_from(self, partition_id: int) -> int | None:
         """Return the smallest pinned offset; None if there is no pin."""
-        ((offset,),) = self.ask("SELECT min(offset) FROM holds WHERE partition = ?", partition_id)
+        ((offset,),) = self.query("SELECT min(offset) FROM holds WHERE partition = ?", partition_id)
         return offset  # type: ignore[no-any-return]
 
     # Connections
 
     def close(self) -> None:
         """Close the connections, after a commit in progress. Idempotent."""
-        with self._writing, self._asking:
+        with self._writing, self._querying:
             self._closed = True
-            for connection in (self._write_connection, self._ask_connection):
+            for connection in (self._write_connection, self._query_connection):
                 if connection is not None:
                     connection.close()
-            self._write_connection = self._ask_connection = None
+            self._write_connection = self._query_connection = None
 
     def _transaction(self, doing: str) -> AbstractContextManager[sqlite3.Connection]:
         self._check_open()

@@ -86,7 +86,7 @@ class SqliteReader:
         while True:
             with self._using:
                 self._check_open()
-                found = self._take(max_records)
+                found = self._read_ready(max_records)
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
@@ -105,7 +105,7 @@ class SqliteReader:
         if self._closed:
             raise Unavailable("the reader was closed")
 
-    def _take(self, max_records: int) -> list[tuple[TopicPartition, Records]]:
+    def _read_ready(self, max_records: int) -> list[tuple[TopicPartition, Records]]:
         ready = [(file, position) for file in self._files.values() for position in file.ready()]
         if not ready:
             return []
@@ -118,7 +118,7 @@ class SqliteReader:
             if i == 0:
                 share = max(share, 1)
             if share:
-                records = file.take(position, share)
+                records = file.read(position, share)
                 max_records -= len(records)
                 found.append((position.partition, records))
         return found
@@ -151,7 +151,7 @@ class _FileReader:
                 self._seen = version
         return [p for p in self._positions if self._bounds.get(p.id, (0, 0))[1] > p.offset]
 
-    def take(self, position: _Position, limit: int) -> Records:
+    def read(self, position: _Position, limit: int) -> Records:
         """Return up to `limit` records (at least one), about a chunk's bytes; a single chunk is not
         copied."""
         parts: list[Contents] = []

@@ -112,7 +112,7 @@ def test_retention_removes_a_bounded_amount_per_run(
     left = []
     for _ in range(4):
         writer.append([append_to(T1, [b"new"])])
-        left.append(file.ask("SELECT count(*) FROM chunks WHERE id < ?", chunk_id(2, 0))[0][0])
+        left.append(file.query("SELECT count(*) FROM chunks WHERE id < ?", chunk_id(2, 0))[0][0])
         assert log.bounds(T0).start == 8, "what is not deleted yet is not seen either"
         clock.advance(1.1)
     assert left == [5, 2, 0, 0]
@@ -211,7 +211,7 @@ def test_waiting_appends_share_a_commit(log: SqliteEventLog) -> None:
     for thread in threads:
         thread.join()
     assert sorted(offsets) == list(range(8))
-    ((chunks,),) = file.ask("SELECT count(*) FROM chunks")
+    ((chunks,),) = file.query("SELECT count(*) FROM chunks")
     assert chunks == 1
 
 
