@@ -65,7 +65,7 @@ from freshet.versions import VersionStore
 
 __all__ = ["Inference", "Parts", "run"]
 
-MAX_MISSED_IDS = 32
+MOST_ASKED = 32
 """Questions about events under way at once. They are answered one by one, each from the log and the metas of
 all buckets: some ms in the row store's time, which is the trainer's, too. One more is told to come again."""
 
@@ -257,7 +257,7 @@ class Inference:
                 partition, offset = int(query["partition"]), int(query["offset"])
             except (KeyError, ValueError):
                 raise BadInput("expected topic, partition and offset, the last two as integers") from None
-            if self._asked >= MAX_MISSED_IDS:
+            if self._asked >= MOST_ASKED:
                 raise Overloaded(f"{self._asked} events are being asked about; ask again", retry_after_s=1)
             self._asked += 1
             try:

@@ -16,9 +16,9 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.log import EventLog
 from freshet.log.schema_ids import (
     FRAME_BYTES,
-    REREAD_S,
     MAX_MISSED_IDS,
     MAX_SILENT_POLLS,
+    REREAD_S,
     SchemaLog,
     SchemaRegistry,
     frame,

@@ -401,7 +401,7 @@ def test_a_copy_made_while_the_log_is_in_use_is_a_log(log: SqliteEventLog, tmp_p
     reader = copy.reader()
     reader.assign({T0: 0})
     assert read_all(reader, 2) == {T0: [(0, b"a"), (1, b"b")]}
-    assert copy._locate(T0)[0].ask("PRAGMA journal_mode") == [("wal",)]
+    assert copy._locate(T0)[0].query("PRAGMA journal_mode") == [("wal",)]
     copy.close()
 
 
