@@ -230,7 +230,7 @@ def test_a_joiner_does_not_go_on_from_another_log(world: World) -> None:
     stranger = world.joiner()
     stranger.topics = replace(stranger.topics, log_ids={**stranger.topics.log_ids, "served": "another"})
 
-    with pytest.raises(DataLost, match="made anew"):
+    with pytest.raises(DataLost, match="created anew"):
         stranger.open()
     stranger.close()
 

@@ -58,8 +58,7 @@ _MOST_LOAD = 2**53
 
 
 class LaterFormat(Corrupt):
-    """A record of a later format that may be a claim. A reader that ignored it would treat owned things as
-    free."""
+    """A record of a later format that may be a claim; ignoring it would treat owned things as free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,7 @@ class Load:
 
 
 def claim_record(what: str, owner: str, replaces: Fence | None) -> bytes:
-    """Encode a claim of `what` in place of the claim with the fence `replaces`; None if there was no
-    claim."""
+    """Encode a claim of `what` in place of the one with the fence `replaces`; None: there was none."""
     return _dump("claim", what=what, owner=owner, replaces=replaces)
 
 

@@ -34,8 +34,7 @@ __all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Held"]
 _log = structlog.get_logger(__name__)
 
 LEASE_S = 3.0
-"""Silence after which an owner is replaced: six heartbeats, so that one slow write or long pause does not
-matter."""
+"""Silence after which an owner is replaced: six heartbeats, so one slow write does not matter."""
 
 HEARTBEAT_S = 0.5
 
@@ -72,8 +71,7 @@ class Held:
             raise Fenced(f"{self.what} was claimed from {self.owner} (fence {self.fence}) by another owner")
 
     def on_lost(self, call: Callable[[], None]) -> None:
-        """Add a callback for the loss of a thing, on the claims' thread; called at once if one is lost
-        already."""
+        """Add a callback for the loss of a thing; the claims' thread calls it, or this one if it is lost."""
         self._on_lost.append(call)
         if self.lost.is_set():
             call()

@@ -1,5 +1,4 @@
-"""Partition assignment among processes of one kind: membership leases and claims in `control`, and a fixed
-rule."""
+"""Partition assignment among processes of a kind, by membership leases, claims and a fixed rule."""
 
 from __future__ import annotations
 

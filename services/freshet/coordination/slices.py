@@ -75,8 +75,7 @@ def slices_of(buckets: int) -> dict[str, BucketRange]:
 
 
 def owner_text(name: str, address: str, life: str) -> str:
-    """Return the owner in a shard's claims: its name, its address, and `life`, which is unique to the
-    process."""
+    """Return the owner in a shard's claims. `life` is unique to the process."""
     return f"{name}@{address}/{life}"
 
 

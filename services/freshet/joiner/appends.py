@@ -70,8 +70,7 @@ class PendingFlushes:
         self._begun: dict[Future[None], float] = {}
 
     def begin(self, flush: Flush, now: float) -> None:
-        """Append a flush in the background. None of its partitions may be `busy`. `now`: monotonic
-        seconds."""
+        """Append a flush in the background; its partitions must not be `busy`. `now`: monotonic seconds."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="joiner-append")
         future = self._threads.submit(flush.append)

@@ -49,8 +49,7 @@ class ReplayExclusions:
             self.records.setdefault(role, []).extend(offsets.tolist())
 
     def add_elements(self, role: str, offsets: I64, places: I64) -> None:
-        """Exclude single impressions or actions: (N,) int64 record offsets, (N,) int64 indices in the
-        records."""
+        """Exclude single elements: (N,) int64 record offsets, (N,) int64 indices in the records."""
         if len(offsets):
             self.elements.setdefault(role, []).extend(zip(offsets.tolist(), places.tolist(), strict=True))
 

@@ -154,8 +154,7 @@ class ActionColumns:
 
 
 def datable(times_ms: I64) -> Bool:
-    """Return (N,) bool: whether the state accepts these (N,) int64 times in ms; it raises ValueError for
-    others."""
+    """Return (N,) bool: whether the state accepts (N,) int64 times in ms, instead of a ValueError."""
     found: Bool = (times_ms >= 0) & (times_ms <= LATEST_MS)
     return found
 
@@ -166,8 +165,7 @@ def _places(offsets: I64) -> tuple[I64, I64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Samples in the order of the log: by the first impression's time of their request, each request
-    together."""
+    """Samples in the order of the log: requests by their first impression's time."""
 
     ids: I64  # (n,)
     times_ms: I64  # (n,)
@@ -216,8 +214,7 @@ class Joiner:
 
     @property
     def horizon_ms(self) -> int:
-        """H: an id stays known for this long after its event, in event time; older events are late (PROTOCOL
-        20)."""
+        """H: event time for which an id stays known after its event; older events are late (PROTOCOL 20)."""
         return self._state.horizon_ms
 
     @property
@@ -283,8 +280,7 @@ class Joiner:
 
     @property
     def began_ms(self) -> int | None:
-        """Event time in ms of the first impression, from which the label-delay warm-up counts; None: none
-        yet."""
+        """Event time in ms of the first impression, where the label-delay warm-up begins; None: none yet."""
         return self._state.began
 
     def begin_at(self, began_ms: int) -> None:
@@ -307,8 +303,7 @@ class Joiner:
         return self._with_values(samples, aggregates) if self._out_of_bounds or self._aggregates else samples
 
     def take_out_of_bounds(self) -> dict[str, int]:
-        """Return {label with bounds: samples that `take_samples` dropped since the last call}; `no_value`
-        counts them."""
+        """Return {label with bounds: samples that `take_samples` dropped since}; `no_value` has them, too."""
         found = self._out_of_bounds
         self._out_of_bounds = dict.fromkeys(found, 0)
         return found

@@ -26,8 +26,7 @@ class EventCounts:
 
     @classmethod
     def of(cls, roles: Iterable[str]) -> EventCounts:
-        """Make zero counts for these streams: a counter that appears with its first event shows no
-        increase."""
+        """Make zero counts for streams: a counter that begins with its first event shows no increase."""
         return cls(refused={role: dict.fromkeys(REFUSALS, 0) for role in roles})
 
     def add(

@@ -135,8 +135,7 @@ class Refused:
 
 
 class EventDecoder(Protocol):
-    """Decodes records of one stream to columns. A record that cannot be decoded is refused; it raises no
-    error."""
+    """Decodes records of one stream to columns. Refuses records that it cannot decode, without error."""
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         """Decode served events to impressions with the spans of their bytes."""

@@ -293,8 +293,7 @@ class SpecDecoder:
         return extractor
 
     def _compiled(self, stream: Stream, written: Written) -> EventExtractor:
-        """Compile an extractor. Raises ConfigError if such records lack fields of the join or of the
-        features."""
+        """Compile an extractor. Raises ConfigError if the schema lacks fields of the join or the features."""
         reader = self._readers.get(stream.role)
         if stream.role != "served":
             return EventExtractor(stream, written, self._fields(stream), reader=reader)

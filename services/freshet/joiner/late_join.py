@@ -98,8 +98,7 @@ class LateJoin:
         return done
 
     def _rounds(self, at: TopicPartition, start: int, stop: int) -> Iterator[tuple[I64, I64]]:
-        """Yield (ids, times) of late samples: (K,) int64 each, sorted by id, without duplicates in a round of
-        about `round_bytes`."""
+        """Yield (ids, times), (K,) int64 each, of rounds of about `round_bytes`, sorted by unique id."""
         ids: list[I64] = []
         times: list[I64] = []
         size = 0
@@ -148,8 +147,7 @@ class LateJoin:
     def _join(
         self, done: LateJoined, writer: Writer | None, p: int, ids: I64, from_ms: int, until_ms: int
     ) -> I64:
-        """Join the impressions of one input partition. `ids`: (K,) int64, sorted; returns those without an
-        event."""
+        """Join one input partition's impressions. `ids`: (K,) int64, sorted; returns those without event."""
         plan = replace(self.plan, early=False, ramp=0)
         joiner = Joiner(plan)
         task = Task(p, plan, self.topics, self.decoder(), dict.fromkeys(self.topics.inputs, 0))

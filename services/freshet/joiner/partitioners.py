@@ -26,8 +26,7 @@ ENOUGH = 64
 """Keys of a topic before its partitioner is named."""
 
 MOST = 1024
-"""Key count at which counts are halved, so that a client that was corrected is forgotten after hundreds of
-keys."""
+"""Key count at which counts are halved, so that a corrected client is forgotten after hundreds of keys."""
 
 EXPLAINS, STRAY = 0.98, 0.05
 """A partitioner explains a topic if it explains at least the first share of its keys; a share below the
@@ -44,8 +43,7 @@ REMEMBERED = 4096
 
 
 def murmur2_of(key: bytes, partitions: int) -> int:
-    """Return a key's partition by murmur2: Java's default, librdkafka's `murmur2` and `murmur2_random`;
-    freshet's."""
+    """Return a key's partition by murmur2: freshet's, Java's default, librdkafka's `murmur2_random`."""
     return int(partition_of(BytesColumn.of([key]), partitions)[0])
 
 
@@ -63,8 +61,7 @@ def fnv1a(key: bytes) -> int:
 
 
 def fnv1a_of(key: bytes, partitions: int) -> int:
-    """Return a key's partition by sarama's default and librdkafka's `fnv1a`: the absolute value of the signed
-    hash."""
+    """Return a key's partition by sarama's default and librdkafka's `fnv1a`: |signed hash| modulo n."""
     value = fnv1a(key)
     signed = value - (1 << 32) if value >= 1 << 31 else value
     return abs(signed) % partitions
@@ -106,8 +103,7 @@ class _Topic:
 
     @property
     def partitioner(self) -> str | None:
-        """Name of the one that explains nearly all keys; "other" if none does; None while there are few
-        keys."""
+        """The partitioner that explains nearly all keys; "other" if none does; None for few keys."""
         if self.keys < ENOUGH:
             return None
         name, n = self.explained.most_common(1)[0]

@@ -1,5 +1,4 @@
-"""Partition recovery: builds a partition's task from its last commit and a replay of the events it depends
-on."""
+"""Partition recovery: rebuilds a partition's task from its last commit and a replay of its events."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class RecoveredGroup:
 
 
 class PartitionRecovery:
-    """Recovers partitions on threads, while the joiner works on others. Used by one thread, except
-    `recover`."""
+    """Recovers partitions on threads beside the joiner's. Used by one thread, except `recover`."""
 
     def __init__(
         self,
@@ -66,8 +64,7 @@ class PartitionRecovery:
         return {p for group, cancelled in self._under_way.values() if not cancelled.is_set() for p in group}
 
     def cancel(self, partitions: Collection[int]) -> None:
-        """Cancel the recovery of partitions that another process owns now; their writers are closed when
-        open."""
+        """Cancel the recovery of partitions; their writers are closed, once opened."""
         for group, cancelled in self._under_way.values():
             if set(partitions).intersection(group):
                 cancelled.set()
@@ -240,8 +237,7 @@ def _commits(
 
 
 def stream(log: EventLog, at: TopicPartition, start: int, stop: int, clock: Clock) -> Iterator[Records]:
-    """Yield the records of one partition in [start, stop). Raises as a reader does; Unavailable if none
-    come."""
+    """Yield a partition's records in [start, stop). Raises as a reader does; Unavailable if none come."""
     found = _Stream(log, at, max(start, log.bounds(at).start), clock)
     try:
         yield from found.until(stop)

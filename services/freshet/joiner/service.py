@@ -51,9 +51,7 @@ class Pace:
     assignment_interval_ms: int = 100  # between checks of the partition assignment
     poll_records: int = 16_384
     count_interval_ms: int = 2_000  # between counts of the inputs' partitions, where they may grow
-    slow_append_ms: int = (
-        1000  # an append that takes longer pauses reading, or the next one would be ever larger
-    )
+    slow_append_ms: int = 1000  # an append that takes longer pauses reading, which bounds the next one
     retry_ms: int = 500  # delay after the log, or a source of schemas, could not be reached
 
 
@@ -74,16 +72,12 @@ class JoinerStatus:
     counts: EventCounts  # by this process
     growth: Growth = field(default_factory=lambda: Growth(0, 0, {}))  # partitions of the inputs
     losses: Mapping[str, Any] = field(default_factory=dict)  # as `_losses` makes it
-    placing: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  # as `PartitionerDetector.to_json` makes it
+    placing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # see `PartitionerDetector`
     trouble: str | None = None  # why events of a stream, or a partition, are not joined
     bad_times: Mapping[str, str] = field(default_factory=dict)  # stream -> the first event with a wrong time
     now_ms: int = 0  # the time that is known to be right
     clock_step_ms: int = 0  # difference of the wall clock since it was set; 0: it runs evenly
-    disputed_ms: Mapping[int, int] = field(
-        default_factory=dict
-    )  # partition -> how far its disputed event is ahead
+    disputed_ms: Mapping[int, int] = field(default_factory=dict)  # partition -> its disputed event's lead
 
 
 @dataclass(slots=True)
@@ -130,9 +124,7 @@ class JoinerService:
     partitions: Sequence[int]
     all_partitions: bool = True
     watches_growth: bool = False  # whether to join new partitions of the inputs, once all inputs have them
-    assignment: PartitionAssignment | None = (
-        None  # of `partitions`, among processes; None: this process has all of them
-    )
+    assignment: PartitionAssignment | None = None  # None: this process has all `partitions`
     clock: Clock = SYSTEM_CLOCK
     pace: Pace = field(default_factory=Pace)
     stop: Event = field(default_factory=Event)
@@ -145,9 +137,7 @@ class JoinerService:
     _recovery: PartitionRecovery = field(init=False)
     _flushes: PendingFlushes = field(default_factory=PendingFlushes)
     _roles: dict[str, str] = field(default_factory=dict)
-    append_time: bool = (
-        True  # whether the log's time is of its own clock, not the writers' (Kafka's CreateTime)
-    )
+    append_time: bool = True  # whether the log's time is its own, not the writers' (Kafka's CreateTime)
     _steady: SteadyClock | None = None
     _bad_times: dict[str, str] = field(default_factory=dict)  # role -> the first event with a wrong time
     _history: bool = False  # whether to join up to the log's end, with the log's time as the only one
@@ -268,8 +258,7 @@ class JoinerService:
             self._report_status()
 
     def _join_polled(self, polled: Sequence[tuple[TopicPartition, Records]]) -> None:
-        """Join polled records. Records whose schema is unavailable are polled again later; the others go
-        on."""
+        """Join polled records; those whose schema is unavailable are polled again later."""
         waiting: dict[TopicPartition, Unavailable] = {}
         disputed = False
         for at, records in polled:
@@ -362,8 +351,7 @@ class JoinerService:
         self._complete_flushes([task.partition])
 
     def flush(self, *, only_due: bool = True) -> None:
-        """Append the output and commit of every partition that has any, one atomic append per writer, and
-        wait for it."""
+        """Append the outputs and commits, one atomic append per writer, and wait for them."""
         self._complete_flushes(self.tasks)
         self._begin_flush(
             self._writers, commit_all=not only_due or self._due("commit", self.pace.commit_interval_ms)
@@ -461,8 +449,7 @@ class JoinerService:
         self._on_partition_failed(failed)
 
     def _revoke(self, partitions: Collection[int]) -> None:
-        """Commit partitions that are assigned to another process, if this one still owns them, and drop
-        them."""
+        """Commit partitions that go to another process, if this one still owns them, and drop them."""
         self._recovery.cancel(partitions)
         here = [p for p in partitions if p in self.tasks]
         self._complete_flushes(here)
@@ -650,7 +637,7 @@ class JoinerService:
         return found
 
     def _losses(self) -> dict[str, Any]:
-        """Return the assignment of events that teach nothing: recent ones of this process, and those of its
+        """Return the shares of events that teach nothing: recent ones of this process, and those of its
         partitions since the model began."""
         counts = self._counts
         lately = {**counts.outcomes, "refused": sum(sum(n.values()) for n in counts.refused.values())}

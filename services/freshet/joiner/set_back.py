@@ -1,5 +1,4 @@
-"""Set-back of event time, after clocks were wrong for so long that the watermark followed them (PROTOCOL
-19)."""
+"""Set-back of event time, after the watermark followed wrong clocks (PROTOCOL 19)."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ class Joined:
 def trace_joined(
     tracer: Tracer, decided: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
 ) -> Joined | None:
-    """Return the traced events of samples that are about to be appended in such blocks; None if there are
-    none."""
+    """Return the traced events among samples to be appended in such blocks; None if there are none."""
     requests = tracer.traced(decided.requests)
     if not requests:
         return None
@@ -85,8 +84,7 @@ def trace_appended(tracer: Tracer, joined: Joined, topic: str, partition: int, o
 
 
 def _first(request: int) -> bool:
-    """Return whether an event's samples are its first. Later ones (of other labels) get spans of their
-    own."""
+    """Return whether an event's samples are its first; later ones (of other labels) get other spans."""
     if request in _traced:
         return False
     _traced[request] = None

@@ -186,8 +186,7 @@ class Watermark:
                 self._downtime_ms[topic] = max(0, downtime_ms)
 
     def observe(self, topic: str, first_ms: int, last_ms: int) -> None:
-        """Advance a topic's clock by the smallest and the largest reading of event time from its new
-        records."""
+        """Advance a topic's clock by the smallest and largest reading of event time of new records."""
         for other, clock in self._clocks.items():
             if clock is None:
                 self._clocks[other] = first_ms

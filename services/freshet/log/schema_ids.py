@@ -179,8 +179,7 @@ class SchemaRegistry:
             self._misses += 1
 
     def _read_to_end(self, silences: int = 1) -> None:
-        """Read the topic up to its present end. Raises the log's Unavailable after `silences` silent
-        polls."""
+        """Read the topic to its present end. Raises the log's Unavailable after `silences` silent polls."""
         try:
             end = self._log.bounds(_PARTITION).end
         except KeyError:  # no id is unknown as long as the topic is

@@ -16,8 +16,7 @@ _STALLED_S = 10.0
 """Time without a record, though the log reports a later end, after which the log counts as unavailable."""
 
 _MAX_SILENT_POLLS = 10
-"""Silent polls of a reader, as of brokers that are busy for a second or two, after which Unavailable is
-raised."""
+"""Silent polls of a reader after which Unavailable is raised; brokers may be busy for seconds."""
 
 
 def newest(log: EventLog, at: TopicPartition, most: int) -> list[tuple[int, bytes]]:

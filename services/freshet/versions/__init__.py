@@ -36,8 +36,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A manifest with its tensors: weights, optimiser state, hedge state, running statistics, measures'
-    state."""
+    """A manifest with its tensors: weights, and states of optimiser, hedge, statistics and measures."""
 
     manifest: Manifest
     tensors: Mapping[str, NDArray[Any]]

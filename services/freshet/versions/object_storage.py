@@ -116,14 +116,12 @@ class Bucket:
             obstore.put(self._store, key, data)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write a new object. Raises Conflict if it exists; after a lost response it may be this writer's
-        own."""
+        """Write a new object. Raises Conflict if it exists; it may be this writer's, after a lost response."""
         with self._translated(key, "create"):
             obstore.put(self._store, key, data, mode="create")
 
     def replace(self, key: str, data: bytes, was: Stored) -> None:
-        """Replace an object that has not changed since it was read. Raises Conflict if it has, or as
-        `create`."""
+        """Replace an object as it was read. Raises Conflict if it has changed, or as `create`."""
         with self._translated(key, "replace"):
             try:
                 obstore.put(self._store, key, data, mode=was.state)

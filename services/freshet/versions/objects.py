@@ -278,8 +278,7 @@ def _read_aliases(data: bytes, where: str) -> _Aliases:
 
 
 def _signed(manifest: bytes) -> bytes:
-    """Add a unique key to a manifest, so that it differs from another writer's equal one; readers ignore
-    it."""
+    """Add a key that readers ignore, so that the manifest differs from another writer's equal one."""
     record = orjson.loads(manifest)
     return orjson.dumps({**record, "put": uuid.uuid4().hex}, option=orjson.OPT_INDENT_2)
 

@@ -100,8 +100,7 @@ def check_alias(alias: str) -> None:
 
 
 def pack(tensors: Mapping[str, NDArray[np.generic]]) -> tuple[bytes, str]:
-    """Encode tensors, of any shape and numpy dtype, as a safetensors file; returns its bytes and sha256 in
-    hex."""
+    """Encode tensors of any shape and dtype as a safetensors file; returns its bytes and sha256 in hex."""
     weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
     return weights, hashlib.sha256(weights).hexdigest()
 

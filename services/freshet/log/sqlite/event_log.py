@@ -134,8 +134,7 @@ class SqliteEventLog:
         return {topic: known[topic].partitions for topic in topics if topic in known}
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Do nothing if the topic has as many partitions; otherwise raise ConfigError: only freshet writes
-        it."""
+        """Raise ConfigError if the topic has fewer partitions: only freshet writes it, so it cannot grow."""
         found = self.topics()[name].partitions
         if found < partitions:
             raise ConfigError(

@@ -265,8 +265,7 @@ class LogFile:
         return request.error is None
 
     def _ends(self, db: sqlite3.Connection, partition_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Return {partition id: (next offset, largest record time)}, read as one row (see
-        `_STATEMENT_ROWS`)."""
+        """Return {partition id: (next offset, largest record time)}, read as one row (`_STATEMENT_ROWS`)."""
         (found,) = db.execute(
             "SELECT group_concat(id || ' ' || next || ' ' || top_ms, ';') FROM partitions "  # nosec B608  # question marks
             f"WHERE id IN ({', '.join('?' * len(partition_ids))})",
@@ -333,8 +332,7 @@ class LogFile:
         return bool(oldest) and oldest[0][0] <= chunk_id(partition_id, offset)
 
     def set_pin(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
-        """Replace the retention pin of `name` by (partition id, offset) pairs; cheap if it does not
-        change."""
+        """Replace the retention pin of `name` by (partition id, offset) pairs; cheap without a change."""
         wanted = sorted(offsets)
         pinned = self.query("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
         if pinned == wanted:

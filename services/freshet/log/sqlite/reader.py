@@ -1,5 +1,4 @@
-"""Reader of the SQLite log: reads whole chunks, serves partitions fairly, and detects new records without
-queries."""
+"""Reader of the SQLite log: reads whole chunks, and serves partitions fairly."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class SqliteReader:
         self._closed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions, and no others, from these offsets. Raises DataLost for an offset out of
-        bounds."""
+        """Read only these partitions, from these offsets. Raises DataLost for an offset out of bounds."""
         chosen: dict[LogFile, list[_Position]] = {}
         for partition, offset in positions.items():
             file, partition_id = self._locate(partition)
@@ -152,8 +150,7 @@ class _FileReader:
         return [p for p in self._positions if self._bounds.get(p.id, (0, 0))[1] > p.offset]
 
     def read(self, position: _Position, limit: int) -> Records:
-        """Return up to `limit` records (at least one), about a chunk's bytes; a single chunk is not
-        copied."""
+        """Return 1 to `limit` records, of about a chunk's bytes; a single chunk is not copied."""
         parts: list[Contents] = []
         first, count, size = position.offset, 0, 0
         while count < limit and size < CHUNK_BYTES:
