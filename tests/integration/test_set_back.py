@@ -266,7 +266,7 @@ def test_if_ids_of_the_time_before_are_gone_it_refuses(scene: Scene) -> None:
     at = TopicPartition("served", 0)
     scene.world.log.trim(at, scene.world.log.bounds(at).end - 1)
 
-    with pytest.raises(DataLost, match="joined twice"):
+    with pytest.raises(DataLost, match="joined again"):
         scene.set_back()
 
 

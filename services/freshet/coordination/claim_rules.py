@@ -273,9 +273,7 @@ class ClaimBook:
         self._lease_s, self._longest_gap_s = lease_s, longest_gap_s
         self._claims: dict[str, Claim] = {}
         self._silent_s: dict[str, float] = {}
-        self._alive_since: set[str] = (
-            set()
-        )  # heard since the last observation: that time does not count as silence
+        self._alive_since: set[str] = set()  # things whose owners sent a record since the last observation
         self._observed_s: float | None = None
         self.changes = 0  # increases when an owner of a claim changes
         self.plan: Plan | None = None  # the newest

@@ -132,7 +132,7 @@ class EventLog(Protocol):
         """
 
     def bounds(self, partition: TopicPartition) -> Bounds:
-        """Return the partition's offsets. Raises Unavailable, or KeyError if topic or partition is unknown."""
+        """Return the partition's offsets. Raises Unavailable, or KeyError for an unknown partition."""
 
     def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         """Return `bounds` of many partitions, in one network round trip. Raises as it does."""

@@ -116,7 +116,7 @@ class Bucket:
             obstore.put(self._store, key, data)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write a new object. Raises Conflict if it exists; it may be this writer's, after a lost response."""
+        """Write a new object. Raises Conflict if it exists, or a response was lost."""
         with self._translated(key, "create"):
             obstore.put(self._store, key, data, mode="create")
 
