@@ -100,7 +100,7 @@ def join_all(spec: Spec, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> JoinerSt
     from freshet.joiner.service import Pace
     from freshet.joiner.start import make
 
-    joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, look_interval_ms=DAY_MS))
+    joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, end_check_interval_ms=DAY_MS))
     joiner.run(until_end=True)
     assert joiner.status is not None, "a joiner that ran to the end has told what it did"
     return joiner.status

@@ -87,7 +87,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events to samples."""
     from freshet.joiner.service import JoinerStatus
-    from freshet.joiner.start import make, pace_of, shares_of
+    from freshet.joiner.start import assignment_of, make, pace_of
 
     with Cleanup() as cleanup:
         log = open_eventlog(settings.common.log_url)
@@ -119,14 +119,14 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             commit_interval_ms=settings.joiner.commit_interval_ms,
             poll_records=settings.joiner.read_records,
         )
-        shared = shares_of(spec, log, settings.joiner.name)
+        shared = assignment_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
         theirs = schemas_of_others(settings)
         joiner = make(
-            spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
+            spec, log, assignment=shared and shared[1], external_schemas=theirs, pace=pace, stop=stop
         )
-        joiner.pulse = pulse
+        joiner.pulse, joiner.on_status = pulse, note
         joiner.run()
 
 

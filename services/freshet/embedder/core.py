@@ -14,7 +14,7 @@ import numpy as np
 from freshet.clock import Clock
 from freshet.coordination.claim_rules import Claim
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import Shares
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.types import I64, BytesColumn, OffsetRange, Records
 
 __all__ = [
@@ -47,9 +47,9 @@ def embedders_of(living: Mapping[str, Claim]) -> dict[int, str]:
     }
 
 
-def shares_of(claims: Claims, name: str, owner: str, partitions: int, clock: Clock) -> Shares:
+def shares_of(claims: Claims, name: str, owner: str, partitions: int, clock: Clock) -> PartitionAssignment:
     """Return an embedder's partition assignment; `owner` is `name@host:port/life`, unique to the process."""
-    return Shares(claims, SEAT, PARTITION, name, owner, partitions, clock)
+    return PartitionAssignment(claims, SEAT, PARTITION, name, owner, partitions, clock)
 
 
 SAMPLE_BYTES = 37

@@ -15,7 +15,7 @@ from freshet.clock import Clock
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
-from freshet.coordination.partition_assignment import Shares
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import shares_of
 from freshet.embedder.partition_reader import RefusedSamples, refused_metrics, refused_readings
@@ -107,7 +107,7 @@ class Embedder:
         self._claims, self._server, self._name, self._host = claims, server, name, host
         self.batches = BatchServer(names_of(spec, self._layout), codec, self._open_stream)
         self.batches.add_to(server)
-        self._partitions: Shares | None = None
+        self._partitions: PartitionAssignment | None = None
         self._rewinds = self._void_rows = 0
         self._lag = Newest(self._read_lag, 0)
 
@@ -122,10 +122,10 @@ class Embedder:
         owner = f"{self._name}@{Address(self._host, self._server.port)}/{uuid.uuid4().hex}"
         partitions = shares_of(self._claims, self._name, owner, self._spec.partitions, self._clock)
         try:
-            partitions.sit(2 * LEASE_S)
+            partitions.join(2 * LEASE_S)
             self._partitions = partitions
             while not stop.wait(CHECK_S):
-                if partitions.look(lambda _: self.batches.renew()):
+                if partitions.update(lambda _: self.batches.renew()):
                     self.batches.renew()
                 if self.batches.failed is not None:
                     raise self.batches.failed

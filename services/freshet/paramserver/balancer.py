@@ -196,7 +196,7 @@ class LoadBalancer:
         total = sum(1 + self._stored_rows(name) for name in owned)
         size = self._expected_bytes() * reported // max(reported, total, 1)
         self._reported = None
-        self._claims.tell(Load(lease.what, lease.fence, size, self._bounds.memory_bytes, tuple(parts)))
+        self._claims.report_load(Load(lease.what, lease.fence, size, self._bounds.memory_bytes, tuple(parts)))
         self._reported = loaded
 
     def _stored_rows(self, name: str) -> int:

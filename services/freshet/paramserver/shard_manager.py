@@ -213,7 +213,7 @@ class ShardManager:
         """Stop holding retention for slices that other shards report as loaded; those hold it now."""
         if not self._left:
             return
-        claims, living = self._claims.survey()
+        claims, living = self._claims.snapshot()
         served = []
         for name in sorted(self._left & living.keys()):
             owner = seat_of(claims[name].owner)
@@ -229,7 +229,7 @@ class ShardManager:
         One shard revokes at a time, and only after the slices moved last are reported as loaded: a client's
         batch waits for all slices that load at once, and must find all slices served in between.
         """
-        claims, living = self._claims.survey()
+        claims, living = self._claims.snapshot()
         now_s = self._clock.monotonic()
         unclaimed = planned.keys() - living.keys()
         self._unclaimed_since = {name: self._unclaimed_since.get(name, now_s) for name in unclaimed}

@@ -272,7 +272,7 @@ class Membership:
     def snapshot(self) -> MembershipSnapshot:
         """Read the newest quorum and the live members from the claims. Any thread."""
         self._claims.check()
-        claims, living = self._claims.survey()
+        claims, living = self._claims.snapshot()
         record = claims.get(QUORUM_CLAIM)
         live = {i: claims[name].fence for name in living if (i := member_of_claim(name)) is not None}
         try:
@@ -300,7 +300,7 @@ class Membership:
         else:
             self._lease = None
         while self._lease is None:
-            claims, living = self._claims.survey()
+            claims, living = self._claims.snapshot()
             self._member = next(i for i in range(len(living) + 1) if member_claim(i) not in living)
             name = member_claim(self._member)
             former = claims[name].fence if name in claims else None

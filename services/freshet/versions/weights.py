@@ -1,5 +1,4 @@
-"""What every version store checks, and weights to bytes and back: an adapter is then only a place to keep
-them."""
+"""Checks and encodings that all version stores share: manifests as JSON, tensors as safetensors."""
 
 from __future__ import annotations
 
@@ -28,21 +27,18 @@ __all__ = [
     "write_manifest",
 ]
 
-# --- A version's manifest as JSON, and back with every field checked.
-
-
 _FORMAT = 1
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """JSON, indented for people. A number that is not finite becomes null: JSON has none."""
+    """Encode a manifest as indented JSON. A number that is not finite becomes null, as JSON has none."""
     record = {"v": _FORMAT, **asdict(manifest)}
     record["applied"] = {str(partition): offset for partition, offset in manifest.applied.items()}
     return orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
 
 
 def read_manifest(data: bytes, where: str) -> Manifest:
-    """Parse a manifest; keys that are not known are ignored. Raises Corrupt, naming `where` and the key."""
+    """Parse a manifest; unknown keys are ignored. Raises Corrupt, naming `where` and the key."""
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -78,13 +74,13 @@ def _outcomes(values: object) -> bool:
 
 
 MOST_DIGITS = 18
-"""Of a version's number."""
+"""Largest number of digits of a version's number."""
 
 _VERDICTS = ("pending", "promoted", "held")
 
 
 def check_number(number: int) -> None:
-    """Raises ValueError if this cannot be a version's number."""
+    """Raise ValueError if this cannot be a version's number."""
     if not 0 <= number < 10**MOST_DIGITS:
         raise ValueError(
             f"a version's number is 0 or more, with {MOST_DIGITS} digits at most, found {number}"
@@ -92,28 +88,28 @@ def check_number(number: int) -> None:
 
 
 def check_verdict(verdict: str) -> None:
-    """Raises ValueError if this is no verdict."""
+    """Raise ValueError if this is no verdict."""
     if verdict not in _VERDICTS:
         raise ValueError(f"a verdict is one of {', '.join(_VERDICTS)}, found {verdict!r}")
 
 
 def check_alias(alias: str) -> None:
-    """Raises ValueError if there is no such alias."""
+    """Raise ValueError if there is no such alias."""
     if alias not in ALIASES:
         raise ValueError(f"an alias is one of {', '.join(ALIASES)}, found {alias!r}")
 
 
 def pack(tensors: Mapping[str, NDArray[np.generic]]) -> tuple[bytes, str]:
-    """Tensors as a safetensors file, and its sha256 in hexadecimal."""
+    """Encode tensors of any shape and dtype as a safetensors file; returns its bytes and sha256 in hex."""
     weights = safetensors.numpy.save({name: np.ascontiguousarray(t) for name, t in tensors.items()})
     return weights, hashlib.sha256(weights).hexdigest()
 
 
 def unpack(manifest: Manifest, weights: bytes, prefixes: Sequence[str], where: str) -> Version:
-    """A version from its file, with the tensors whose names start with one of `prefixes` (none: all).
+    """Decode a version, with the tensors whose names start with one of `prefixes` (none: all).
 
     Raises:
-        Corrupt: it is not the file that was written; named by `where`.
+        Corrupt: the bytes are not those that were written; the message names `where`.
     """
     found = hashlib.sha256(weights).hexdigest()
     if found != manifest.sha256:

@@ -117,7 +117,7 @@ def test_a_leader_without_a_plan_publishes_the_current_owners(control_log: Sqlit
     before.join()
     step_until([before], lambda: len(before.manager.slices) == len(SLICES))
     before.manager.drain()
-    claims = before.claims.survey()[0]
+    claims = before.claims.snapshot()[0]
     before.claims.close()
     upto = control_log.bounds(CONTROL).end
     control_log.writer().append(

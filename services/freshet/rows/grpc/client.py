@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from freshet.coordination.slices import NOBODY, Owners
+from freshet.coordination.slices import NO_OWNER, Owners
 from freshet.errors import Fenced, Overloaded, Refused, Unavailable
 from freshet.observability.tracing import current
 from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
@@ -371,6 +371,6 @@ def _scatter(
 
 def _check_owned(groups: Sequence[KeyGroup], owners: Owners) -> None:
     """Raise Unavailable if a key's bucket has no owner."""
-    unowned = owners.of_bucket == NOBODY
+    unowned = owners.of_bucket == NO_OWNER
     if unowned.any() and any(unowned[np.diff(g.bucket_starts.astype(np.int64)) > 0].any() for g in groups):
         owners.check_whole()
