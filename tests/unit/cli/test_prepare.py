@@ -60,7 +60,7 @@ def test_rows_of_another_model_are_told_before_anything_starts(tmp_path: Path) -
     with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'") as told:
         prepared(tmp_path)
 
-    for way in ("another run\n  folder", "another name at the end of the URL", 'compose.md, "Another model"'):
+    for way in ("another run folder", "another name at the end of the URL", 'compose.md, "Another model"'):
         assert way in str(told.value)
     assert "### Another model\n" in (ROOT / "docs" / "compose.md").read_text()
 

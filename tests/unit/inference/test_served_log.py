@@ -278,4 +278,4 @@ def test_an_event_too_large_for_the_log_is_dropped_alone(log: EventLog) -> None:
     assert sorted(orjson.loads(value)["request"] for value in values(log)) == [0, 1, 3, 4]
     assert figure(logger, "served_dropped_total", why="too_large") == 1
     assert figure(logger, "served_logged_total") == 4
-    assert "takes at most" in logger.reason
+    assert "accepts at most" in logger.reason
