@@ -92,9 +92,10 @@ test-compose: build ## Build the images, start docker-compose.yml, kill each ser
 unit: build ## Only the unit and contract tests, without servers; random tests try fewer examples: two minutes on two cores.
 	$(PYTEST) -m "not kafka and not redis" --hypothesis-profile quick tests/unit tests/contract
 
-lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit, measures and words of the code (ops/house).
+lint: $(READY_TO_TEST) ## ruff, clang-format, mypy --strict, import-linter, bandit, measures and words of the code (ops/house).
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror services/native/*/*.cpp services/native/*/*.hpp services/native/include/freshet/*.hpp
 	$(BIN)/mypy services/freshet tests ops
 	PYTHONPATH=services $(BIN)/lint-imports
 	$(BIN)/bandit -q -c pyproject.toml -r services/freshet

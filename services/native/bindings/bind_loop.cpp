@@ -42,7 +42,7 @@ nb::tuple run(HedgeLoop& loop, uint32_t lane, const std::vector<nb::tuple>& grou
   expect(ranges.shape(1) == 3, "a range is partition, start, stop");
   expect(batches.count == 0 || static_cast<size_t>(range_ends.data()[batches.count - 1]) == ranges.shape(0),
          "range_ends must end with the ranges");
-  expect(!moments || (moments->shape(0) == batches.count && moments->shape(1) == LoopBatches::moments),
+  expect(!moments || (moments->shape(0) == batches.count && moments->shape(1) == LoopBatches::kMoments),
          "moments must be (batches, 6)");
   samples.dense = dense.data();
   samples.label = label.data();

@@ -15,7 +15,7 @@ using GroupTuple = std::tuple<std::vector<uint8_t>, std::vector<SlotTuple>, bool
 using TableTuple = std::tuple<uint8_t, int64_t, int64_t, uint32_t>;
 using PushTuple = std::tuple<uint32_t, In<uint64_t>, In<uint8_t>, In<uint32_t>, In2<float>>;
 
-constexpr int64_t answered = -1, rows_unread = -2;  // of lookups, which else return the bucket that is not held
+constexpr int64_t kAnswered = -1, kRowsUnread = -2;  // of lookups, which else return the bucket that is not held
 
 void expect(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
@@ -61,8 +61,8 @@ int64_t lookup(Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tabl
   const auto missing = store.lookup(group, batch, out.data(), create, found ? found->data() : nullptr,
                                     touched ? touched->data() : nullptr, states ? states->data() : nullptr,
                                     known_pushes ? known_pushes->data() : nullptr);
-  if (!missing) return answered;
-  return missing->unread ? rows_unread : static_cast<int64_t>(missing->bucket);
+  if (!missing) return kAnswered;
+  return missing->unread ? kRowsUnread : static_cast<int64_t>(missing->bucket);
 }
 
 int push(Store& store, In2<int64_t> ranges, int64_t clock_ms, const std::vector<PushTuple>& groups,

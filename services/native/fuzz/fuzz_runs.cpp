@@ -9,19 +9,19 @@ using namespace freshet;
 
 namespace {
 
-constexpr uint32_t buckets = 4;
+constexpr uint32_t kBuckets = 4;
 
-StoreSpec spec() { return testing::spec_of({testing::counting_slot()}, buckets, 1); }
+StoreSpec spec() { return testing::spec_of({testing::counting_slot()}, kBuckets, 1); }
 
 // Directory and body one after the other: how many entries there are is said by the first byte.
 std::vector<uint8_t> some_runs(bool removed) {
   Store store(spec());
   const std::vector<uint64_t> keys = testing::numbered(1, 9);
-  testing::push(store, testing::Batch(keys, buckets), 0, 0, std::vector<float>(16, 1.0f));
+  testing::push(store, testing::Batch(keys, kBuckets), 0, 0, std::vector<float>(16, 1.0f));
   if (removed) {
     store.collect_flush(testing::all_buckets(store), false);
     store.remove(0, keys.data(), 3);
-    testing::push(store, testing::Batch(testing::numbered(5, 7), buckets), 0, 1, std::vector<float>(4, 1.0f));
+    testing::push(store, testing::Batch(testing::numbered(5, 7), kBuckets), 0, 1, std::vector<float>(4, 1.0f));
   }
   const FlushBatch flushed = store.collect_flush(testing::all_buckets(store), false);
   const RunsView runs = flushed.runs.view();
@@ -92,9 +92,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       std::abort();  // stored, not changed
     const FlushBatch whole = store.collect_flush(testing::all_buckets(store), true);
     check(whole.runs, widths, false);
-    for (uint32_t b = 0; b < buckets; b++) store.drop_bucket(b);
+    for (uint32_t b = 0; b < kBuckets; b++) store.drop_bucket(b);
     const int64_t none = 0;
-    for (uint32_t b = 0; b < buckets; b++) store.set_applied(b, &none, 0);
+    for (uint32_t b = 0; b < kBuckets; b++) store.set_applied(b, &none, 0);
   }
   return 0;
 }

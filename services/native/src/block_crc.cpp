@@ -72,8 +72,8 @@ __attribute__((target("pclmul,sse4.1"))) uint32_t by_multiplication(const uint8_
 
 uint32_t block_crc32(const uint8_t* data, size_t size, uint32_t crc) {
 #if defined(__x86_64__)
-  static const bool multiplies = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-  if (multiplies && size >= 64) return ~by_multiplication(data, size, ~crc);
+  static const bool kMultiplies = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+  if (kMultiplies && size >= 64) return ~by_multiplication(data, size, ~crc);
 #endif
   return ~by_tables(data, size, ~crc);
 }

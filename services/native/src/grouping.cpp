@@ -9,7 +9,7 @@
 namespace freshet {
 namespace {
 
-constexpr uint32_t bin_bits = 16;
+constexpr uint32_t kBinBits = 16;
 
 // Numbers codes by first occurrence.
 class Numbers {
@@ -17,7 +17,7 @@ class Numbers {
   uint32_t of(uint64_t code) {
     if (2 * codes.size() >= places_.size()) grow();
     for (size_t at = home(code);; at = (at + 1) & (places_.size() - 1)) {
-      if (places_[at] == empty) {
+      if (places_[at] == kEmpty) {
         places_[at] = static_cast<uint32_t>(codes.size());
         codes.push_back(code);
         return places_[at];
@@ -28,13 +28,13 @@ class Numbers {
   std::vector<uint64_t> codes;
 
  private:
-  static constexpr uint32_t empty = ~0u;
+  static constexpr uint32_t kEmpty = ~0u;
   size_t home(uint64_t code) const { return (code * 0x9e3779b97f4a7c15ull) >> (64 - std::countr_zero(places_.size())); }
   void grow() {
-    places_.assign(std::max<size_t>(256, 4 * places_.size()), empty);
+    places_.assign(std::max<size_t>(256, 4 * places_.size()), kEmpty);
     for (uint32_t i = 0; i < codes.size(); i++) {
       size_t at = home(codes[i]);
-      while (places_[at] != empty) at = (at + 1) & (places_.size() - 1);
+      while (places_[at] != kEmpty) at = (at + 1) & (places_.size() - 1);
       places_[at] = i;
     }
   }
@@ -122,16 +122,16 @@ void add_histograms(const MeasuredSamples& from, const std::vector<uint32_t>& ce
       if (positive[i] == 0 && negative[i] == 0) continue;
       uint64_t bin = static_cast<uint64_t>(from.bins[i]);
       if (field) bin = (bin >> coarse_bits << coarse_bits) + (1u << coarse_bits >> 1);
-      if (bin >> bin_bits)
+      if (bin >> kBinBits)
         throw std::invalid_argument("expected a bin below 65536, found " + std::to_string(from.bins[i]));
-      entries.push_back({(static_cast<uint64_t>(cells[field * n + i]) << bin_bits) + bin, static_cast<uint32_t>(i)});
+      entries.push_back({(static_cast<uint64_t>(cells[field * n + i]) << kBinBits) + bin, static_cast<uint32_t>(i)});
     }
-  sort_entries(entries, static_cast<uint64_t>(out.codes.size()) << bin_bits);
+  sort_entries(entries, static_cast<uint64_t>(out.codes.size()) << kBinBits);
   for (size_t e = 0; e < entries.size(); e++) {
     const Entry& entry = entries[e];
     if (e == 0 || entry.code != entries[e - 1].code) {
-      out.cell.push_back(static_cast<int64_t>(entry.code >> bin_bits));
-      out.bin.push_back(static_cast<int64_t>(entry.code & ((1u << bin_bits) - 1)));
+      out.cell.push_back(static_cast<int64_t>(entry.code >> kBinBits));
+      out.bin.push_back(static_cast<int64_t>(entry.code & ((1u << kBinBits) - 1)));
       out.counts.insert(out.counts.end(), {0.0, 0.0});
     }
     out.counts[out.counts.size() - 2] += positive[entry.sample];

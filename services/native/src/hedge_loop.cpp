@@ -297,7 +297,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
   bool others_busy = false;
   for (size_t step = 0, k = 0;; step++) {
     const auto moment = [&](size_t i) {
-      if (batches.moments_ns && k < batches.count) batches.moments_ns[k * LoopBatches::moments + i] = wall_ns();
+      if (batches.moments_ns && k < batches.count) batches.moments_ns[k * LoopBatches::kMoments + i] = wall_ns();
     };
     // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes. All lanes begin
     // their next batches in one step, so that what is learned does not depend on how batches were cut into runs.

@@ -43,8 +43,8 @@ const Kernels* kernels_named(const char* name) {
 }
 
 const Kernels& kernels() {
-  static const Kernels* const best = kernels_named(kernel_names().front());
-  return *best;
+  static const Kernels* const kBest = kernels_named(kernel_names().front());
+  return *kBest;
 }
 
 }  // namespace freshet

@@ -10,8 +10,8 @@ namespace freshet {
 
 namespace {
 
-constexpr uint64_t golden = 0x9e3779b97f4a7c15ull;
-constexpr uint32_t line = 64;
+constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
+constexpr uint32_t kLine = 64;
 
 // The finaliser of splitmix64 (Steele, Lea and Flood 2014; constants by Stafford, variant 13).
 FRESHET_INLINE uint64_t mix(uint64_t x) {
@@ -21,7 +21,7 @@ FRESHET_INLINE uint64_t mix(uint64_t x) {
 }
 
 FRESHET_INLINE float uniform(uint64_t stream, uint32_t j, float scale) {
-  const uint64_t both = mix(stream + (j / 2 + 1) * golden);
+  const uint64_t both = mix(stream + (j / 2 + 1) * kGolden);
   const uint32_t half = static_cast<uint32_t>(j & 1 ? both >> 32 : both);
   return static_cast<float>(static_cast<int32_t>(half >> 8) - (1 << 23)) * scale;
 }
@@ -180,7 +180,7 @@ FRESHET_INLINE void step_slot(const Slot& s, uint8_t* values, float* state, cons
   for (; at < s.width; at++) step_piece<1>(s, p, values, state, gradient, at, seed);
 }
 
-constexpr size_t most_slots = 8;
+constexpr size_t kMostSlots = 8;
 
 // The first slots of a row where each is one float that Adagrad steps: four at a time cost what one costs.
 struct Singles {
@@ -223,7 +223,7 @@ struct Singles {
 
 FRESHET_INLINE bool step_row(const Slot* slots, size_t count, const Singles& singles, const Slot& last,
                              const Place& row, const float* gradient) {
-  float squared[most_slots];
+  float squared[kMostSlots];
   bool finite = true;
   for (size_t i = 0; i + 1 < count; i++) {
     const float* g = gradient + slots[i].start;
@@ -236,8 +236,8 @@ FRESHET_INLINE bool step_row(const Slot* slots, size_t count, const Singles& sin
   uint32_t seed = 0;
   if (row.header) {
     const uint64_t key = row.header->key;
-    seed = static_cast<uint32_t>(key ^ (key >> 32)) + (row.header->meta >> meta::count_shift) * 0x85ebca6bu;
-    row.header->meta += 1u << meta::count_shift;
+    seed = static_cast<uint32_t>(key ^ (key >> 32)) + (row.header->meta >> meta::kCountShift) * 0x85ebca6bu;
+    row.header->meta += 1u << meta::kCountShift;
   }
   singles.step(row.values, row.state, gradient);
   for (size_t i = singles.count; i + 1 < count; i++)
@@ -288,14 +288,14 @@ FRESHET_CLONES void fill_uniform(uint64_t stream, uint32_t start, uint32_t n, fl
   for (uint32_t i = 0; i < n; i++) out[i] = uniform(stream, start + i, scale);
 }
 
-constexpr std::pair<const char*, Rule> rules[] = {
+constexpr std::pair<const char*, Rule> kRules[] = {
     {"sgd", Rule::sgd},    {"adagrad", Rule::adagrad}, {"rowwise_adagrad", Rule::rowwise_adagrad},
     {"adam", Rule::adam},  {"ftrl", Rule::ftrl},       {"rowwise_rmsprop", Rule::rowwise_rmsprop},
     {"count", Rule::count}};
 
 Rule rule_of(const std::string& name) {
   std::string known;
-  for (const auto& [text, rule] : rules) {
+  for (const auto& [text, rule] : kRules) {
     if (name == text) return rule;
     known += std::string(known.empty() ? "" : ", ") + text;
   }
@@ -347,12 +347,12 @@ uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
 uint64_t initial_stream(uint64_t seed, uint8_t table, uint64_t key) {
-  return mix(mix(mix(seed + golden) + (table + 1u) * golden) ^ key);
+  return mix(mix(mix(seed + kGolden) + (table + 1u) * kGolden) ^ key);
 }
 
 RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool serving) {
-  if (specs.empty() || specs.size() > most_slots)
-    throw std::invalid_argument("a store group needs 1 to " + std::to_string(most_slots) + " slots, found " +
+  if (specs.empty() || specs.size() > kMostSlots)
+    throw std::invalid_argument("a store group needs 1 to " + std::to_string(kMostSlots) + " slots, found " +
                                 std::to_string(specs.size()));
   for (const SlotSpec& spec : specs) {
     if (spec.start != width_ || spec.width == 0 || spec.width > 65536)
@@ -376,12 +376,12 @@ RowLayout::RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool se
   head_end_ = static_cast<uint32_t>(sizeof(Header)) + 4 * (head_floats_ + state_floats_);
   tail_bytes_ = last.width * (half_last ? 2 : 4);
   packed_bytes_ = head_end_ - 8 + tail_bytes_;
-  const uint32_t apart = round_up(round_up(head_end_, line) + tail_bytes_, line),
+  const uint32_t apart = round_up(round_up(head_end_, kLine) + tail_bytes_, kLine),
                  close = round_up(head_end_ + tail_bytes_, 4);
-  const bool fits = close <= line && line * 10 <= close * 13;
+  const bool fits = close <= kLine && kLine * 10 <= close * 13;
   const bool align = apart * 10 <= close * 13;
-  tail_at_ = align && !fits ? round_up(head_end_, line) : head_end_;
-  record_bytes_ = fits ? line : align ? apart : close;
+  tail_at_ = align && !fits ? round_up(head_end_, kLine) : head_end_;
+  record_bytes_ = fits ? kLine : align ? apart : close;
   step_ = step_of(slots_);
 }
 
@@ -466,7 +466,7 @@ void RowLayout::pack(Row row, uint8_t* out) const {
     std::memcpy(out + head, row.tail, tail_bytes_);
   uint32_t word;
   std::memcpy(&word, out, 4);
-  word &= meta::packed_mask;
+  word &= meta::kPackedMask;
   std::memcpy(out, &word, 4);
 }
 
@@ -474,14 +474,14 @@ void RowLayout::unpack(Row row, const uint8_t* packed) const {
   const uint32_t head = head_end_ - 8;
   std::memcpy(row.head + 8, packed, head);
   std::memcpy(row.tail, packed + head, tail_bytes_);
-  row.header().meta &= meta::packed_mask;
+  row.header().meta &= meta::kPackedMask;
 }
 
 const char* RowLayout::packed_fault(const uint8_t* packed, uint8_t table) const {
   uint32_t word;
   std::memcpy(&word, packed, 4);
-  if ((word & meta::table_mask) != table) return "its meta word names another table";
-  if (word & ~meta::packed_mask) return "its meta word has flags set that never leave memory";
+  if ((word & meta::kTableMask) != table) return "its meta word names another table";
+  if (word & ~meta::kPackedMask) return "its meta word has flags set that never leave memory";
   const uint32_t floats = (head_end_ - static_cast<uint32_t>(sizeof(Header))) / 4;
   for (uint32_t i = 0; i < floats; i++) {
     float x;

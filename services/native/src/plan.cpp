@@ -48,7 +48,7 @@ void Plan::scatter(const uint64_t* occurrence_keys, const uint32_t* feature_star
   Item* items = items_.reserve(n_);
   int32_t* position = positions.data();
   std::fill_n(next, buckets_, 0u);
-  for (size_t i = 0; i < n_; i++) next[occurrence_keys[i] >> shift_] += occurrence_keys[i] != absent_key;
+  for (size_t i = 0; i < n_; i++) next[occurrence_keys[i] >> shift_] += occurrence_keys[i] != kAbsentKey;
   uint32_t sum = 0;
   for (uint32_t b = 0; b < buckets_; b++) {
     const uint32_t count = next[b];
@@ -60,7 +60,7 @@ void Plan::scatter(const uint64_t* occurrence_keys, const uint32_t* feature_star
     const uint32_t table = feature_tables[f];
     for (uint32_t i = feature_starts[f]; i < feature_starts[f + 1]; i++) {
       const uint64_t key = occurrence_keys[i];
-      if (key == absent_key)
+      if (key == kAbsentKey)
         position[i] = -1;
       else
         items[next[key >> shift_]++] = {key, i, table};

@@ -22,7 +22,7 @@ class PageWriter {
  public:
   PageWriter(uint64_t seq, bool whole, uint32_t page_bytes, PageWrites& out)
       : seq_(seq),
-        part_(whole ? page_of_all : 0),
+        part_(whole ? kPageOfAll : 0),
         page_bytes_(std::max<uint64_t>(page_bytes, sizeof(PageHead)) - sizeof(PageHead)),
         out_(out) {}
 

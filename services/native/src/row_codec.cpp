@@ -11,9 +11,9 @@
 namespace freshet {
 namespace {
 
-constexpr uint32_t magnitude = 0x7fffffffu, infinite = 0x7f800000u;
-constexpr float smallest_scale = std::numeric_limits<float>::min();  // below it a scale has no inverse
-constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: adding it drops the fraction, to nearest, ties to even
+constexpr uint32_t kMagnitude = 0x7fffffffu, kInfinite = 0x7f800000u;
+constexpr float kSmallestScale = std::numeric_limits<float>::min();  // below it a scale has no inverse
+constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it drops the fraction, to nearest, ties to even
 
 uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 
@@ -28,7 +28,7 @@ void pack_bf16(const float* values, size_t n, uint16_t* out) {
     const uint32_t bits = bits_of(values[i]);
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const uint32_t quiet = (bits >> 16) | 0x40u;  // rounding could carry a NaN into infinity
-    out[i] = static_cast<uint16_t>((bits & magnitude) > infinite ? quiet : rounded);
+    out[i] = static_cast<uint16_t>((bits & kMagnitude) > kInfinite ? quiet : rounded);
   }
 }
 
@@ -52,11 +52,11 @@ void pack_int8(const float* values, size_t rows, size_t width, int8_t* out, floa
   const float most = largest_scale();
   for (size_t r = 0; r < rows; r++, values += width, out += width) {
     uint32_t largest = 0;
-    for (size_t i = 0; i < width; i++) largest = std::max(largest, bits_of(values[i]) & magnitude);
+    for (size_t i = 0; i < width; i++) largest = std::max(largest, bits_of(values[i]) & kMagnitude);
     float scale = std::min(std::bit_cast<float>(largest) / 127.0f, most);
-    if (scale < smallest_scale) scale = 0.0f;
-    if (largest >= infinite || scale == 0.0f) {
-      scales[r] = largest >= infinite ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
+    if (scale < kSmallestScale) scale = 0.0f;
+    if (largest >= kInfinite || scale == 0.0f) {
+      scales[r] = largest >= kInfinite ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
       std::memset(out, 0, width);
       continue;
     }
@@ -64,7 +64,7 @@ void pack_int8(const float* values, size_t rows, size_t width, int8_t* out, floa
     const float factor = 1.0f / scale;
     for (size_t i = 0; i < width; i++) {
       const float x = std::min(std::max(values[i] * factor, -127.0f), 127.0f);
-      out[i] = static_cast<int8_t>(static_cast<int>((x + rounder) - rounder));
+      out[i] = static_cast<int8_t>(static_cast<int>((x + kRounder) - kRounder));
     }
   }
 }

@@ -6,7 +6,7 @@
 namespace freshet {
 namespace {
 
-constexpr uint32_t few = 16;  // of a bucket: compared one by one; more are found by binary search
+constexpr uint32_t kFew = 16;  // of a bucket: compared one by one; more are found by binary search
 
 // Finds a row among those of one bucket.
 class Finder {
@@ -15,7 +15,7 @@ class Finder {
 
   void open(uint32_t first, uint32_t end) {
     first_ = first, end_ = end;
-    if (end - first <= few) return;
+    if (end - first <= kFew) return;
     order_.resize(end - first);
     for (uint32_t i = first; i < end; i++) order_[i - first] = i;
     std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) { return of(a) < of(b); });
@@ -23,7 +23,7 @@ class Finder {
 
   // Where the row stands first, or `end` of the bucket.
   uint32_t find(uint64_t key, uint8_t table) const {
-    if (end_ - first_ <= few) {
+    if (end_ - first_ <= kFew) {
       for (uint32_t i = first_; i < end_; i++)
         if (keys_.keys[i] == key && keys_.tables[i] == table) return i;
       return end_;

@@ -10,7 +10,7 @@ namespace freshet {
 
 namespace {
 
-constexpr size_t few = 24;  // sorted by insertion
+constexpr size_t kFew = 24;  // sorted by insertion
 
 std::string place_of(const RunEntry& run) {
   return "table " + std::to_string(run.table) + ", bucket " + std::to_string(run.bucket);
@@ -34,7 +34,7 @@ bool rising(const uint8_t* keys, size_t n) {
 }  // namespace
 
 void sort_keys(KeyAt* keys, size_t n, std::vector<KeyAt>& scratch) {
-  if (n <= few) return insertion_sort(keys, n);
+  if (n <= kFew) return insertion_sort(keys, n);
   uint64_t least = keys[0].key, most = keys[0].key;
   for (size_t i = 1; i < n; i++) least = std::min(least, keys[i].key), most = std::max(most, keys[i].key);
   if (least == most) return;
@@ -50,7 +50,7 @@ void sort_keys(KeyAt* keys, size_t n, std::vector<KeyAt>& scratch) {
   uint32_t begin = 0;  // next[c] is now the end of cell c
   for (size_t c = 0; c < cells; begin = next[c], c++) {
     const auto before = [](const KeyAt& a, const KeyAt& b) { return a.key < b.key; };
-    if (next[c] - begin > few)
+    if (next[c] - begin > kFew)
       std::stable_sort(keys + begin, keys + next[c], before);
     else
       insertion_sort(keys + begin, next[c] - begin);

@@ -20,10 +20,10 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
   if (spec_.partitions < 1 || spec_.partitions > 65536)
     refuse("expected 1 to 65536 partitions, found " + std::to_string(spec_.partitions));
   shift_ = 64u - static_cast<uint32_t>(std::countr_zero(spec_.buckets));
-  group_of_table_.fill(no_group);
+  group_of_table_.fill(kNoGroup);
   for (const GroupSpec& group : spec_.groups) {
     for (const uint8_t table : group.tables) {
-      if (group_of_table_[table] != no_group) refuse("table " + std::to_string(table) + " is in two store groups");
+      if (group_of_table_[table] != kNoGroup) refuse("table " + std::to_string(table) + " is in two store groups");
       group_of_table_[table] = static_cast<int>(groups_.size());
     }
     groups_.push_back(std::make_unique<Group>(group.slots, group.half, spec_.serving, group.tables, spec_.buckets));
@@ -42,7 +42,7 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
 }
 
 uint32_t Store::group_of(uint8_t table) const {
-  if (group_of_table_[table] == no_group) refuse("no store group holds table " + std::to_string(table));
+  if (group_of_table_[table] == kNoGroup) refuse("no store group holds table " + std::to_string(table));
   return static_cast<uint32_t>(group_of_table_[table]);
 }
 
@@ -116,15 +116,15 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
     const uint32_t now = seconds(std::max(state.clock_ms, clock_ms_.load(std::memory_order_relaxed)));
     for (; i < end; i++) {
       ahead.at(i);
-      if (i + locks_ahead < keys.n) prefetch_write(&states_[bucket_of(keys.keys[i + locks_ahead])]);
+      if (i + kLocksAhead < keys.n) prefetch_write(&states_[bucket_of(keys.keys[i + kLocksAhead])]);
       const uint64_t key = keys.keys[i];
       const uint8_t table = keys.tables[i];
       float* row = out + i * width;
       uint32_t slot = group.find(bin, key, table);
-      if (slot == Group::none && !known(state, group, bucket, key, table)) return Missing{bucket, true};
-      if (found) found[i] = slot != Group::none;
-      if (touched) touched[i] = slot != Group::none ? group.header(slot).touched : 0;
-      if (slot == Group::none && create) {
+      if (slot == Group::kNone && !known(state, group, bucket, key, table)) return Missing{bucket, true};
+      if (found) found[i] = slot != Group::kNone;
+      if (touched) touched[i] = slot != Group::kNone ? group.header(slot).touched : 0;
+      if (slot == Group::kNone && create) {
         Admission* gate = admission_[table].get();
         if (!gate || gate->see(bucket, key)) {
           slot = create_row(group, bucket, key, table);
@@ -135,7 +135,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
           continue;
         }
       }
-      if (slot == Group::none) {
+      if (slot == Group::kNone) {
         std::fill_n(row, width, 0.0f);
         if (states) std::fill_n(states + i * state_floats, state_floats, 0.0f);
         continue;
@@ -159,11 +159,11 @@ int64_t Store::mark(Bin& bin, Header& row, uint32_t slot, uint32_t consumer) {
 // The slot of a row that is to be stepped; none if its table does not admit the key.
 uint32_t Store::slot_for_step(Group& group, uint32_t bucket, uint64_t key, uint8_t table, Counts& count) {
   const uint32_t slot = group.find(group.bin(bucket), key, table);
-  if (slot != Group::none) return slot;
+  if (slot != Group::kNone) return slot;
   const Admission* gate = admission_[table].get();
   if (gate && !gate->admitted(bucket, key)) {
     count.not_admitted++;
-    return Group::none;
+    return Group::kNone;
   }
   count.created++;
   return create_row(group, bucket, key, table);
@@ -174,37 +174,37 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, uint32_t bucket, uint
   Bin& bin = group.bin(bucket);
   const Keys& keys = push.keys;
   const uint32_t width = group.layout.width();
-  uint32_t slots[piece];
-  Place rows[piece];
-  uint8_t stepped[piece];
+  uint32_t slots[kPiece];
+  Place rows[kPiece];
+  uint8_t stepped[kPiece];
   const size_t end = keys.bucket_starts[bucket + 1];
-  for (size_t first = keys.bucket_starts[bucket]; first < end; first += piece) {
-    const size_t n = std::min(piece, end - first);
+  for (size_t first = keys.bucket_starts[bucket]; first < end; first += kPiece) {
+    const size_t n = std::min(kPiece, end - first);
     for (size_t i = 0; i < n; i++) {
       const size_t at = first + i;
       ahead.at(at);
       if (i && keys.keys[at] == keys.keys[at - 1] && keys.tables[at] == keys.tables[at - 1] &&
-          slots[i - 1] != Group::none) {
+          slots[i - 1] != Group::kNone) {
         slots[i] = slots[i - 1], rows[i] = rows[i - 1];  // a further step of the row
         continue;
       }
       slots[i] = slot_for_step(group, bucket, keys.keys[at], keys.tables[at], sum.counts);
-      rows[i] = slots[i] == Group::none ? Place{} : group.layout.place(group.row(slots[i]));
+      rows[i] = slots[i] == Group::kNone ? Place{} : group.layout.place(group.row(slots[i]));
     }
     group.layout.step(rows, push.gradients + first * width, n, stepped);
     for (size_t i = 0; i < n; i++) {
-      if (slots[i] == Group::none) continue;
+      if (slots[i] == Group::kNone) continue;
       Header& row = *rows[i].header;
       touch(row, now_s);
       sum.counts.not_finite += !stepped[i];
       if (stepped[i])
-        for (uint32_t c = 0; c < consumers; c++) sum.listed[c] += mark(bin, row, slots[i], c);
+        for (uint32_t c = 0; c < kConsumers; c++) sum.listed[c] += mark(bin, row, slots[i], c);
     }
   }
 }
 
 void Store::count(const Stepped& sum) {
-  for (uint32_t c = 0; c < consumers; c++)
+  for (uint32_t c = 0; c < kConsumers; c++)
     if (sum.listed[c]) pending_[c].fetch_add(sum.listed[c], std::memory_order_relaxed);
   if (sum.counts.created) created_.fetch_add(sum.counts.created, std::memory_order_relaxed);
   if (sum.counts.not_finite) not_finite_.fetch_add(sum.counts.not_finite, std::memory_order_relaxed);
@@ -277,7 +277,7 @@ Pushed Store::push(const int64_t* ranges, size_t n, int64_t clock_ms, const std:
     return false;
   };
   for (uint32_t b = 0; b < spec_.buckets; b++) {
-    const uint32_t next = b + static_cast<uint32_t>(locks_ahead);
+    const uint32_t next = b + static_cast<uint32_t>(kLocksAhead);
     if (next < spec_.buckets && has_keys(next)) {
       prefetch_write(&states_[next]);
       for (const PushGroup& group : groups) groups_[group.group]->prefetch_bin(next);
@@ -382,8 +382,8 @@ void Store::drop_bucket(uint32_t bucket) {
   for (const auto& group : groups_) {
     Bin& bin = group->bin(bucket);
     for (uint32_t row = 0; row < bin.rows; row++)
-      rows_[group->header(group->slot_at(bin, row)).meta & meta::table_mask].fetch_sub(1, std::memory_order_relaxed);
-    for (uint32_t c = 0; c < consumers; c++)
+      rows_[group->header(group->slot_at(bin, row)).meta & meta::kTableMask].fetch_sub(1, std::memory_order_relaxed);
+    for (uint32_t c = 0; c < kConsumers; c++)
       pending_[c].fetch_sub(static_cast<int64_t>(bin.dirty[c].size()), std::memory_order_relaxed);
     group->clear(bin);
   }

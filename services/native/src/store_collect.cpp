@@ -9,7 +9,7 @@ namespace freshet {
 
 namespace {
 
-constexpr size_t ahead = 8;  // rows prefetched before they are copied
+constexpr size_t kAhead = 8;  // rows prefetched before they are copied
 
 }  // namespace
 
@@ -69,11 +69,11 @@ class Store::Taker {
     const uint32_t first = static_cast<uint32_t>(rows_.size());
     std::array<uint32_t, 257> next{};
     for (size_t i = 0; i < slots_.size(); i++) {
-      if (i + ahead < slots_.size()) group.prefetch_slot(slots_[i + ahead]);
+      if (i + kAhead < slots_.size()) group.prefetch_slot(slots_[i + kAhead]);
       Header& row = group.header(slots_[i]);
-      bin.stored += !(row.meta & meta::stored);
-      row.meta = (row.meta & ~meta::dirty_flush) | meta::stored;
-      const uint32_t table = row.meta & meta::table_mask;
+      bin.stored += !(row.meta & meta::kStored);
+      row.meta = (row.meta & ~meta::kDirtyFlush) | meta::kStored;
+      const uint32_t table = row.meta & meta::kTableMask;
       next[table + 1]++;
       rows_.push_back({row.key, table, slots_[i]});
     }
@@ -97,7 +97,7 @@ class Store::Taker {
       Group& group = *store_.groups_[store_.group_of(gone.table)];
       const uint32_t slot = group.find(group.bin(bucket), gone.key, gone.table);
       // Came back since: what is flushed now, or was, replaces it. A row that was only looked up is not stored.
-      if (!whole && (slot == Group::none || !store_.changed(group.header(slot)))) removed_.push_back(gone);
+      if (!whole && (slot == Group::kNone || !store_.changed(group.header(slot)))) removed_.push_back(gone);
     }
     all.clear();
     const auto place = [](const Removal& gone) { return std::pair(gone.table, gone.key); };
@@ -188,11 +188,11 @@ PublishBatch Store::collect_publish(int64_t max_rows) {
       const uint32_t width = group->layout.width();
       const size_t take = std::min<size_t>(dirty.size(), static_cast<size_t>(left));
       for (size_t i = 0; i < take; i++) {
-        if (i + ahead < take) group->prefetch_slot(dirty[dirty.size() - 1 - i - ahead]);
+        if (i + kAhead < take) group->prefetch_slot(dirty[dirty.size() - 1 - i - kAhead]);
         const uint32_t slot = dirty[dirty.size() - 1 - i];
         Header& row = group->header(slot);
-        row.meta &= ~meta::dirty_publish;
-        PublishedTable& out = halves.of(side, static_cast<uint8_t>(row.meta & meta::table_mask), width);
+        row.meta &= ~meta::kDirtyPublish;
+        PublishedTable& out = halves.of(side, static_cast<uint8_t>(row.meta & meta::kTableMask), width);
         out.keys.push_back(row.key);
         group->layout.load(group->row(slot), out.values.extend(width));
       }
@@ -203,7 +203,7 @@ PublishBatch Store::collect_publish(int64_t max_rows) {
     for (const Removal& gone : state.removed[publish]) {
       Group& group = *groups_[group_of(gone.table)];
       const uint32_t slot = group.find(group.bin(b), gone.key, gone.table);
-      if (slot == Group::none || !changed(group.header(slot)))
+      if (slot == Group::kNone || !changed(group.header(slot)))
         halves.of(side, gone.table, group.layout.width()).removed.push_back(gone.key);
     }
     state.removed[publish].clear();

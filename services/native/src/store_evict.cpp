@@ -10,16 +10,16 @@ namespace {
 
 // Ages in seconds, in bins: one a second up to 4096 s, then 256 an octave (0.4 %). The last row within a bin to go is
 // any of them; otherwise the least recently used go first.
-constexpr uint32_t exact = 4096, per_octave = 256;
-constexpr uint32_t bins = exact + (32 - 12) * per_octave;
+constexpr uint32_t kExact = 4096, kPerOctave = 256;
+constexpr uint32_t kBins = kExact + (32 - 12) * kPerOctave;
 
 uint32_t bin_of(uint32_t age) {
-  if (age < exact) return age;
+  if (age < kExact) return age;
   const uint32_t octave = 31u - static_cast<uint32_t>(std::countl_zero(age));  // >= 12
-  return exact + (octave - 12) * per_octave + ((age >> (octave - 8)) & (per_octave - 1));
+  return kExact + (octave - 12) * kPerOctave + ((age >> (octave - 8)) & (kPerOctave - 1));
 }
 
-constexpr uint32_t no_age = std::numeric_limits<uint32_t>::max();
+constexpr uint32_t kNoAge = std::numeric_limits<uint32_t>::max();
 
 }  // namespace
 
@@ -31,7 +31,7 @@ struct Store::Round {
   uint32_t cursor = 0;
   struct PerTable {
     std::vector<int64_t> ages;     // rows by age bin, while counting
-    uint32_t oldest_bin = no_age;  // rows in later bins go; in this one, `in_bin` of them
+    uint32_t oldest_bin = kNoAge;  // rows in later bins go; in this one, `in_bin` of them
     int64_t in_bin = 0;
   };
   std::map<uint8_t, PerTable> over;
@@ -46,7 +46,7 @@ void Store::count_ages(uint32_t bucket) {
     for (uint32_t row = 0; row < bin.rows; row++) {
       const Header& header = group.header(group.slot_at(bin, row));
       // Rows that cannot go now must not count as if they could.
-      if ((header.meta & meta::table_mask) != table || (header.meta & meta::dirty_flush)) continue;
+      if ((header.meta & meta::kTableMask) != table || (header.meta & meta::kDirtyFlush)) continue;
       part.ages[bin_of(round_->now_s - std::min(header.touched, round_->now_s))]++;
     }
   }
@@ -55,9 +55,9 @@ void Store::count_ages(uint32_t bucket) {
 void Store::choose_oldest() {
   for (auto& [table, part] : round_->over) {
     int64_t excess = rows(table) - table_spec_[table].max_rows;
-    part.oldest_bin = bins;
+    part.oldest_bin = kBins;
     part.in_bin = 0;
-    for (uint32_t b = bins; b-- > 0 && excess > 0;) {
+    for (uint32_t b = kBins; b-- > 0 && excess > 0;) {
       part.oldest_bin = b;
       part.in_bin = std::min(excess, part.ages[b]);
       excess -= part.ages[b];
@@ -76,8 +76,8 @@ int64_t Store::evict_bucket(uint32_t bucket) {
     for (uint32_t row = bin.rows; row-- > 0;) {
       const uint32_t slot = group->slot_at(bin, row);
       const Header& header = group->header(slot);
-      if (header.meta & meta::dirty_flush) continue;
-      const uint8_t table = static_cast<uint8_t>(header.meta & meta::table_mask);
+      if (header.meta & meta::kDirtyFlush) continue;
+      const uint8_t table = static_cast<uint8_t>(header.meta & meta::kTableMask);
       const uint32_t age = round_->now_s - std::min(header.touched, round_->now_s);
       const int64_t ttl_ms = table_spec_[table].ttl_ms;
       bool old = ttl_ms > 0 && static_cast<int64_t>(age) * 1000 >= ttl_ms;
@@ -111,7 +111,7 @@ Evicted Store::evict(int64_t now_ms, int64_t budget) {
     bool any_ttl = false;
     for (const TableSpec& table : spec_.tables) {
       any_ttl = any_ttl || table.ttl_ms > 0;
-      if (table.max_rows > 0 && rows(table.id) > table.max_rows) round_->over[table.id].ages.assign(bins, 0);
+      if (table.max_rows > 0 && rows(table.id) > table.max_rows) round_->over[table.id].ages.assign(kBins, 0);
     }
     round_->counting = !round_->over.empty();
     if (!any_ttl && round_->over.empty()) {

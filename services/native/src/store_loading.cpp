@@ -10,7 +10,7 @@ namespace freshet {
 namespace {
 
 // Rows taken under one hold of a bucket's lock, for which lookups wait: some 50 us.
-constexpr uint32_t taken_at_once = 256;
+constexpr uint32_t kTakenAtOnce = 256;
 
 }  // namespace
 
@@ -90,10 +90,10 @@ void Store::import_unread(const RunsView& runs, int64_t fence) {
     const uint32_t packed = group.layout.packed_bytes();
     const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
     BucketState& state = states_[run.bucket];
-    for (uint32_t first = 0; first < run.rows; first += taken_at_once) {
+    for (uint32_t first = 0; first < run.rows; first += kTakenAtOnce) {
       const std::lock_guard lock(state.lock);
       if (!state.loading || state.loading->fence != fence) break;
-      for (uint32_t i = first; i < std::min(run.rows, first + taken_at_once); i++)
+      for (uint32_t i = first; i < std::min(run.rows, first + kTakenAtOnce); i++)
         if (const uint64_t key = load_key(keys, i); !known(state, group, run.bucket, key, table))
           import_row(group, run.bucket, key, table, records + size_t{i} * packed);
     }
@@ -108,7 +108,7 @@ void Store::settle(const int64_t* buckets, const uint8_t* tables, const uint64_t
     BucketState& state = states_[bucket];
     const std::lock_guard lock(state.lock);
     if (!state.loading || state.loading->fence != fence) continue;
-    if (group.find(group.bin(bucket), keys[i], tables[i]) == Group::none)
+    if (group.find(group.bin(bucket), keys[i], tables[i]) == Group::kNone)
       state.loading->absent.insert({keys[i], tables[i]});
   }
 }

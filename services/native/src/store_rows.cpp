@@ -24,15 +24,15 @@ void Store::each_bucket_run(const uint64_t* keys, size_t n, Visit visit) const {
 void Store::import_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table, const uint8_t* record) {
   Bin& bin = group.bin(bucket);
   uint32_t slot = group.find(bin, key, table);
-  if (slot == Group::none) {
+  if (slot == Group::kNone) {
     slot = group.insert(bin, bucket, key, table);
     rows_[table].fetch_add(1, std::memory_order_relaxed);
   }
   Header& row = group.header(slot);
-  const uint32_t flags = row.meta & ~meta::packed_mask;
+  const uint32_t flags = row.meta & ~meta::kPackedMask;
   group.layout.unpack(group.row(slot), record);
-  row.meta |= flags | meta::stored;
-  bin.stored += !(flags & meta::stored);
+  row.meta |= flags | meta::kStored;
+  bin.stored += !(flags & meta::kStored);
 }
 
 void Store::import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes) {
@@ -60,7 +60,7 @@ void Store::export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* 
   each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(group.bin(bucket), keys[i], table);
-      found[i] = slot != Group::none;
+      found[i] = slot != Group::kNone;
       if (found[i])
         group.layout.pack(group.row(slot), records + i * packed);
       else
@@ -83,8 +83,8 @@ int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* v
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       uint32_t slot = group.find(bin, keys[i], table);
-      if (slot != Group::none && only_absent) continue;
-      if (slot == Group::none) {
+      if (slot != Group::kNone && only_absent) continue;
+      if (slot == Group::kNone) {
         slot = group.insert(bin, bucket, keys[i], table);
         rows_[table].fetch_add(1, std::memory_order_relaxed);
       }
@@ -101,21 +101,21 @@ int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* v
 
 // Whether a consumer has been given the row, or is going to be.
 bool Store::changed(const Header& row) const {
-  return (row.meta & (meta::stored | meta::dirty_publish | meta::dirty_flush)) || row.meta >> meta::count_shift;
+  return (row.meta & (meta::kStored | meta::kDirtyPublish | meta::kDirtyFlush)) || row.meta >> meta::kCountShift;
 }
 
 // Remove a row and leave tombstones for those who may have it. Sets `relist` if dirty lists name moved or removed rows.
 void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
   Bin& bin = group.bin(bucket);
   const Header row = group.header(slot);
-  const uint8_t table = static_cast<uint8_t>(row.meta & meta::table_mask);
+  const uint8_t table = static_cast<uint8_t>(row.meta & meta::kTableMask);
   const Header last = group.header(group.slot_at(bin, bin.rows - 1));
-  relist = relist || ((row.meta | last.meta) & (meta::dirty_publish | meta::dirty_flush));
-  for (uint32_t c = 0; c < consumers; c++) {
+  relist = relist || ((row.meta | last.meta) & (meta::kDirtyPublish | meta::kDirtyFlush));
+  for (uint32_t c = 0; c < kConsumers; c++) {
     if (row.meta & dirty_flag(c)) pending_[c].fetch_sub(1, std::memory_order_relaxed);
     if (spec_.consumed[c] && changed(row)) states_[bucket].removed[c].push_back({row.key, table});
   }
-  bin.stored -= (row.meta & meta::stored) != 0;
+  bin.stored -= (row.meta & meta::kStored) != 0;
   group.erase(bin, slot);
   rows_[table].fetch_sub(1, std::memory_order_relaxed);
 }
@@ -128,7 +128,7 @@ int64_t Store::remove(uint8_t table, const uint64_t* keys, size_t n) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
-      if (slot == Group::none) continue;
+      if (slot == Group::kNone) continue;
       forget(group, bucket, slot, relist);
       if (auto& loading = states_[bucket].loading)
         loading->absent.insert({keys[i], table});  // whatever is read of it later
@@ -149,7 +149,7 @@ void Store::put_back_published(uint8_t table, const uint64_t* keys, size_t n, co
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
-      if (slot != Group::none) listed += mark(bin, group.header(slot), slot, publish);
+      if (slot != Group::kNone) listed += mark(bin, group.header(slot), slot, publish);
     }
   });
   each_bucket_run(removed, n_removed, [&](uint32_t bucket, size_t begin, size_t end) {

@@ -8,7 +8,7 @@ namespace freshet {
 
 namespace {
 
-constexpr double load = 0.8;  // of an index; measured: above it probes of a second chunk become common
+constexpr double kLoad = 0.8;  // of an index; measured: above it probes of a second chunk become common
 constexpr uint32_t occupied(const Chunk& chunk) { return (1u << chunk.count) - 1; }
 
 // A number from 0 to 1, the same on every run.
@@ -19,7 +19,7 @@ double dice(uint64_t bucket, uint64_t turn) {
 }
 
 uint32_t capacity(uint32_t chunk_count) {
-  return static_cast<uint32_t>(chunk_count * static_cast<double>(Chunk::rows) * load);
+  return static_cast<uint32_t>(chunk_count * static_cast<double>(Chunk::kRows) * kLoad);
 }
 
 }  // namespace
@@ -30,13 +30,13 @@ Group::Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, s
       tables(std::move(tables_)),
       record_bytes_(layout.record_bytes()),
       bucket_shift_(64u - static_cast<uint32_t>(std::countr_zero(buckets))),
-      records_(static_cast<size_t>(record_bytes_) * block_rows),
+      records_(static_cast<size_t>(record_bytes_) * kBlockRows),
       chunks_(sizeof(Chunk)),
       bins_(buckets) {}
 
 uint32_t Group::find(const Bin& bin, uint64_t key, uint8_t table) const {
   const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
-  if (count == 0) return none;
+  if (count == 0) return kNone;
   const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
   const uint64_t h = hash(key);
   const uint8_t tag = static_cast<uint8_t>(h);
@@ -45,15 +45,15 @@ uint32_t Group::find(const Bin& bin, uint64_t key, uint8_t table) const {
     for (uint32_t hits = match16(chunk.tag, tag) & occupied(chunk); hits; hits &= hits - 1) {
       const uint32_t slot = chunk.slot[std::countr_zero(hits)];
       const Header& row = header(slot);
-      if (row.key == key && (row.meta & meta::table_mask) == table) return slot;
+      if (row.key == key && (row.meta & meta::kTableMask) == table) return slot;
     }
-    if (chunk.overflow == 0) return none;
+    if (chunk.overflow == 0) return kNone;
   }
 }
 
 void Group::link(Chunk* chunks, uint32_t count, uint64_t h, uint32_t slot) {
   uint64_t i = home(h, count);
-  while (chunks[i].count == Chunk::rows) {
+  while (chunks[i].count == Chunk::kRows) {
     if (chunks[i].overflow < 255) chunks[i].overflow++;
     i = i + 1 == count ? 0 : i + 1;
   }
@@ -88,10 +88,10 @@ uint32_t Group::insert(Bin& bin, uint32_t bucket, uint64_t key, uint8_t table) {
     const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
     resize(bin, std::max(count + 1, static_cast<uint32_t>(std::ceil(count * factor))));
   }
-  if (bin.rows % block_rows == 0) {
+  if (bin.rows % kBlockRows == 0) {
     if (bin.blocks.size() == bin.blocks.capacity()) bin.blocks.reserve(2 * bin.blocks.size() + 1);
     const uint64_t block = records_.take(1);
-    if (block >= none / block_rows) throw std::bad_alloc();
+    if (block >= kNone / kBlockRows) throw std::bad_alloc();
     bin.blocks.push_back(static_cast<uint32_t>(block));
   }
   const uint32_t slot = slot_at(bin, bin.rows);
@@ -130,7 +130,7 @@ void Group::erase(Bin& bin, uint32_t slot) {
     std::memcpy(row(slot).head, row(last).head, record_bytes_);
   }
   bin.rows--;
-  if (bin.rows % block_rows == 0) {
+  if (bin.rows % kBlockRows == 0) {
     records_.give_back(bin.blocks.back(), 1);
     bin.blocks.pop_back();
   }
@@ -140,7 +140,7 @@ void Group::relist(Bin& bin) {
   for (auto& list : bin.dirty) list.clear();
   for (uint32_t row = 0; row < bin.rows; row++) {
     const uint32_t slot = slot_at(bin, row);
-    for (uint32_t c = 0; c < consumers; c++)
+    for (uint32_t c = 0; c < kConsumers; c++)
       if (header(slot).meta & dirty_flag(c)) bin.dirty[c].push_back(slot);
   }
 }
@@ -167,7 +167,7 @@ void Group::shrink(Bin& bin, uint32_t bucket) {
   }
   if (bin.rows * 4 > bin.limit) return;
   const double spread = 1.25 + 0.5 * dice(bucket, bin.generation++);
-  const uint32_t count = static_cast<uint32_t>(std::ceil(bin.rows * spread / (Chunk::rows * load)));
+  const uint32_t count = static_cast<uint32_t>(std::ceil(bin.rows * spread / (Chunk::kRows * kLoad)));
   resize(bin, std::max(count, 1u));
   for (auto& list : bin.dirty) list.shrink_to_fit();
   bin.blocks.shrink_to_fit();

@@ -15,18 +15,18 @@ namespace freshet {
 
 namespace {
 
-constexpr size_t huge_page = 2u << 20;
-constexpr size_t most_reserved = size_t{1} << 40;
-constexpr size_t least_reserved = size_t{1} << 28;  // where a limit on addresses is set (ulimit -v)
+constexpr size_t kHugePage = 2u << 20;
+constexpr size_t kMostReserved = size_t{1} << 40;
+constexpr size_t kLeastReserved = size_t{1} << 28;  // where a limit on addresses is set (ulimit -v)
 
-constexpr size_t whole_huge_pages(size_t bytes) { return (bytes + huge_page - 1) & ~(huge_page - 1); }
+constexpr size_t whole_huge_pages(size_t bytes) { return (bytes + kHugePage - 1) & ~(kHugePage - 1); }
 
 std::string mib(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 // Bytes to have ready beyond those in use: a quarter, from half a huge page on, so that small tables stay small; and at
 // most what 100 batches of 2,000 new rows take.
 constexpr size_t ahead_of(size_t used) {
-  return used < huge_page / 2 ? 0 : std::clamp(used / 4, huge_page, size_t{16} << 20);
+  return used < kHugePage / 2 ? 0 : std::clamp(used / 4, kHugePage, size_t{16} << 20);
 }
 
 // Makes the system find and clear the memory of [from, to), whoever else uses it meanwhile: a byte that is not 0 is of
@@ -47,9 +47,9 @@ size_t addresses_for_next() {
   constexpr size_t shared = size_t{1} << 46;
   struct sysinfo machine{};
   const bool known = sysinfo(&machine) == 0;
-  const size_t memory = known ? (size_t{machine.totalram} + machine.totalswap) * machine.mem_unit : most_reserved;
+  const size_t memory = known ? (size_t{machine.totalram} + machine.totalswap) * machine.mem_unit : kMostReserved;
   const size_t left = shared - std::min(shared, reserved_by_all.load(std::memory_order_relaxed));
-  return std::clamp(std::min(std::bit_ceil(2 * memory), std::bit_floor(left / 64)), least_reserved, most_reserved);
+  return std::clamp(std::min(std::bit_ceil(2 * memory), std::bit_floor(left / 64)), kLeastReserved, kMostReserved);
 }
 
 }  // namespace
@@ -57,23 +57,23 @@ size_t addresses_for_next() {
 NoMemory::NoMemory(const std::string& what) : what_(std::make_shared<const std::string>("rows of a table: " + what)) {}
 
 Arena::Arena(size_t piece) : piece_(piece), page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
-  for (size_t bytes = addresses_for_next(); bytes >= least_reserved; bytes /= 2) {
-    void* p = mmap(nullptr, bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  for (size_t bytes = addresses_for_next(); bytes >= kLeastReserved; bytes /= 2) {
+    void* p = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) continue;
     mapping_ = static_cast<uint8_t*>(p);
-    mapping_bytes_ = bytes + huge_page;
-    base_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + huge_page - 1) & ~(huge_page - 1));
+    mapping_bytes_ = bytes + kHugePage;
+    base_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + kHugePage - 1) & ~(kHugePage - 1));
     reserved_ = bytes;
     reserved_by_all += bytes;
     return;
   }
   throw NoMemory(
-      "no range of " + mib(least_reserved) +
+      "no range of " + mib(kLeastReserved) +
       " of addresses is left in this process; raise its limit (ulimit -v), or let stores go that are no longer used");
 }
 
 Arena::~Arena() {
-  wanted_ = stop;
+  wanted_ = kStop;
   wanted_.notify_one();
   if (toucher_.joinable()) toucher_.join();
   munmap(mapping_, mapping_bytes_);
@@ -88,7 +88,7 @@ void Arena::commit(size_t bytes) {
   if (bytes > reserved_)
     throw NoMemory(mib(bytes) + " are asked for, and " + mib(reserved_) +
                    " of addresses are reserved; spread the rows over more shards, or give tables max_rows or a ttl");
-  size_t target = std::max(bytes, now + std::clamp(now, huge_page, size_t{64} << 20));
+  size_t target = std::max(bytes, now + std::clamp(now, kHugePage, size_t{64} << 20));
   target = std::min(whole_huge_pages(target), reserved_);
   if (mprotect(base_ + now, target - now, PROT_READ | PROT_WRITE) != 0)
     throw NoMemory(
@@ -146,21 +146,21 @@ void Arena::touch_ahead() {
   setpriority(PRIO_PROCESS, 0, 10);  // of this thread; 10 has a tenth of the share of 0
   for (size_t touched = 0;;) {
     const size_t wanted = wanted_;
-    if (wanted == stop) return;
+    if (wanted == kStop) return;
     // What has been handed out is being touched by those who took it, and so is what they are about to come to: two who
     // touch the same huge page clear one each.
-    touched = std::max(touched, whole_huge_pages(used_.load(std::memory_order_relaxed) + huge_page / 2));
+    touched = std::max(touched, whole_huge_pages(used_.load(std::memory_order_relaxed) + kHugePage / 2));
     if (touched >= wanted) {
       wanted_.wait(wanted);
       continue;
     }
     try {
-      commit(touched + huge_page);
+      commit(touched + kHugePage);
     } catch (const std::bad_alloc&) {  // whoever takes a piece there will be told
       return;
     }
-    touch(base_ + touched, base_ + touched + huge_page, page_);
-    touched += huge_page;
+    touch(base_ + touched, base_ + touched + kHugePage, page_);
+    touched += kHugePage;
   }
 }
 

@@ -24,7 +24,7 @@ TEST(Plan, NamesEachTableAndKeyOnceInOrderOfItsBucket) {
 
     std::map<std::pair<uint8_t, uint64_t>, uint32_t> expected;
     for (size_t i = 0; i < keys.size(); i++)
-      if (keys[i] != absent_key) expected[{tables[i / std::max(rows, 1u)], keys[i]}]++;
+      if (keys[i] != kAbsentKey) expected[{tables[i / std::max(rows, 1u)], keys[i]}]++;
     ASSERT_EQ(plan.unique(), expected.size());
     for (size_t u = 0; u < plan.unique(); u++) {
       const auto uses = plan.order_starts.data()[u + 1] - plan.order_starts.data()[u];
@@ -35,7 +35,7 @@ TEST(Plan, NamesEachTableAndKeyOnceInOrderOfItsBucket) {
         EXPECT_EQ(plan.keys.data()[u] >> 58, b);
     for (size_t i = 0; i < keys.size(); i++) {
       const int32_t at = plan.positions.data()[i];
-      if (keys[i] == absent_key)
+      if (keys[i] == kAbsentKey)
         EXPECT_EQ(at, -1);
       else
         EXPECT_EQ(plan.keys.data()[at], keys[i]);

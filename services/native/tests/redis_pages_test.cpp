@@ -72,7 +72,7 @@ TEST(PageWrites, AreCutAndThoseOfAWholeBucketAreKnownAsSuch) {
   EXPECT_EQ(out.pages, (std::vector<int64_t>{4, 0, 1}));  // two rows, a removed key, and one row that is longer
   PageName name;
   std::memcpy(&name, out.arguments.data() + 5, sizeof name);
-  EXPECT_EQ(name.part, page_of_all);
+  EXPECT_EQ(name.part, kPageOfAll);
 }
 
 TEST(PageWrites, AreRefusedForABucketThatIsNotNamed) {

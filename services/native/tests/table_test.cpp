@@ -133,8 +133,8 @@ TEST(Group, HoldsWhatADictionaryHolds) {
     const uint64_t key = key_of(1 + random() % 3000);
     const uint8_t table = random() & 1;
     const uint32_t slot = group.find(bin, key, table);
-    ASSERT_EQ(slot != Group::none, rows.count({key, table}) > 0);
-    if (slot == Group::none) {
+    ASSERT_EQ(slot != Group::kNone, rows.count({key, table}) > 0);
+    if (slot == Group::kNone) {
       const uint32_t fresh = group.insert(bin, 0, key, table);
       group.header(fresh).touched = turn;
       rows[{key, table}] = turn;
@@ -151,7 +151,7 @@ TEST(Group, HoldsWhatADictionaryHolds) {
   }
   for (const auto& [row, touched] : rows) {
     const uint32_t slot = group.find(bin, row.first, row.second);
-    ASSERT_NE(slot, Group::none);
+    ASSERT_NE(slot, Group::kNone);
     EXPECT_EQ(group.header(slot).touched, touched);
   }
   group.clear(bin);
@@ -163,9 +163,9 @@ TEST(Group, KeysThatShareTagAndHomeAreStillExact) {
   Bin& bin = group.bin(0);
   for (uint64_t n = 1; n < 4000; n++) group.insert(bin, 0, n << 32, 0);
   for (uint64_t n = 1; n < 4000; n++) {
-    EXPECT_NE(group.find(bin, n << 32, 0), Group::none);
-    EXPECT_EQ(group.find(bin, (n << 32) | 1, 0), Group::none);
-    EXPECT_EQ(group.find(bin, n << 32, 1), Group::none);
+    EXPECT_NE(group.find(bin, n << 32, 0), Group::kNone);
+    EXPECT_EQ(group.find(bin, (n << 32) | 1, 0), Group::kNone);
+    EXPECT_EQ(group.find(bin, n << 32, 1), Group::kNone);
   }
 }
 
@@ -249,7 +249,7 @@ TEST(RowLayout, PackedRowsOfEveryRuleComeBackAsTheyWere) {
     const RowLayout layout(mixed_slots(), half, false);
     OneRow record(layout), copy(layout);
     std::vector<uint8_t> packed(layout.packed_bytes());
-    record.row.header() = {key_of(1), 1u | meta::dirty_flush, 77};
+    record.row.header() = {key_of(1), 1u | meta::kDirtyFlush, 77};
     layout.create(record.row, key_of(1), 1, 5);
     std::vector<float> gradient(layout.width(), 0.25f);
     for (int i = 0; i < 5; i++) ASSERT_TRUE(step(layout, record.row, gradient));

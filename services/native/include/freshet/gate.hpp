@@ -29,7 +29,7 @@ class Gate {
       arrived_.store(0, std::memory_order_relaxed);
       return last;
     }
-    for (int i = 0; i < spins && round_.load(std::memory_order_acquire) == round; i++) spin_pause();
+    for (int i = 0; i < kSpins && round_.load(std::memory_order_acquire) == round; i++) spin_pause();
     if (round_.load(std::memory_order_acquire) == round) sleep(round);
     return broken_.load(std::memory_order_acquire) ? broken : passed;
   }
@@ -57,7 +57,7 @@ class Gate {
     sleepers_.fetch_sub(1);
   }
 
-  static constexpr int spins = 1000;  // 20 to 40 us
+  static constexpr int kSpins = 1000;  // 20 to 40 us
   const uint32_t parties_;
   std::atomic<uint32_t> arrived_{0}, round_{0}, sleepers_{0};
   std::atomic<bool> broken_{false};

@@ -38,7 +38,7 @@ struct LoopSamples {
 // Consecutive batches of one lane: batch i is samples [ends[i - 1], ends[i]), which may be none, and stands for ranges
 // [range_ends[i - 1], range_ends[i]) of offsets.
 struct LoopBatches {
-  static constexpr size_t moments = 6;  // begun, keys planned, rows looked up, model done, dense step taken, pushed
+  static constexpr size_t kMoments = 6;  // begun, keys planned, rows looked up, model done, dense step taken, pushed
 
   size_t count = 0;
   const int64_t* ends = nullptr;         // (count,)

@@ -138,7 +138,7 @@ class Joiner {
   void end_recall();
   void begin_at(int64_t began) {
     began_ = began;
-  }                                         // before any event: what `began` was; it lies before what is replayed
+  }  // before any event: what `began` was; it lies before what is replayed
   int64_t began() const { return began_; }  // time of the first impression ever taken, or kNotBegun
 
   Size ready(bool late) const;  // decided (or late) samples and the bytes of their payloads
@@ -147,7 +147,7 @@ class Joiner {
 
   int64_t low(size_t topic, int64_t next) {
     return retained_[topic].low(watermark_, next);
-  }                                             // 0 served, 1 shown, 2 action
+  }  // 0 served, 1 shown, 2 action
   void counters(std::span<int64_t> out) const;  // (L * kLabelCounterCount + kEventCounterCount,)
   void set_counters(std::span<const int64_t> in);
   void pending(std::span<int64_t> out) const;  // (L,)

@@ -59,13 +59,13 @@ struct __attribute__((packed, aligned(4))) Header {
 };
 
 namespace meta {
-constexpr uint32_t table_mask = 0xff;
-constexpr uint32_t dirty_publish = 1u << 8;
-constexpr uint32_t dirty_flush = 1u << 9;
-constexpr uint32_t stored =
+constexpr uint32_t kTableMask = 0xff;
+constexpr uint32_t kDirtyPublish = 1u << 8;
+constexpr uint32_t kDirtyFlush = 1u << 9;
+constexpr uint32_t kStored =
     1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
-constexpr uint32_t count_shift = 16;  // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
-constexpr uint32_t packed_mask = table_mask | 0xffff0000u;  // what leaves in a packed record
+constexpr uint32_t kCountShift = 16;  // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
+constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // what leaves in a packed record
 }  // namespace meta
 
 // A row in memory. Head: header (16 bytes) | values of all slots but the last | all optimiser state. Tail: values of

@@ -8,7 +8,7 @@
 
 namespace freshet {
 
-constexpr uint64_t absent_key = 0;  // of a null: makes no row
+constexpr uint64_t kAbsentKey = 0;  // of a null: makes no row
 
 // An array that only grows. A larger one replaces it when needed, so whoever still looks at the old one may go on.
 template <typename T>
@@ -46,7 +46,7 @@ class Plan {
 
   Buffer<uint64_t> keys;           // (U,)
   Buffer<uint8_t> tables;          // (U,)
-  Buffer<int32_t> positions;       // (N,) row of each occurrence, -1 for absent_key
+  Buffer<int32_t> positions;       // (N,) row of each occurrence, -1 for kAbsentKey
   Buffer<uint32_t> bucket_starts;  // (buckets + 1,) unique rows of each bucket
   Buffer<uint32_t> order;          // (present,) occurrences of row 0 rising, then of row 1, ...
   Buffer<uint32_t> order_starts;   // (U + 1,)

@@ -21,7 +21,7 @@ struct __attribute__((packed)) PageName {
 };
 static_assert(sizeof(PageName) == 32);
 
-constexpr uint32_t page_of_all = 1u << 31;
+constexpr uint32_t kPageOfAll = 1u << 31;
 
 // The value: this, then keys, removed keys and records as in a run.
 struct __attribute__((packed)) PageHead {

@@ -42,9 +42,9 @@ struct StoreSpec {
   uint32_t buckets = 1024;
   uint32_t partitions = 1;
   uint64_t seed = 0;
-  bool serving = false;                              // values only: no optimiser state, no pushes
-  bool held = true;                                  // every bucket from the start; else none until set_applied
-  std::array<bool, consumers> consumed{true, true};  // by publish, by flush
+  bool serving = false;                               // values only: no optimiser state, no pushes
+  bool held = true;                                   // every bucket from the start; else none until set_applied
+  std::array<bool, kConsumers> consumed{true, true};  // by publish, by flush
 };
 
 // Unique keys of a batch in one group, in order of their buckets.
@@ -121,7 +121,7 @@ class SpinLock {
     for (uint32_t tries = 0; held_.exchange(true, std::memory_order_acquire);) {
       while (held_.load(std::memory_order_relaxed)) {
         spin_pause();
-        if (++tries > spins) std::this_thread::yield();  // the holder may have lost its core
+        if (++tries > kSpins) std::this_thread::yield();  // the holder may have lost its core
       }
     }
   }
@@ -130,7 +130,7 @@ class SpinLock {
  private:
   // 5 to 20 us, some times as long as a bucket is usually held: who yields may lose its core for milliseconds to a
   // thread that is not in a hurry, and a lane is waited for by the others.
-  static constexpr uint32_t spins = 512;
+  static constexpr uint32_t kSpins = 512;
   std::atomic<bool> held_{false};
 };
 
@@ -235,12 +235,12 @@ class Store {
     bool held = true;
     int64_t clock_ms = 0;  // of the last push that had keys of the bucket, or as it was held; see `clock_at`
     std::unique_ptr<Loading> loading;  // while it is loaded
-    std::vector<Removal> removed[consumers];
+    std::vector<Removal> removed[kConsumers];
   };
-  static constexpr int no_group = -1;
-  static constexpr size_t piece = 32;  // rows that are stepped at a time
+  static constexpr int kNoGroup = -1;
+  static constexpr size_t kPiece = 32;  // rows that are stepped at a time
   // Buckets, or keys, ahead of the one at hand whose lock is asked for: another lane has had its line last.
-  static constexpr size_t locks_ahead = 24;
+  static constexpr size_t kLocksAhead = 24;
 
   // How far a bucket has applied a partition. Written under the partition's lock and, but for a push without keys of
   // the bucket, under the bucket's: most pushes have keys of some buckets only, and a lock that another lane has held
@@ -263,7 +263,7 @@ class Store {
   uint32_t bucket_of(uint64_t key) const { return static_cast<uint32_t>(key >> shift_); }
   // Under the bucket's lock: whether it is known if there is such a row.
   bool known(const BucketState& state, const Group& group, uint32_t bucket, uint64_t key, uint8_t table) const {
-    return !state.loading || group.find(group.bin(bucket), key, table) != Group::none ||
+    return !state.loading || group.find(group.bin(bucket), key, table) != Group::kNone ||
            state.loading->absent.contains({key, table});
   }
   std::optional<uint32_t> unread_bucket(uint32_t group, const Keys& keys) const;
@@ -281,7 +281,7 @@ class Store {
   // What a push has done so far, added to the store's counters once: each is shared with the other lanes.
   struct Stepped {
     Counts counts;
-    int64_t listed[consumers] = {};
+    int64_t listed[kConsumers] = {};
   };
   void apply_run(const PushGroup& push, Ahead& ahead, uint32_t bucket, uint32_t now_s, Stepped& sum) noexcept;
   void count(const Stepped& sum);
@@ -307,7 +307,7 @@ class Store {
   std::vector<uint8_t> held_;  // (buckets,) as their states say; changed while no push is under way, so pushes read it
   std::unique_ptr<std::mutex[]> partition_locks_;
   std::array<std::atomic<int64_t>, 256> rows_{}, evicted_of_{};
-  std::array<std::atomic<int64_t>, consumers> pending_{};
+  std::array<std::atomic<int64_t>, kConsumers> pending_{};
   std::atomic<int64_t> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0}, drained_{0};
   std::atomic<uint32_t> loading_{0};  // buckets
   std::mutex publish_lock_;

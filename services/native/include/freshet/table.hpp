@@ -15,21 +15,21 @@
 namespace freshet {
 
 struct alignas(64) Chunk {
-  static constexpr uint32_t rows = 12;
-  uint8_t tag[rows];
+  static constexpr uint32_t kRows = 12;
+  uint8_t tag[kRows];
   uint8_t count;
   uint8_t
       overflow;  // rows whose home is this chunk or an earlier one and that lie beyond it; 255 never goes down again
   uint16_t unused;
-  uint32_t slot[rows];
+  uint32_t slot[kRows];
 };
 static_assert(sizeof(Chunk) == 64);
 
 enum Consumer : uint32_t { publish = 0, flush = 1 };
-constexpr uint32_t consumers = 2;
+constexpr uint32_t kConsumers = 2;
 
 constexpr uint32_t dirty_flag(uint32_t consumer) {
-  return consumer == publish ? meta::dirty_publish : meta::dirty_flush;
+  return consumer == publish ? meta::kDirtyPublish : meta::kDirtyFlush;
 }
 
 // One bucket's part of a group.
@@ -41,13 +41,13 @@ struct Bin {
   uint32_t stored = 0;  // rows that the row store will hold after the next flush
   uint32_t generation = 0;
   std::vector<uint32_t> blocks;
-  std::vector<uint32_t> dirty[consumers];  // slots of rows changed since the consumer last took them, each once
+  std::vector<uint32_t> dirty[kConsumers];  // slots of rows changed since the consumer last took them, each once
 };
 
 class Group {
  public:
-  static constexpr uint32_t block_rows = 64;
-  static constexpr uint32_t none = 0xffffffffu;
+  static constexpr uint32_t kBlockRows = 64;
+  static constexpr uint32_t kNone = 0xffffffffu;
 
   Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables,
         uint32_t buckets);
@@ -64,7 +64,7 @@ class Group {
     prefetch_write(&bins_[bucket].dirty);
   }
   uint32_t slot_at(const Bin& bin, uint32_t row) const {
-    return bin.blocks[row / block_rows] * block_rows + row % block_rows;
+    return bin.blocks[row / kBlockRows] * kBlockRows + row % kBlockRows;
   }
 
   uint32_t find(const Bin& bin, uint64_t key, uint8_t table) const;
@@ -91,9 +91,9 @@ class Group {
   // The chunk is read without its bucket's lock: the memory is mapped for the arena's life, so a torn or stale value
   // costs a cache line and harms nothing.
   __attribute__((no_sanitize("thread"))) static uint32_t slot_hint(const Chunk* chunk, uint64_t key) {
-    if (chunk == nullptr) return none;
-    const uint32_t hits = match16(chunk->tag, static_cast<uint8_t>(hash(key))) & ((1u << Chunk::rows) - 1);
-    return hits ? chunk->slot[std::countr_zero(hits)] : none;
+    if (chunk == nullptr) return kNone;
+    const uint32_t hits = match16(chunk->tag, static_cast<uint8_t>(hash(key))) & ((1u << Chunk::kRows) - 1);
+    return hits ? chunk->slot[std::countr_zero(hits)] : kNone;
   }
   void prefetch_slot(uint32_t slot) const {
     const uint8_t* record = row(slot).head;

@@ -17,7 +17,7 @@ class Admission {
  public:
   Admission(uint32_t needed, uint32_t buckets)
       : needed_(std::min(needed, 255u)),
-        width_(std::max(64u, cells / buckets)),
+        width_(std::max(64u, kCells / buckets)),
         cells_(new uint8_t[static_cast<size_t>(width_) * buckets]()),
         counted_(new uint32_t[buckets]()) {}
 
@@ -39,7 +39,7 @@ class Admission {
   size_t bytes(uint32_t buckets) const { return static_cast<size_t>(width_) * buckets; }
 
  private:
-  static constexpr uint32_t cells = 1u << 22;  // 4 MiB a table: room for a few million keys that are not admitted yet
+  static constexpr uint32_t kCells = 1u << 22;  // 4 MiB a table: room for a few million keys that are not admitted yet
   struct Pair {
     uint8_t *a, *b;
   };

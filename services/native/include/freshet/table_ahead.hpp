@@ -15,36 +15,36 @@ namespace freshet {
 class Ahead {
  public:
   Ahead(const Group& group, const uint64_t* keys, size_t n) : group_(group), keys_(keys), n_(n) {
-    for (size_t i = 0; i < std::min(n, reach); i++) ask_chunk(i);
+    for (size_t i = 0; i < std::min(n, kReach); i++) ask_chunk(i);
     ask_rows();
   }
   // Key i is about to be taken; called for each, rising.
   void at(size_t i) {
-    if (i + reach >= asked_ && asked_ < n_) ask_rows();
+    if (i + kReach >= asked_ && asked_ < n_) ask_rows();
   }
 
  private:
-  static constexpr size_t span = 512;  // keys whose chunks (32 KB) stay near until their rows have been taken
-  static constexpr size_t reach = 48;  // rows, and chunks, that are on their way at a time; 32 to 64 measure the same
+  static constexpr size_t kSpan = 512;  // keys whose chunks (32 KB) stay near until their rows have been taken
+  static constexpr size_t kReach = 48;  // rows, and chunks, that are on their way at a time; 32 to 64 measure the same
 
   void ask_chunk(size_t i) {
-    chunks_[i % span] = group_.chunk_hint(keys_[i]);
-    prefetch_far(chunks_[i % span]);
+    chunks_[i % kSpan] = group_.chunk_hint(keys_[i]);
+    prefetch_far(chunks_[i % kSpan]);
   }
   void ask_rows() {
     if (asked_ == known_) find_out();
-    const size_t end = std::min(asked_ + reach, known_);
+    const size_t end = std::min(asked_ + kReach, known_);
     for (; asked_ < end; asked_++) {
-      const uint32_t slot = slots_[asked_ % span];
-      if (slot != Group::none) group_.prefetch_slot(slot);
+      const uint32_t slot = slots_[asked_ % kSpan];
+      if (slot != Group::kNone) group_.prefetch_slot(slot);
     }
   }
   // The slots of the next span; the chunks of its first keys have been asked for.
   void find_out() {
-    const size_t end = std::min(n_, known_ + span);
+    const size_t end = std::min(n_, known_ + kSpan);
     for (size_t i = known_; i < end; i++) {
-      slots_[i % span] = Group::slot_hint(chunks_[i % span], keys_[i]);
-      if (i + reach < n_) ask_chunk(i + reach);
+      slots_[i % kSpan] = Group::slot_hint(chunks_[i % kSpan], keys_[i]);
+      if (i + kReach < n_) ask_chunk(i + kReach);
     }
     known_ = end;
   }
@@ -52,8 +52,8 @@ class Ahead {
   const Group& group_;
   const uint64_t* keys_;
   size_t n_, known_ = 0, asked_ = 0;
-  const Chunk* chunks_[span];
-  uint32_t slots_[span];
+  const Chunk* chunks_[kSpan];
+  uint32_t slots_[kSpan];
 };
 
 }  // namespace freshet

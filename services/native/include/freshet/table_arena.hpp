@@ -51,7 +51,7 @@ class Arena {
 
  private:
   static uint32_t size_class(uint64_t n);
-  static constexpr size_t stop = ~size_t{0};
+  static constexpr size_t kStop = ~size_t{0};
   void commit(size_t bytes);
   // Pages that `n` pieces in a row touch: first and one behind the last.
   std::pair<size_t, size_t> pages(uint64_t first, uint64_t n) const {

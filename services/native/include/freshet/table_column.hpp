@@ -47,7 +47,7 @@ class Column {
   }
 
  private:
-  static constexpr size_t large = 1u << 20, huge_page = 2u << 20;
+  static constexpr size_t kLarge = 1u << 20, kHugePage = 2u << 20;
 
   void swap(Column& other) noexcept {
     std::swap(data_, other.data_);
@@ -63,14 +63,14 @@ class Column {
   }
   void grow(size_t least) {
     const size_t bytes = std::max(least, capacity_ + capacity_ / 2) * sizeof(T);
-    if (bytes < large) {
+    if (bytes < kLarge) {
       void* p = std::realloc(data_, bytes);
       if (p == nullptr) throw std::bad_alloc();
       data_ = static_cast<T*>(p);
       capacity_ = bytes / sizeof(T);
       return;
     }
-    const size_t mapping = (bytes + huge_page - 1) / huge_page * huge_page;
+    const size_t mapping = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     void* p = mapped_ ? mremap(data_, mapped_, mapping, MREMAP_MAYMOVE)
                       : mmap(nullptr, mapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
