@@ -3,83 +3,108 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+import contextlib
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
+from starlette.types import Receive
 
-from freshet.http.responses import ClientGoneError, HttpError
+from freshet.http.responses import CLOSE, ClientGoneError, HttpError
 from freshet.observability.metrics import Metric
 
-__all__ = ["BODIES", "Bodies"]
+__all__ = ["BODIES", "Bodies", "Incoming"]
 
 BODIES = Metric(
     "freshet_http_body_bytes",
     "gauge",
     "bytes",
-    "Bodies of requests that are coming or are worked on; what fits into one packet and is answered together "
-    "with others, as most events are, counts where it waits.",
+    "Bodies of requests that are coming or are worked on.",
 )
-CLOSE = ((b"connection", b"close"),)
+
+LINGER_S = 10.0
+"""How long the rest of a refused body may take to arrive."""
+
+
+class Incoming:
+    """The body of one request, while it arrives."""
+
+    __slots__ = ("_receive", "more")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.more = True  # pieces may follow
+
+    async def piece(self) -> bytes:
+        """The next piece. Raises ClientGoneError."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.more = message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        return piece
+
+    async def drop_rest(self) -> None:
+        """Read what is still to come, and drop it.
+
+        The kernel resets a connection that is closed while bytes of it are unread. Clients that send a whole
+        body before they read, as those of Python do, would then never see why it was refused.
+        """
+        with contextlib.suppress(TimeoutError, ClientGoneError):
+            async with asyncio.timeout(LINGER_S):
+                while self.more:
+                    await self.piece()
 
 
 class Bodies:
-    """Takes in the bodies of one service's requests, within bounds. Lives on one event loop."""
+    """Reads the bodies of one service's requests, within bounds. Lives on one event loop."""
 
     def __init__(
         self, registry: CollectorRegistry, *, most_bytes: int, timeout_s: float, together: int
     ) -> None:
         """`most_bytes`: of one; `together`: of all that are held at once; `timeout_s`: for each to come."""
-        self.most_bytes, self._timeout_s = most_bytes, timeout_s
+        self._most_bytes, self._timeout_s = most_bytes, timeout_s
         self._together = max(together, most_bytes)
-        self.held = 0
-        BODIES.gauge(registry, lambda: self.held)
+        self._held = 0
+        BODIES.gauge(registry, lambda: self._held)
 
-    @asynccontextmanager
-    async def whole(
-        self, headers: Mapping[bytes, bytes], receive: Callable[[], Awaitable[Mapping[str, Any]]]
-    ) -> AsyncIterator[bytes]:
-        """A request's body, which counts until it is left. Raises HttpError, and ClientGoneError."""
+    async def read(self, headers: Mapping[bytes, bytes], incoming: Incoming) -> bytes:
+        """A request's whole body, which counts until `release`. Raises HttpError and ClientGoneError."""
         declared = headers.get(b"content-length", b"").lstrip(b"0")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > self.most_bytes):
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most_bytes):
             raise self._too_large(declared.decode() if len(declared) <= 18 else "more than 10**18")
-        pieces: list[bytes] = []
-        size = 0
+        body = bytearray()
         try:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    more = True
-                    while more:
-                        message = await receive()
-                        if message["type"] == "http.disconnect":
-                            raise ClientGoneError
-                        piece: bytes = message.get("body", b"")
-                        if size + len(piece) > self.most_bytes:
-                            raise self._too_large(str(size + len(piece)))
-                        if piece and self.held + len(piece) > self._together:
-                            raise self._too_many()
-                        size += len(piece)
-                        self.held += len(piece)
-                        pieces.append(piece)
-                        more = message.get("more_body", False)
-            except TimeoutError:
-                raise self._too_late(size) from None
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            yield body
-        finally:
-            self.held -= size
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    piece = await incoming.piece()
+                    if len(body) + len(piece) > self._most_bytes:
+                        raise self._too_large(str(len(body) + len(piece)))
+                    if piece and self._held + len(piece) > self._together:
+                        raise self._too_many()
+                    self._held += len(piece)
+                    if not incoming.more:
+                        return bytes(body) + piece if body else piece
+                    body += piece
+        except TimeoutError:
+            self.release(body)
+            raise self._too_late(len(body)) from None
+        except BaseException:
+            self.release(body)
+            raise
+
+    def release(self, body: bytes | bytearray) -> None:
+        """The request of a body that was read is answered."""
+        self._held -= len(body)
 
     def _too_large(self, size: str) -> HttpError:
         return HttpError(
             413,
             "body_too_large",
             "the body is too large",
-            expected=f"at most {self.most_bytes} bytes",
+            expected=f"at most {self._most_bytes} bytes",
             found=f"{size} bytes or more",
             hint="send smaller batches",
-            headers=CLOSE,
+            headers=(CLOSE,),
         )
 
     def _too_many(self) -> HttpError:
@@ -88,9 +113,9 @@ class Bodies:
             "bodies",
             "too many bytes of requests are under way",
             expected=f"at most {self._together} bytes of all of them together",
-            found=f"{self.held} bytes already",
+            found=f"{self._held} bytes already",
             hint="send it again; FRESHET_<SERVICE>_MAX_BODIES_BYTES allows more",
-            headers=CLOSE,
+            headers=(CLOSE,),
             retry_after_s=1,
         )
 
@@ -101,5 +126,5 @@ class Bodies:
             "the body did not arrive in time",
             expected=f"a whole body within {self._timeout_s} s",
             found=f"{size} bytes",
-            headers=CLOSE,
+            headers=(CLOSE,),
         )
