@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import cast
 from urllib.parse import unquote
@@ -126,7 +125,7 @@ class App:
                 return await answered
             span, told = traced(tracer, self._role, endpoint.path, request.headers, reply)
             try:
-                handler(replace(request, span=span), told)
+                handler(request._replace(span=span), told)
             except Exception as error:
                 with within(span):  # the log lines of it name the trace
                     told(error_response(error))

@@ -65,6 +65,8 @@ class Bodies:
         self._most_bytes, self._timeout_s = most_bytes, timeout_s
         self._together = max(together, most_bytes)
         self._held = 0
+        self._deadlines: dict[asyncio.Task[object] | None, float] = {}  # of arriving bodies
+        self._timer: asyncio.TimerHandle | None = None  # runs while there may be one
         BODIES.gauge(registry, lambda: self._held)
 
     async def read(self, headers: Mapping[bytes, bytes], incoming: Incoming) -> bytes:
@@ -72,29 +74,51 @@ class Bodies:
         declared = headers.get(b"content-length", b"").lstrip(b"0")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most_bytes):
             raise self._too_large(declared.decode() if len(declared) <= 18 else "more than 10**18")
-        body = bytearray()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        self._deadlines[task] = loop.time() + self._timeout_s
+        if self._timer is None:
+            self._timer = loop.call_later(self._timeout_s, self._give_up, loop)
+        pieces: list[bytes] = []
+        size = 0
         try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    piece = await incoming.piece()
-                    if len(body) + len(piece) > self._most_bytes:
-                        raise self._too_large(str(len(body) + len(piece)))
-                    if piece and self._held + len(piece) > self._together:
-                        raise self._too_many()
-                    self._held += len(piece)
-                    if not incoming.more:
-                        return bytes(body) + piece if body else piece
-                    body += piece
-        except TimeoutError:
-            self.release(body)
-            raise self._too_late(len(body)) from None
+            while True:
+                piece = await incoming.piece()
+                if size + len(piece) > self._most_bytes:
+                    raise self._too_large(str(size + len(piece)))
+                if piece and self._held + len(piece) > self._together:
+                    raise self._too_many()
+                size += len(piece)
+                self._held += len(piece)
+                pieces.append(piece)
+                if not incoming.more:
+                    return piece if len(pieces) == 1 else b"".join(pieces)
+        except asyncio.CancelledError:
+            self._held -= size
+            if task is None or task in self._deadlines:  # cancelled by another than `_give_up`
+                raise
+            task.uncancel()
+            raise self._too_late(size) from None
         except BaseException:
-            self.release(body)
+            self._held -= size
             raise
+        finally:
+            self._deadlines.pop(task, None)
 
-    def release(self, body: bytes | bytearray) -> None:
+    def release(self, body: bytes) -> None:
         """The request of a body that was read is answered."""
         self._held -= len(body)
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the tasks of bodies that are late. One timer for all: a timer for each costs more than all
+        else that is done here for a small body."""
+        self._timer = None
+        for task, deadline in list(self._deadlines.items()):
+            if deadline > loop.time():
+                self._timer = loop.call_at(deadline, self._give_up, loop)
+                return
+            del self._deadlines[task]
+            if task is not None:
+                task.cancel()
 
     def _too_large(self, size: str) -> HttpError:
         return HttpError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from starlette.types import Receive
 
@@ -16,8 +16,7 @@ __all__ = ["FORWARDED", "Request", "header_map"]
 FORWARDED = b"x-forwarded-for"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request with its whole body."""
 
     method: str

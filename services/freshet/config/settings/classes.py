@@ -69,8 +69,8 @@ class Common:
 
     max_connections: int = option(
         "deployment",
-        "connections over HTTP that gateway, inference and console hold at once, each; one more gets 503. "
-        "Fewer if the process may not have so many files open",
+        "connections over HTTP that gateway, inference and console hold at once, each; while there are more, "
+        "a request gets 503 and ends its connection. Fewer if the process may not have so many files open",
         Integer(16, 1_000_000),
         default=2_000,
     )
