@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import cast
 from urllib.parse import unquote
@@ -158,18 +158,17 @@ class App:
 
     # --- one request
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one request."""
         if scope["type"] != "http":
             raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
         raw_path = scope["raw_path"]
         hot = self._hot.get(raw_path)
         if hot is not None:
-            await self._answer(hot, scope, receive, send)
-            return
+            return self._answer(hot, scope, receive, send)
         # The path as it came: a proxy that lets some paths pass must see the same path as the router.
         routed = {**scope, "path": raw_path.decode("latin-1")}
-        await self._router(routed, receive, send)
+        return self._router(routed, receive, send)
 
     async def _answer(self, resource: Resource, scope: Scope, receive: Receive, send: Send) -> None:
         started = perf_counter()  # the loop's own clock has milliseconds
