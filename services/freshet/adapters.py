@@ -1,8 +1,7 @@
-"""Adapters by URL scheme: `sqlite:/path`, `file:/path`, or what an installed distribution adds by an entry
-point.
+"""Adapters by URL scheme, such as `sqlite:/path` or `file:/path`.
 
-A third party adds a scheme without touching us: an entry point of the group `freshet.eventlog`,
-`freshet.rowstore` or `freshet.versions`, named by the scheme, that takes the whole URL and returns the
+A distribution adds a scheme by an entry point of the group `freshet.eventlog`, `freshet.rowstore` or
+`freshet.versions`. The entry point's name is the scheme; its object takes the whole URL and returns the
 adapter.
 """
 
@@ -21,8 +20,7 @@ from freshet.versions import VersionStore
 
 __all__ = ["open_eventlog", "open_rowstore", "open_versions"]
 
-# Ours are known without being installed, so that the source tree runs as it is; and looked up without
-# reading the
+# Listed here, not as entry points, so that a source tree works without installation, and without reading the
 # metadata of every installed distribution.
 _BUILT_IN = {
     "freshet.eventlog": {
@@ -44,18 +42,24 @@ _BUILT_IN = {
 
 
 def open_eventlog(url: str) -> EventLog:
-    """Open the event log of a URL. Raises ConfigError for an unknown scheme, Unavailable, Mismatch,
-    Corrupt."""
+    """Open the event log of a URL.
+
+    Raises:
+        ConfigError: the scheme is unknown or the URL is invalid.
+        Unavailable: the log cannot be reached.
+        Mismatch: the log is of another format or model.
+        Corrupt: stored bytes are damaged.
+    """
     return cast(EventLog, _opener("freshet.eventlog", url)(url))
 
 
 def open_rowstore(url: str) -> RowStore:
-    """Open the row store of a URL. Raises as `open_eventlog` does."""
+    """Open the row store of a URL; raises as `open_eventlog`."""
     return cast(RowStore, _opener("freshet.rowstore", url)(url))
 
 
 def open_versions(url: str) -> VersionStore:
-    """Open the version store of a URL. Raises as `open_eventlog` does."""
+    """Open the version store of a URL; raises as `open_eventlog`."""
     return cast(VersionStore, _opener("freshet.versions", url)(url))
 
 
@@ -75,5 +79,5 @@ def _opener(group: str, url: str) -> Callable[[str], Any]:
         "url",
         url,
         "a URL whose scheme is one of " + ", ".join(f"{name}:" for name in known),
-        f"did you mean {close[0]}:?" if close else "is the distribution that brings this scheme installed?",
+        f"did you mean {close[0]}:?" if close else "is the distribution that provides this scheme installed?",
     )

@@ -1,18 +1,21 @@
-"""The error families: one root, branches by what the caller should do about it.
+"""Error families under one root, distinguished by the action that a caller should take.
 
-A message says what was expected, what was found, where, and what to do next, in that order where it can.
+A message states the expected value, the value found, its place and the next action, in this order if
+possible.
 """
 
 from __future__ import annotations
 
 
 class FreshetError(Exception):
-    """Root of what a caller of freshet is told. Not below it: answers of HTTP on their way (`HttpError`), and
-    what a module tells itself."""
+    """Root of the errors that callers of freshet see.
+
+    `HttpError` and errors that do not leave their module are not below it.
+    """
 
 
 class ConfigError(FreshetError):
-    """A spec, a setting or a command line cannot be accepted. Mend it and start again."""
+    """A spec, a setting or a command line is invalid. Correct it and start again."""
 
     def __init__(self, where: str, key: str, found: object, expected: str, hint: str = "") -> None:
         self.where, self.key, self.found, self.expected, self.hint = where, key, found, expected, hint
@@ -23,16 +26,15 @@ class ConfigError(FreshetError):
 
 
 class BadInput(FreshetError):
-    """Bytes or values from outside cannot be understood. The one event, record or request is refused; go
-    on."""
+    """Bytes or values from outside are invalid. Refuse the one event, record or request, and continue."""
 
 
 class TooLarge(BadInput):
-    """More than is taken at once. Send it in smaller pieces."""
+    """A message exceeds a size limit. Send it in smaller pieces."""
 
 
 class Unavailable(FreshetError):
-    """A part cannot be reached or is not ready; nothing is known to have been done. Trying again is safe."""
+    """A component cannot be reached or is not ready. The outcome may be unknown; a retry is safe."""
 
 
 class Overloaded(Unavailable):
@@ -44,11 +46,11 @@ class Overloaded(Unavailable):
 
 
 class Fenced(FreshetError):
-    """Somebody with a higher fence owns this now. Stop using it; do not retry."""
+    """Another owner has a higher fence. Stop using the resource; do not retry."""
 
 
 class Refused(FreshetError):
-    """A push or batch does not continue what was applied. Ask for `applied`, rewind and go on (PROTOCOL 4,
+    """A push or batch does not continue the applied offsets. Rewind to `applied` and continue (PROTOCOL 4 and
     6)."""
 
     def __init__(self, message: str, applied: dict[int, int]) -> None:
@@ -57,14 +59,13 @@ class Refused(FreshetError):
 
 
 class DataLost(FreshetError):
-    """What must be replayed is no longer in the log, or the log is another one. Stops the model; an operator
-    decides."""
+    """The log lacks records that must be replayed, or is another log. Stop; an operator must decide."""
 
 
 class Corrupt(FreshetError):
-    """Stored bytes fail their checks (magic, version, length, checksum). Named by where they lie; never
-    skipped silently."""
+    """Stored bytes fail their checks (magic, version, length, checksum). The message names their place; they
+    are never skipped silently."""
 
 
 class Mismatch(FreshetError):
-    """A store, a version or a log belongs to another spec or another life of the log."""
+    """A store, a version or a log belongs to another spec, or to an earlier log of the same name."""

@@ -1,4 +1,4 @@
-"""Packages that only some of freshet needs: which extra brings each, and how who lacks one gets it."""
+"""Optional dependencies: the extra that provides each module, and its installation command."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ EXTRAS = {
     "grpc": "grpc",
     "google": "grpc",
     "obstore": "objects",
-    "cryptography": "certs",
     "opentelemetry": "tracing",
     "vowpalwabbit": "versus",
 }
-"""Modules that only some verbs need, and an extra that brings each; a test compares with pyproject.toml."""
+"""{module that only some verbs need: extra that provides it}; a test compares it with pyproject.toml."""
 
 _PACKAGES = {
     "confluent_kafka": "confluent-kafka",
@@ -29,10 +28,13 @@ _PACKAGES = {
     "google": "protobuf",
     "opentelemetry": "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
 }
-"""What has a module that is called otherwise: packages named `grpc` or `google` are of other people."""
+"""{module: packages}, where the names differ; other projects own `grpc` and `google` on PyPI."""
 
 
 def how_to_install(module: str) -> str:
-    """How a module of `EXTRAS` comes. Not by freshet's own name: on PyPI that is another project."""
+    """Return the command that installs a module of `EXTRAS`.
+
+    The command does not name freshet: that package on PyPI is another project.
+    """
     package = _PACKAGES.get(module, module)
     return f'pip install {package}; or in a clone of freshet, pip install ".[{EXTRAS[module]}]"'

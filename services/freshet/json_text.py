@@ -1,4 +1,4 @@
-"""JSON from outside, written on and shown: what is read may be nested deeper than is written, or shown."""
+"""JSON from outside: writing it again, within the nesting limit of the writer, and quoting it in errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from freshet.errors import BadInput
 __all__ = ["MOST_LEVELS", "kind_of", "shown", "too_deep", "written"]
 
 MOST_LEVELS = 254
-"""Of objects and arrays within each other, that orjson writes; it reads 1,024."""
+"""Levels of nested objects and arrays that orjson writes; it reads up to 1,024."""
 
 _SHOWN_CHARS = 60
 
 
 def written(value: object, where: str) -> bytes:
-    """JSON of what JSON was read into. Raises BadInput, with `where`, for what is nested too deep."""
+    """Encode a value that was read from JSON. Raises BadInput, with `where`, if it is nested too deep."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -25,7 +25,7 @@ def written(value: object, where: str) -> bytes:
 
 
 def too_deep(where: str) -> BadInput:
-    """The error for what is nested deeper than MOST_LEVELS."""
+    """Return the error for nesting beyond MOST_LEVELS."""
     return BadInput(f"{where}: nested too deep; expected at most {MOST_LEVELS} levels of objects and arrays")
 
 
@@ -34,12 +34,12 @@ _KINDS = {dict: "an object", list: "an array", str: "a string", int: "a number",
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: its beginning, at little cost however long or deep it is."""
+    """Return the beginning of a value for an error message; cheap for any length and depth."""
     if value is None or isinstance(value, bool):
         return _WORDS[value]
     return reprlib.repr(value)[:_SHOWN_CHARS]
 
 
 def kind_of(value: object) -> str:
-    """What kind of value JSON was read into, in JSON's words: `an array`, `null`."""
+    """Return the JSON type of a value that was read from JSON: `an array`, `null`."""
     return _KINDS.get(type(value)) or shown(value)

@@ -1,8 +1,7 @@
-"""What the SQLite adapters share: opening a file of a known format, transactions, and errors that say what
-to do.
+"""Files of the SQLite adapters: creation, connections, transactions and errors.
 
-A file is made beside its place, complete, and linked into it, so that nobody ever opens a half-made one.
-Everything runs in WAL mode with synchronous=FULL: a commit that returned is on disk.
+A file is created complete under a temporary name and then linked to its path, so that no process opens an
+incomplete one. Connections use WAL mode with synchronous=FULL: a commit that returned is on disk.
 """
 
 from __future__ import annotations
@@ -21,26 +20,29 @@ from freshet.errors import ConfigError, Corrupt, FreshetError, Mismatch, Unavail
 __all__ = ["BlobCounting", "FileFormat", "connect", "folder_of", "open_file", "transaction", "translated"]
 
 LOCK_WAIT_S = 10.0
-"""How long a transaction waits for another process's; commits take milliseconds, so this is a stuck one."""
+"""Longest wait for another process's transaction; commits take milliseconds, so a longer one is stuck."""
 
 WAL_BYTES = 64 << 20
-"""The write-ahead log is copied into the file at about this size: seldom enough that appends run at disk
-speed."""
+"""Approximate size at which the write-ahead log is copied into the file; copies are rare enough for appends
+at disk speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """One kind of SQLite file that freshet writes."""
+    """One kind of SQLite file."""
 
     what: str  # for messages: "an event log"
-    application_id: int  # in the file's header; tells our files from other people's
+    application_id: int  # in the file's header; distinguishes files of freshet from others
     version: int  # of the schema
-    schema: str  # SQL that makes an empty file
+    schema: str  # SQL that creates the tables
     page_bytes: int
 
 
 def folder_of(url: str) -> Path:
-    """The path of `scheme:/path`, `scheme:relative` or `scheme:///path`."""
+    """Return the path of `scheme:/path`, `scheme:relative` or `scheme:///path`.
+
+    Raises ConfigError if the URL has no path.
+    """
     scheme, _, rest = url.partition(":")
     path = rest[2:] if rest.startswith("//") else rest
     if not path or (rest.startswith("//") and not path.startswith("/")):
@@ -51,42 +53,47 @@ def folder_of(url: str) -> Path:
 
 
 def open_file(path: Path, fmt: FileFormat) -> None:
-    """Make sure that a file of this format lies at `path`, durably, whoever else is doing the same."""
+    """Create a file of this format at `path`, durably, unless it exists; safe against concurrent creation.
+
+    Raises:
+        Unavailable: the file cannot be created.
+    """
     if path.exists():
         return
     with translated(path, "create"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            with contextlib.closing(sqlite3.connect(made, isolation_level=None)) as connection:
+            with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
                 connection.execute(f"PRAGMA page_size={fmt.page_bytes}")
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
                 connection.executescript(fmt.schema)
                 connection.execute(f"PRAGMA application_id={fmt.application_id}")
                 connection.execute(f"PRAGMA user_version={fmt.version}")
-            _put_in_place(made, path)
+            _put_in_place(new, path)
             _sync_folder(path.parent)
         finally:
-            for left in (made, made.with_name(f"{made.name}-wal"), made.with_name(f"{made.name}-shm")):
+            for left in (new, new.with_name(f"{new.name}-wal"), new.with_name(f"{new.name}-shm")):
                 left.unlink(missing_ok=True)
 
 
-def _put_in_place(made: Path, path: Path) -> None:
-    """Give the file its name, unless another process was first: its file is as good."""
+def _put_in_place(new: Path, path: Path) -> None:
+    """Link the file to its path, unless another process has created an equal one first."""
     try:
-        os.link(made, path)
+        os.link(new, path)
     except FileExistsError:
         pass
-    except OSError:  # no hard links here (some mounted folders): then there is a moment to lose a race in
+    except OSError:  # the file system lacks hard links; a concurrent creation may then be overwritten
         if not path.exists():
-            made.rename(path)
+            new.rename(path)
 
 
 class BlobCounting(sqlite3.Connection):
-    """Knows how many blobs it has opened: CPython keeps 88 bytes of each until the connection is closed.
+    """A connection that counts the blobs it has opened.
 
-    Whoever reads pieces of blobs for long connects anew from time to time.
+    CPython keeps 88 bytes of each until the connection is closed, so long-lived readers of blobs reconnect
+    now and then.
     """
 
     blobs = 0
@@ -98,11 +105,12 @@ class BlobCounting(sqlite3.Connection):
 
 
 def connect(path: Path, fmt: FileFormat) -> BlobCounting:
-    """Connect to an existing file; use it from one thread at a time.
+    """Connect to an existing file; one thread at a time may use the connection.
 
     Raises:
-        Unavailable: it is not there or cannot be opened.
-        Mismatch: it is something else than `fmt`.   Corrupt: it is no SQLite file.
+        Unavailable: the file is absent or cannot be opened.
+        Mismatch: the file is not of the format `fmt`.
+        Corrupt: the file is not an SQLite file.
     """
     with translated(path, "open"):
         connection = sqlite3.connect(
@@ -127,8 +135,10 @@ def connect(path: Path, fmt: FileFormat) -> BlobCounting:
                 raise Mismatch(f"{path}: expected {fmt.what} of format {fmt.version}, found format {version}")
             connection.execute("PRAGMA journal_mode=WAL")  # a copy made by VACUUM INTO has lost it
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA secure_delete=OFF")  # some builds fill what is deleted with zeros
-            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()  # older files have smaller ones
+            connection.execute("PRAGMA secure_delete=OFF")  # some builds overwrite deleted data by default
+            (page_bytes,) = connection.execute(
+                "PRAGMA page_size"
+            ).fetchone()  # older files have smaller pages
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // page_bytes}")
         except BaseException:
             connection.close()
@@ -138,10 +148,10 @@ def connect(path: Path, fmt: FileFormat) -> BlobCounting:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: Path, doing: str) -> Iterator[sqlite3.Connection]:
-    """One write transaction: committed durably at the end, or rolled back whole.
+    """Run a write transaction: committed durably at the end of the block, or rolled back.
 
     Raises:
-        Unavailable: nothing was written; or, if the commit itself failed, it is not known whether it was.
+        Unavailable: nothing was written; or the commit itself failed, and its outcome is unknown.
     """
     with translated(path, f"{doing}; nothing was written"):
         connection.execute("BEGIN IMMEDIATE")
@@ -161,7 +171,10 @@ def transaction(connection: sqlite3.Connection, path: Path, doing: str) -> Itera
 
 @contextlib.contextmanager
 def translated(path: Path, doing: str) -> Iterator[None]:
-    """Turn SQLite's and the system's errors into ours, with the file and what to do."""
+    """Convert errors of SQLite and the system.
+
+    Raises Unavailable or Corrupt, with the file and a hint.
+    """
     try:
         yield
     except sqlite3.Error as error:
@@ -171,7 +184,7 @@ def translated(path: Path, doing: str) -> Iterator[None]:
 
 
 _HINTS = {
-    sqlite3.SQLITE_FULL: "the disk is full: free some space, then it goes on by itself",
+    sqlite3.SQLITE_FULL: "the disk is full: free some space; it continues by itself",
     sqlite3.SQLITE_BUSY: f"another process held its lock for {LOCK_WAIT_S:.0f} s: is one stopped or stuck?",
     sqlite3.SQLITE_LOCKED: "another connection holds its lock",
     sqlite3.SQLITE_READONLY: "it is read-only: check owner and mode of file and folder, and the mount",

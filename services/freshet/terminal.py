@@ -1,4 +1,4 @@
-"""The terminal: standard streams that are open and take any text, and how results are printed."""
+"""Terminal output: standard streams that are open and accept any text, results and tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Any, TextIO
 import click
 import orjson
 
-__all__ = ["echo_json", "emit", "emit_end", "let_go", "mend_streams", "say", "table"]
+__all__ = ["discard", "echo_json", "emit", "emit_end", "mend_streams", "say", "table"]
 
 _NAMES = ("stdin", "stdout", "stderr")
 
 
 def mend_streams() -> None:
-    """Before anything else is opened: a stream that the shell closed (`>&-`) becomes the null device, or a
-    file of ours would take its number and what is printed would go into it. What an encoding lacks, such as
-    an umlaut in the name of a folder where only ASCII is known, is printed as `\\xfc`.
+    """Replace closed standard streams by the null device, and make output accept any text.
+
+    Call it before any file is opened: a stream that the shell closed (`>&-`) leaves its number free, and a
+    file that gets the number would receive the output. Characters that the encoding lacks are printed as
+    escapes such as `\\xfc`.
     """
     for number, name in enumerate(_NAMES):
         if not _is_open(number):
@@ -32,14 +34,14 @@ def mend_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def let_go(stream: TextIO) -> None:
-    """After a write to it failed: what it still holds goes nowhere, instead of failing again at the end."""
+def discard(stream: TextIO) -> None:
+    """Send the rest of a stream to the null device, after a write failed; its buffer would fail at exit."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def emit_end(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
-    """Print how a run ended: JSON for programs, text for a terminal that may be gone."""
+    """Print the end of a run: JSON for programs, or text for a terminal that may be closed."""
     if as_json:
         echo_json(value)
     else:
@@ -47,7 +49,7 @@ def emit_end(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
 
 
 def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
-    """Print the result: as one JSON line, or as text."""
+    """Print a result as one line of JSON, or as text."""
     if as_json:
         echo_json(value)
     else:
@@ -55,23 +57,21 @@ def emit(value: Mapping[str, Any], *, as_json: bool, text: str) -> None:
 
 
 def echo_json(value: Mapping[str, Any]) -> None:
-    """One line of JSON, in UTF-8 whatever the terminal's encoding is."""
+    """Print one line of JSON in UTF-8, independent of the terminal's encoding."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
     click.echo(orjson.dumps(value, default=str, option=options))
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """Print a line. If standard output is closed (`| head`, a closed terminal), the process goes on and
-    further lines are dropped.
-    """
+    """Print a line; if the stream is closed (`| head`), the process continues and drops further lines."""
     try:
         click.echo(line, err=err)
     except OSError:
-        let_go(sys.stderr if err else sys.stdout)
+        discard(sys.stderr if err else sys.stdout)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned with spaces; numbers to the right."""
+    """Return a table with columns aligned by spaces, numbers to the right."""
     cells = [[*header], *[[_cell(value) for value in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]

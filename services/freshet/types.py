@@ -1,7 +1,7 @@
-"""The nouns that every part shares: offsets, ranges, columns of bytes, records, buckets.
+"""Types shared by all packages: offsets, ranges, columns of bytes, records, buckets, packed rows.
 
-Leaf module: it imports nothing of freshet. Shapes use these letters: N records or rows, B samples of a batch,
-U unique rows, S float slots of a row, F features, P partitions.
+This module imports no other module of freshet. Shapes: N records or rows, B samples of a batch, U unique
+rows, S float slots of a row, F features, P partitions, K buckets, R runs or removed keys, W bytes a record.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ F64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 LogId = NewType("LogId", str)
-"""Names one life of a topic: the Kafka topic id, or a UUID kept in the SQLite log. Offsets mean nothing
-without it."""
+"""Identity of a topic between its creation and deletion: the Kafka topic id, or a UUID in the SQLite log.
+Offsets are valid for one id only."""
 
 Fence = NewType("Fence", int)
-"""Offset of a claim in the `control` topic: unique, never going back. A receiver refuses lower ones."""
+"""Offset of a claim in the `control` topic: unique and rising. Receivers refuse lower ones."""
 
 Bucket = NewType("Bucket", int)
-"""Unit of ownership of the parameter server: 0 <= bucket < buckets of the model; the top bits of a row's
-key."""
+"""Unit of ownership of the parameter server: 0 <= bucket < buckets of the model; the top bits of a key."""
 
 TimeMs = NewType("TimeMs", int)
-"""Milliseconds since the Unix epoch, UTC. Event times and record times alike."""
+"""Milliseconds since the Unix epoch, UTC; for event times and record times."""
 
 Applied = Mapping[int, int]
-"""{partition of `samples`: next offset}: everything below has been applied."""
+"""{partition of `samples`: next offset}; all samples below are applied."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """A contiguous piece of one partition of the log: [start, stop).
+    """A contiguous range [start, stop) of one partition of the log.
 
     The unit of training, of a gradient push and of replay. `start` is the previous range's `stop`, so gaps
     and transaction markers in the log belong to a range (PROTOCOL 2).
@@ -73,7 +72,7 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BytesColumn:
-    """N byte strings in one buffer: value i is `data[ends[i-1]:ends[i]]`, the first starts at 0."""
+    """N byte strings in one buffer; value i is `data[ends[i-1]:ends[i]]`, the first starts at 0."""
 
     data: U8  # (sum of lengths,) contiguous
     ends: I64  # (N,) non-decreasing; ends[-1] == len(data)
@@ -82,7 +81,7 @@ class BytesColumn:
         return len(self.ends)
 
     def __getitem__(self, i: int) -> bytes:
-        """Value i as bytes; for tests, tools and single records, not for a hot path."""
+        """Return value i as bytes; copies, so not for hot paths."""
         n = len(self.ends)
         if not -n <= i < n:
             raise IndexError(i)
@@ -99,20 +98,20 @@ class BytesColumn:
 
     @classmethod
     def of(cls, values: Iterable[bytes]) -> BytesColumn:
-        """Make a column of Python byte strings."""
+        """Create a column from Python byte strings; copies."""
         parts = list(values)
         ends = np.cumsum([len(p) for p in parts], dtype=np.int64) if parts else np.empty(0, np.int64)
         return cls(np.frombuffer(b"".join(parts), np.uint8), ends)
 
     def slice(self, start: int, stop: int) -> BytesColumn:
-        """Values [start, stop); shares the buffer's memory."""
+        """Return values [start, stop); shares memory."""
         first = int(self.ends[start - 1]) if start else 0
         last = int(self.ends[stop - 1]) if stop else 0
         return BytesColumn(self.data[first:last], self.ends[start:stop] - first)
 
     @classmethod
     def concat(cls, columns: Sequence[BytesColumn]) -> BytesColumn:
-        """Join columns end to end; what is not empty is copied, unless it stands alone."""
+        """Join columns end to end; copies, unless only one of them has values."""
         columns = [c for c in columns if len(c.ends)]
         if len(columns) == 1:
             return columns[0]
@@ -129,14 +128,13 @@ class BytesColumn:
 class Records:
     """Consecutive records read from one partition.
 
-    Offsets rise but need not be dense (transaction markers, tombstones, gaps). `next_offset` is where to read
-    on: at least `offsets[-1] + 1`, and past trailing gaps if the log knows of any. N may be 0 where there was
-    nothing but a gap.
+    Offsets rise but may have gaps (transaction markers, tombstones). The next read starts at `next_offset`,
+    which is at least `offsets[-1] + 1`, or past trailing gaps that the log knows of. N may be 0.
     """
 
     offsets: I64  # (N,)
-    times_ms: I64  # (N,) time at which the log took the record
-    keys: BytesColumn  # (N,) partitioning keys; empty bytes where none was given
+    times_ms: I64  # (N,) record times
+    keys: BytesColumn  # (N,) partitioning keys; empty bytes for none
     values: BytesColumn  # (N,)
     next_offset: int
 
@@ -144,7 +142,7 @@ class Records:
         return len(self.offsets)
 
     def where(self, rows: Sequence[int]) -> Records:
-        """Only these rows (rising indexes), with the same `next_offset`; copies. Not for a hot path."""
+        """Return these rows (rising indexes) with the same `next_offset`; copies, so not for hot paths."""
         return Records(
             self.offsets[rows],
             self.times_ms[rows],
@@ -156,19 +154,20 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Records for one partition, to be appended in this order."""
+    """Records to append to one partition, in this order."""
 
     topic: str
     partition: int
     values: BytesColumn
     keys: BytesColumn | None = None  # None: all empty
-    times_ms: I64 | None = (
-        None  # None: the log's own clock, which may be all that it takes (Kafka's brokers')
-    )
+    times_ms: I64 | None = None  # (N,) None: the log's clock, which Kafka may use in any case
 
 
 def bucket_of(keys: U64, buckets: int) -> NDArray[np.int64]:
-    """Bucket of each key: its top log2(buckets) bits. `buckets` is a power of two, >= 2."""
+    """Return the bucket of each key as (N,) int64: the top log2(buckets) bits of (N,) uint64 keys.
+
+    `buckets` is a power of two >= 2.
+    """
     return (keys >> np.uint64(64 - (buckets.bit_length() - 1))).astype(np.int64)
 
 
@@ -187,28 +186,28 @@ class BucketRange:
 
 
 ROW_FORMAT = 1
-"""Of packed rows as they are written now."""
+"""Format of packed rows as written now."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketMeta:
-    """What a store keeps beside a bucket's rows and changes with them in one atomic write (PROTOCOL 11)."""
+    """State of a bucket that a store changes together with its rows in one atomic write (PROTOCOL 11)."""
 
     fence: Fence
     seq: int  # one more for each flush of this bucket under this fence
     rows: int  # rows stored
     applied: Applied
-    rows_offset: int  # next offset of the bucket's partition of `rows`: a reader follows from here
+    rows_offset: int  # next offset of the bucket's partition of `rows`, from which readers follow
     clock_ms: TimeMs  # largest event time applied: the eviction clock (PROTOCOL 8)
     format: int = ROW_FORMAT  # of the packed rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """Rows of one table of one bucket, packed as the native table exports them.
+    """Rows of one table of one bucket, packed by the native table.
 
-    A record is `key`-less: meta word, optimiser state and values, `record_bytes` long, little-endian; its
-    layout is fixed for a table's life by the spec (`freshet.tables.layout`).
+    A record holds no key: meta word, optimiser state and values, `record_bytes` long, little-endian. The spec
+    fixes its layout for the table's lifetime (`freshet.config.spec.layout`).
     """
 
     table: int  # table id
@@ -222,17 +221,17 @@ RUN = np.dtype(
         ("table", "<u4"),
         ("rows", "<u4"),
         ("removed", "<u4"),
-        ("at", "<u8"),  # where the run starts in the body
+        ("at", "<u8"),  # start of the run in the body
         ("keys_crc", "<u4"),  # CRC-32 of keys and removed keys
         ("records_crc", "<u4"),
     ]
 )
-"""Where a run of rows lies, and its checksums; `RowRuns` says what a run is."""
+"""Entry of a directory of runs: place and checksums of a run, see `RowRuns`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run, taken apart: for tests and tools, not for a hot path."""
+    """One run, decoded; for tests and tools."""
 
     bucket: int
     table: int
@@ -243,42 +242,42 @@ class Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRuns:
-    """Packed rows and removed keys of many buckets in one buffer: what a flush writes and a scan reads.
+    """Packed rows and removed keys of many buckets in one buffer, as written by a flush and read by a scan.
 
-    A run is rows of one table of one bucket: u64 keys (rising), u64 removed keys (rising, none of them among
-    the keys), then the packed records, little-endian. Runs lie end to end in order of the directory, which is
-    sorted by (bucket, table), so that those of neighbouring buckets are a slice of both arrays. A large table
-    of a bucket may come in several runs; no key is in two.
+    A run holds rows of one table of one bucket: u64 keys (rising), u64 removed keys (rising, none among the
+    keys), then the packed records, little-endian. Runs lie end to end in order of the directory, which is
+    sorted by (bucket, table), so neighbouring buckets are a slice of both arrays. A large table of a bucket
+    may have several runs; no key is in two.
     """
 
     directory: NDArray[np.void]  # (R,) of RUN
-    body: U8  # begins with the first run
-    widths: U32  # (256,) bytes of a record, W, by table id; 0: no such table
+    body: U8  # starts with the first run of the directory
+    widths: U32  # (256,) bytes of a record by table id; 0: no such table
 
     @property
     def rows(self) -> int:
-        """Rows of all runs, removed keys not counted."""
+        """Number of rows of all runs, without removed keys."""
         return int(self.directory["rows"].sum(dtype=np.int64))
 
     @property
     def start(self) -> int:
-        """The place in the directory's terms at which `body` begins: slices keep their places."""
+        """Offset in the directory's terms at which `body` begins; slices keep their offsets."""
         return int(self.directory["at"][0]) if len(self.directory) else 0
 
     def sizes(self) -> I64:
-        """(R,) bytes of each run."""
+        """Return (R,) int64 bytes of each run."""
         rows, removed = self.directory["rows"].astype(np.int64), self.directory["removed"].astype(np.int64)
         widths: I64 = self.widths[self.directory["table"]].astype(np.int64)
         sizes: I64 = 8 * (rows + removed) + rows * widths
         return sizes
 
     def of_buckets(self, first: int, stop: int) -> RowRuns:
-        """Runs of buckets [first, stop); shares memory."""
+        """Return the runs of buckets [first, stop); shares memory."""
         low, high = np.searchsorted(self.directory["bucket"], [first, stop]).tolist()
         return self.slice(low, high)
 
     def slice(self, low: int, high: int) -> RowRuns:
-        """Runs [low, high) of the directory; shares memory."""
+        """Return the runs [low, high) of the directory; shares memory."""
         chosen, places = self.directory[low:high], self.directory["at"]
         if not len(chosen):
             return RowRuns(chosen, self.body[:0], self.widths)
@@ -287,7 +286,7 @@ class RowRuns:
         return RowRuns(chosen, self.body[first - base : last - base], self.widths)
 
     def __iter__(self) -> Iterator[Run]:
-        """The runs one by one; for tests and tools."""
+        """Yield the runs, decoded; for tests and tools."""
         for bucket, table, rows, removed, at, _, _ in self.directory.tolist():
             width, begin = int(self.widths[table]), at - self.start
             keys = self.body[begin : begin + 8 * (rows + removed)].copy().view(np.uint64)
@@ -297,27 +296,27 @@ class RowRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flush:
-    """Changed rows of many buckets, and the meta that each bucket is brought to (PROTOCOL 11).
+    """Changed rows of K buckets, and the meta that each bucket gets (PROTOCOL 11).
 
-    The owner believes the store to hold (fence, seq - 1) for each of them. Buckets that it claimed
-    at several times have fences of their own. K buckets, P partitions.
+    The owner expects each stored bucket at (fence, seq - 1). Buckets of different claims have different
+    fences.
     """
 
     buckets: I64  # (K,) rising
-    fences: I64  # (K,) of the owner's claim on each bucket
+    fences: I64  # (K,) fence of the owner's claim on each bucket
     seqs: I64  # (K,)
-    rows: I64  # (K,) stored once this is written
+    rows: I64  # (K,) rows in the row store after the flush
     applied: I64  # (K, P) next offset of each partition of `samples`
     rows_offsets: I64  # (K,) next offset of the bucket's partition of `rows`
     clocks_ms: I64  # (K,) largest event time applied
-    runs: RowRuns  # changed rows and removed keys, or all rows if `whole`; of no other bucket
-    whole: bool = False  # replace what is stored: delete, rows, meta, atomically
+    runs: RowRuns  # changed rows and removed keys of these buckets; all rows if `whole`
+    whole: bool = False  # replace the stored rows and meta atomically
 
     def __len__(self) -> int:
         return len(self.buckets)
 
     def meta(self, i: int) -> BucketMeta:
-        """The i-th bucket's new meta, as an object; for tests and single buckets."""
+        """Return the i-th bucket's new meta; for tests and single buckets."""
         return BucketMeta(
             fence=Fence(int(self.fences[i])),
             seq=int(self.seqs[i]),

@@ -27,23 +27,23 @@ class TestPipelinedStream(BatchStreamContract):
         log.close()
 
 
-class TestPipelinedStreamWithOwnWrites(BatchStreamContract):
+class TestPipelinedStreamWithReadMyWrites(BatchStreamContract):
     answers_at_once = False
 
     @pytest.fixture
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
-        yield PipelinedScene(log, own_writes=True)
+        yield PipelinedScene(log, read_my_writes=True)
         log.close()
 
 
-class TestRemoteStreamWithOwnWrites(BatchStreamContract):
+class TestRemoteStreamWithReadMyWrites(BatchStreamContract):
     answers_at_once = False
 
     @pytest.fixture
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
-        scene = RemoteScene(log, own_writes=True)
+        scene = RemoteScene(log, read_my_writes=True)
         yield scene
         scene.close()
         log.close()
@@ -69,7 +69,7 @@ class TestRemoteStreamInPieces(BatchStreamContract):
     @pytest.fixture
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
-        scene = RemoteScene(log, own_writes=True, max_message_bytes=SMALLEST_LIMIT)
+        scene = RemoteScene(log, read_my_writes=True, max_message_bytes=SMALLEST_LIMIT)
         yield scene
         scene.close()
         log.close()

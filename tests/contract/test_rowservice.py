@@ -6,16 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.batches.read_my_writes import Looked, OwnWrites
-from freshet.clock import SYSTEM_CLOCK
+from freshet.batches.read_my_writes import LookupResult, ReadMyWrites
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import Topics, topics_of
-from freshet.coordination.shard_map import Owners
+from freshet.coordination.slices import Owners
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
@@ -73,17 +72,7 @@ def topics_made(log: SqliteEventLog, spec: Spec) -> Topics:
 
 
 def shard_of(spec: Spec, log: SqliteEventLog, rows: SqliteRowStore, topics: Topics) -> Shard:
-    shard = Shard(
-        spec=spec,
-        layout=layout_of(spec),
-        spec_hash="hash",
-        topics=topics,
-        log=log,
-        rows=rows,
-        fence=Fence(10),
-        clock=SYSTEM_CLOCK,
-        held=lambda: True,
-    )
+    shard = Shard(ShardContext(spec, "hash", log, rows), fence=Fence(10))
     shard.load()
     return shard
 
@@ -205,11 +194,11 @@ def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
     rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]
     keys, _ = keys_of(rows)
     with served(tmp_path, spec, shards) as (remote, made):
-        looked = [Looked([keys], RowStates([np.empty((len(rows), 0), np.float32)])) for _ in range(3)]
+        looked = [LookupResult([keys], RowStates([np.empty((len(rows), 0), np.float32)])) for _ in range(3)]
         values = [np.zeros((len(rows), WIDTH), np.float32) for _ in looked]
         push = push_of({0: (0, 1)}, {row: [1.0, row[1] % 7] for row in rows})
-        own = OwnWrites(layout_of(spec))
-        own.given(push.ranges, push.groups, push.gradients)
+        own = ReadMyWrites(layout_of(spec))
+        own.add(push.ranges, push.groups, push.gradients)
         for at in range(3):
             if at:  # first the even buckets of each shard, then the odd ones
                 for shard in made:
@@ -219,7 +208,7 @@ def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
         known = [one.states.known for one in looked]
         assert [len(one.offsets) for one in known if one is not None] == [1, 2, 1]
         for one, copies in zip(looked, values, strict=True):
-            own.bring_up(one, [copies])
+            own.apply_pending(one, [copies])
         np.testing.assert_array_equal(values[0], values[2])
         np.testing.assert_array_equal(values[1], values[2])
 

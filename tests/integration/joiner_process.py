@@ -13,7 +13,7 @@ from threading import Event
 from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import Shares
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.joiner.service import JoinerStatus, Pace
 from freshet.process.lifecycle import stop_on_signals
 from tests.unit.joiner.support import label, plan_of
@@ -21,7 +21,7 @@ from tests.unit.joiner.world import World
 
 PARTITIONS = 4
 PLAN = plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120)
-PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, look_interval_ms=10**9, status_interval_ms=50)
+PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, end_check_interval_ms=10**9, status_interval_ms=50)
 """Topics never count as idle, so that no event is late, however long a takeover takes."""
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     world = World(Path(), PLAN, PARTITIONS, other_log=log)
     joiner = world.joiner(PACE)
     claims = Claims(log, "m.control")
-    joiner.shares = Shares(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
+    joiner.assignment = PartitionAssignment(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
     joiner.clock, joiner.stop, joiner.on_status = SYSTEM_CLOCK, stop, say
     joiner.run()
     claims.close()

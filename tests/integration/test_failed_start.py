@@ -24,7 +24,8 @@ from freshet.coordination.slices import slices_of
 from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.service import ParamServer, Place
+from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.value_formats import RowCodec
 from tests.perf.workload import plain_spec
@@ -106,9 +107,11 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        place = Place("a", *taken.getsockname())
+        place = ShardAddress("a", *taken.getsockname())
         with pytest.raises(ConfigError, match="port"):
-            ParamServer(world.spec, world.log, world.stores.rows, place, TRANSPORT, spec_hash=world.spec_hash)
+            ParamServer(
+                ShardContext(world.spec, world.spec_hash, world.log, world.stores.rows), place, TRANSPORT
+            )
 
     assert claims_threads() == before
 
@@ -167,7 +170,7 @@ def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
     assert not alive
     assert failures == []
     [line] = [line for line in said if line["event"] == "stopped while it started"]
-    assert f"asked to stop while {held[0]} is held by another" in line["reason"]
+    assert f"stopped while {held[0]} is held by another" in line["reason"]
 
 
 def settings_in(folder: Path) -> Settings:

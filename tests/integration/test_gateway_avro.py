@@ -13,7 +13,7 @@ from freshet.config.avro.schema import parse_schema, to_json
 from freshet.errors import Unavailable
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
 from freshet.gateway.service import codecs_of
-from freshet.log.schema_ids import LOOK_AGAIN_S, SchemaRegistry, frame
+from freshet.log.schema_ids import REREAD_S, SchemaRegistry, frame
 from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
@@ -50,7 +50,7 @@ def test_avro_of_a_later_schema_is_taken_once_it_is_registered(gateway: Running)
     gateway.clock.advance(0.1)
     early = gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO)
     assert (early.status_code, early.headers["retry-after"]) == (503, "1")
-    gateway.clock.advance(LOOK_AGAIN_S)  # since the made-up 99
+    gateway.clock.advance(REREAD_S)  # since the made-up 99
     assert gateway.post("impressions", frame(schema_id, out.getvalue()), AVRO).status_code == 202
 
 
@@ -80,7 +80,7 @@ def test_of_a_batch_all_schema_ids_are_known_when_it_comes_again(tmp_path: Path)
     codec = codecs_of(SPEC, SCHEMAS, log, clock)["served"]
 
     def others_look(made_up: int) -> None:
-        clock.advance(LOOK_AGAIN_S)
+        clock.advance(REREAD_S)
         assert len(codec.from_avro([frame(made_up, b"\0")]).bad) == 1
         clock.advance(0.1)
 

@@ -18,7 +18,7 @@ from freshet.config.spec.topics import TopicPlan
 from freshet.errors import Mismatch, Unavailable
 from freshet.joiner.commit import Commit
 from freshet.joiner.ledger import Ledger
-from freshet.joiner.partitioners import Placing
+from freshet.joiner.partitioners import PartitionerDetector
 from freshet.joiner.service import JoinerService, Pace
 from freshet.log.topics import ensure_topic
 from freshet.types import Append, BytesColumn, TopicPartition
@@ -136,7 +136,7 @@ def test_a_clients_partitioner_is_recognised_by_its_keys(
         Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0, "partitioner": one})
         for one in ("murmur2_random", partitioner)
     ]
-    placing, inputs = Placing(), list(world.inputs.values())[:2]
+    placing, inputs = PartitionerDetector(), list(world.inputs.values())[:2]
     for topic, producer in zip(inputs, producers, strict=True):
         for i in range(200):
             producer.produce(prefix + topic, value=b"v", key=f"{topic}-{i}".encode())
@@ -151,7 +151,7 @@ def test_a_clients_partitioner_is_recognised_by_its_keys(
             seen += len(records)
             for key in records.keys:
                 now += 1.0
-                placing.note(at.topic, at.partition, {2}, BytesColumn.of([key]), now)
+                placing.sample(at.topic, at.partition, {2}, BytesColumn.of([key]), now)
     reader.close()
 
     assert placing.named == {inputs[0]: "murmur2", inputs[1]: name}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from freshet.batches.frames import Asked, asked_of, gradients_frame, settle_frame, take_frame
+from freshet.batches.frames import RequestHeader, decode_header, gradients_frame, settle_frame, take_frame
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
@@ -121,6 +121,7 @@ def a_piece() -> list[bytes]:
     return [next(pieces_of(long, 400)), encode_frame(Frame(Kind.PIECE, 7, sections=alone))]
 
 
+@pytest.mark.long
 def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
     methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
     chance = random.Random(3)
@@ -135,8 +136,8 @@ def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
 # An embedder
 
 
-def an_asked(seat: int = 10, wait_ms: int = 0) -> Asked:
-    return Asked(feed=1, seat=Fence(seat), rank=0, ranks=1, lanes=1, lane=0, wait_ms=wait_ms)
+def a_header(seat: int = 10, wait_ms: int = 0) -> RequestHeader:
+    return RequestHeader(feed=1, seat=Fence(seat), rank=0, ranks=1, lanes=1, lane=0, wait_ms=wait_ms)
 
 
 def patient(messages: Iterator[bytes]) -> Iterator[bytes]:
@@ -144,14 +145,15 @@ def patient(messages: Iterator[bytes]) -> Iterator[bytes]:
     both are a rank's good right."""
     for data in messages:
         try:
-            asked, _ = asked_of(decode_frame(data, max_bytes=MIB), Kind(data[8]))
+            header, _ = decode_header(decode_frame(data, max_bytes=MIB), Kind(data[8]))
         except (BadFrame, LargeFrame, OtherFrame, ValueError, IndexError):
             yield data
         else:
-            usual = asked.wait_ms <= 5 and asked.seat <= 10 and (asked.ranks, asked.lanes) == (1, 1)
+            usual = header.wait_ms <= 5 and header.seat <= 10 and (header.ranks, header.lanes) == (1, 1)
             yield data if usual else data[:-1]
 
 
+@pytest.mark.long
 def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "log")
     scene = RemoteScene(log)
@@ -159,10 +161,10 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
     take, give = method_name("Batches", "Take"), method_name("Batches", "Give")
     gradients = [np.ones((3, 4), np.float32)]
     good = [
-        take_frame(1, an_asked(), {0: 0, 1: 5}),
-        gradients_frame(2, an_asked(), {0: 3}, 1, gradients, RowCodec.FP32),
-        gradients_frame(3, an_asked(), {0: 3}, 1, None, RowCodec.FP32),
-        settle_frame(4, an_asked(), {0: 3}),
+        take_frame(1, a_header(), {0: 0, 1: 5}),
+        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowCodec.FP32),
+        gradients_frame(3, a_header(), {0: 3}, 1, None, RowCodec.FP32),
+        settle_frame(4, a_header(), {0: 3}),
         *a_piece(),
     ]
     chance = random.Random(6)
@@ -171,7 +173,7 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
             messages = patient(sealed(hostile(good, MESSAGES, seed=7), seed=8))
             found = Counter(map(told, answers(channel, lambda _: chance.choice((take, give)), messages)))
             check(found, embedder.server)
-            (empty,) = answers(channel, lambda _: take, [take_frame(9, an_asked(seat=11), {})])
+            (empty,) = answers(channel, lambda _: take, [take_frame(9, a_header(seat=11), {})])
             assert told(empty) is None
     finally:
         scene.close()

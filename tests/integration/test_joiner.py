@@ -81,8 +81,8 @@ def run_with_kills(
             kills += 1
             pace = Pace(
                 flush_interval_ms=0,
-                look_interval_ms=10**9,
-                keep_interval_ms=0,
+                end_check_interval_ms=10**9,
+                pin_interval_ms=0,
                 poll_records=chance.randrange(1, 60),
             )
             joiner = world.joiner(pace)
@@ -126,7 +126,7 @@ def test_killed_at_any_moment_it_emits_what_an_unkilled_one_does(
     stormy.close()
 
 
-CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, keep_interval_ms=10**9)
+CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_a_joiner_does_not_go_on_from_another_log(world: World) -> None:
     stranger = world.joiner()
     stranger.topics = replace(stranger.topics, log_ids={**stranger.topics.log_ids, "served": "another"})
 
-    with pytest.raises(DataLost, match="made anew"):
+    with pytest.raises(DataLost, match="created anew"):
         stranger.open()
     stranger.close()
 
@@ -239,7 +239,7 @@ def test_a_restart_needs_neither_events_nor_commits_before_what_it_keeps(world: 
     events: list[Event] = [Served(f"r{n}", ("a",), 1_000 + 20 * n) for n in range(200)]
     events += [Action(f"r{n}/a", 1_010 + 20 * n) for n in range(0, 200, 3)]
     events.sort(key=lambda e: e.time)
-    pace = replace(CALM, keep_interval_ms=0)
+    pace = replace(CALM, pin_interval_ms=0)
     joiner = world.joiner(pace)
     joiner.open()
     for n in range(0, len(events) - 20, 10):

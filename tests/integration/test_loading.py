@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from freshet.adapters import open_rowstore
-from freshet.paramserver.service import ParamServer, Place
+from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore
 from freshet.rpc.channel import MIB, Transport
@@ -33,7 +34,7 @@ from tests.integration.test_shards import (
     wait_for,
 )
 from tests.servers.redis_cluster import RedisCluster
-from tests.unit.paramserver.test_bucket_loader import write_as_somebody_else
+from tests.unit.paramserver.shards import write_by_old_owner
 
 ALL = [Bucket(b) for b in range(SPEC.buckets)]
 
@@ -71,9 +72,9 @@ def store(run: Run) -> Iterator[RowStore]:
 @contextmanager
 def shard_in_this_process(run: Run, rows: HeldBack) -> Iterator[ParamServer]:
     """It takes the place of those that are gone; in the end it flushes and leaves."""
-    place = Place("b", "127.0.0.1", 0)
+    place = ShardAddress("b", "127.0.0.1", 0)
     transport = Transport(token=TOKEN, max_message_bytes=MIB)
-    server = ParamServer(SPEC, run.log, rows, place, transport, spec_hash=HASH)  # type: ignore[arg-type]
+    server = ParamServer(ShardContext(SPEC, HASH, run.log, rows), place, transport)  # type: ignore[arg-type]
     stop, failures = threading.Event(), list[BaseException]()
 
     def serve() -> None:
@@ -146,9 +147,9 @@ def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_re
     with shard_in_this_process(run, rows) as heir:
         pushing.go_on(100)
         touched = Bucket(int(BUCKETS_OF_KEYS[0]))
-        write_as_somebody_else(store, touched)
+        write_by_old_owner(store, touched)
         rows.let_go.set()
-        wait_for(lambda: heir.keeper.counts.doubted == 1, "a slice is doubted")
+        wait_for(lambda: heir.manager.counts.doubted == 1, "a slice is doubted")
         wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")
         run.wait_for_owners(1)
         pushing.go_on(150)

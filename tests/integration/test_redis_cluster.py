@@ -64,8 +64,8 @@ def rows_key(name: str, bucket: int = 0) -> str:
     return f"{{{name}:{bucket}}}:rows"
 
 
-def put_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are put together after every flush, however few they are."""
+def merge_every_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge pages after every flush, however few they are."""
     at_once = COMMIT.replace(f"base / 2 + {SLACK_BYTES}", "0")
     assert at_once != COMMIT
     monkeypatch.setattr("freshet.rows.redis.writes.COMMIT", at_once)
@@ -74,12 +74,12 @@ def put_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # Failovers
 
 
-@pytest.mark.parametrize("put_together", [False, True], ids=["pages", "put_together"])
+@pytest.mark.parametrize("merged", [False, True], ids=["pages", "put_together"])
 def test_a_master_killed_between_flushes_costs_no_row(
-    cluster: RedisCluster, opened, name: str, put_together: bool, monkeypatch: pytest.MonkeyPatch
+    cluster: RedisCluster, opened, name: str, merged: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    if put_together:
-        put_together_at_once(monkeypatch)
+    if merged:
+        merge_every_flush(monkeypatch)
     url = f"redis://{cluster.addresses}/{name}{HASTY}"
     owner = Owner(opened(url), 5)
     owner.flush_rounds(3)
@@ -94,12 +94,12 @@ def test_a_master_killed_between_flushes_costs_no_row(
     owner.check(opened(url))
 
 
-@pytest.mark.parametrize("put_together", [False, True], ids=["pages", "put_together"])
+@pytest.mark.parametrize("merged", [False, True], ids=["pages", "put_together"])
 def test_a_paused_master_that_comes_back_neither_tears_rows_nor_loses_them(
-    cluster: RedisCluster, opened, name: str, put_together: bool, monkeypatch: pytest.MonkeyPatch
+    cluster: RedisCluster, opened, name: str, merged: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    if put_together:
-        put_together_at_once(monkeypatch)
+    if merged:
+        merge_every_flush(monkeypatch)
     master = cluster.master_of(rows_key(name))
     others = [node.address for node in cluster.nodes if node is not master]
     url = f"redis://{','.join([*others, master.address])}/{name}{HASTY}"
@@ -399,10 +399,10 @@ def test_a_user_with_the_documented_rights_can_do_all_and_others_are_told(tmp_pa
         owner.flush()
         owner.check(opened(freshet))
         owner.check(opened(reader))
-        with pytest.raises(Unavailable, match="the user may not do that"):
+        with pytest.raises(Unavailable, match="the user lacks a right"):
             Owner(opened(reader), 6)
         for store in ("newsletter", "news-b"):  # of other models
-            with pytest.raises(Unavailable, match="the user may not do that"):
+            with pytest.raises(Unavailable, match="the user lacks a right"):
                 opened(freshet.replace("/news?", f"/{store}?")).identity()
         for user in ("nobody", "unknown"):
             with pytest.raises(ConfigError, match=f"refuses user '{user}'"):

@@ -1,4 +1,4 @@
-"""Pages of rows in a Redis: put together once they outgrow what a bucket began with, in nobody's way."""
+"""Pages of rows in a Redis: merged once they exceed half of the bytes that a bucket began with."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_rows_that_are_written_again_and_again_take_a_bounded_number_of_pages(
         most = max(most, pages(redis_server, name))
         if fill % 7 == 0:
             assert rows_of(opened(), 0) == {(0, key): fill for key in range(ROWS)}
-    assert 2 <= most <= 6, "three flushes may stand beside what was put together"
+    assert 2 <= most <= 6, "three flushes may follow the last merge"
     there, records = opened().read(Bucket(0), 0, np.array([0, ROWS - 1, ROWS], np.uint64))
     assert there.tolist() == [True, True, False]
     assert records[:2].tolist() == [[29] * 8] * 2
@@ -94,7 +94,7 @@ def test_what_was_removed_stays_removed_when_pages_are_put_together(
     meta = flushed(store, claimed(store, 5), 1)
     meta = next_meta(meta, rows=ROWS - 2)
     store.flush(flush_of(Change(0, meta, {}, {0: [7, 8]})))
-    for fill in range(2, 9):  # other rows than those two, until all are put together
+    for fill in range(2, 9):  # other rows than those two, until all are merged
         meta = next_meta(meta, rows=ROWS - 2)
         rows = {key: fill for key in range(ROWS) if key not in (7, 8)}
         store.flush(flush_of(Change(0, meta, {0: rows})))
@@ -122,7 +122,7 @@ def test_an_owner_that_was_replaced_while_it_put_pages_together_changes_nothing(
     fill = 0
     while not taken:
         fill += 1
-        assert fill < 10, "pages were never put together"
+        assert fill < 10, "pages were never merged"
         meta = flushed(store, meta, fill)
     assert rows_of(opened(), 0) == {(0, key): 99 for key in range(ROWS)}
     assert store.metas(ALL[:1])[ALL[0]] == taken[0]
@@ -130,7 +130,7 @@ def test_an_owner_that_was_replaced_while_it_put_pages_together_changes_nothing(
     assert outcomes_of(store, late) == {0: FlushOutcome.FENCED}
 
 
-def test_a_flush_is_written_though_its_pages_cannot_be_put_together(
+def test_a_flush_is_written_if_merging_fails(
     redis_server: RedisServer, opened: Open, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
@@ -143,7 +143,7 @@ def test_a_flush_is_written_though_its_pages_cannot_be_put_together(
         patched.setattr(Reads, "labelled", fail)
         for fill in range(1, 6):
             meta = flushed(store, meta, fill)
-    assert any("not put together" in line["event"] for line in said)
+    assert any("not merged" in line["event"] for line in said)
     assert rows_of(opened(), 0) == {(0, key): 5 for key in range(ROWS)}
     flushed(store, meta, 6)  # tries again
     assert pages(redis_server, name) == 1

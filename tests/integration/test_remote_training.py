@@ -18,10 +18,11 @@ from freshet.config.spec.learning import Train
 from freshet.config.spec.model import Spec
 from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
-from freshet.paramserver.service import ParamServer, Place
+from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
@@ -158,12 +159,9 @@ def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
     stop = threading.Event()
     made = [
         ParamServer(
-            pipeline.spec,
-            pipeline.log,
-            pipeline.stores.rows,
-            Place(f"shard-{i}", "127.0.0.1", 0),
+            ShardContext(pipeline.spec, pipeline.spec_hash, pipeline.log, pipeline.stores.rows),
+            ShardAddress(f"shard-{i}", "127.0.0.1", 0),
             Transport(),
-            spec_hash=pipeline.spec_hash,
         )
         for i in range(count)
     ]

@@ -22,7 +22,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.features import read_blocks
-from freshet.joiner.events import SchemasOfOthers
+from freshet.joiner.events import ExternalSchemas
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
 from freshet.log import EventLog
@@ -80,7 +80,7 @@ DEED: dict[str, Any] = {
 }
 REFERENCE = {"name": "shop.Item", "subject": "item", "version": 1}
 DEADLINE_S = 60.0
-CALM = Pace(look_interval_ms=10**9, retry_ms=50)
+CALM = Pace(end_check_interval_ms=10**9, retry_ms=50)
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ class Shop:
             self._producer.produce(f"{self.prefix}.{topic}", value, timestamp=10_000)
         assert self._producer.flush(60) == 0
 
-    def joiner(self, theirs: SchemasOfOthers) -> JoinerService:
-        return make(self.spec, self.log, theirs=theirs, pace=CALM)
+    def joiner(self, theirs: ExternalSchemas) -> JoinerService:
+        return make(self.spec, self.log, external_schemas=theirs, pace=CALM)
 
     def values(self) -> list[float]:
         """Of all samples. A commit is answered before its markers are there; who opens the writer awaits
@@ -205,7 +205,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
 def test_a_topic_of_others_with_other_partitions_is_told_of(kafka: Kafka, shop: Shop) -> None:
     spec = parse_spec(SPEC.replace("partitions = 1", "partitions = 2"), folder=shop.spec.folder)
     with pytest.raises(Mismatch, match=r"views: expected 2 partitions or more, found 1"):
-        make(spec, shop.log, theirs=RestRegistry(Access("http://127.0.0.1:1")))
+        make(spec, shop.log, external_schemas=RestRegistry(Access("http://127.0.0.1:1")))
 
 
 def test_without_a_registry_the_start_says_which_setting_is_missing(shop: Shop) -> None:

@@ -40,7 +40,7 @@ PLANS = {
         negatives=0.5,
     ),
 }
-CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0)
+CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
 
 
 class Scene:
@@ -266,7 +266,7 @@ def test_if_ids_of_the_time_before_are_gone_it_refuses(scene: Scene) -> None:
     at = TopicPartition("served", 0)
     scene.world.log.trim(at, scene.world.log.bounds(at).end - 1)
 
-    with pytest.raises(DataLost, match="joined twice"):
+    with pytest.raises(DataLost, match="joined again"):
         scene.set_back()
 
 

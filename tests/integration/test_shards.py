@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from freshet.adapters import open_eventlog, open_rowstore
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import load_settings
 from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash
@@ -29,7 +28,7 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.slices import ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
@@ -210,16 +209,7 @@ def stored(run: Run):
     store = open_rowstore(run.settings.common.rows_url)
     try:
         end = run.log.bounds(run.claims._partition).end
-        shard = Shard(
-            spec=SPEC,
-            layout=layout_of(SPEC),
-            spec_hash=HASH,
-            topics=run.topics,
-            log=run.log,
-            rows=store,
-            fence=Fence(end + 1_000_000),
-            clock=SYSTEM_CLOCK,
-        )
+        shard = Shard(ShardContext(SPEC, HASH, run.log, store), fence=Fence(end + 1_000_000))
         shard.load()
         out = np.empty((len(KEYS), GROUP.width), np.float32)
         starts = np.searchsorted(BUCKETS_OF_KEYS, np.arange(SPEC.buckets + 1)).astype(np.uint32)

@@ -19,7 +19,8 @@ from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
-from freshet.paramserver.service import ParamServer, Place
+from freshet.paramserver.service import ParamServer, ShardAddress
+from freshet.paramserver.shard import ShardContext
 from freshet.rows.store import RowStore, StoreServer
 from freshet.rpc.channel import MIB, Transport
 from tests.perf.workload import Workload, append, plain_spec
@@ -93,13 +94,11 @@ def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> 
 
 
 def shard(pipeline: Pipeline, rows: Closing | RowStore, name: str = "a") -> ParamServer:
+    context = ShardContext(pipeline.spec, pipeline.spec_hash, pipeline.log, rows)  # type: ignore[arg-type]
     return ParamServer(
-        pipeline.spec,
-        pipeline.log,
-        rows,  # type: ignore[arg-type]
-        Place(name, "127.0.0.1", 0),
+        context,
+        ShardAddress(name, "127.0.0.1", 0),
         Transport(max_message_bytes=MIB),
-        spec_hash=pipeline.spec_hash,
     )
 
 
@@ -141,7 +140,7 @@ def test_a_trainer_whose_last_flush_hangs_ends_within_its_drain(pipeline: Pipeli
 
 @pytest.mark.parametrize(
     ("hangs", "told"),
-    [(False, "the row store is away"), (True, "has not answered within")],
+    [(False, "the row store is away"), (True, "no answer of the row store or the log within")],
     ids=["says so", "hangs"],
 )
 def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
@@ -153,7 +152,7 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
     with capture_logs() as said:
         thread.start()
         slices = list(slices_of(pipeline.spec.buckets))
-        wait_until("it serves", lambda: set(server.keeper.slices) == set(slices), within_s=WITHIN_S)
+        wait_until("it serves", lambda: set(server.manager.slices) == set(slices), within_s=WITHIN_S)
         rows.away, rows.hangs = True, hangs
         stop.set()
         thread.join(WITHIN_S)
@@ -181,7 +180,7 @@ def test_a_shard_that_is_stopped_in_a_round_that_hangs_ends_within_its_drain(
 
     assert not thread.is_alive()
     [reason] = reasons(said, "not everything was flushed and released")
-    assert "has not answered within" in reason
+    assert "no answer of the row store or the log within" in reason
     assert not [line for line in said if line["event"].startswith("not closed in time")]
     assert_free(pipeline, next(iter(slices_of(pipeline.spec.buckets))))
     with socket.socket() as taken:
@@ -208,16 +207,16 @@ def test_a_shard_that_hangs_while_it_hands_slices_over_ends_within_its_drain(
     assert not threads[0].is_alive()
     assert rows.asked_for == {"flush"}
     [reason] = reasons(said, "not everything was flushed and released")
-    assert "has not answered within" in reason
+    assert "no answer of the row store or the log within" in reason
 
-    wait_until("the other serves all", lambda: len(heir.keeper.slices) == len(slices), within_s=WITHIN_S)
+    wait_until("the other serves all", lambda: len(heir.manager.slices) == len(slices), within_s=WITHIN_S)
     stops[1].set()
     threads[1].join(WITHIN_S)
     assert not threads[1].is_alive()
 
 
 def shared(server: ParamServer, slices: int) -> bool:
-    return len(server.keeper.slices) == slices / 2
+    return len(server.manager.slices) == slices / 2
 
 
 def reasons(said: Sequence[Mapping[str, Any]], event: str) -> set[str]:

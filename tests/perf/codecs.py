@@ -25,15 +25,14 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.published_rows import records_of
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.flusher import records_of
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows
 from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
@@ -102,17 +101,7 @@ def shard_in(folder: Path, spec: Spec, fence: Fence) -> Iterator[Shard]:
             log.create_topic(
                 plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
             )
-    shard = Shard(
-        spec=spec,
-        layout=layout_of(spec),
-        spec_hash="hash",
-        topics=topics,
-        log=log,
-        rows=rows,
-        fence=fence,
-        clock=SYSTEM_CLOCK,
-        held=lambda: True,
-    )
+    shard = Shard(ShardContext(spec, "hash", log, rows), fence=fence)
     yield shard
     rows.close()
     log.close()

@@ -144,7 +144,7 @@ def join(emit: str, items: int, events: int) -> Figures:
             joiner.on_served(impressions)
             joiner.on_actions(acts)
         joiner.advance(watermark)
-        out = joiner.take()
+        out = joiner.take_samples()
         t2 = time.process_time()
         blocks.encode(out)
         t3 = time.process_time()

@@ -22,16 +22,16 @@ from typing import Any
 
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
-from freshet.batches.frames import Asked, batch_frame, batch_of, gradients_frame, gradients_of
-from freshet.batches.grpc_client import RemoteStream, Seat
+from freshet.batches.frames import RequestHeader, batch_frame, batch_of, gradients_frame, gradients_of
+from freshet.batches.grpc_client import RankAssignment, RemoteStream
 from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.pipelined_stream import PipelinedStream, Share
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.server import BatchServer, Shape
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.server import BatchServer, LaneShape
 from freshet.embedder.service import names_of
 from freshet.features import SampleDecoder
 from freshet.model import Lane, build_model
@@ -46,7 +46,7 @@ from tests.perf.workload import Workload, append, plain_spec
 BATCH = 256
 STALENESS = 1024
 MAX_BYTES = 1 << 26
-ASKED = Asked(1, Fence(1), 0, 1, 1, 0)
+HEADER = RequestHeader(1, Fence(1), 0, 1, 1, 0)
 
 
 def spec() -> Spec:
@@ -88,16 +88,16 @@ class Bench:
     def remote(self, codec: RowCodec) -> Iterator[RemoteStream]:
         """The same over a connection."""
 
-        def make(shape: Shape, told: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
+        def make(shape: LaneShape, told: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
             return self.stream(partial(told, 0)), [0]
 
         names = names_of(self.spec, self.layout)
         batches, server = BatchServer(names, codec, make), GrpcServer("127.0.0.1:0", Transport())
         batches.add_to(server)
         server.start()
-        recent = Recent(2_000, SYSTEM_CLOCK)
+        recent = RecentSamples(2_000, SYSTEM_CLOCK)
         stream = RemoteStream(
-            seat=Seat(0, 1, 1, Fence(1)),
+            assignment=RankAssignment(0, 1, 1, Fence(1)),
             names=names,
             partitions=1,
             owners=lambda: {0: f"127.0.0.1:{server.port}"},
@@ -146,7 +146,7 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
     names = names_of(bench.spec, bench.layout)
     gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
     sent = batch_frame(1, 1, batch, names, codec)
-    home = gradients_frame(1, ASKED, {0: 1}, 1, gradients, codec)
+    home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec)
     rows = sum(len(group.rows) for group in batch.inputs.groups)
     floats = sum(group.rows.size for group in batch.inputs.groups)
     return {
@@ -156,7 +156,7 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
         "gradients_bytes_per_sample": len(home) / len(batch),
         "write_batch_us": _us(lambda: batch_frame(1, 1, batch, names, codec), seconds),
         "read_batch_us": _us(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
-        "write_gradients_us": _us(lambda: gradients_frame(1, ASKED, {0: 1}, 1, gradients, codec), seconds),
+        "write_gradients_us": _us(lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds),
         "read_gradients_us": _us(
             lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch), seconds
         ),

@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.topics import topics_of
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.redis.row_store import open_url
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
@@ -72,21 +71,12 @@ def measure(quick: bool = False, rows: int = 2_000_000) -> Figures:
         fences = count(1)
 
         def shard() -> Shard:
-            return Shard(
-                spec=spec,
-                layout=layout_of(spec),
-                spec_hash="hash",
-                topics=topics_of(spec),
-                log=log,
-                rows=store,
-                clock=SYSTEM_CLOCK,
-                name="perf",
-            )
+            return Shard(ShardContext(spec, "hash", log, store), name="perf")
 
         former = shard()
         former.create()
         everything = [Bucket(b) for b in range(spec.buckets)]
-        former.take(everything, Fence(next(fences)), whole=True)
+        former.claim_buckets(everything, Fence(next(fences)), whole=True)
         for first in range(0, per_table, PUSHED):
             ids = np.arange(first, min(first + PUSHED, per_table))
             push_of(former, spec, group_of(spec, np.tile(ids, (TABLES, 1))), first)
@@ -117,7 +107,7 @@ def taken_over(shard: Shard, buckets: list[Bucket], fence: Fence, batch: KeyGrou
     out: F32 = np.empty((len(batch.keys), shard.store.layout.groups[0].width), np.float32)
     began = time.perf_counter()
     passed: Callable[[], float] = lambda: time.perf_counter() - began  # noqa: E731 - it is used four times
-    shard.take(buckets, fence, whole=whole)
+    shard.claim_buckets(buckets, fence, whole=whole)
     figures: Figures = {"served_s": passed()}
     shard.start()
     shard.lookup([batch], [out])

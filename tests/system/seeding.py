@@ -18,7 +18,7 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import FlushOutcome
 from freshet.tables import PushOutcome, Store
@@ -40,11 +40,9 @@ def seed_rows(spec: Spec, folder: Path, count: int, seed: int, *, used_ms: int =
     """
     common = load_settings(run_folder=folder).common
     log, rows = open_eventlog(common.log_url), open_rowstore(common.rows_url)
-    topics, layout = ensure_topics(log, spec), layout_of(spec)
+    topics = ensure_topics(log, spec)
     hash_ = identity_hash(spec, load_schemas(spec))
-    Shard(
-        spec=spec, layout=layout, spec_hash=hash_, topics=topics, log=log, rows=rows, clock=SYSTEM_CLOCK
-    ).create()
+    Shard(ShardContext(spec, hash_, log, rows)).create()
     claims = Claims(log, topics.control)
     held = claims.acquire_all(list(slices_of(spec.buckets)), "seed", SYSTEM_CLOCK.monotonic() + CLAIM_S)
     book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)

@@ -34,7 +34,7 @@ def test_a_scheme_is_known_once_its_distribution_is_there(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"versionfile:{tmp_path}/versions.db"
-    with pytest.raises(ConfigError, match="is the distribution that brings this scheme installed"):
+    with pytest.raises(ConfigError, match="is the distribution that provides this scheme installed"):
         open_versions(url)
 
     monkeypatch.syspath_prepend(str(site))

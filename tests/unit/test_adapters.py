@@ -11,7 +11,7 @@ from freshet.sqlite import folder_of
 from freshet.versions.folder import FolderVersionStore
 
 
-def test_built_in_schemes_are_found_without_an_installed_distribution(
+def test_built_in_schemes_need_no_installed_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "entry_points", lambda group: ())
@@ -21,7 +21,7 @@ def test_built_in_schemes_are_found_without_an_installed_distribution(
     assert isinstance(open_versions(f"file:{tmp_path}/versions"), FolderVersionStore)
 
 
-def test_a_scheme_of_a_third_party_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_party_scheme_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("upper", "builtins:str", "freshet.eventlog")
     monkeypatch.setattr(opening, "entry_points", lambda group: (point,))
     assert open_eventlog("upper:anything") == "upper:anything"  # type: ignore[comparison-overlap]

@@ -59,10 +59,10 @@ READERS: Mapping[str, str] = {
     "paramserver.flusher.ShardCounts.replaced_buckets": "freshet_shard_replaced_buckets",
     "paramserver.flusher.ShardCounts.room_blocks": "freshet_shard_room_blocks",
     "paramserver.flusher.ShardCounts.skipped": "freshet_shard_skipped",
-    "paramserver.shard_manager.KeeperCounts.doubted": "freshet_paramserver_moved_slices",
-    "paramserver.shard_manager.KeeperCounts.given": "freshet_paramserver_moved_slices",
-    "paramserver.shard_manager.KeeperCounts.lost": "freshet_paramserver_moved_slices",
-    "paramserver.shard_manager.KeeperCounts.taken": "freshet_paramserver_moved_slices",
+    "paramserver.shard_manager.SliceCounts.doubted": "freshet_paramserver_moved_slices",
+    "paramserver.shard_manager.SliceCounts.given": "freshet_paramserver_moved_slices",
+    "paramserver.shard_manager.SliceCounts.lost": "freshet_paramserver_moved_slices",
+    "paramserver.shard_manager.SliceCounts.taken": "freshet_paramserver_moved_slices",
     "observability.grpc_metrics.ListenerCounts.answers": "freshet_grpc_answers",
     "observability.grpc_metrics.ListenerCounts.frames": "freshet_grpc_frames",
     "observability.grpc_metrics.ListenerCounts.handshakes": "freshet_grpc_handshakes",
@@ -96,7 +96,7 @@ READERS: Mapping[str, str] = {
 
 
 def counting_fields() -> set[str]:
-    """Of every dataclass in the package that counts, by its source: importing all of it takes seconds."""
+    """Return the fields of all counting dataclasses, from source, since imports would take seconds."""
     fields = set()
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)

@@ -1,5 +1,4 @@
-"""How a package that is missing comes: from pyproject.toml's extras, and never under freshet's own name on
-PyPI."""
+"""Installation commands of missing packages match the extras of pyproject.toml, and never name freshet."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ MODULES = {
 
 
 def brought() -> set[tuple[str, str, str]]:
-    """(module, package, extra) of pyproject.toml."""
+    """Return (module, package, extra) of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         (MODULES.get(name, name), name, extra)
@@ -35,15 +34,15 @@ def test_the_extras_are_those_of_the_project() -> None:
     assert {module for module, _, _ in brought()} == set(EXTRAS)
 
 
-def test_what_is_to_be_installed_is_what_the_extra_brings() -> None:
-    """A module's name is often that of somebody else's package: `grpc`, `google`."""
+def test_the_command_installs_the_packages_of_the_extra() -> None:
+    """A module's name may be another project's package, as `grpc` and `google`."""
     for module, extra in EXTRAS.items():
         named = re.match(r"pip install ([\w -]+);", how_to_install(module))
         assert named, module
         assert {(module, package, extra) for package in named[1].split()} <= brought()
 
 
-def test_nobody_is_told_to_install_the_project_that_has_freshets_name_on_pypi() -> None:
+def test_no_command_installs_the_pypi_project_freshet() -> None:
     files = [*pages(), *(path for part in ("services", "ops") for path in (ROOT / part).rglob("*.py"))]
     wrong = re.compile(r"pip install (?:-\S+ )*[\"']?freshet(?=[\"'\[\s`]|$)")
 

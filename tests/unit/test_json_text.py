@@ -14,7 +14,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_an_error_names_kinds_in_the_words_of_json(value: object) -> None:
+def test_errors_name_types_as_json_does(value: object) -> None:
     words = {"an object", "an array", "a string", "a number", "true", "false", "null"}
     assert kind_of(value) in words
     assert len(shown(value)) <= 60

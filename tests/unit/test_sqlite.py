@@ -1,4 +1,4 @@
-"""What the SQLite adapters share."""
+"""The common part of the SQLite adapters."""
 
 import contextlib
 from dataclasses import replace
@@ -11,9 +11,7 @@ from freshet.sqlite import WAL_BYTES, connect, open_file
 
 
 @pytest.mark.parametrize("page_bytes", [16384, 65536])
-def test_the_wal_grows_to_the_same_size_whatever_pages_a_file_was_made_with(
-    tmp_path: Path, page_bytes: int
-) -> None:
+def test_the_wal_limit_does_not_depend_on_the_page_size(tmp_path: Path, page_bytes: int) -> None:
     path = tmp_path / "rows.sqlite"
     open_file(path, replace(FORMAT, page_bytes=page_bytes))
     with contextlib.closing(connect(path, FORMAT)) as db:

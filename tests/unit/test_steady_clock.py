@@ -1,4 +1,4 @@
-"""A wall clock that is set, and the time that processes date by meanwhile."""
+"""`SteadyClock` while the wall clock is set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JUMPS_MS = (HOUR_MS, -HOUR_MS, 24 * HOUR_MS, -24 * HOUR_MS)
 
 
 class SetClock:
-    """A wall clock that a test sets; `pass_s` lets both clocks run."""
+    """A wall clock that the test sets; `pass_s` advances both clocks."""
 
     def __init__(self) -> None:
         self.wall, self.seconds = START_MS, 1_000.0
@@ -29,7 +29,7 @@ class SetClock:
 
 
 def known(clock: SetClock) -> SteadyClock:
-    """A steady clock whose offset has lasted long enough."""
+    """Return a steady clock with a confirmed offset."""
     steady = SteadyClock(clock, boot="b")
     clock.pass_s(CONFIRMED_S + 1)
     steady.now_ms()
@@ -53,7 +53,7 @@ def test_a_wall_clock_set_wrong_for_a_while_changes_nothing(jump_ms: int) -> Non
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS_MS)
-def test_a_setting_that_lasts_is_followed_and_its_return_at_once(jump_ms: int) -> None:
+def test_a_lasting_setting_is_followed_and_its_return_at_once(jump_ms: int) -> None:
     clock = SetClock()
     steady = known(clock)
     clock.wall += jump_ms
@@ -65,7 +65,7 @@ def test_a_setting_that_lasts_is_followed_and_its_return_at_once(jump_ms: int) -
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, 24 * HOUR_MS])
-def test_a_process_that_began_while_the_clock_was_ahead_follows_it_back(jump_ms: int) -> None:
+def test_a_process_started_ahead_follows_the_clock_back(jump_ms: int) -> None:
     clock = SetClock()
     clock.wall += jump_ms
     steady = SteadyClock(clock, boot="b")
@@ -75,7 +75,7 @@ def test_a_process_that_began_while_the_clock_was_ahead_follows_it_back(jump_ms:
 
 
 def jumped_while_young(jump_ms: int) -> tuple[SetClock, SteadyClock]:
-    """A clock that was set wrong for 6 s in the first seconds of a process."""
+    """Return a clock that was wrong for 6 s at the start of its process."""
     clock = SetClock()
     steady = SteadyClock(clock, boot="b")
     clock.pass_s(1)
@@ -93,7 +93,7 @@ def test_a_new_process_survives_a_jump_in_its_first_seconds(jump_ms: int) -> Non
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS_MS)
-def test_a_setting_that_was_taken_back_is_not_followed_again(jump_ms: int) -> None:
+def test_a_reverted_setting_is_not_followed_again(jump_ms: int) -> None:
     clock, steady = jumped_while_young(jump_ms)
     assert steady.now_ms() == clock.wall
     clock.pass_s(1_000)
@@ -103,7 +103,7 @@ def test_a_setting_that_was_taken_back_is_not_followed_again(jump_ms: int) -> No
 
 
 @pytest.mark.parametrize("jump_ms", JUMPS_MS)
-def test_a_process_goes_on_from_what_an_earlier_one_knew(jump_ms: int) -> None:
+def test_a_process_resumes_from_an_earlier_state(jump_ms: int) -> None:
     clock = SetClock()
     before = known(clock)
     clock.wall += jump_ms
@@ -115,7 +115,7 @@ def test_a_process_goes_on_from_what_an_earlier_one_knew(jump_ms: int) -> None:
     assert after.now_ms() == clock.wall
 
 
-def test_what_was_known_before_a_boot_means_nothing_after_it() -> None:
+def test_a_state_before_a_reboot_is_ignored() -> None:
     clock = SetClock()
     before = known(clock)
     clock.wall += HOUR_MS
@@ -144,7 +144,7 @@ def test_a_clock_behind_is_led_until_it_is_set_right() -> None:
     assert steady.step_ms == 0
 
 
-def test_the_latest_time_is_what_either_clock_says() -> None:
+def test_the_latest_time_is_the_later_of_both_clocks() -> None:
     clock = SetClock()
     steady = known(clock)
     clock.wall += HOUR_MS
@@ -155,7 +155,7 @@ def test_the_latest_time_is_what_either_clock_says() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, 24 * HOUR_MS])
-def test_a_new_process_set_back_knows_it_may_be_later(jump_ms: int) -> None:
+def test_a_new_process_set_back_bounds_the_time_above(jump_ms: int) -> None:
     clock = SetClock()
     steady = SteadyClock(clock, boot="b")
     clock.pass_s(1)

@@ -1,4 +1,4 @@
-"""The command with standard streams that are closed, full, gone, or know only ASCII: as a shell starts it."""
+"""The command, started by a shell, with standard streams that are closed, full, gone or ASCII only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from freshet.process.run_state import RunState, write_run
 from freshet.terminal import say
 
 SPEC = shlex.quote(str(Path(__file__).parents[2] / "examples" / "quickstart" / "freshet.toml"))
-"""For a shell."""
+"""Environment of the shell."""
 PYTHON = shlex.quote(sys.executable)
 REST = {name: text for name, text in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A command line, in which `$F` is freshet."""
+    """Run a command line in which `$F` is freshet."""
     run = f"{PYTHON} -m freshet"
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line.replace('$F', run)}"],
@@ -42,7 +42,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
         (f"$F check {SPEC} | true", 1),
     ],
 )
-def test_streams_that_are_closed_full_or_gone_end_in_no_traceback(line: str, code: int) -> None:
+def test_closed_or_full_streams_cause_no_traceback(line: str, code: int) -> None:
     done = shell(line)
 
     assert b"Traceback" not in done.stderr
@@ -50,7 +50,7 @@ def test_streams_that_are_closed_full_or_gone_end_in_no_traceback(line: str, cod
     assert done.returncode in ({0, code} if "|" in line else {code}), done.stderr
 
 
-def test_closed_streams_take_no_output_into_a_file_of_ours(tmp_path: Path) -> None:
+def test_output_to_a_closed_stream_reaches_no_open_file(tmp_path: Path) -> None:
     code = "import sys; from freshet.terminal import mend_streams; mend_streams(); "
     code += "file = open(sys.argv[1], 'w'); print('said'); assert file.fileno() > 2"
     done = shell(f'{PYTHON} -c "{code}" {tmp_path / "file"} >&- <&-')
@@ -65,9 +65,7 @@ def test_closed_streams_take_no_output_into_a_file_of_ours(tmp_path: Path) -> No
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"},
     {"LC_ALL": "C"},
 ])  # fmt: skip
-def test_where_few_characters_are_known_everything_is_said_all_the_same(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = RunFolder(tmp_path / "run").create()
     open_eventlog(f"sqlite:{folder.log}").close()
     service = {"pid": None, "port": 1, "since_s": 0.0, "restarts": 1, "last_exit": "größer中"}
@@ -81,7 +79,7 @@ def test_where_few_characters_are_known_everything_is_said_all_the_same(
     assert json.loads(found.stdout)["supervisor"]["again"] == "freshet up größer中.toml"
 
 
-def test_a_line_for_a_terminal_that_is_gone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_for_a_closed_terminal_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as gone:

@@ -12,20 +12,19 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.config.spec.model import Spec
-from freshet.config.spec.probes import check_outcomes
 from freshet.config.spec.topics import Topics
+from freshet.config.spec.transforms import check_outcomes
 from freshet.log import EventLog, Writer
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import ModelInputs
 from freshet.rows.store import RowStore
-from freshet.trainer.core import DenseLedger
-from freshet.trainer.pins import Pins
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.service import Trainer
 from freshet.trainer.state_sync import Progress
-from freshet.trainer.training_loop import Course
-from freshet.trainer.version_writer import Versioner, restart_point
+from freshet.trainer.step_coordinator import DenseLedger
+from freshet.trainer.training_loop import TrainingLoop
+from freshet.trainer.version_writer import Pins, Versioner, restart_point
 from freshet.types import Fence, TopicPartition
 from freshet.versions import Manifest, VersionStore
 
@@ -91,7 +90,7 @@ def restored(
 def trainer_of(
     spec: Spec,
     dense: Dense,
-    course: Course,
+    training_loop: TrainingLoop,
     *,
     recent: Callable[[int], Sequence[ModelInputs]],
     versions: VersionStore,
@@ -103,7 +102,7 @@ def trainer_of(
     clock: Clock,
     shared: SharedMeasures | None = None,
 ) -> Trainer:
-    """The trainer on a course; `recent` are samples for the gate. `shared`: of a rank among others."""
+    """Return the trainer of a training loop; `recent`: samples for the gate; `shared`: of several ranks."""
     versioner = Versioner(
         spec=spec,
         spec_hash=spec_hash,
@@ -120,7 +119,7 @@ def trainer_of(
     return Trainer(
         spec=spec,
         model=dense.model,
-        course=course,
+        training_loop=training_loop,
         ledger=dense.ledger,
         quality=dense.quality,
         versioner=versioner,

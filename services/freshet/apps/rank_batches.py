@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from freshet.apps.training import refuser
-from freshet.batches.grpc_client import RemoteStream, Seat
-from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.grpc_client import RankAssignment, RemoteStream
+from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import BatchStream
 from freshet.clock import Clock
 from freshet.config.avro.schema import Record
@@ -19,11 +19,10 @@ from freshet.config.spec.topics import Topics
 from freshet.coordination.claims import Claims
 from freshet.coordination.slices import ShardMap
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import partitions_of_lane
-from freshet.embedder.ownership import embedders_of
+from freshet.embedder.core import embedders_of, partitions_of_lane
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.pipelined_stream import DenseApplied, PipelinedStream, Share
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.recent_samples import RecentSamples
 from freshet.embedder.service import names_of
 from freshet.errors import Unavailable
 from freshet.features import SampleDecoder
@@ -33,7 +32,7 @@ from freshet.process.lifecycle import Cleanup
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport
 from freshet.rpc.value_formats import RowCodec
-from freshet.trainer.ranks import RankGroup
+from freshet.trainer.ranks import ProcessGroup
 
 __all__ = ["FromEmbedders", "FromShards", "RankBatches", "RankCounts", "RankParts", "Wire"]
 
@@ -48,7 +47,7 @@ class RankParts:
     topics: Topics
     claims: Claims
     dense_applied: DenseApplied
-    recent: Recent
+    recent: RecentSamples
     clock: Clock
 
 
@@ -78,8 +77,8 @@ class RankCounts:
 class RankBatches(Protocol):
     """Makes the batch stream of each world that a rank is in."""
 
-    def stream(self, group: RankGroup, lanes: int) -> BatchStream:
-        """See `freshet.trainer.training_loop.StreamOf`."""
+    def stream(self, group: ProcessGroup, lanes: int) -> BatchStream:
+        """See `freshet.trainer.training_loop.StreamFactory`."""
 
     def missing(self) -> str | None:
         """None, or why no batch can come."""
@@ -102,12 +101,12 @@ class FromEmbedders:
         self._stream: RemoteStream | None = None
         self._before = RankCounts()
 
-    def stream(self, group: RankGroup, lanes: int) -> RemoteStream:
+    def stream(self, group: ProcessGroup, lanes: int) -> RemoteStream:
         """A stream that asks the embedders found in `control`."""
         parts, train = self._parts, self._parts.spec.train
         self._before, self._stream = self.counts(), None
         self._stream = RemoteStream(
-            seat=Seat(group.rank, group.size, lanes, group.fence),
+            assignment=RankAssignment(group.rank, group.size, lanes, group.fence),
             names=self._names,
             partitions=parts.spec.partitions,
             owners=self._owners,
@@ -120,7 +119,7 @@ class FromEmbedders:
             topic=parts.topics.samples,
             clock=parts.clock,
             ahead=0 if train.mode == "sync" else 1 + train.staleness_rows // train.batch_rows,
-            own=None if train.mode == "sync" else OwnWrites(self._layout),
+            own=None if train.mode == "sync" else ReadMyWrites(self._layout),
             codec=self._wire.gradients,
         )
         return self._stream
@@ -179,7 +178,7 @@ class FromShards:
         self._stream: PipelinedStream | None = None
         self._before = RankCounts()
 
-    def stream(self, group: RankGroup, lanes: int) -> PipelinedStream:
+    def stream(self, group: ProcessGroup, lanes: int) -> PipelinedStream:
         """A stream of this rank's partitions."""
         parts, spec = self._parts, self._parts.spec
         self._before, self._stream = self.counts(), None
@@ -200,7 +199,7 @@ class FromShards:
             batch_rows=spec.train.batch_rows,
             staleness_rows=spec.train.staleness_rows,
             recent=parts.recent,
-            own_writes="here",
+            read_my_writes="stream",
         )
         return self._stream
 

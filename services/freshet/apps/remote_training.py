@@ -13,17 +13,17 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.embedder.core import lanes_for
-from freshet.embedder.recent_samples import Recent
+from freshet.embedder.recent_samples import RecentSamples
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.observability.cached_gauge import Newest
 from freshet.process.lifecycle import Cleanup
-from freshet.trainer.membership import Membership, Terms
-from freshet.trainer.pins import Pins
+from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.rank_measures import SharedMeasures
-from freshet.trainer.ranks import RankGroup
+from freshet.trainer.ranks import ProcessGroup
 from freshet.trainer.state_sync import DenseState
-from freshet.trainer.training_loop import ManyRanks
+from freshet.trainer.training_loop import ElasticTrainer
+from freshet.trainer.version_writer import Pins
 from freshet.types import Fence
 from freshet.versions import VersionStore
 
@@ -69,17 +69,19 @@ class RemoteTraining:
             )
             writer = log.writer()
             cleanup.add("writer", writer.close)
-            recent = Recent(spec.serve.gate.samples, clock)
-            parts = RankParts(spec, spec_hash, log, topics, claims, self.ledger.told, recent, clock)
+            recent = RecentSamples(spec.serve.gate.samples, clock)
+            parts = RankParts(
+                spec, spec_hash, log, topics, claims, self.ledger.applied_offsets, recent, clock
+            )
             self._batches = batches(parts, wire)
             cleanup.add("batches", self._batches.close)
-            self._stream: BatchStream | None = None  # of the present world
+            self._stream: BatchStream | None = None  # of the present quorum
             self._lag = Newest(self._ask_lag, 0)
             pins = Pins(log, topics.versions)
             cleanup.add("pins", pins.close)
             shared = SharedMeasures(dense.quality)
-            terms = Terms(address, lanes, spec.partitions, answer_s=answer_s)
-            self.course = ManyRanks(
+            terms = QuorumOptions(address, lanes, spec.partitions, answer_s=answer_s)
+            self.training_loop = ElasticTrainer(
                 Membership(claims, terms, self._stopping, clock),
                 DenseState(dense.model, dense.ledger, dense.quality, shared, dense.progress, spec_hash),
                 self._stream_of,
@@ -90,14 +92,14 @@ class RemoteTraining:
             self.trainer = trainer_of(
                 spec,
                 dense,
-                self.course,
+                self.training_loop,
                 recent=recent.newest,
                 versions=versions,
                 writer=writer,
                 topics=topics,
                 spec_hash=spec_hash,
                 pins=pins,
-                fence=Fence(-1),  # of no world yet
+                fence=Fence(-1),  # of no quorum yet
                 clock=clock,
                 shared=shared,
             )
@@ -116,8 +118,8 @@ class RemoteTraining:
 
     def ready(self) -> str | None:
         """None, or why this process is not training."""
-        if self.course.worlds == 0:
-            return "it is in no world of ranks yet"
+        if self.training_loop.quorums == 0:
+            return "this rank is in no quorum yet"
         return self._batches.missing()
 
     def stuck(self) -> str | None:
@@ -146,7 +148,7 @@ class RemoteTraining:
             "fenced": counts.fenced,
             "stage_seconds": {**counts.seconds, **self.trainer.stage_seconds()},
             "lag_blocks": self._lag(),
-            "ranks": self.course.standing(),
+            "ranks": self.training_loop.status(),
             "measures": quality.summary,
             "lately": quality.lately,
             "open": quality.open,
@@ -163,6 +165,6 @@ class RemoteTraining:
     def _stopping(self) -> bool:
         return self.trainer.stop.is_set()
 
-    def _stream_of(self, group: RankGroup, lanes: int) -> BatchStream:
+    def _stream_of(self, group: ProcessGroup, lanes: int) -> BatchStream:
         self._stream = self._batches.stream(group, lanes)
         return self._stream

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.result_folder import folder_of_a_pass
-from freshet.apps.results import Outcome
+from freshet.apps.results import Outcome, folder_of_a_pass
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec import Spec
@@ -21,9 +20,9 @@ from freshet.config.spec.schemas import Schemas, load_schemas, readers_of
 from freshet.errors import BadInput, ConfigError
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.log import EventLog
-from freshet.recordings.as_json import json_events
+from freshet.recordings.event_times import SetAside
 from freshet.recordings.sources import AvroRecords, Piece, Role
-from freshet.recordings.unusable_events import SetAside
+from freshet.recordings.topics import json_events
 from freshet.types import I64, Append, BytesColumn
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def join_all(spec: Spec, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> JoinerSt
     from freshet.joiner.service import Pace
     from freshet.joiner.start import make
 
-    joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, look_interval_ms=DAY_MS))
+    joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, end_check_interval_ms=DAY_MS))
     joiner.run(until_end=True)
     assert joiner.status is not None, "a joiner that ran to the end has told what it did"
     return joiner.status

@@ -37,8 +37,7 @@ from freshet.extras import how_to_install
 from freshet.http.addresses import Address, reached_by
 from freshet.http.admin import Admin
 from freshet.observability.metrics import register
-from freshet.process.lifecycle import CLOSE_S, Cleanup
-from freshet.process.liveness import Pulse
+from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse
 from freshet.process.metrics import service_registry
 from freshet.types import Bucket
 
@@ -63,7 +62,7 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events in over HTTP."""
     from freshet.gateway.service import codecs_of, run
-    from freshet.process.garbage_collector import shorten_pauses
+    from freshet.process.memory import shorten_pauses
 
     with Cleanup(CLOSE_S) as cleanup:
         log = open_eventlog(settings.common.log_url)
@@ -88,7 +87,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events to samples."""
     from freshet.joiner.service import JoinerStatus
-    from freshet.joiner.start import make, pace_of, shares_of
+    from freshet.joiner.start import assignment_of, make, pace_of
 
     with Cleanup() as cleanup:
         log = open_eventlog(settings.common.log_url)
@@ -120,14 +119,14 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             commit_interval_ms=settings.joiner.commit_interval_ms,
             poll_records=settings.joiner.read_records,
         )
-        shared = shares_of(spec, log, settings.joiner.name)
+        shared = assignment_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
         theirs = schemas_of_others(settings)
         joiner = make(
-            spec, log, shares=shared and shared[1], theirs=theirs, pace=pace, stop=stop, on_status=note
+            spec, log, assignment=shared and shared[1], external_schemas=theirs, pace=pace, stop=stop
         )
-        joiner.pulse = pulse
+        joiner.pulse, joiner.on_status = pulse, note
         joiner.run()
 
 
@@ -308,7 +307,8 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
     """A shard of the rows."""
     from freshet.apps.distributed import transport_by
     from freshet.paramserver.balancer import Bounds
-    from freshet.paramserver.service import ParamServer, Place
+    from freshet.paramserver.service import ParamServer, ShardAddress
+    from freshet.paramserver.shard import ShardContext
 
     transport = transport_by(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
@@ -317,7 +317,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         settings.paramserver.rebalance_interval_ms / 1000,
         settings.paramserver.memory_bytes,
     )
-    place = Place(
+    place = ShardAddress(
         settings.paramserver.name,
         settings.common.bind_address,
         settings.paramserver.port,
@@ -344,12 +344,9 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         with _starting(stop):
             made.append(
                 ParamServer(
-                    spec,
-                    log,
-                    rows,
+                    ShardContext(spec, spec_hash, log, rows),
                     place,
                     transport,
-                    spec_hash=spec_hash,
                     bounds=bounds,
                     evict_bytes=evict_bytes,
                     stop=stop,
@@ -364,7 +361,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Rank requests."""
     from freshet.inference.service import Parts, run
-    from freshet.process.garbage_collector import shorten_pauses
+    from freshet.process.memory import shorten_pauses
 
     with Cleanup(CLOSE_S) as cleanup:
         log = open_eventlog(settings.common.log_url)

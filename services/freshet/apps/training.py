@@ -20,7 +20,7 @@ from freshet.coordination.slices import slices_of
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import lanes_for
 from freshet.embedder.local_stream import LocalStream
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.errors import Fenced, Unavailable
 from freshet.features import SampleDecoder
 from freshet.log import Writer
@@ -29,10 +29,10 @@ from freshet.log.topics import ensure_topics
 from freshet.model import NATIVE_KINDS, DenseModel
 from freshet.model.native_loop import NativeLoop
 from freshet.observability.cached_gauge import Newest
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, within
-from freshet.trainer.pins import Pins
-from freshet.trainer.training_loop import OneRank
+from freshet.trainer.training_loop import LocalTrainer
+from freshet.trainer.version_writer import Pins
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Stores", "Training", "refuser"]
@@ -106,14 +106,8 @@ class Training:
         ]
         shard_claim, partitions_claim, seat = self._held
         self.shard = Shard(
-            spec=spec,
-            layout=layout,
-            spec_hash=spec_hash,
-            topics=topics,
-            log=stores.log,
-            rows=stores.rows,
+            ShardContext(spec, spec_hash, stores.log, stores.rows, clock),
             fence=shard_claim.fence,
-            clock=clock,
             held=lambda: not shard_claim.lost.is_set(),
             most_bytes=most_bytes,
         )
@@ -142,7 +136,7 @@ class Training:
             log=stores.log,
             rows=self.shard,
             decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock, spec.bounds),
-            dense_applied=self.ledger.told,
+            dense_applied=self.ledger.applied_offsets,
             fence=partitions_claim.fence,
             lanes=lanes,
             clock=clock,
@@ -153,7 +147,7 @@ class Training:
         cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
         cleanup.add("pins", pins.close)
-        course = OneRank(
+        training_loop = LocalTrainer(
             self.stream,
             dense.model,
             dense.ledger,
@@ -165,7 +159,7 @@ class Training:
         self.trainer = trainer_of(
             spec,
             dense,
-            course,
+            training_loop,
             recent=self.stream.recent,
             versions=stores.versions,
             writer=writer,

@@ -1,1 +1,1 @@
-"""Batches for trainer ranks, and gradients in return: the stream and its gRPC client."""
+"""The batch stream between embedders and trainer ranks: its protocol, frames and gRPC client."""

@@ -1,18 +1,19 @@
-"""Batches and their gradients as frames (`freshet.rpc.frames`): the service `Batches`, between trainer and
-embedder.
+"""The frames of the gRPC service `Batches`, between trainer and embedder (`freshet.rpc.frames`).
 
 | stream | request | answer |
 |---|---|---|
-| `Take` | TAKE: NUMBERS (feed, seat, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
+| `Take` | TAKE: NUMBERS (feed, fence, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
 | `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | GIVEN, flag 1 |
 
-A BATCH holds RANGES, NUMBERS (fence), and the columns of the batch; of each store group VALUES, POSITIONS,
-FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). Where the rank
-brings rows up to its own pushes, MOMENTS (and MOMENT_OF: which pushes rows know), and of each group KEYS,
-TABLES and STATES. Flag 4 of a BATCH says that its embedder takes several gradients a row: those of the steps
-within the batch, for which the rank needs STATES. Only to such a batch does a rank answer with flag 4: VALUES
-are then (G, S), and COUNTS (U,) tell how many of them are each row's, one behind the other. What
-arrives is checked here, as native code trusts it: positions lie within the rows, ends rise, keys are sorted.
+A BATCH holds RANGES, NUMBERS (id, fence), and the columns of the batch; for each store group VALUES,
+POSITIONS, FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). If the
+rank applies read-my-writes, it also holds MOMENTS (and MOMENT_OF: which pushes rows contain), and for each
+group KEYS, TABLES and STATES. Flag 4 of a BATCH: its embedder accepts several gradients a row, one for each
+step within the batch, for which the rank needs STATES. Only for such a batch may GRADIENTS have flag 4: VALUES
+are then (G, S), and COUNTS (U,) give the gradients of each row, which are adjacent. Native code trusts decoded
+frames, so this module validates them: positions lie within the rows, ends rise, keys are sorted.
+
+Letters: B samples of a batch, U rows of a group, G gradients of a group, S floats of a row.
 """  # noqa: E501  the table
 
 from __future__ import annotations
@@ -24,47 +25,124 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.batches.read_my_writes import Looked
+from freshet.batches.read_my_writes import LookupResult
 from freshet.batches.stream import TrainBatch
+from freshet.config.spec.layout import Layout, layout_of
+from freshet.config.spec.model import Spec
+from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
+from freshet.rpc.channel import Transport
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
+from freshet.rpc.pieces import MOST_PIECES, SMALLEST_LIMIT
 from freshet.rpc.value_formats import RowCodec, value_type
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 
 __all__ = [
-    "Asked",
     "Names",
+    "RequestHeader",
     "batch_frame",
     "batch_of",
+    "check_messages",
     "empty_frame",
     "given_frame",
     "gradients_frame",
     "gradients_of",
+    "largest_batch_bytes",
     "settle_frame",
+    "streams",
     "take_frame",
+    "work_bytes",
 ]
+
+BLOCK_ROWS = 256
+"""Samples of a block of an earlier release; a batch contains it whole, even if `batch_rows` is smaller."""
+
+SAMPLE_BYTES = 8 + 8 + 8 + 1 + 4 + 4 + 1 + 8
+"""Ids of sample and request, time, label, value, weight, explored, item."""
+
+KEY_BYTES = 8 + 1 + 4 + 4
+"""Key and table of a row, its scale in the codec int8, and the position of an occurrence."""
+
+AROUND_BYTES = 1 << 16
+"""Header, directory, ranges and offsets of 256 partitions."""
+
+MOMENTS = 256
+"""The most moments of one lookup, each with the offsets of all partitions; a shard has several."""
+
+
+def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
+    """Return the bytes of the largest BATCH: all lists have their maximal length, all keys are distinct.
+
+    No GRADIENTS are longer: a row has at most one gradient for each of its occurrences. Only a block that
+    has more samples than a batch has rows can exceed this size.
+    """
+    train = spec.train
+    known = 8 * MOMENTS * spec.partitions + 4 * spec.buckets * len(layout.groups)
+    sample = SAMPLE_BYTES + 8 * len(spec.train.segments) + 4 * len(spec.labels) + 8 * len(layout.dense)
+    for group in layout.groups:
+        features = [spec.features[f] for f in group.features]
+        keys = sum(feature.max or 1 for feature in features)
+        lists = sum(feature.kind == "list" for feature in features)
+        sample += 4 * lists + keys * (KEY_BYTES + 4 * (group.width + group.state_floats))
+    return AROUND_BYTES + known + max(train.behind_rows(native_loop=False), BLOCK_ROWS) * sample
+
+
+def check_messages(spec: Spec, transport: Transport) -> None:
+    """Raise ConfigError if the largest batch of the spec exceeds the size of a message in pieces."""
+    largest = largest_batch_bytes(spec, layout_of(spec))
+    needed = max(SMALLEST_LIMIT, -(-largest // MOST_PIECES))
+    if transport.max_message_bytes < needed:
+        raise ConfigError(
+            "grpc",
+            "max_message_bytes",
+            transport.max_message_bytes,
+            f"at least {needed}: a batch of {spec.name} may have {largest} bytes, and goes in {MOST_PIECES} "
+            "messages at most",
+            f"raise FRESHET_GRPC_MAX_MESSAGE_BYTES to {needed} on every service of the model, or take fewer "
+            "rows in a batch (train.batch.rows, train.batch.behind) or shorter lists (max)",
+        )
+
+
+def streams(spec: Spec, at_least: int) -> int:
+    """Return the concurrent streams that an embedder or shard must accept, at least `at_least`.
+
+    Each client (a lane or an embedder) keeps two streams, and there are at most as many clients as
+    partitions. The limit is twice that, since a client may reconnect before its old streams end.
+    """
+    return max(at_least, 4 * spec.partitions)
+
+
+def work_bytes(spec: Spec, at_least: int) -> int:
+    """Return the memory budget of concurrent requests at an embedder or shard, at least `at_least` bytes.
+
+    It lets an embedder accept the gradients of every batch in flight, which permits bound. A lane sends one
+    message of gradients at a time, no longer than its batch, and there are at most as many lanes as
+    partitions. The limit is twice that, since a lane may reconnect.
+    """
+    return max(at_least, 2 * spec.partitions * largest_batch_bytes(spec, layout_of(spec)))
+
 
 Sections = dict[tuple[Any, int], NDArray[Any]]
 
 MOST_COUNTED = 65535
 
 USED, SETTLE, COUNTED = 1, 2, 4
-"""Flags of GRADIENTS: the batch was trained on; no gradients, the answer comes when all before are
-acknowledged; and: rows have several gradients, as COUNTS say."""
+"""Flags of GRADIENTS: the batch was trained on; a flush without gradients, answered when all earlier pushes
+are acknowledged; rows have several gradients, as COUNTS give."""
 DONE = 1
-"""Flag of GIVEN: it was taken; or all is acknowledged."""
+"""Flag of GIVEN: the gradients were accepted, or the flush is complete."""
 EMPTY, REPLAYED, IN_STEPS = 1, 2, 4
-"""Flags of BATCH. The last: gradients may be COUNTED."""
+"""Flags of BATCH: no batch; partly applied before; its gradients may be COUNTED."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Who asks, for which lane: stands in every request."""
+class RequestHeader:
+    """The header of every request: the lane that it is for, and the connection."""
 
-    feed: int  # names one connection of a lane; another one means that the last is gone with what it held
-    seat: Fence  # of the rank's claim; a rank that was replaced is refused
+    feed: int  # id of the lane's connection; a new one voids the batches of the last
+    seat: Fence  # of the rank's quorum or lease; an embedder refuses replaced ranks
     rank: int
     ranks: int
     lanes: int  # of each rank
@@ -72,14 +150,14 @@ class Asked:
     wait_ms: int = 0
 
     @property
-    def place(self) -> int:
-        """Of this lane among all of all ranks: it owns the partitions p with p % (ranks * lanes) == place."""
+    def global_lane(self) -> int:
+        """The lane's index over all ranks; it owns the partitions p with p % (ranks * lanes) == place."""
         return self.rank * self.lanes + self.lane
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a batch's columns are called and how many there are, by the spec; both sides have the same."""
+    """The columns of a batch by the spec, which both sides share."""
 
     segments: tuple[str, ...]
     labels: tuple[str, ...]
@@ -88,23 +166,26 @@ class Names:
     buckets: int  # of the model
 
 
-def take_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
-    """Ask for a batch."""
-    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_asked(asked, applied)))
+def take_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
+    """Encode a request for a batch; `applied` is the dense vector {partition: next offset}."""
+    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_header_sections(header, applied)))
 
 
 def gradients_frame(
     frame_id: int,
-    asked: Asked,
+    header: RequestHeader,
     applied: Mapping[int, int],
     batch_id: int,
     gradients: Sequence[F32] | None,
     codec: RowCodec,
     counts: Sequence[U32] | None = None,
 ) -> bytes:
-    """Give a batch back, with its gradients (G, S) a group, or unused; `counts` (U,) a group: how many are
-    each row's, if some may have several. Raises ValueError if a row has more than 65535."""
-    sections = _asked(asked, applied)
+    """Encode the gradients of a batch, (G, S) float32 a group; None: it was not used.
+
+    `counts` holds the gradients of each row, (U,) uint32 a group; None: one each. Raises ValueError if a row
+    has more than 65,535.
+    """
+    sections = _header_sections(header, applied)
     sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
     for g, values in enumerate(gradients or ()):
         add_values(sections, g, values, codec)
@@ -118,36 +199,36 @@ def gradients_frame(
     return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
 
 
-def settle_frame(frame_id: int, asked: Asked, applied: Mapping[int, int]) -> bytes:
-    """Ask to be told when all that was given back is acknowledged."""
-    return encode_frame(Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_asked(asked, applied)))
+def settle_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
+    """Encode a flush: a request answered when all earlier pushes are acknowledged."""
+    return encode_frame(
+        Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_header_sections(header, applied))
+    )
 
 
-def asked_of(frame: Frame, kind: Kind) -> tuple[Asked, dict[int, int]]:
-    """Who asks, and its dense vector {partition: next offset}. Raises BadFrame."""
+def decode_header(frame: Frame, kind: Kind) -> tuple[RequestHeader, dict[int, int]]:
+    """Decode a request's header and dense vector {partition: next offset}. Raises BadFrame if invalid."""
     if frame.kind != kind:
         raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
     feed, seat, rank, ranks, lanes, lane, wait_ms = frame.array(Part.NUMBERS, np.int64, (7,)).tolist()
     if not (0 <= rank < ranks <= 1 << 16 and 0 <= lane < lanes <= 1 << 10 and 0 <= wait_ms <= 60_000):
         raise BadFrame(
-            f"a lane: expected rank below ranks, lane below lanes and a wait of a minute at most, found rank "
+            f"header: expected rank below ranks, lane below lanes and a wait of a minute at most, found rank "
             f"{rank} of {ranks}, lane {lane} of {lanes}, {wait_ms} ms",
             "shape",
         )
     applied = frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()
-    return Asked(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
+    return RequestHeader(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
 
 
 def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] | None]:
-    """Gradients (G, S) of each group, and how many each row of the batch has (U,); None: one each.
+    """Decode gradients, (G, S) float32 a group, and counts, (U,) uint32 a group; None: one each.
 
-    Raises BadFrame if they do not fit the batch: a row has a gradient, and at most one a sample.
+    Raises BadFrame if they do not fit the batch: a row has one gradient at least, and one a sample at most.
     """
     counted = bool(frame.flags & COUNTED)
     if counted and batch.states is None:
-        raise BadFrame(
-            "gradients: several a row, of a batch that was sent without the states of rows", "shape"
-        )
+        raise BadFrame("gradients: several a row, but the batch was sent without states of rows", "shape")
     gradients, counts = list[F32](), list[U32]()
     for g, group in enumerate(batch.inputs.groups):
         rows, width = group.rows.shape
@@ -161,9 +242,9 @@ def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] 
                 )
             rows = int(of.sum())
             counts.append(of)
-        given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
-        if len(given) != rows:  # before memory is taken for them
-            raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(given)}", "shape")
+        values = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
+        if len(values) != rows:  # before the allocation
+            raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(values)}", "shape")
         out = np.empty((rows, width), np.float32)
         values_into(frame, g, out)
         gradients.append(out)
@@ -171,22 +252,22 @@ def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] 
 
 
 def batch_id_of(frame: Frame) -> int:
-    """Which batch is given back. Raises BadFrame."""
+    """Decode the id of a returned batch. Raises BadFrame if it is missing."""
     return int(frame.array(Part.RANGES, np.int64, (1, 3))[0, 0])
 
 
 def given_frame(frame_id: int, *, done: bool = True) -> bytes:
-    """The answer to GRADIENTS."""
+    """Encode the answer to GRADIENTS."""
     return encode_frame(Frame(Kind.GIVEN, frame_id, flags=DONE if done else 0))
 
 
 def empty_frame(frame_id: int) -> bytes:
-    """The answer to TAKE where no batch came."""
+    """Encode the answer to TAKE without a batch."""
     return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
 
 
 def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, codec: RowCodec) -> bytes:
-    """A batch; its arrays are copied once."""
+    """Encode a batch; copies its arrays once. Raises ValueError if it has no labels, or no lookup yet."""
     sections: Sections = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in batch.ranges], np.int64),
         (Part.NUMBERS, 0): np.array([batch_id, batch.fence], np.int64),
@@ -211,15 +292,18 @@ def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, c
     return encode_frame(Frame(Kind.BATCH, frame_id, codec, flags, sections))
 
 
-def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> tuple[int, TrainBatch] | None:
-    """(Its id, the batch), or None for an empty answer.
+def batch_of(
+    frame: Frame, names: Names, memory: Sequence[F32] | None = None
+) -> tuple[int, TrainBatch] | None:
+    """Decode a batch and its id; None for an empty answer.
 
     Args:
         frame: the answer; the batch's columns are views of it.
-        names: of the spec.
-        room: memory for rows, a group; used where it is large enough.
+        names: the columns of the spec.
+        memory: per group (N, S) float32 to hold the rows; used if N >= U.
 
-    Raises BadFrame if it is none, or its columns do not fit each other.
+    Raises:
+        BadFrame: it is no BATCH, or its columns do not fit each other.
     """
     if frame.kind != Kind.BATCH:
         raise BadFrame(f"expected a frame BATCH, found kind {frame.kind}", "shape")
@@ -235,7 +319,7 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
         for i, label in enumerate(names.labels)
         if frame.has(Part.SERVED, i)
     }
-    inputs = _inputs(frame, len(ids), names, room)
+    inputs = _inputs(frame, len(ids), names, memory)
     looked = _looked(frame, inputs, names) if frame.has(Part.MOMENTS) else None
     in_steps = looked is not None and frame.flags & IN_STEPS
     return batch_id, TrainBatch(
@@ -255,8 +339,8 @@ def batch_of(frame: Frame, names: Names, room: Sequence[F32] | None = None) -> t
     )
 
 
-def _asked(asked: Asked, applied: Mapping[int, int]) -> Sections:
-    numbers = (asked.feed, asked.seat, asked.rank, asked.ranks, asked.lanes, asked.lane, asked.wait_ms)
+def _header_sections(header: RequestHeader, applied: Mapping[int, int]) -> Sections:
+    numbers = (header.feed, header.seat, header.rank, header.ranks, header.lanes, header.lane, header.wait_ms)
     return {
         (Part.NUMBERS, 0): np.array(numbers, np.int64),
         (Part.APPLIED, 0): np.array(sorted(applied.items()), np.int64).reshape(-1, 2),
@@ -287,7 +371,7 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> Non
             sections[Part.LIST_ENDS, g] = np.stack(lists)
 
 
-def _add_looked(sections: Sections, looked: Looked) -> None:
+def _add_looked(sections: Sections, looked: LookupResult) -> None:
     if looked.states.known is None:
         raise ValueError("a batch is sent after its lookup")
     add_known(sections, looked.states.known)
@@ -297,7 +381,7 @@ def _add_looked(sections: Sections, looked: Looked) -> None:
             sections[Part.STATES, g] = states
 
 
-def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
+def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> LookupResult:
     groups, states = [], []
     for g, floats in enumerate(names.states):
         u = len(inputs.groups[g].rows)
@@ -307,17 +391,17 @@ def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> Looked:
             raise BadFrame(f"batch: keys of group {g} are not sorted by bucket", "shape")
         starts = np.searchsorted(of, np.arange(names.buckets + 1)).astype(np.uint32)
         groups.append(KeyGroup(g, keys, frame.array(Part.TABLES, np.uint8, (u,), group=g), starts))
-        given: F32 = np.empty((u, 0), np.float32)
+        state: F32 = np.empty((u, 0), np.float32)
         if floats:
-            given = frame.array(Part.STATES, np.float32, (u, floats), group=g).copy()
-            if not np.isfinite(given).all():
+            state = frame.array(Part.STATES, np.float32, (u, floats), group=g).copy()
+            if not np.isfinite(state).all():
                 raise BadFrame(f"batch: states of group {g} are not all finite", "shape")
-        states.append(given)
+        states.append(state)
     known = known_of(frame, range(len(groups)), names.buckets)
-    return Looked(groups, RowStates(states, known))
+    return LookupResult(groups, RowStates(states, known))
 
 
-def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -> ModelInputs:
+def _inputs(frame: Frame, size: int, names: Names, memory: Sequence[F32] | None) -> ModelInputs:
     b = (size,)
     index = frame.array(Part.LABEL_INDEX, np.uint8, b)
     if int(index.max(initial=0)) >= len(names.labels):
@@ -330,9 +414,9 @@ def _inputs(frame: Frame, size: int, names: Names, room: Sequence[F32] | None) -
         dense = frame.array(Part.DENSE, np.float32, (size, None))
     groups = []
     for g, width in enumerate(names.widths):
-        given = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
-        fits = room is not None and len(room[g]) >= len(given)
-        rows = room[g][: len(given)] if room is not None and fits else np.empty(given.shape, np.float32)
+        values = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
+        fits = memory is not None and len(memory[g]) >= len(values)
+        rows = memory[g][: len(values)] if memory is not None and fits else np.empty(values.shape, np.float32)
         values_into(frame, g, rows)
         groups.append(_group(frame, g, rows, size))
     return ModelInputs(size, groups, dense, labels)

@@ -1,7 +1,9 @@
-"""The batch stream over gRPC: a trainer rank's side of the embedders that own its partitions.
+"""The gRPC client of the batch stream: a trainer rank's connections to the embedders of its partitions.
 
-Each lane keeps a feed to every embedder that owns partitions of its own, asks each for batches ahead of time,
-and takes in turn what has come. See `freshet.batches.stream` for what is promised.
+Each lane keeps a feed to every embedder that owns partitions of the lane, prefetches batches from each, and
+returns received batches round-robin. `freshet.batches.stream` defines the contract.
+
+Letters: U rows of a group, G gradients of a group, S floats of a row.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from freshet.batches.embedder_connection import Feed, Out, StreamCounts
-from freshet.batches.frames import Asked, Names
-from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.frames import Names, RequestHeader
+from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import TrainBatch
 from freshet.clock import Clock
 from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, Mismatch
@@ -25,40 +27,40 @@ from freshet.rpc.channel import Transport
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32, Fence, TopicPartition
 
-__all__ = ["BATCHES", "RemoteStream", "Seat", "StreamCounts"]
+__all__ = ["BATCHES", "RankAssignment", "RemoteStream", "StreamCounts"]
 
 log = structlog.get_logger("freshet.trainer")
 
 BATCHES = "Batches"
-"""The service's name."""
+"""The name of the gRPC service."""
 
 WAIT_MS = 500
-"""How long an embedder holds a request that it has no batch for: it is asked in vain twice a second."""
+"""How long an embedder holds a request while it has no batch: an idle lane sends two requests a second."""
 
 AGAIN_S = 0.2
-"""Between two attempts to reach an embedder."""
+"""Seconds between two attempts to connect to an embedder."""
 
-_ENDS = (ConfigError, Corrupt, DataLost, Mismatch)
-"""What no further attempt can mend. A feed that is fenced ends alone: another embedder has its partitions."""
+_FATAL = (ConfigError, Corrupt, DataLost, Mismatch)
+"""Errors that end the stream. Fenced ends only its feed: another embedder owns the partitions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """This rank among all."""
+class RankAssignment:
+    """The membership of a rank in its quorum."""
 
     rank: int
     ranks: int
     lanes: int  # of each rank
-    fence: Fence  # of the claim on the seat; embedders serve the newest
+    fence: Fence  # of the quorum; embedders refuse older ones
 
 
 class RemoteStream:
-    """See `freshet.batches.stream.BatchStream`. One rank; any thread may take and give back."""
+    """The `freshet.batches.stream.BatchStream` of one rank. Thread-safe."""
 
     def __init__(
         self,
         *,
-        seat: Seat,
+        assignment: RankAssignment,
         names: Names,
         partitions: int,
         owners: Callable[[], Mapping[int, str]],
@@ -71,35 +73,37 @@ class RemoteStream:
         topic: str,
         clock: Clock,
         ahead: int,
-        own: OwnWrites | None = None,
+        own: ReadMyWrites | None = None,
         codec: RowCodec = RowCodec.FP32,
     ) -> None:
-        """Connects when batches are taken.
+        """Open no connection yet; `take` does.
 
         Args:
-            seat: which lanes are this rank's.
-            names: what the columns are called, by the spec.
+            assignment: this rank's membership, which determines its lanes.
+            names: the columns of the spec.
             partitions: of the model.
-            owners: {partition: host:port of its embedder} now; cheap, asked at each take.
+            owners: returns {partition: host:port of its embedder}; called at each `take`, so it must be fast.
             transport: certificates, token and limits.
-            metadata: the model and its spec's hash, shown with each call.
-            dense_applied: the dense vector; told with each request (PROTOCOL 7).
-            remember, newest: the samples kept for the gate.
-            log, topic: for the lag.
+            metadata: the model and the hash of its spec, sent with each call.
+            dense_applied: returns the dense vector, sent with each request (PROTOCOL 7).
+            remember: stores learned samples for the gate.
+            newest: returns them.
+            log: the event log, for the lag.
+            topic: the topic of samples, for the lag.
             clock: for deadlines.
-            ahead: batches asked for before the last was taken; 0: none (mode `sync`).
-            own: brings rows up to what this rank has given back since their lookup, where embedders send
-                what that takes; None: they are trained on as they come.
-            codec: how gradients are sent.
+            ahead: batches to prefetch a feed; 0: none (mode `sync`).
+            own: applies this rank's pending gradients to received rows, if embedders send their states; None:
+                rows are trained on as received.
+            codec: of the gradients.
         """
-        self._seat, self._names, self._partitions, self._owners = seat, names, partitions, owners
+        self._assignment, self._names, self._partitions, self._owners = assignment, names, partitions, owners
         self._transport, self._metadata = transport, metadata
         self._dense_applied, self._remember, self._newest = dense_applied, remember, newest
         self._log, self._topic, self._clock = log, topic, clock
         self._ahead, self._own, self._codec = ahead, own, codec
         self._changed = threading.Condition()  # guards all below
         self._feeds: dict[tuple[int, str], Feed] = {}
-        self._turns = [0] * seat.lanes
+        self._turns = [0] * assignment.lanes
         self._out: dict[int, Out] = {}
         self._fences: dict[int, int] = {}  # partition -> highest seen
         self._covered: dict[int, int] = {}
@@ -110,7 +114,10 @@ class RemoteStream:
     # --- BatchStream
 
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
-        """The lane's next batch, of the embedders in turn; see the protocol."""
+        """Return the lane's next batch, from its embedders round-robin; see the protocol.
+
+        Raises ConfigError, Corrupt, DataLost, Mismatch if a feed ended with one of them.
+        """
         deadline = self._clock.monotonic() + wait_s
         while True:
             feeds = self._feeds_of(lane)
@@ -124,7 +131,7 @@ class RemoteStream:
             for i, _ in enumerate(feeds):
                 taken = feeds[(turn + i) % len(feeds)].pop()
                 if taken is not None and self._is_current(lane, taken):
-                    self._bring_up(taken.batch)
+                    self._apply_pending(taken.batch)
                     return taken.batch
             self._forget_broken()
             if self._clock.monotonic() >= deadline:
@@ -137,34 +144,37 @@ class RemoteStream:
         gradients: Sequence[F32] | None,
         counts: Sequence[U32] | None = None,
     ) -> None:
-        """Send a batch's gradients home; see the protocol. A refusal is the embedder's to deal with."""
+        """Send gradients, (G, S) float32 and counts (U,) uint32 a group, to the batch's embedder.
+
+        The embedder handles refusals, so Refused is never raised. Raises ValueError if the batch is not out.
+        """
         with self._changed:
             out = self._out.pop(id(batch), None)
         if out is None:
-            raise ValueError(f"a batch of {batch.ranges} is given back that is not out")
+            raise ValueError(f"a batch of {batch.ranges} is returned that is not out")
         if gradients is not None and not batch.replayed:
             self._remember(batch.inputs)
-            self._note(batch, gradients, counts)
+            self._add_pending(batch, gradients, counts)
         out.feed.give(out.id, gradients, counts)
         out.feed.recycle([group.rows for group in batch.inputs.groups])
 
     def settled(self, wait_s: float) -> bool:
-        """Ask the embedders to wait until all is acknowledged; see the protocol."""
+        """Wait until the embedders' pushes are acknowledged; see the protocol."""
         deadline = self._clock.monotonic() + wait_s
         with self._changed:
             feeds = list(self._feeds.values())
         return all(feed.settled(deadline) for feed in feeds)
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples given back; see the protocol."""
+        """Return the newest learned samples; see the protocol."""
         return self._newest(rows)
 
     def lag(self) -> Mapping[int, int]:
-        """{partition: blocks of this rank's partitions that no batch has covered that was taken}."""
+        """Return {partition of this rank: blocks that no received batch has contained}."""
         dense = self._dense_applied()
-        places = self._seat.ranks * self._seat.lanes
-        first = self._seat.rank * self._seat.lanes
-        mine = [p for p in range(self._partitions) if first <= p % places < first + self._seat.lanes]
+        places = self._assignment.ranks * self._assignment.lanes
+        first = self._assignment.rank * self._assignment.lanes
+        mine = [p for p in range(self._partitions) if first <= p % places < first + self._assignment.lanes]
         found = self._log.all_bounds([TopicPartition(self._topic, p) for p in mine])
         return {
             at.partition: bounds.end
@@ -173,16 +183,16 @@ class RemoteStream:
         }
 
     def seconds(self) -> dict[str, float]:
-        """Stages are the embedders' own: none here."""
+        """Return no stages: the embedders measure them."""
         return {}
 
     @property
     def stepped_rows(self) -> int:
-        """Copies of rows brought up to own pushes so far."""
+        """Steps of pending gradients applied to received rows since the start."""
         return self._own.stepped_rows if self._own is not None else 0
 
     def close(self) -> None:
-        """End the connections; embedders issue again what was out. Idempotent."""
+        """Close the connections; embedders issue unreturned batches again. Idempotent."""
         with self._changed:
             self._closed = True
             feeds, self._feeds = list(self._feeds.values()), {}
@@ -190,29 +200,29 @@ class RemoteStream:
         for feed in feeds:
             feed.close()
 
-    # --- parts
+    # --- the owner of the feeds
 
     def vector(self) -> dict[int, int]:
-        """The dense vector as it is told."""
+        """Return the dense vector as {partition: next offset}."""
         return {p: offsets[0] for p, offsets in self._dense_applied().items()}
 
     def notify(self) -> None:
-        """Something has come, or a feed has ended."""
+        """Wake the lanes: a batch has arrived or a feed has ended."""
         with self._changed:
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:
-        """Wait so long, or until something has come."""
+        """Wait for `seconds`, or until `notify`."""
         with self._changed:
             self._changed.wait(seconds)
 
     @property
     def now(self) -> float:
-        """By the clock of deadlines."""
+        """The monotonic time of deadlines in seconds."""
         return self._clock.monotonic()
 
     def put_out(self, out: Out, size: int) -> None:
-        """A batch is handed over."""
+        """Record a batch of `size` bytes that a feed hands over."""
         with self._changed:
             self._out[id(out.batch)] = out
             self.counts.batches += 1
@@ -220,7 +230,7 @@ class RemoteStream:
             self.counts.received_bytes += size
 
     def _wait(self, feeds: Sequence[Feed], deadline: float) -> None:
-        """Wait until a feed has news or may be asked again, or the deadline."""
+        """Wait until a feed has news or its backoff ends, or until the deadline."""
         now = self._clock.monotonic()
         until = min([deadline, *(feed.again_at for feed in feeds if feed.again_at > now)])
         with self._changed:
@@ -228,33 +238,35 @@ class RemoteStream:
                 lambda: self._closed or any(feed.has_news for feed in feeds), max(0.0, until - now)
             )
 
-    def _note(self, batch: TrainBatch, gradients: Sequence[F32], counts: Sequence[U32] | None) -> None:
-        """Keep what is given back for batches whose lookup cannot know it.
+    def _add_pending(self, batch: TrainBatch, gradients: Sequence[F32], counts: Sequence[U32] | None) -> None:
+        """Keep copies of gradients for batches with lookups that may have missed them.
 
-        A rank is told of no acknowledgement. But a feed has no more batches under way than were asked for,
-        and an embedder no more that it has not pushed.
+        A rank receives no acknowledgements. But a feed has at most `ahead` + 1 batches in flight, and its
+        embedder as many pushes, so twice that many writes suffice.
         """
         if self._own is None or batch.looked is None:
             return
-        # Copies: the arrays are views of a message of many others, and the gradients the model's own.
+        # Copies: the arrays are views of a large message, and the model overwrites the gradients.
         if counts is None:
             groups = [replace(g, keys=g.keys.copy(), tables=g.tables.copy()) for g in batch.looked.groups]
         else:
             groups = [g.repeated(of) for g, of in zip(batch.looked.groups, counts, strict=True)]
-        self._own.given(batch.ranges, groups, [one.copy() for one in gradients])
+        self._own.add(batch.ranges, groups, [one.copy() for one in gradients])
         with self._changed:
             feeds = len(self._feeds)
-        self._own.keep(2 * (1 + self._ahead) * max(1, feeds))
+        self._own.keep_newest(2 * (1 + self._ahead) * max(1, feeds))
 
-    def _bring_up(self, batch: TrainBatch) -> None:
-        """Take into the rows what this rank has given back and they do not know. A batch from before that
-        says that its embedder has begun again: what was given from there on was given up."""
+    def _apply_pending(self, batch: TrainBatch) -> None:
+        """Apply this rank's pending gradients to the batch's rows.
+
+        A batch that starts before pending writes shows that its embedder has rewound and dropped them.
+        """
         if self._own is not None and batch.looked is not None:
-            self._own.restarted(batch.ranges)
-            self._own.bring_up(batch.looked, [group.rows for group in batch.inputs.groups])
+            self._own.drop_from(batch.ranges)
+            self._own.apply_pending(batch.looked, [group.rows for group in batch.inputs.groups])
 
     def _is_current(self, lane: int, taken: Out) -> bool:
-        """Whether no other embedder has claimed a partition of the batch since (a zombie is refused)."""
+        """Return whether the batch's embedder still owns its partitions; refuse the batch otherwise."""
         ranges, fence = taken.batch.ranges, int(taken.batch.fence)
         with self._changed:
             if all(fence >= self._fences.get(r.partition, fence) for r in ranges):
@@ -263,14 +275,14 @@ class RemoteStream:
                 return True
             del self._out[id(taken.batch)]
             self.counts.fenced += 1
-        log.warning("a batch of an embedder that was replaced is refused", lane=lane, fence=fence)
+        log.warning("a batch of a replaced embedder is refused", lane=lane, fence=fence)
         taken.feed.fail(Fenced(f"fence {fence} of {taken.feed.address} is no longer the highest"))
         return False
 
     def _feeds_of(self, lane: int) -> list[Feed]:
-        """A feed to each embedder that owns partitions of the lane; those to others are closed."""
-        places = self._seat.ranks * self._seat.lanes
-        place = self._seat.rank * self._seat.lanes + lane
+        """Open a feed to each embedder that owns partitions of the lane, and close the others."""
+        places = self._assignment.ranks * self._assignment.lanes
+        place = self._assignment.rank * self._assignment.lanes + lane
         addresses = {a for p, a in self._owners().items() if p % places == place}
         now = self._clock.monotonic()
         with self._changed:
@@ -286,7 +298,7 @@ class RemoteStream:
         return feeds
 
     def _forget_broken(self) -> None:
-        """Close feeds that have ended, to be made anew; raises what no further attempt can mend."""
+        """Close the ended feeds, so that `take` opens new ones; raises a fatal error of one."""
         with self._changed:
             broken = {key: feed for key, feed in self._feeds.items() if feed.error is not None}
             for key in broken:
@@ -296,27 +308,29 @@ class RemoteStream:
         for feed in broken.values():
             feed.close()
         for feed in broken.values():
-            log.warning("batches of an embedder stay away", address=feed.address, reason=str(feed.error))
-            if isinstance(feed.error, _ENDS):
+            log.warning("a feed of an embedder ended", address=feed.address, reason=str(feed.error))
+            if isinstance(feed.error, _FATAL):
                 raise feed.error
 
     def feed_link(self, address: str) -> Link:
-        """A connection of one lane's own. What is under way on it is bounded by credits: one more limit could
-        only break the feed, and have the batches issued again."""
+        """Open the connection of one lane, without a limit below that of the transport.
+
+        Permits bound the bytes in flight; a lower limit could only break the feed.
+        """
         bytes_under_way = self._transport.whole_bytes
         return Link(address, self._transport, BATCHES, self._metadata, in_flight_bytes=bytes_under_way)
 
-    def asked(self, feed: int, lane: int) -> Asked:
-        """Who asks."""
-        seat = self._seat
-        return Asked(feed, seat.fence, seat.rank, seat.ranks, seat.lanes, lane, WAIT_MS)
+    def request_header(self, feed: int, lane: int) -> RequestHeader:
+        """Return the header of a feed's requests."""
+        rank = self._assignment
+        return RequestHeader(feed, rank.fence, rank.rank, rank.ranks, rank.lanes, lane, WAIT_MS)
 
     @property
     def names(self) -> Names:
-        """What columns are called."""
+        """The names of the columns."""
         return self._names
 
     @property
     def codec(self) -> RowCodec:
-        """How gradients are sent."""
+        """The codec of gradients."""
         return self._codec

@@ -1,5 +1,8 @@
-"""The batch stream: batches to a trainer rank and gradients back, with credits (in this process; gRPC from
-an embedder)."""
+"""The batch stream: batches to a trainer rank and gradients in return, within the bound on staleness.
+
+Letters: B samples of a batch, K batches of a run, U unique rows of a group, G gradients of a group, S floats
+of a row, T floats of its optimiser state.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from freshet.batches.read_my_writes import Looked
+from freshet.batches.read_my_writes import LookupResult
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import LoopBatches, Ran
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange
@@ -17,37 +20,35 @@ __all__ = ["BatchStream", "RunStream", "TrainBatch", "TrainRun"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainBatch:
-    """Whole blocks of samples, ready for the model, with what must come back beside their gradients.
+    """Whole blocks of samples with their rows, ready for the model.
 
-    Holds a credit from lookup until its push is acknowledged (PROTOCOL 16).
+    The batch holds a permit from its lookup until its push is acknowledged (PROTOCOL 16).
     """
 
     ranges: tuple[OffsetRange, ...]  # at most one per partition
     fence: Fence
     inputs: ModelInputs
     sample_ids: I64  # (B,) 64-bit id of (impression, label)
-    request_ids: U64  # (B,) samples of equal id were served together
+    request_ids: U64  # (B,) samples of one request have the same id
     event_times_ms: I64  # (B,)
-    segments: Mapping[str, U64]  # spec's segment fields: (B,) value keys
-    served: Mapping[str, F32]  # label -> (B,) prediction logged at serving, NaN where none was
-    replayed: bool = (
-        False  # some store had applied it before: trained where it must be, but not measured again
-    )
-    explored: Bool | None = None  # (B,) served in random order; None: it is not known of any
+    segments: Mapping[str, U64]  # segment field of the spec -> (B,) keys of its values
+    served: Mapping[str, F32]  # label -> (B,) logged prediction; NaN: none was logged
+    replayed: bool = False  # a store had applied a part of it: learned where necessary, not measured again
+    explored: Bool | None = None  # (B,) served in random order; None: unknown for all
     items: U64 | None = None  # (B,) key of the item, 0: null; None: the spec has no feature for it
-    looked: Looked | None = None  # what its rows can be brought up by; None: they are as they should be
-    states: Sequence[F32] | None = None
-    """Per group (U, T): optimiser state of its rows, if the stream takes several gradients a row; who steps
-    rows within the batch writes to it. None: the stream takes one gradient a row."""
-    ends: I64 | None = (
-        None  # (K,) where batches end that it is put together of, for measures; None: it is one
+    looked: LookupResult | None = (
+        None  # keys and states for read-my-writes; None: the trainer applies nothing
     )
+    states: Sequence[F32] | None = None
+    """Per group (U, T) optimiser state of its rows, if the stream accepts several gradients a row. Steps
+    within the batch change it. None: the stream accepts one gradient a row."""
+    ends: I64 | None = None  # (K,) ends of the batches that it joins, for measures; None: it is one batch
 
     def __len__(self) -> int:
         return len(self.sample_ids)
 
     def part(self, first: int, last: int) -> TrainBatch:
-        """Samples [first, last), as measures take them: without rows and ranges."""
+        """Return the samples [first, last) without rows and ranges, for measures."""
         at, labels = slice(first, last), self.inputs.labels
         own = None if labels is None else Labels(labels.index[at], labels.value[at], labels.weight[at])
         return TrainBatch(
@@ -68,38 +69,34 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRun:
-    """Consecutive batches of one lane, read and decoded together.
+    """K consecutive batches of one lane, read and decoded together. A batch may have no sample.
 
-    Each is judged, stepped and pushed by itself, in order; the lane holds one credit for all of them, as it
-    has one of them in flight at a time.
-
-    K batches; a batch may have no sample.
+    Native code steps and pushes each by itself, in order. At most one is in flight, so the lane holds one
+    permit for all of them.
     """
 
     batches: LoopBatches
     replayed: Sequence[bool]  # (K,) as `TrainBatch.replayed`
-    keep: U8  # (K,) 1: the gate wants copies of its rows (`Ran.kept`)
-    samples: TrainBatch  # of all batches together, without rows and ranges
-    traced: bool = False  # whether `Ran.moments_ns` is wanted
+    keep: U8  # (K,) 1: copy its rows for the gate (`Ran.kept`)
+    samples: TrainBatch  # of all batches, without rows and ranges
+    traced: bool = False  # record `Ran.moments_ns`
 
     def __len__(self) -> int:
         return len(self.batches)
 
     @property
     def starts(self) -> list[int]:
-        """(K + 1,) where each batch's samples start; the last is where they end."""
+        """The K starts of the batches' samples, and the end of the last one."""
         return [0, *self.batches.ends.tolist()]
 
 
 class BatchStream(Protocol):
-    """Batches of one rank. `take` may be called from several lanes at once; partitions of a lane are its
-    own."""
+    """The batches of one rank. Lanes may call concurrently; each has partitions of its own."""
 
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
-        """The lane's next batch, or None if there is none within `wait_s` or no credit is free.
+        """Return the lane's next batch; None if no batch or no permit is available within `wait_s`.
 
-        `LocalStream` does the embedder's work on the caller's thread; others do it ahead, on threads of
-        theirs, or elsewhere.
+        `LocalStream` reads and looks up on the caller's thread; other streams prefetch.
 
         Raises:
             DataLost, Unavailable: as the log and the row service do.
@@ -115,52 +112,56 @@ class BatchStream(Protocol):
         """Push a batch's row gradients; None returns the batch unused, to be issued again.
 
         Args:
-            gradients: per group (G, S), G the sum of its counts.
-            counts: per group (U,), of a batch with `states`: how many gradients each row has, one behind the
-                other in the order of its steps. None: one each.
+            lane: the lane that took the batch.
+            batch: one that `take` returned; each is returned once.
+            gradients: per group (G, S) float32, G the sum of the group's counts.
+            counts: per group (U,) uint32, for a batch with `states`: the gradients of each row, which are
+                adjacent and in the order of its steps. None: one each.
 
-        Its credit is free once all shards have acknowledged the push (PROTOCOL 16). A stream may answer
-        later: then it copies the gradients, and a refusal shows in what `take` gives next.
+        The permit is released once all shards have acknowledged the push (PROTOCOL 16). A stream may push
+        asynchronously: it then copies the gradients, and a refusal rewinds the lane without an error here.
+        After a refusal the lane's batches in flight are void, and `take` restarts at the applied offsets;
+        the caller returns void batches as usual.
 
-        Raises Refused if the push was refused at once. Either way the lane's batches in flight are void then,
-        and `take` starts again from `applied`; those that are still out are given back as ever.
+        Raises:
+            Refused: a synchronous push was refused.
+            ValueError: the batch is not in flight.
         """
 
     def settled(self, wait_s: float) -> bool:
-        """Wait until every push of what was given back was answered; False if some are not within `wait_s`.
+        """Wait until all pushes are acknowledged; False if some are not within `wait_s`.
 
-        For who must know that rows have learned all there is to learn from: at the end of a run, or before
-        somebody asks the shards.
+        Call it at the end of a run, or before a read that must contain all pushed gradients.
         """
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples given back, at least `rows` of them if there are, with their rows as they were
-        before they were trained on.
+        """Return at least `rows` of the newest learned samples, if there are, with their rows before that.
 
-        For the gate, which judges versions on equal samples. Rows as they are now know these by heart: a
-        version that leans on the expert that memorises most would look best. So replayed batches, whose rows
-        may know them, are left out. The arrays must not be changed.
+        The gate compares versions on these samples. Present rows have learned them, which would favour the
+        version that relies most on the expert that memorises; for the same reason replayed batches are
+        excluded. The caller must not change the arrays.
         """
 
     def lag(self) -> Mapping[int, int]:
-        """{partition: blocks in the log that no batch has covered yet}."""
+        """Return {partition: blocks in the log that no batch has contained}."""
 
     def close(self) -> None:
-        """Free what the stream holds. Idempotent."""
+        """Release all resources. Idempotent."""
 
 
 class RunStream(BatchStream, Protocol):
-    """A stream whose rows the native loop (`freshet.model.native_loop`) looks up and pushes itself."""
+    """A stream for the native loop (`freshet.model.native_loop`), which looks up and pushes rows itself."""
 
     def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
-        """The lane's next batches, or None as `take`. Waits for the first batch as `take` does, and takes
-        more only as far as they are there already.
+        """Return the lane's next batches; waits for the first like `take`, but for no further ones.
 
-        Raises Fenced, too: the claim on rows or partitions is lost.
+        Raises:
+            Fenced: the claim on rows or partitions is lost.
+            DataLost, Unavailable: as `take`.
         """
 
     def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
-        """Tell what became of a run; None returns it unused. Batches that were not pushed are issued again.
+        """Finish a run; None returns it unused. Batches that were not pushed are issued again.
 
-        Raises Refused if a push was refused, as `give_back`; Unavailable if rows could not be read.
+        Raises Refused if a push was refused, Unavailable if rows could not be read.
         """

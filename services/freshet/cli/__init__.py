@@ -16,7 +16,7 @@ import click
 from freshet.errors import FreshetError
 from freshet.extras import EXTRAS, how_to_install
 from freshet.release import RELEASE
-from freshet.terminal import let_go, mend_streams
+from freshet.terminal import discard, mend_streams
 
 __all__ = ["EXITS", "main"]
 
@@ -50,7 +50,6 @@ VERBS = {
     "audit": "Say who has promoted, rolled back, and made or dropped tokens.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",
     "init": "Write a commented spec for your Avro schemas.",
-    "certs": "Make certificates for services, signed by an authority of your own.",
 }
 
 
@@ -110,7 +109,7 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError:  # the error was of what is printed
-            let_go(sys.stdout)
+            discard(sys.stdout)
         sys.exit(1)
 
 

@@ -211,6 +211,6 @@ def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
                 f"the spec of a model that has run on this log; {spec.name} has not",
                 "--folder or FRESHET_COMMON_LOG_URL names the log",
             )
-        yield make(spec, log, theirs=schemas_of_others(settings))
+        yield make(spec, log, external_schemas=schemas_of_others(settings))
     finally:
         log.close()

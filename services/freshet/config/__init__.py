@@ -1,1 +1,1 @@
-"""Configuration: the feature spec, the settings of services, and the forms that both are described by."""
+"""Configuration: the feature spec, the settings of services, and the forms of their values."""

@@ -1,14 +1,14 @@
-"""Who owns what, decided in the log (PROTOCOL 9): the rules, without I/O.
-`freshet.coordination.claims` does the I/O.
+"""Rules of ownership by claims in the log (PROTOCOL 9), without I/O, which `freshet.coordination.claims`
+does.
 
-Claims, heartbeats and releases are JSON records of a one-partition topic `control`. The fence of a claim
-is its record's offset: unique, never going back. A claim names the one that it replaces, and of several
-that name the same the first in the log wins; so every reader of the log, at whatever time, comes to the
-same owner. One record may claim several things, all of them or none, under one fence.
+Claims, heartbeats and releases are JSON records of the one-partition topic `control`. The fence of a claim is
+the offset of its record: unique, always increasing. A claim names the claim that it replaces; of several that
+name the same, the first in the log wins, so every reader of the log, at any time, finds the same owner. One
+record may claim several things, all or none, under one fence.
 
-When a claim may be *made* is each claimer's own judgement: after a release, or after a full lease in
-which it could read the log and saw no heartbeat. So nothing expires while the log itself is away, or
-while the claimer was stopped.
+Each claimer decides by itself when it may claim: after a release, or after a full lease in which it could
+read the log and saw no heartbeat. So no lease expires while the log is unavailable, or while the claimer was
+stopped.
 """
 
 from __future__ import annotations
@@ -44,108 +44,107 @@ __all__ = [
 
 _FORMAT = 1
 _LATER = 2
-"""Format of kinds that a reader of format 1 must not ignore: it would take what is claimed for free."""
+"""Format of kinds that a reader of format 1 must not ignore, as it would treat claimed things as free."""
 
 
 _ADVICE = frozenset({"heartbeat", "plan", "load"})
-"""Kinds by which nothing is owned: a reader may leave out any of them."""
+"""Kinds of records that do not affect ownership: a reader may ignore them."""
 
 _MOST = 2**63 - 1
-"""Of fences and offsets."""
+"""Largest fence or offset."""
 
 _MOST_LOAD = 2**53
-"""Of a load's rates and rows, which are added up as floats."""
+"""Largest rate or number of rows of a load; loads are added up as floats."""
 
 
 class LaterFormat(Corrupt):
-    """A record that may be a claim, in a format of a later release. Who skips it takes for free what is
-    owned."""
+    """A record of a later format that may be a claim; ignoring it would treat owned things as free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The newest valid claim of something."""
 
-    what: str  # names the thing: one of a set that never overlap, such as "partition/3"
-    owner: str  # unique to a process's life
+    what: str  # name of the claimed thing; things never overlap, such as "partition/3"
+    owner: str  # unique to one run of a process
     fence: Fence
     released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who should own what, as one process advises (PROTOCOL 9: claims are the truth)."""
+    """Advice of one process on the owners of slices (PROTOCOL 9: claims decide)."""
 
-    by: str  # its seat
-    fence: Fence  # of its claim of the seat when it wrote this
-    seats: tuple[str, ...]  # of each slice, in order
+    by: str  # membership lease of the adviser
+    fence: Fence  # of that lease when it wrote the plan
+    seats: tuple[str, ...]  # membership lease of the advised owner of each slice, in order
 
 
 @dataclass(frozen=True, slots=True)
 class SliceLoad:
-    """What one slice asks of its owner."""
+    """Load of one slice on its owner."""
 
-    slice: int  # its place in a plan
-    rate: int  # rows looked up and pushed, a second
-    rows: int  # that its owner has stored
+    slice: int  # index of the slice in a plan
+    rate: int  # rows looked up and pushed per second
+    rows: int  # rows stored
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a shard has to do and to keep, as it tells every few seconds: plans are made by it."""
+    """Load of a shard, which it reports every few seconds as input of plans."""
 
-    by: str  # its seat
-    fence: Fence  # of its claim of the seat
-    bytes: int  # of memory, of the rows of these slices
-    limit: int  # of those bytes; 0: none
-    slices: tuple[SliceLoad, ...]  # that it serves
+    by: str  # membership lease of the shard
+    fence: Fence  # of that lease
+    bytes: int  # memory of the rows of these slices
+    limit: int  # of those bytes; 0: no limit
+    slices: tuple[SliceLoad, ...]  # slices that it serves
 
 
 def claim_record(what: str, owner: str, replaces: Fence | None) -> bytes:
-    """A claim of `what`, in place of the claim with that fence; None if there was none."""
+    """Encode a claim of `what` in place of the one with the fence `replaces`; None: there was none."""
     return _dump("claim", what=what, owner=owner, replaces=replaces)
 
 
 def claims_record(owner: str, replaces: Mapping[str, Fence | None]) -> bytes:
-    """One claim of several things: all of them or, if one names another than the claim that stands, none."""
+    """Encode a claim of several things. It is void as a whole if one names a claim that is not the newest."""
     return _dump("claims", _LATER, owner=owner, things=list(replaces.items()))
 
 
 def heartbeat_record(fences: Iterable[Fence]) -> bytes:
-    """The owners of these claims live."""
+    """Encode a heartbeat of the owner of these claims."""
     return _dump("heartbeat", fences=list(fences))
 
 
 def release_record(what: str, fence: Fence) -> bytes:
-    """Its owner gives the claim up: the next one need not wait."""
+    """Encode the release of a claim, which the next owner may replace at once."""
     return _dump("release", what=what, fence=fence)
 
 
 def releases_record(things: Iterable[str], fence: Fence) -> bytes:
-    """Its owner gives some of the things up that it claimed at once."""
+    """Encode the release of some of the things that were claimed together."""
     return _dump("releases", _LATER, things=list(things), fence=fence)
 
 
 def plan_record(plan: Plan) -> bytes:
-    """Advice on who should own which slice; the last one in the log counts."""
+    """Encode advice on the owners of slices; the last record in the log counts."""
     return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.seats))
 
 
 def load_record(load: Load) -> bytes:
-    """What a shard has to do; the last one of each seat counts. Who does not know it may ignore it."""
+    """Encode a shard's load; the last record of each membership lease counts. Readers may ignore the kind."""
     slices = [[part.slice, part.rate, part.rows] for part in load.slices]
     return _dump("load", by=load.by, fence=load.fence, bytes=load.bytes, limit=load.limit, slices=slices)
 
 
 def state_record(upto: int, claims: Iterable[Claim], plan: Plan | None) -> bytes:
-    """All claims, and the plan, as records below offset `upto` make them, so that those may be trimmed."""
+    """Encode all claims and the plan as of offset `upto`, below which records may then be trimmed."""
     rows = [[c.what, c.owner, c.fence, c.released] for c in claims]
     advice = None if plan is None else [plan.by, plan.fence, list(plan.seats)]
     return _dump("state", upto=upto, claims=rows, plan=advice)
 
 
 def parse_record(data: bytes, where: str) -> dict[str, Any]:
-    """Parse a record of `control`; unknown kinds and keys are left to the reader to ignore.
+    """Parse a record of `control`. Unknown kinds and keys pass; the reader ignores them.
 
     Raises:
         LaterFormat: the record may be a claim of a later release.
@@ -162,7 +161,7 @@ def parse_record(data: bytes, where: str) -> dict[str, Any]:
     if type(version) is int and version > known and kind not in _ADVICE:
         raise LaterFormat(
             f"{where}: expected a claim record of format {known} at most, found {data[:60]!r}\n"
-            "  a later release may own what this one takes for free: upgrade this process"
+            "  a later release may own things that this one treats as free: upgrade this process"
         )
     expected = _SHAPES.get(kind, {})
     if version != known or not all(key in record for key in expected):
@@ -184,11 +183,10 @@ def parse_record(data: bytes, where: str) -> dict[str, Any]:
 
 
 def read_record(data: bytes | None, where: str) -> dict[str, Any] | None:
-    """As `parse_record`, but a record that does not parse is counted and logged, and None. So is an empty
-    value,
-    without a count. Every reader of the log leaves out the same records, so all come to the same owners.
+    """Parse a record; returns None for an empty value, and for a record that does not parse, which is counted
+    and logged. All readers of the log leave out the same records, so they find the same owners.
 
-    Raises LaterFormat.
+    Raises LaterFormat if the record may be a claim of a later release.
     """
     if not data:
         return None
@@ -234,7 +232,7 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
         and [type(cell) for cell in plan] == [str, int, list]
         and all(isinstance(seat, str) for seat in plan[2])
     ):
-        raise Corrupt(f"{where}: expected [by, fence, seats] as plan of a state record, found {plan!r}")
+        raise Corrupt(f"{where}: expected `[by, fence, seats]` as plan of a state record, found {plan!r}")
 
 
 def _check_load(record: Mapping[str, Any], where: str) -> None:
@@ -262,29 +260,28 @@ def _dump(kind: str, version: int = _FORMAT, **fields: object) -> bytes:
 
 
 class ClaimBook:
-    """What the log says about claims, and how long each owner has been silent. Not thread-safe."""
+    """State of all claims, and how long each owner has been silent. Not thread-safe."""
 
     def __init__(self, lease_s: float, longest_gap_s: float) -> None:
         """Make an empty book.
 
         Args:
-            lease_s: silence after which somebody else may claim.
-            longest_gap_s: of the time between two observations at most this counts as silence: what lies
-            between
-                was not seen.
+            lease_s: silence after which another process may claim.
+            longest_gap_s: largest part of the time between two observations that counts as silence, as a
+                stopped reader cannot know whether the log was available.
         """
         self._lease_s, self._longest_gap_s = lease_s, longest_gap_s
         self._claims: dict[str, Claim] = {}
         self._silent_s: dict[str, float] = {}
-        self._heard: set[str] = set()  # since the last observation: the time before that is not their silence
+        self._alive_since: set[str] = set()  # things whose owners sent a record since the last observation
         self._observed_s: float | None = None
-        self.changes = 0  # of claims: rises when an owner comes or goes
-        self.plan: Plan | None = None  # the last one read
-        self.loads: dict[str, Load] = {}  # {seat: the last one read}
+        self.changes = 0  # increases when an owner of a claim changes
+        self.plan: Plan | None = None  # the newest
+        self.loads: dict[str, Load] = {}  # membership lease -> the newest load
         self.later: LaterFormat | None = None  # a record that may be a claim of a later release
 
     def apply(self, offset: int, record: Mapping[str, Any]) -> None:
-        """Take in the next record of the log, parsed."""
+        """Apply the next record of the log, parsed."""
         kind = record["kind"]
         if kind == "claim":
             self._apply_claims(offset, record["owner"], [(record["what"], record["replaces"])])
@@ -294,7 +291,7 @@ class ClaimBook:
             alive = set(record["fences"])
             for what, claim in self._claims.items():
                 if claim.fence in alive:
-                    self._hear(what)
+                    self._mark_alive(what)
         elif kind == "release":
             self._release(record["what"], record["fence"])
         elif kind == "releases":
@@ -303,54 +300,54 @@ class ClaimBook:
         elif kind == "plan":
             self.plan = Plan(record["by"], Fence(record["fence"]), tuple(record["seats"]))
         elif kind == "load":
-            self._hear_load(record)
+            self._apply_load(record)
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Start from a `state` record; records from its `upto` on are applied after it."""
+        """Start from a `state` record; records from its `upto` on are applied afterwards."""
         for what, owner, fence, released in record["claims"]:
             self._claims[what] = Claim(what, owner, Fence(fence), released)
-            self._hear(what)
+            self._mark_alive(what)
         if (plan := record.get("plan")) is not None:
             by, fence, seats = plan
             self.plan = Plan(by, Fence(fence), tuple(seats))
         self.changes += 1
 
     def observe(self, now_s: float) -> None:
-        """The log was read to its end at this instant of a monotonic clock."""
+        """Count silence up to this instant of a monotonic clock, at which the log was read to its end."""
         if self._observed_s is not None:
             passed = min(now_s - self._observed_s, self._longest_gap_s)
-            for what in self._silent_s.keys() - self._heard:
+            for what in self._silent_s.keys() - self._alive_since:
                 self._silent_s[what] += passed
-        self._heard.clear()
+        self._alive_since.clear()
         self._observed_s = now_s
 
-    def blind(self) -> None:
-        """The log could not be read: time until the next observation is nobody's silence."""
+    def suspend(self) -> None:
+        """Exclude the time until the next observation from all silence, as the log could not be read."""
         self._observed_s = None
 
     def claim(self, what: str) -> Claim | None:
-        """The newest valid claim, released or not; None if there never was one."""
+        """Return the newest valid claim, released or not; None if there never was one."""
         return self._claims.get(what)
 
     def claims(self) -> Mapping[str, Claim]:
-        """All of them by name."""
+        """Return the newest valid claim of each thing."""
         return dict(self._claims)
 
     def living(self) -> Mapping[str, Claim]:
-        """Those that stand: not released, and their owner not silent for a lease."""
+        """Return the valid claims that are not released and whose owners were not silent for a lease."""
         return {what: claim for what, claim in self._claims.items() if not self.claimable(what)}
 
     def silent_s(self, what: str) -> float:
-        """For how long its owner has said nothing while the log could be read."""
+        """Return the seconds for which the owner sent no record while the log could be read."""
         return self._silent_s.get(what, 0.0)
 
     def claimable(self, what: str) -> bool:
-        """May it be claimed now: nobody has it, it was released, or its owner was silent for a lease."""
+        """Return whether it may be claimed: it was never claimed or was released, or its lease ran out."""
         claim = self._claims.get(what)
         return claim is None or claim.released or self._silent_s[what] >= self._lease_s
 
     def alive(self, what: str) -> bool:
-        """Is it claimed, not released, and its owner heard of within a lease."""
+        """Return whether it is claimed and not released, and its lease runs."""
         return what in self._claims and not self.claimable(what)
 
     def _apply_claims(self, offset: int, owner: str, things: Iterable[tuple[str, int | None]]) -> None:
@@ -361,7 +358,7 @@ class ClaimBook:
                 return
         for what, _ in things:
             self._claims[what] = Claim(what, owner, Fence(offset))
-            self._hear(what)
+            self._mark_alive(what)
         self.changes += 1
 
     def _release(self, what: str, fence: int) -> None:
@@ -370,13 +367,13 @@ class ClaimBook:
             self._claims[what] = replace(claim, released=True)
             self.changes += 1
 
-    def _hear_load(self, record: Mapping[str, Any]) -> None:
-        """Of a seat's owner only: what a process still writes that was replaced is of the past."""
+    def _apply_load(self, record: Mapping[str, Any]) -> None:
+        """Apply a load if its writer still has its membership lease; a replaced process may still write."""
         claim = self._claims.get(record["by"])
         if claim is not None and claim.fence == record["fence"]:
             slices = tuple(SliceLoad(*row) for row in record["slices"])
             self.loads[claim.what] = Load(claim.what, claim.fence, record["bytes"], record["limit"], slices)
 
-    def _hear(self, what: str) -> None:
+    def _mark_alive(self, what: str) -> None:
         self._silent_s[what] = 0.0
-        self._heard.add(what)
+        self._alive_since.add(what)

@@ -1,5 +1,4 @@
-"""Claims on any event log: a thread that reads `control`, sends heartbeats and tells owners what they
-lost."""
+"""Claims on any event log: a thread reads `control`, sends heartbeats and notifies owners of lost claims."""
 
 from __future__ import annotations
 
@@ -35,58 +34,55 @@ __all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Held"]
 _log = structlog.get_logger(__name__)
 
 LEASE_S = 3.0
-"""Silence after which an owner is replaced: six heartbeats, so that a slow disk or a long pause of one costs
-nothing."""
+"""Silence after which an owner is replaced: six heartbeats, so one slow write does not matter."""
 
 HEARTBEAT_S = 0.5
 
 _POLL_S = 0.05
-"""Longest wait in one poll: a heartbeat is late by no more than this."""
+"""Longest wait of one poll, and so the largest delay of a heartbeat."""
 
 _GAP_S = 0.2
-"""Between two readings at most this counts as silence: who slept in between cannot know whether the log was
-there. A busy machine that polls later than this only makes leases longer."""
+"""Largest part of the time between two reads that counts as silence: a process that slept longer cannot know
+whether the log was available. On a busy machine that polls later, leases only become longer."""
 
 _STATE_EVERY = 100_000
-"""Records after which a summary is written and the rest trimmed; about 14 hours of one owner, 0.2 s to
-read."""
+"""Records after which a summary is written and earlier records are trimmed: about 14 hours of one owner, 0.2
+s of reading."""
 
 
 class Held:
-    """One claim that this process made, of one thing or several. It is held until `lost` is set or `release`
-    is called."""
+    """A claim of this process, of one or several things; valid until `lost` is set or `release` is called."""
 
     def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
         self._claims = claims
         self.owner, self.fence = owner, fence
-        self.things = frozenset(things)  # those still held: each may be lost or released by itself
-        self.what = _named(sorted(self.things))  # for people
-        self.lost = threading.Event()  # one of them was claimed by somebody else
+        self.things = frozenset(things)  # those still held; each may be lost or released separately
+        self.what = _named(sorted(self.things))  # for messages
+        self.lost = threading.Event()  # set when another owner has claimed one of them
         self._on_lost: list[Callable[[], None]] = []
 
     def check(self) -> None:
-        """Raise Fenced if somebody else has claimed it meanwhile; cheap, as it only looks at what was read.
+        """Raise Fenced if another owner has claimed a thing. Cheap: it only tests what the thread has read.
 
-        Raises what stopped the claims' thread, if that is why it is lost.
+        Raises the error that stopped the claims' thread, if there is one.
         """
         self._claims.check()
         if self.lost.is_set():
             raise Fenced(f"{self.what} was claimed from {self.owner} (fence {self.fence}) by another owner")
 
     def on_lost(self, call: Callable[[], None]) -> None:
-        """Call this on the claims' thread when the claim, or a part of it, is lost; at once if it is
-        already."""
+        """Add a callback for the loss of a thing; the claims' thread calls it, or this one if it is lost."""
         self._on_lost.append(call)
         if self.lost.is_set():
             call()
 
     def release(self, things: Iterable[str] | None = None) -> None:
-        """Give it up, or some of its things, so that the next owner need not wait. Idempotent; what was lost
-        is only forgotten. While the log is away it is kept, and written once the log is back."""
+        """Release the claim, or some of its things, so that the next owner need not wait. Idempotent; lost
+        things are only forgotten. While the log is unavailable, the release is kept and written later."""
         self._claims._release(self, self.things if things is None else frozenset(things))
 
     def forget(self) -> None:
-        """Send no heartbeats for it: for a claim that others judge by other rules than leases."""
+        """Stop its heartbeats: for a claim whose validity does not depend on a lease."""
         self._claims._forget(self)
 
     def _lose(self, things: frozenset[str]) -> None:
@@ -97,7 +93,7 @@ class Held:
 
 
 class Claims:
-    """Claims of one process on a one-partition topic. Thread-safe. The topic must exist."""
+    """Claims of one process on a one-partition topic, which must exist. Thread-safe."""
 
     def __init__(
         self,
@@ -113,9 +109,9 @@ class Claims:
         self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
         self._writer, self._reader = log.writer(), log.reader()
         self._held: dict[Fence, Held] = {}
-        self._unwritten: list[bytes] = []  # releases that could not be written, or are not known to be
-        self._changed = threading.Condition()  # guards the book, what is held, and the fields below
-        self._next = 0  # offset up to which the book has read
+        self._unwritten: list[bytes] = []  # releases that are not known to be written
+        self._changed = threading.Condition()  # guards the book, `_held` and the fields below
+        self._next = 0  # offset up to which the book has applied the log
         self._start = 0
         self._beat_due = clock.monotonic()
         self._error: FreshetError | None = None
@@ -125,21 +121,23 @@ class Claims:
         self._thread.start()
 
     def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Held:
-        """Claim `what` as soon as that is allowed, at the latest at `deadline`, an instant of the clock's
+        """Claim `what` as soon as it is free, at the latest at `deadline`, an instant of the clock's
         `monotonic`.
 
         Raises:
-            Unavailable: somebody else holds it until the deadline, or until `stop` is set; the message says
-                who.
+            Unavailable: another owner, which the message names, holds it until the deadline or until `stop`
+                is set.
         """
         return self.acquire_all([what], owner, deadline, stop)
 
     def acquire_all(
         self, things: Sequence[str], owner: str, deadline: float, stop: threading.Event | None = None
     ) -> Held:
-        """Claim several things with one record, as soon as all of them are free: all or none, one fence.
+        """Claim several things with one record and one fence, as soon as all of them are free.
 
-        Raises as `acquire` does; ValueError if there are none.
+        Raises:
+            Unavailable: as `acquire`.
+            ValueError: `things` is empty.
         """
         if not things:
             raise ValueError("a claim names at least one thing")
@@ -149,7 +147,7 @@ class Claims:
                 for what in things:
                     self._wait_until_claimable(what, deadline, stop)
                 if not all(self._book.claimable(what) for what in things):
-                    continue  # one was claimed while another was waited for
+                    continue  # one was claimed during the wait for another
                 claims = {what: self._book.claim(what) for what in things}
             replaces = {what: claim.fence if claim else None for what, claim in claims.items()}
             one = len(things) == 1
@@ -166,12 +164,12 @@ class Claims:
                     return held
 
     def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Held | None:
-        """Claim `what` in place of the claim with the fence `former` (None: there was none), whether or not
-        that one's lease has run out: for who may decide that by other rules. None if another claim came
-        first. A former claim of this process that is renewed so is not lost, only forgotten.
+        """Claim `what` in place of the claim with the fence `former` (None: there was none), even if its
+        lease runs: for callers that decide by other rules. Returns None if another claim came first. A former
+        claim of this process is forgotten, not lost.
 
         Raises:
-            Unavailable: what was written could not be read back until the deadline.
+            Unavailable: the record could not be read back before the deadline.
         """
         with self._changed:
             self._refuse_unknown_claims()
@@ -188,18 +186,17 @@ class Claims:
                 self._beat_due = self._clock.monotonic()
                 return held
         finally:
-            if renewed is not None:  # the thread tells whether it still stands
+            if renewed is not None:  # the thread finds out whether it is still valid
                 with self._changed:
                     self._held[renewed.fence] = renewed
 
     def free(self, things: Iterable[str]) -> list[str]:
-        """Those that may be claimed now."""
+        """Return the things that may be claimed now."""
         with self._changed:
             return [what for what in things if self._book.claimable(what)]
 
     def alive(self, prefix: str) -> list[Claim]:
-        """Claims of things of this prefix whose owners live, in order of their fences: who came first
-        leads."""
+        """Return claims of things with this prefix whose leases run, by fence: the first is the leader's."""
         with self._changed:
             claims = [
                 c for w, c in self._book.claims().items() if w.startswith(prefix) and self._book.alive(w)
@@ -207,53 +204,53 @@ class Claims:
         return sorted(claims, key=lambda claim: claim.fence)
 
     def plan(self) -> Plan | None:
-        """The last plan in the log."""
+        """Return the newest plan."""
         with self._changed:
             return self._book.plan
 
     def advise(self, plan: Plan) -> None:
-        """Write a plan. Raises Unavailable."""
+        """Write a plan. Raises Unavailable if the log is."""
         self._append(plan_record(plan))
 
     def loads(self) -> Mapping[str, Load]:
-        """{seat: what its shard has to do, as it told last}."""
+        """Return {membership lease: the shard's newest load}."""
         with self._changed:
             return dict(self._book.loads)
 
-    def tell(self, load: Load) -> None:
-        """Write what this shard has to do. Raises Unavailable."""
+    def report_load(self, load: Load) -> None:
+        """Write this shard's load. Raises Unavailable if the log is."""
         self._append(load_record(load))
 
     @property
     def changes(self) -> int:
-        """Rises with every claim and release that counts; cheap."""
+        """Number that increases with every valid claim and release; cheap."""
         return self._book.changes
 
     def owners(self) -> Mapping[str, Claim]:
-        """The newest claim of everything that was ever claimed, the released ones included."""
+        """Return the newest claim of each thing, released ones included."""
         with self._changed:
             return self._book.claims()
 
     def living(self) -> Mapping[str, Claim]:
-        """The claims that stand now, as far as this process has read: not released, and with heartbeats."""
+        """Return the claims whose leases run, as far as this process has read the log."""
         with self._changed:
             return self._book.living()
 
-    def survey(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
-        """The newest claim of everything, and those whose owners live, of one moment."""
+    def snapshot(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
+        """Return the newest claim of each thing, and the claims whose leases run, of one moment."""
         with self._changed:
             claims = self._book.claims()
             return claims, {what: claim for what, claim in claims.items() if self._book.alive(what)}
 
     def check(self) -> None:
-        """Raise what has stopped the thread, if anything has: DataLost or Corrupt."""
+        """Raise the error that has stopped the thread, if there is one: DataLost or Corrupt."""
         if self._error is not None:
             raise self._error
 
     def close(self, *, release: bool = True) -> None:
-        """Release what is held, unless told not to, and stop. Idempotent."""
+        """Release all claims, unless `release` is False, and stop. Idempotent."""
         for held in list(self._held.values()) if release else ():
-            held.release()  # where that cannot be written, the lease runs out
+            held.release()  # if that cannot be written, the lease runs out
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -262,15 +259,15 @@ class Claims:
         self._reader.close()
         self._writer.close()
 
-    # The caller's side
+    # Called by the owner
 
     def _wait_until_claimable(self, what: str, deadline: float, stop: threading.Event | None) -> None:
         while not self._book.claimable(what):
             claim = self._book.claim(what)
-            owner = f"{claim.owner} (fence {claim.fence})" if claim else "nobody"
+            owner = f"{claim.owner} (fence {claim.fence})" if claim else "no owner"
             why = f"{what} is held by {owner}, silent for {self._book.silent_s(what):.1f} s"
             if stop is not None and stop.is_set():
-                raise Unavailable(f"asked to stop while {why}")
+                raise Unavailable(f"stopped while {why}")
             self._wait(deadline, f"{why}; it is free a lease after its last heartbeat")
 
     def _wait(self, deadline: float, message: str) -> None:
@@ -298,8 +295,8 @@ class Claims:
         try:
             self._append(record)
         except Unavailable as error:
-            # Heartbeats for the rest of the claim would keep these things for ever.
-            _log.warning("released once the log is back", what=_named(given), reason=str(error))
+            # Heartbeats for the rest of the claim would keep these things claimed forever.
+            _log.warning("a release is written once the log is back", what=_named(given), reason=str(error))
             with self._changed:
                 self._unwritten.append(record)
 
@@ -311,7 +308,7 @@ class Claims:
         return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]
 
     def _refuse_unknown_claims(self) -> None:
-        """Raise Unavailable where a record may be a claim that this release does not understand."""
+        """Raise Unavailable if a record may be a claim that this release cannot read."""
         if self._book.later is not None:
             raise Unavailable(f"nothing is claimed: {self._book.later}")
 
@@ -321,13 +318,13 @@ class Claims:
         except LaterFormat as error:
             if self._book.later is None:
                 _log.error(
-                    "a record of control is of a later release, nothing is claimed from now on",
+                    "a record of control is of a later release, so this process claims nothing from now on",
                     reason=str(error),
                 )
             self._book.later = error
             return None
 
-    # The thread
+    # Called by the thread
 
     def _run(self) -> None:
         while not self._closing:
@@ -335,7 +332,7 @@ class Claims:
                 self._step(self._reader)
             except Unavailable as error:
                 with self._changed:
-                    self._book.blind()
+                    self._book.suspend()
                     self._changed.wait(_POLL_S)
                 _log.warning("the control topic cannot be reached", reason=str(error))
             except Exception as error:
@@ -345,7 +342,7 @@ class Claims:
                     lost = list(self._held.values())
                     self._held.clear()
                     self._changed.notify_all()
-                for held in lost:  # nobody sends their heartbeats any more, nor would see who takes over
+                for held in lost:  # they get no more heartbeats, and their loss would not be noticed
                     held._lose(held.things)
                 return
 
@@ -380,7 +377,7 @@ class Claims:
             self._summarise()
 
     def _write_releases(self) -> None:
-        """Write what could not be written before; a release that is there twice says nothing new."""
+        """Write releases that failed before; a second record of the same release has no effect."""
         while self._unwritten:
             self._append(self._unwritten[0])
             with self._changed:
@@ -396,8 +393,7 @@ class Claims:
         self._start = upto
 
     def _read_from_start(self) -> None:
-        """Read all there is. A log that was trimmed starts with the state as of its start, a little further
-        on."""
+        """Read the whole log. A trimmed log has a `state` record, of its start, soon after its start."""
         bounds = self._eventlog.bounds(self._partition)
         self._reader.assign({self._partition: bounds.start})
         self._next = self._start = bounds.start

@@ -1,68 +1,110 @@
-"""Slices: the pieces in which a model's buckets are claimed (PROTOCOL 9), by embedded and remote shards
-alike."""
+"""Slices of a model's buckets, the units of claims (PROTOCOL 9), for embedded and remote shards.
+
+Letters: B buckets of the model.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from freshet.coordination.claim_rules import Claim
 from freshet.coordination.claims import Claims
-from freshet.coordination.shard_map import NOBODY, Owners
+from freshet.errors import Unavailable
 from freshet.types import I64, BucketRange
 
-__all__ = ["SEATS", "SLICES", "ShardMap", "address_of", "owner_text", "seat_of", "slices_of"]
+__all__ = [
+    "NO_OWNER",
+    "SEATS",
+    "SLICES",
+    "Owners",
+    "ShardMap",
+    "address_of",
+    "owner_text",
+    "seat_of",
+    "slices_of",
+]
+
+NO_OWNER = -1
+"""Index of a bucket without an owner."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """Owners of a model's buckets at one moment."""
+
+    number: int  # increases with every change
+    addresses: tuple[str, ...]  # host:port of each shard that owns a bucket
+    of_bucket: I64  # (B,) index into `addresses`, or NO_OWNER
+
+    @classmethod
+    def of(cls, shards: Mapping[str, range], *, buckets: int, number: int = 0) -> Owners:
+        """Make it from {address: its buckets}."""
+        of_bucket = np.full(buckets, NO_OWNER, np.int64)
+        for i, owned in enumerate(shards.values()):
+            of_bucket[owned.start : owned.stop] = i
+        return cls(number, tuple(shards), of_bucket)
+
+    def check_whole(self) -> None:
+        """Raise Unavailable if a bucket has no owner."""
+        missing = np.flatnonzero(self.of_bucket == NO_OWNER)
+        if len(missing):
+            raise Unavailable(
+                f"{len(missing)} of {len(self.of_bucket)} buckets have no owner, the first is {missing[0]}; "
+                "a shard claims them within seconds"
+            )
+
 
 SLICES = 64
-"""Of a model with at least as many buckets: few enough for one record, many enough to balance by."""
+"""Number of slices if a model has as many buckets: few enough for one record, many enough for balance."""
 
 SEATS = "shard:"
-"""Before a shard's name: its seat, which it claims to be counted on."""
+"""Prefix of the membership leases of shards, before the name."""
 
 _OWNER = re.compile(r"(?P<name>[^@/\s]+)@(?P<address>[^@/\s]+:\d+)/\S+")
 
 
 def slices_of(buckets: int) -> dict[str, BucketRange]:
-    """{what a claim calls it: its buckets}, in order."""
+    """Return {name of the slice in claims: its buckets}, in order."""
     share = max(1, buckets // SLICES)
     starts = range(0, buckets, share)
     return {f"buckets:{start}-{start + share}": BucketRange(start, start + share) for start in starts}
 
 
 def owner_text(name: str, address: str, life: str) -> str:
-    """How a shard signs its claims: its name, where it answers, and something unique to its process's
-    life."""
+    """Return the owner in a shard's claims. `life` is unique to the process."""
     return f"{name}@{address}/{life}"
 
 
 def address_of(owner: str) -> str | None:
-    """host:port of who signed a claim; None if it is no shard with an address."""
+    """Return host:port of a claim's owner; None if it is no shard with an address."""
     found = _OWNER.fullmatch(owner)
     return found["address"] if found else None
 
 
 def seat_of(owner: str) -> str | None:
-    """The seat of who signed a claim; None as in `address_of`."""
+    """Return the membership lease of a claim's owner; None as in `address_of`."""
     found = _OWNER.fullmatch(owner)
     return SEATS + found["name"] if found else None
 
 
 class ShardMap:
-    """Who owns what, as the claims say: what a client of several shards is given. Thread-safe.
+    """Owners of slices by their claims, for clients of several shards. Thread-safe.
 
-    An owner stays one until its claims are released or taken over: whether it answers, its clients find out.
+    A shard stays an owner until its claims are released or replaced; its clients detect whether it answers.
     """
 
     def __init__(self, claims: Claims, buckets: int) -> None:
         self._claims, self._slices, self._buckets = claims, slices_of(buckets), buckets
         self._seen = -1
         self._fences: Mapping[str, int] = {}
-        self._owners = Owners(0, (), np.full(buckets, NOBODY, np.int64))
+        self._owners = Owners(0, (), np.full(buckets, NO_OWNER, np.int64))
 
     def __call__(self) -> Owners:
-        """The owners now; cheap while nothing changes."""
+        """Return the present owners; cheap while nothing changes."""
         seen = self._claims.changes
         if seen != self._seen:
             self._read()
@@ -76,7 +118,7 @@ class ShardMap:
         if fences == self._fences:
             return
         addresses = sorted({address_of(claim.owner) or "" for claim in owned.values()})
-        of_bucket: I64 = np.full(self._buckets, NOBODY, np.int64)
+        of_bucket: I64 = np.full(self._buckets, NO_OWNER, np.int64)
         for what, claim in owned.items():
             buckets = self._slices[what]
             of_bucket[buckets.start : buckets.stop] = addresses.index(address_of(claim.owner) or "")

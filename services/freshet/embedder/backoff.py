@@ -1,39 +1,39 @@
-"""Waiting between two tries: longer each time, and cut short when there is no point in it any more."""
+"""The growing, interruptible sleep between two tries."""
 
 from __future__ import annotations
 
 import threading
 
-__all__ = ["Patience"]
+__all__ = ["Backoff"]
 
 SHORTEST_S, LONGEST_S = 0.01, 0.5
-"""A shard that is replaced is away for seconds: half a second more is little, and 100 tries a second are too
-many."""
+"""Bounds of a sleep. A shard takes seconds to be replaced, so half a second adds little; more than 100
+tries a second would load the machine."""
 
 
-class Patience:
-    """Rests of one thread; any other may cut one short."""
+class Backoff:
+    """The backoff of one thread; any other thread may interrupt it."""
 
     def __init__(self) -> None:
         self.next_s = SHORTEST_S
-        self._cut = threading.Event()
+        self._interrupted = threading.Event()
 
     @property
-    def short(self) -> bool:
-        """Whether the next rest is the first since it went well."""
+    def is_first(self) -> bool:
+        """Whether the next sleep is the first since a success."""
         return self.next_s == SHORTEST_S
 
-    def rest(self) -> bool:
-        """Rest, twice as long as the last time; True if it was cut short."""
-        rested = self._cut.wait(self.next_s)
+    def sleep(self) -> bool:
+        """Sleep, then double the next duration. Returns True if the sleep was interrupted."""
+        interrupted = self._interrupted.wait(self.next_s)
         self.next_s = min(2 * self.next_s, LONGEST_S)
-        return rested
+        return interrupted
 
-    def renew(self) -> None:
-        """It went well: the next rest is short, and not cut any more."""
+    def reset(self) -> None:
+        """Start with the shortest sleep again, after a success, and clear an interruption."""
         self.next_s = SHORTEST_S
-        self._cut.clear()
+        self._interrupted.clear()
 
-    def cut(self) -> None:
-        """End the rest, and let the next ones be none until `renew`."""
-        self._cut.set()
+    def interrupt(self) -> None:
+        """End the present sleep and skip the next ones until `reset`."""
+        self._interrupted.set()

@@ -1,4 +1,8 @@
-"""Making a batch: unique keys and their rows in memory that is used again, and what the trainer is handed."""
+"""The batch builder: unique keys of decoded samples, their rows in reused memory, and the trainer's batch.
+
+Letters: B samples, U unique keys of a group, G gradients of a group, S floats of a row, T floats of its
+optimiser state.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.batches.read_my_writes import Begun, Looked, OwnWrites
+from freshet.batches.read_my_writes import LookupResult, LookupStart, ReadMyWrites
 from freshet.batches.stream import TrainBatch
 from freshet.clock import Stages
 from freshet.config.spec.layout import Layout, item_of
@@ -21,59 +25,59 @@ from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.tables import Plan
 from freshet.types import F32, U32, U64, Fence, TimeMs
 
-__all__ = ["Made", "Maker", "Slot"]
+__all__ = ["BatchBuilder", "BuiltBatch", "Slot"]
 
 
 class Slot:
-    """Memory of one batch in flight, used again for the next: plans, rows, gradients.
+    """Reused memory of one batch in flight: plans, rows, states and gradients.
 
-    It grows to the largest batch that it held. What a `Made` shows lies here until the slot is used again.
+    It grows to the largest batch that it held. The arrays of a `BuiltBatch` are views of its slot.
     """
 
     def __init__(self, plans: list[Plan], widths: Sequence[int], states: Sequence[int] = ()) -> None:
-        """`states`: floats of optimiser state of each group's rows, if they are wanted."""
+        """Allocate nothing yet; `states`: T of each group, empty if lookups fetch no states."""
         self.plans = plans
         self._states = [np.empty((0, floats), np.float32) for floats in states]
         self.rows = [np.empty((0, width), np.float32) for width in widths]
         self._gradients = [np.empty((0, width), np.float32) for width in widths]
 
-    def room(self, group: int, rows: int) -> F32:
-        """(rows, S) of this group's row memory."""
+    def row_memory(self, group: int, rows: int) -> F32:
+        """Return (rows, S) float32 memory for a group's rows."""
         self.rows[group] = _grown(self.rows[group], rows)
         return self.rows[group][:rows]
 
-    def state_room(self, group: int, rows: int) -> F32:
-        """(rows, T) of this group's memory of states."""
+    def state_memory(self, group: int, rows: int) -> F32:
+        """Return (rows, T) float32 memory for a group's optimiser states."""
         self._states[group] = _grown(self._states[group], rows)
         return self._states[group][:rows]
 
-    def keep(self, gradients: Sequence[F32]) -> list[F32]:
-        """A copy of the gradients in memory of the slot: the model's own is overwritten by its next batch."""
-        kept = []
+    def copy_gradients(self, gradients: Sequence[F32]) -> list[F32]:
+        """Copy gradients, (G, S) float32 a group, into the slot: the model overwrites its own arrays."""
+        copies = []
         for g, gradient in enumerate(gradients):
             self._gradients[g] = _grown(self._gradients[g], len(gradient))
             into = self._gradients[g][: len(gradient)]
             np.copyto(into, gradient)
-            kept.append(into)
-        return kept
+            copies.append(into)
+        return copies
 
 
 @dataclass(slots=True, eq=False)
-class Made:
-    """A batch between its blocks and its push."""
+class BuiltBatch:
+    """A batch from its decoded blocks to its push."""
 
     plan: BatchPlan
     decoded: DecodedBatch
     groups: list[KeyGroup]
-    inputs: ModelInputs  # its rows are filled by `look_up`
+    inputs: ModelInputs  # `look_up` fills its rows
     items: U64 | None
     replayed: bool
-    looked: Looked | None = None  # filled in by the lookup; None: nothing is wanted beside the rows
-    in_steps: bool = False  # the trainer steps its rows within the batch
-    traced: TracedBatch | None = None  # None: no event of it is traced
+    looked: LookupResult | None = None  # `look_up` fills its states; None: lookups fetch rows only
+    in_steps: bool = False  # the trainer steps rows within the batch
+    traced: TracedBatch | None = None  # None: no event of the batch is traced
 
     def look_up(self, rows: RowService) -> None:
-        """Fill in the rows, creating those that are absent. Raises as `RowService.lookup` does."""
+        """Look the rows up, creating absent ones. Raises as `RowService.lookup` does."""
         out = [group.rows for group in self.inputs.groups]
         states = None if self.looked is None else self.looked.states
         if self.traced is None:
@@ -82,13 +86,13 @@ class Made:
         with calling(self.traced, "lookup", "Lookup"):
             rows.lookup(self.groups, out, states=states)
 
-    def bring_up(self, own: OwnWrites, begun: Begun) -> None:
-        """Take into the rows what their lookup did not know of the stream's own writes."""
+    def apply_pending(self, own: ReadMyWrites, begun: LookupStart) -> None:
+        """Apply the stream's pending writes that the lookup missed to the rows."""
         if self.looked is not None:
-            own.bring_up(self.looked, [group.rows for group in self.inputs.groups], begun)
+            own.apply_pending(self.looked, [group.rows for group in self.inputs.groups], begun)
 
     def batch(self, fence: Fence, *, looked: bool) -> TrainBatch:
-        """What the trainer is handed; `looked`: it brings the rows up itself."""
+        """Return the trainer's batch; `looked`: with the states from which the trainer applies writes."""
         decoded = self.decoded
         return TrainBatch(
             ranges=self.plan.ranges,
@@ -107,7 +111,7 @@ class Made:
         )
 
     def push(self, fence: Fence, gradients: Sequence[F32], counts: Sequence[U32] | None = None) -> Push:
-        """Its gradients with the ranges that they stand for; `counts`: as `BatchStream.give_back`."""
+        """Return the push of gradients, (G, S) float32 and counts (U,) uint32 a group, with its ranges."""
         clock_ms = int(self.decoded.event_times_ms.max(initial=0))
         groups = self.groups
         if counts is not None:
@@ -115,12 +119,18 @@ class Made:
         return Push(self.plan.ranges, fence, TimeMs(clock_ms), groups, gradients)
 
 
-class Maker:
-    """Makes batches of a spec. Thread-safe, as it keeps nothing; slots belong to who uses them."""
+class BatchBuilder:
+    """Builds the batches of a spec. Thread-safe, since it has no state; a slot belongs to one batch."""
 
     def __init__(self, spec: Spec, layout: Layout, *, states: bool = False, in_steps: bool = False) -> None:
-        """`states`: batches have room for their rows' optimiser state. `in_steps`: so have they, and the
-        trainer steps rows within them."""
+        """Build for a spec and its layout.
+
+        Args:
+            spec: the spec.
+            layout: of the spec.
+            states: lookups fetch optimiser states.
+            in_steps: lookups fetch optimiser states, and the trainer steps rows within batches.
+        """
         self._in_steps = in_steps
         self._states = [group.state_floats for group in layout.groups] if states or in_steps else None
         self._buckets, self._item = spec.buckets, item_of(spec, layout)
@@ -131,21 +141,21 @@ class Maker:
         ]
 
     def slot(self) -> Slot:
-        """New memory for one batch."""
+        """Return new memory for one batch."""
         plans = [Plan(tables=tables, buckets=self._buckets) for tables in self._tables]
         return Slot(plans, self._widths, self._states or ())
 
-    def make(
+    def build(
         self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stages
-    ) -> Made:
-        """Unique keys of decoded samples and the occurrences that use them, in the slot's memory."""
+    ) -> BuiltBatch:
+        """Find the unique keys of decoded samples and their positions, in the slot's memory."""
         groups: list[KeyGroup] = []
         inputs: list[GroupInputs] = []
         for g, (keys, built) in enumerate(zip(decoded.columns.groups, slot.plans, strict=True)):
             built.build(keys.keys, keys.feature_starts)
             unique = built.keys
             groups.append(KeyGroup(g, unique, built.tables, built.bucket_starts))
-            rows = slot.room(g, len(unique))
+            rows = slot.row_memory(g, len(unique))
             inputs.append(GroupInputs(rows, built.positions, keys.feature_starts, keys.list_ends))
         stages.mark("plan")
         labels = Labels(decoded.label_index, decoded.label_value, decoded.weight)
@@ -153,18 +163,18 @@ class Maker:
         whole = ModelInputs(columns.size, inputs, columns.dense, labels)
         looked = None
         if self._states is not None:
-            floats = [slot.state_room(g, len(keys.keys)) for g, keys in enumerate(groups)]
-            looked = Looked(groups, RowStates(floats))
+            floats = [slot.state_memory(g, len(keys.keys)) for g, keys in enumerate(groups)]
+            looked = LookupResult(groups, RowStates(floats))
         items = self.items(decoded)
-        return Made(plan, decoded, groups, whole, items, replayed, looked, self._in_steps)
+        return BuiltBatch(plan, decoded, groups, whole, items, replayed, looked, self._in_steps)
 
     def items(self, decoded: DecodedBatch) -> U64 | None:
-        """(B,) the item's key of each sample, where the spec has a feature of it."""
+        """Return the (B,) uint64 key of each sample's item; None if the spec has no feature for it."""
         if self._item is None:
             return None
-        group, place = self._item
+        group, feature = self._item
         keys = decoded.columns.groups[group]
-        start, stop = keys.feature_starts[place : place + 2].tolist()
+        start, stop = keys.feature_starts[feature : feature + 2].tolist()
         return keys.keys[start:stop]
 
 

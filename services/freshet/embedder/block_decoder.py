@@ -1,4 +1,7 @@
-"""Blocks of samples to columns; what cannot be decoded is refused and the rest is kept (PROTOCOL 3)."""
+"""The decoder of sample blocks; it refuses invalid samples and keeps the others (PROTOCOL 3).
+
+Letters: B good samples, N samples.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.label_bounds import Bounds, bounds_text, within
-from freshet.config.spec.record_sizes import LEAST_TOPIC_BYTES
+from freshet.config.spec.rules import Bounds, bounds_text, within
+from freshet.config.spec.topics import LEAST_TOPIC_BYTES
 from freshet.embedder.core import rows_of_blocks
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
 from freshet.log.dead_letters import letter
@@ -22,15 +25,15 @@ from freshet.types import F32, I64, U8, U64, Bool, BytesColumn
 __all__ = ["BlockDecoder", "DecodedBatch", "Places"]
 
 Places = tuple[tuple[int, I64], ...]
-"""Where the blocks of a batch come from: (partition, offsets of its blocks), in the order of the blocks."""
+"""The origin of a batch's blocks: (partition, offsets of its blocks), in the order of the blocks."""
 
-LETTER_BYTES = 64 << 10
-"""Bytes of a refused block that its letter holds; the rest is read at the letter's partition and offset."""
+MOST_PAYLOAD_BYTES = 64 << 10
+"""The most bytes of a refused block in its dead letter, which names the block's partition and offset."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedBatch:
-    """The good samples of a batch; B of them, all columns in the same order."""
+    """The B good samples of a batch; all columns are in the same order."""
 
     columns: Decoded
     sample_ids: I64
@@ -39,27 +42,27 @@ class DecodedBatch:
     label_index: U8
     label_value: F32
     weight: F32
-    block_ends: I64 | None = None  # (blocks,) good samples up to and with each block that was given
+    block_ends: I64 | None = None  # (blocks,) good samples up to and with each block
 
 
 @dataclass(slots=True)
-class _Letters:
-    """Letters of one batch, and the samples that they stand for by reason."""
+class _DeadLetters:
+    """The dead letters of one batch, and the counts of their samples by reason."""
 
-    places: list[tuple[int, int]]  # (partition, offset) of each block; empty: no letters are made
+    places: list[tuple[int, int]]  # (partition, offset) of each block; empty: write none
     time_ms: int
     records: list[bytes] = field(default_factory=list)
     by_reason: Counter[str] = field(default_factory=Counter)
     example: str = ""
 
     def add(self, block: int, kind: str, word: str, reason: str, payload: bytes, **more: Any) -> None:
-        """Refuse one sample, or a block of `samples` samples."""
+        """Add a refused sample, or a block of `samples` samples."""
         self.by_reason[word] += more.get("samples", 1)
         self.example = self.example or reason
         if not self.places:
             return
         partition, offset = self.places[block]
-        said = {
+        record = {
             "v": 1,
             "kind": kind,
             "partition": partition,
@@ -69,13 +72,13 @@ class _Letters:
             "why": word,
             "time_ms": self.time_ms,
         }
-        if len(payload) > LETTER_BYTES:
-            said |= {"size": len(payload), "left_out_bytes": len(payload) - LETTER_BYTES}
-        self.records.append(letter(said, payload[:LETTER_BYTES], max_bytes=LEAST_TOPIC_BYTES))
+        if len(payload) > MOST_PAYLOAD_BYTES:
+            record |= {"size": len(payload), "left_out_bytes": len(payload) - MOST_PAYLOAD_BYTES}
+        self.records.append(letter(record, payload[:MOST_PAYLOAD_BYTES], max_bytes=LEAST_TOPIC_BYTES))
 
 
 class BlockDecoder:
-    """Decodes the blocks of a batch. One a lane: not thread-safe."""
+    """Decodes the blocks of a lane's batches. Not thread-safe."""
 
     def __init__(
         self,
@@ -85,8 +88,14 @@ class BlockDecoder:
         clock: Clock = SYSTEM_CLOCK,
         bounds: Mapping[int, Bounds] | None = None,
     ) -> None:
-        """`refuse` takes JSON records for the topic of refused events; they are durable when it returns.
-        `bounds` says by a label's number within which its values must lie.
+        """Decode with `decoder` the samples of a spec with `labels` labels.
+
+        Args:
+            decoder: the native decoder.
+            labels: labels of the spec.
+            refuse: writes JSON records to the topic of refused events; they are durable when it returns.
+            clock: for the time of dead letters.
+            bounds: {number of a label: bounds of its values}.
         """
         self._bounds = bounds or {}
         self._decoder, self._labels, self._clock = decoder, labels, clock
@@ -94,41 +103,41 @@ class BlockDecoder:
             refuse if isinstance(refuse, RefusedSamples) else RefusedSamples(refuse, clock.monotonic)
         )
         self._schema_id: int | None = None  # of the last blocks
-        self._unfit: dict[int, str] = {}  # schema id -> why no program can be compiled for it
+        self._unfit: dict[int, str] = {}  # schema id -> why it cannot be decoded
 
     def decode(self, blocks: BytesColumn, places: Places = ()) -> DecodedBatch:
         """Decode the good samples of a batch and refuse the others.
 
         A sample is refused by (partition, offset, index in the block), a block that cannot be read by
-        (partition, offset). The caller applies the batch's ranges whatever was refused, so offsets go on.
+        (partition, offset). The caller applies the batch's ranges in any case, so offsets advance.
 
         Args:
             blocks: (blocks,) records of `samples`.
-            places: where they lie; without it no letters are written.
+            places: where they lie; without it no dead letters are written.
 
         Raises:
-            Unavailable: the log cannot be asked for a schema, or cannot take the letters. Try again.
+            Unavailable: the log cannot be read for a schema, or cannot accept the dead letters; retry later.
         """
-        usual = self._usual(blocks)
+        usual = self._decode_usual(blocks)
         if usual is not None:
             self._refused.accept()
             return usual
-        return self._any(blocks, places)
+        return self._decode_any(blocks, places)
 
-    def _usual(self, blocks: BytesColumn) -> DecodedBatch | None:
-        """Decode blocks of the same schema as the last ones in one native call; None for anything else."""
+    def _decode_usual(self, blocks: BytesColumn) -> DecodedBatch | None:
+        """Decode valid blocks of the last schema in one native call; None for any others."""
         if self._schema_id is None:
             return None
         try:
-            made = self._decoder.decode_usual(blocks, self._schema_id)
+            built = self._decoder.decode_usual(blocks, self._schema_id)
         except (Unavailable, MemoryError):
             raise
-        except Exception:  # a transform's, say: `_any` decodes again and finds the samples
+        except Exception:  # for example of a transform: `_decode_any` finds the samples
             return None
-        if made is None or int(made[1].labels.max(initial=0)) >= self._labels:
+        if built is None or int(built[1].labels.max(initial=0)) >= self._labels:
             return None
-        columns, of = made
-        counts = rows_of_blocks(blocks)  # of sound blocks these are the headers' own
+        columns, of = built
+        counts = rows_of_blocks(blocks)  # exact for valid blocks
         if not self._allowed(of.labels, of.values).all():
             return None
         ends = counts.cumsum()
@@ -138,13 +147,13 @@ class BlockDecoder:
             columns, of.sample_ids, of.request_ids, of.event_times_ms, of.labels, of.values, of.weights, ends
         )
 
-    def _any(self, blocks: BytesColumn, places: Places) -> DecodedBatch:
-        """As `decode`, of any blocks."""
-        letters = _Letters(
+    def _decode_any(self, blocks: BytesColumn, places: Places) -> DecodedBatch:
+        """Decode any blocks; see `decode`."""
+        letters = _DeadLetters(
             [(p, offset) for p, offsets in places for offset in offsets.tolist()], self._clock.now_ms()
         )
         read, numbers = self._read(blocks, letters)
-        good = self._of_the_spec(read, numbers, letters)
+        good = self._refuse_unknown(read, numbers, letters)
         columns, decoded = self._decoded(read, good, numbers, letters)
         if letters.by_reason:
             self._refuse(letters)
@@ -161,12 +170,12 @@ class BlockDecoder:
             block_ends=numbers[read.block_of[decoded]].searchsorted(np.arange(len(blocks)), side="right"),
         )
 
-    def _refuse(self, letters: _Letters) -> None:
+    def _refuse(self, letters: _DeadLetters) -> None:
         if letters.places:
             self._refused.refuse(letters.records, letters.by_reason, letters.example)
 
-    def _read(self, blocks: BytesColumn, letters: _Letters) -> tuple[BlockColumns, I64]:
-        """Read blocks one by one where some cannot be read; returns the good ones and their indexes."""
+    def _read(self, blocks: BytesColumn, letters: _DeadLetters) -> tuple[BlockColumns, I64]:
+        """Read blocks, one by one if some are damaged; returns the good ones and their indexes."""
         try:
             return read_blocks(blocks), np.arange(len(blocks))
         except Corrupt:
@@ -181,8 +190,8 @@ class BlockDecoder:
                 kept.append(i)
         return read_blocks(BytesColumn.of([blocks[i] for i in kept])), np.array(kept, np.int64)
 
-    def _of_the_spec(self, read: BlockColumns, numbers: I64, letters: _Letters) -> I64:
-        """Indexes of samples whose schema and label are known; the others are refused."""
+    def _refuse_unknown(self, read: BlockColumns, numbers: I64, letters: _DeadLetters) -> I64:
+        """Refuse samples with an unknown schema, label or value; returns the indexes of the others."""
         good = np.ones(len(read), np.bool_)
         firsts = np.cumsum(read.counts) - read.counts
         ids = read.schema_ids[firsts] if len(read) else read.schema_ids
@@ -218,29 +227,31 @@ class BlockDecoder:
         return np.flatnonzero(good & ~wrong)
 
     def _allowed(self, labels: U8, values: F32) -> Bool:
-        """Which of (N,) samples have a finite value within the bounds of their label."""
+        """Return (N,) flags of samples with a finite value within the bounds of their label."""
         allowed: Bool = np.isfinite(values)
         for label, bounds in self._bounds.items():
             allowed &= (labels != label) | within(bounds, values)
         return allowed
 
     def _why_unfit(self, schema_id: int) -> str | None:
-        """None, or why samples of this schema cannot be decoded."""
+        """Return why samples of a schema cannot be decoded; None if they can."""
         if schema_id in self._unfit:
             return self._unfit[schema_id]
         try:
             self._decoder.program(schema_id)
         except (Unavailable, MemoryError):
             raise
-        except KeyError:  # may be registered later: asked for again
+        except KeyError:  # may be registered later, so it is not cached
             return f"its schema id {schema_id} is not in the topic of schemas"
         except Exception as error:
             self._unfit[schema_id] = str(error) or repr(error)
             return self._unfit[schema_id]
         return None
 
-    def _decoded(self, read: BlockColumns, good: I64, numbers: I64, letters: _Letters) -> tuple[Decoded, I64]:
-        """Decode samples; returns columns of those that can be, and their indexes."""
+    def _decoded(
+        self, read: BlockColumns, good: I64, numbers: I64, letters: _DeadLetters
+    ) -> tuple[Decoded, I64]:
+        """Decode samples, refusing those with errors; returns columns and indexes of the others."""
         try:
             columns = self._decode(read, good)
         except (Unavailable, MemoryError):
@@ -251,7 +262,7 @@ class BlockDecoder:
                 columns = self._decode(read, good)
             except (Unavailable, MemoryError):
                 raise
-            except Exception:  # not one alone, but all together
+            except Exception:  # samples that fail only together
                 for i in good.tolist():
                     self._refuse_sample(read, i, "transform", str(error) or repr(error), numbers, letters)
                 good = good[:0]
@@ -264,9 +275,8 @@ class BlockDecoder:
         fine[columns.bad] = False
         return replace(columns, bad=np.empty(0, np.int64), why=()), good[fine]
 
-    def _one_by_one(self, read: BlockColumns, good: I64, numbers: I64, letters: _Letters) -> I64:
-        """Refuse each sample for which decoding raises an error, such as one of a transform; returns the
-        others."""
+    def _one_by_one(self, read: BlockColumns, good: I64, numbers: I64, letters: _DeadLetters) -> I64:
+        """Refuse each sample with an error in decoding, such as one of a transform; returns the others."""
         kept = []
         for i in good.tolist():
             try:
@@ -287,7 +297,7 @@ class BlockDecoder:
 
     @staticmethod
     def _refuse_sample(
-        read: BlockColumns, i: int, word: str, reason: str, numbers: I64, letters: _Letters
+        read: BlockColumns, i: int, word: str, reason: str, numbers: I64, letters: _DeadLetters
     ) -> None:
         ends = np.cumsum(read.counts)
         block = int(np.searchsorted(ends, i, side="right"))

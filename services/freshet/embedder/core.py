@@ -1,6 +1,6 @@
-"""Decisions of the embedder: which blocks make a batch, and when another batch may be looked up. No I/O.
+"""Decisions of the embedder, without I/O: partition owners, the blocks of a batch, and permits for lookups.
 
-Offsets of `samples` count blocks; a batch is whole blocks, a set of ranges with at most one per partition
+Offsets of `samples` count blocks. A batch consists of whole blocks and has at most one range a partition
 (PROTOCOL 2).
 """
 
@@ -11,9 +11,46 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from freshet.clock import Clock
+from freshet.coordination.claim_rules import Claim
+from freshet.coordination.claims import Claims
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.types import I64, BytesColumn, OffsetRange, Records
 
-__all__ = ["Assembler", "BatchPlan", "Credits", "cut_points", "lanes_for", "partitions_of_lane"]
+__all__ = [
+    "Assembler",
+    "BatchPlan",
+    "Permits",
+    "address_of",
+    "embedders_of",
+    "lanes_for",
+    "partitions_of_lane",
+    "rewind_offsets",
+    "shares_of",
+]
+
+SEAT, PARTITION = "embedder", "partition"
+
+
+def address_of(owner: str) -> str:
+    """Return host:port of an owner `name@host:port/life`; empty if it has none."""
+    _, at, rest = owner.partition("@")
+    return rest.rpartition("/")[0] if at else ""
+
+
+def embedders_of(living: Mapping[str, Claim]) -> dict[int, str]:
+    """Return {partition: host:port of the embedder that owns it}."""
+    return {
+        int(what.removeprefix(f"{PARTITION}:")): address_of(claim.owner)
+        for what, claim in living.items()
+        if what.startswith(f"{PARTITION}:") and address_of(claim.owner)
+    }
+
+
+def shares_of(claims: Claims, name: str, owner: str, partitions: int, clock: Clock) -> PartitionAssignment:
+    """Return an embedder's partition assignment; `owner` is `name@host:port/life`, unique to the process."""
+    return PartitionAssignment(claims, SEAT, PARTITION, name, owner, partitions, clock)
+
 
 SAMPLE_BYTES = 37
 """Bytes of a sample in a block beside its payload (schemas/README.md, "Samples: blocks")."""
@@ -21,49 +58,50 @@ SAMPLE_BYTES = 37
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """Blocks chosen for a batch, and the ranges that they stand for."""
+    """The blocks of a batch and their ranges."""
 
     ranges: tuple[OffsetRange, ...]
-    blocks: BytesColumn  # records of `samples`, partition after partition
+    blocks: BytesColumn  # records of `samples`, grouped by partition
     places: tuple[tuple[int, I64], ...]  # per range: (partition, offsets of its blocks)
     rows: int
 
 
 @dataclass(slots=True)
 class _Partition:
-    """Blocks read and not yet in a batch, and where the next range starts."""
+    """The blocks of a partition that are in no batch yet, and the start of its next range."""
 
     position: int
-    cuts: list[int]  # rising, all > position
-    read_to: int  # what the log holds before this was offered; markers and gaps may follow the last block
+    splits: list[int]  # rising, all > position
+    read_to: int  # next offset to read; markers and gaps may follow the last block
     offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     row_ends: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # rows up to and with each block
     blocks: BytesColumn = field(default_factory=lambda: BytesColumn.of([]))
-    cursor: int = 0
+    cursor: int = 0  # first block that is in no batch
     taken: int = 0  # rows before the cursor
     waiting: int = 0  # rows from the cursor on
 
 
 class Assembler:
-    """Puts blocks of a lane's partitions together into batches, in offset order within each partition.
+    """Assembles the blocks of a lane's partitions into batches, in offset order within each partition.
 
-    After a rewind, `cuts` are the offsets that some store had applied up to (PROTOCOL 7): a range ends at
-    each of them, and while cuts lie ahead of a partition a batch holds that partition's single range. Where
-    no block lies before a cut the range to it holds none.
+    After a rewind, `splits` are the larger offsets that stores have applied (PROTOCOL 7). A range ends at
+    each split, and a batch before a split has a single range, without blocks if none precedes the split.
 
-    Markers and gaps belong to the range that follows them, or precede a cut. So `positions` say how far
-    batches go, and `covered` that nothing but markers lies behind them.
+    Markers and gaps belong to the range that follows them, or to the one that ends at a split. `positions`
+    are the ends of the batches; `covered` also includes markers behind the last block.
     """
 
-    def __init__(self, positions: Mapping[int, int], cuts: Mapping[int, Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, positions: Mapping[int, int], splits: Mapping[int, Sequence[int]] | None = None
+    ) -> None:
         self._partitions = {
-            p: _Partition(position, sorted(c for c in (cuts or {}).get(p, ()) if c > position), position)
+            p: _Partition(position, sorted(c for c in (splits or {}).get(p, ()) if c > position), position)
             for p, position in sorted(positions.items())
         }
-        self._turn = 0  # index of the partition that is served first: no partition starves
+        self._turn = 0  # index of the first partition of the next batch: no partition starves
 
-    def offer(self, partition: int, records: Records) -> None:
-        """Add blocks as they were read. Raises ValueError if they do not follow what was offered before."""
+    def add(self, partition: int, records: Records) -> None:
+        """Add the blocks that were read. Raises ValueError if they do not follow the earlier ones."""
         part = self._partitions[partition]
         last = part.offsets[-1] if part.cursor < len(part.offsets) else part.position - 1
         if len(records) and records.offsets[0] <= last:
@@ -80,24 +118,24 @@ class Assembler:
         part.waiting = int(part.row_ends[-1]) if len(part.row_ends) else 0
 
     def waiting(self) -> int:
-        """Rows read and not yet in a batch."""
+        """Return the rows that are in no batch yet."""
         return sum(part.waiting for part in self._partitions.values())
 
     def positions(self) -> dict[int, int]:
-        """{partition: where its next range starts}."""
+        """Return {partition: start of its next range}."""
         return {p: part.position for p, part in self._partitions.items()}
 
     def covered(self) -> dict[int, int]:
-        """{partition: up to where no block waits}: past markers behind the last block as well."""
+        """Return {partition: offset before which every block is in a batch}, past trailing markers."""
         return {
             p: part.read_to if part.cursor == len(part.offsets) else part.position
             for p, part in self._partitions.items()
         }
 
     def next(self, rows: int) -> BatchPlan | None:
-        """The next batch of at least one block and at most `rows` rows (more if one block alone has more).
+        """Return the next batch of at most `rows` rows, or of one larger block; None if no block waits.
 
-        It has no block only where a cut point follows a gap. Returns None if no block is waiting.
+        A batch has no block only if nothing but a gap precedes a split.
         """
         order = list(self._partitions)
         order = order[self._turn :] + order[: self._turn]
@@ -105,22 +143,22 @@ class Assembler:
         total = 0
         for p in order:
             part = self._partitions[p]
-            if part.cursor == len(part.offsets) or (part.cuts and taken):
+            if part.cursor == len(part.offsets) or (part.splits and taken):
                 continue
             count = self._blocks_that_fit(part, rows - total, first=not taken)
             stop = part.cursor + count
-            span = OffsetRange(p, part.position, _stop_of_range(part, stop)) if count or part.cuts else None
+            span = OffsetRange(p, part.position, _stop_of_range(part, stop)) if count or part.splits else None
             if span is None:
                 continue
             offsets = part.offsets[part.cursor : stop]
             taken.append((span, part.blocks.slice(part.cursor, stop), offsets))
             ends_at = int(part.row_ends[stop - 1]) if count else part.taken
             total += ends_at - part.taken
-            alone = bool(part.cuts)
+            alone = bool(part.splits)
             part.position, part.cursor = span.stop, stop
             part.waiting -= ends_at - part.taken
             part.taken = ends_at
-            part.cuts = [c for c in part.cuts if c > part.position]
+            part.splits = [c for c in part.splits if c > part.position]
             if alone or total >= rows:
                 break
         if not taken:
@@ -135,26 +173,25 @@ class Assembler:
         )
 
     @staticmethod
-    def _blocks_that_fit(part: _Partition, room: int, *, first: bool) -> int:
+    def _blocks_that_fit(part: _Partition, rows: int, *, first: bool) -> int:
         limit = len(part.offsets)
-        if part.cuts:
-            limit = int(np.searchsorted(part.offsets, part.cuts[0]))
+        if part.splits:
+            limit = int(np.searchsorted(part.offsets, part.splits[0]))
         ends = part.row_ends[part.cursor : limit]
-        count = int(ends.searchsorted(part.taken + room, side="right"))
+        count = int(ends.searchsorted(part.taken + rows, side="right"))
         return max(count, 1) if first and len(ends) else count
 
 
 def _stop_of_range(part: _Partition, stop: int) -> int:
-    """Where a range ends that takes the blocks up to the index `stop`."""
-    known = int(part.offsets[stop]) if stop < len(part.offsets) else part.read_to  # all before it are taken
-    if part.cuts and known >= part.cuts[0]:
-        return part.cuts[0]
+    """Return the end of a range with the blocks before the index `stop`."""
+    known = int(part.offsets[stop]) if stop < len(part.offsets) else part.read_to  # no block is between
+    if part.splits and known >= part.splits[0]:
+        return part.splits[0]
     return int(part.offsets[stop - 1]) + 1
 
 
 def rows_of_blocks(blocks: BytesColumn) -> I64:
-    """(N,) samples of each block, from its header, which is not checked yet: at least 1, and at most as many
-    as its bytes could hold."""
+    """Return the (N,) int64 samples of each block by its unchecked header, limited by its bytes."""
     starts = blocks.starts
     long_enough = blocks.ends - starts >= 16
     at = np.where(long_enough, starts + 8, 0)
@@ -167,88 +204,88 @@ def rows_of_blocks(blocks: BytesColumn) -> I64:
     return np.where(long_enough, np.clip(counts, 1, most), 1)
 
 
-def cut_points(applied: Sequence[Mapping[int, Sequence[int]]]) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """Where to start again, and what no range may cross, from what every store says it has applied (PROTOCOL
-    7).
+def rewind_offsets(
+    applied: Sequence[Mapping[int, Sequence[int]]],
+) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Return the offsets to restart from, and the splits that no range may cross (PROTOCOL 7).
 
     Args:
-        applied: one mapping a store (each shard, the trainer): {partition: distinct offsets applied up to}.
+        applied: per store (each shard, the trainer) {partition: its distinct applied offsets}.
 
     Returns:
         ({partition: smallest offset}, {partition: the larger ones, rising}).
     """
     partitions = sorted({p for store in applied for p in store})
-    told = {p: sorted({offset for store in applied for offset in store.get(p, ())}) for p in partitions}
-    return {p: offsets[0] for p, offsets in told.items()}, {p: offsets[1:] for p, offsets in told.items()}
+    merged = {p: sorted({offset for store in applied for offset in store.get(p, ())}) for p in partitions}
+    return {p: offsets[0] for p, offsets in merged.items()}, {p: offsets[1:] for p, offsets in merged.items()}
 
 
 @dataclass(slots=True)
-class Credits:
-    """Rows of batches looked up and not yet applied, and whether one more lookup keeps within the bound.
+class Permits:
+    """The bound on staleness: rows of batches that are looked up and not yet applied.
 
-    PERSIA's bounded staleness, counted in rows: what a batch misses is the samples that other batches will
-    still apply. In mode `sync` nothing may be missed but the batches of the same step: each lane has one
-    batch at most, and the next is looked up when all that were in flight with it are applied.
+    PERSIA's bounded staleness, counted in rows: a lookup misses the samples of the other batches in flight.
+    In mode `sync` it may only miss those of the same step: each lane has at most one batch, and the next is
+    looked up once all batches of the step are applied.
     """
 
     staleness_rows: int
     sync: bool = False
-    in_flight: dict[int, int] = field(default_factory=dict)  # credit -> rows
-    _lanes: dict[int, int] = field(default_factory=dict)  # credit -> lane
-    _kept: dict[int, int] = field(default_factory=dict)  # lane -> rows of its batches that are void
-    _of_the_step: set[int] = field(default_factory=set)  # in flight when the step's gradients came
+    in_flight: dict[int, int] = field(default_factory=dict)  # permit -> rows
+    _lanes: dict[int, int] = field(default_factory=dict)  # permit -> lane
+    _held: dict[int, int] = field(default_factory=dict)  # lane -> rows of its void batches
+    _of_the_step: set[int] = field(default_factory=set)  # in flight when the step's gradients arrived
     _next: int = 0
 
-    def free(self, lane: int = 0) -> bool:
-        """Whether a batch of this lane may be looked up now: rows of the others in flight are within the
-        bound."""
+    def is_available(self, lane: int = 0) -> bool:
+        """Return whether the lane may look a batch up: the other rows in flight are within the bound."""
         if self.sync:
             return not self._of_the_step and not self.batches_of(lane)
-        if self._kept.get(lane):
+        if self._held.get(lane):
             return True
-        others = sum(self.in_flight.values()) + sum(self._kept.values())
+        others = sum(self.in_flight.values()) + sum(self._held.values())
         return not others or others <= self.staleness_rows
 
     def batches_of(self, lane: int) -> int:
-        """Batches of a lane in flight."""
+        """Return the batches of a lane in flight."""
         return sum(of == lane for of in self._lanes.values())
 
-    def take(self, rows: int, lane: int = 0) -> int:
-        """Take a credit, of those that the lane has kept if there are any; only when `free`. Never 0."""
+    def acquire(self, rows: int, lane: int = 0) -> int:
+        """Return a new permit, never 0, using the lane's held rows first. Requires `is_available`."""
         self._next += 1
         self.in_flight[self._next], self._lanes[self._next] = rows, lane
-        if lane in self._kept:
-            self._kept[lane] = max(0, self._kept[lane] - rows)
+        if lane in self._held:
+            self._held[lane] = max(0, self._held[lane] - rows)
         return self._next
 
-    def step_over(self) -> None:
-        """Gradients of a step come back: what is in flight now belongs to it, or was looked up beside it."""
+    def end_step(self) -> None:
+        """Assign the batches in flight to the step with the returned gradients (mode `sync`)."""
         if self.sync:
             self._of_the_step.update(self.in_flight)
 
-    def give_back(self, credit: int) -> None:
-        """Return a credit. Idempotent: a batch may be voided and acknowledged."""
-        self.in_flight.pop(credit, None)
-        self._lanes.pop(credit, None)
-        self._of_the_step.discard(credit)
+    def release(self, permit: int) -> None:
+        """Release a permit. Idempotent: a batch may be voided and acknowledged."""
+        self.in_flight.pop(permit, None)
+        self._lanes.pop(permit, None)
+        self._of_the_step.discard(permit)
 
-    def keep(self, credit: int) -> None:
-        """The batch is void: its rows stay the lane's until they are issued again (PROTOCOL 16)."""
-        if credit in self.in_flight:
-            lane = self._lanes[credit]
-            self._kept[lane] = self._kept.get(lane, 0) + self.in_flight[credit]
-        self.give_back(credit)
+    def hold(self, permit: int) -> None:
+        """Hold the rows of a void batch for its lane until they are issued again (PROTOCOL 16)."""
+        if permit in self.in_flight:
+            lane = self._lanes[permit]
+            self._held[lane] = self._held.get(lane, 0) + self.in_flight[permit]
+        self.release(permit)
 
-    def settle(self, lane: int) -> None:
-        """Give up what the lane has kept: everything void was issued again, or turned out to be applied."""
-        self._kept.pop(lane, None)
+    def release_held(self, lane: int) -> None:
+        """Release the lane's held rows: they were issued again, or turned out to be applied."""
+        self._held.pop(lane, None)
 
 
 def lanes_for(cores: int, staleness_rows: int, batch_rows: int, partitions: int) -> int:
-    """Lanes of one process: min(cores, 8, 1 + staleness_rows / batch rows), and no more than partitions."""
+    """Return the lanes of one process: at most 8, and no more than cores, partitions or staleness allow."""
     return max(1, min(cores, 8, 1 + staleness_rows // batch_rows, partitions))
 
 
 def partitions_of_lane(lane: int, lanes: int, partitions: Sequence[int]) -> tuple[int, ...]:
-    """Partitions that a lane owns: disjoint, all covered, as even as can be."""
+    """Return the partitions of a lane: disjoint from those of others, and as many up to one."""
     return tuple(partitions[lane::lanes])

@@ -1,5 +1,10 @@
-"""The batch stream in one process: the embedder's work done on the lane's own thread; of native models batch
-after batch of a run, whose rows native code looks up and pushes (`freshet.model.native_loop`)."""
+"""The batch stream within one process: a lane's own thread reads, decodes, looks up and pushes.
+
+For native models it issues runs of batches; native code looks their rows up and pushes them
+(`freshet.model.native_loop`).
+
+Letters: U rows of a group, G gradients of a group, S floats of a row, K batches of a run.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,12 @@ from freshet.batches.stream import TrainBatch, TrainRun
 from freshet.clock import Clock, Stages, summed
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Spec
-from freshet.embedder.batch_builder import Made, Maker, Slot
+from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import BatchPlan, Credits, partitions_of_lane
-from freshet.embedder.partition_reader import Sizes, Source, lag_of
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.staleness_limiter import CreditDesk
+from freshet.embedder.core import BatchPlan, Permits, partitions_of_lane
+from freshet.embedder.partition_reader import BatchSizes, PartitionReader, lag_of
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.embedder.tracing import called, calling, processed
 from freshet.errors import Refused, Unavailable
 from freshet.log import EventLog
@@ -34,33 +39,33 @@ __all__ = ["STAGES", "LocalStream"]
 log = structlog.get_logger("freshet.embedder")
 
 RUN_S = 0.04
-"""The length of a run of a lane's batches in seconds: measures and versions see samples between two runs."""
+"""Seconds of a lane's run: measures and versions receive samples between two runs only."""
 MOST_RUN_ROWS = 16_384
 MOST_RUN_BATCHES = 256
-"""Of a run at most: a linear model learns so many in less than `RUN_S`."""
+"""Bounds of a run: a linear model learns so many in less than RUN_S."""
 
 STAGES = ("read", "credit", "decode", "plan", "lookup", "push")
-"""Of a lane's work here: blocks from the log to a batch, waiting for a credit, samples to keys and columns,
-unique keys, their rows; and gradients to the rows."""
+"""Stages of a lane: blocks from the log to a batch, waiting for a permit, decoding, unique keys, lookup of
+rows, push of gradients."""
 
 
 @dataclass
 class _Lane:
-    """One lane's partitions, its place in them, and memory reused from batch to batch."""
+    """The state of one lane: its reader, its batch in flight, and memory reused for every batch."""
 
     index: int
-    source: Source
+    source: PartitionReader
     decoder: BlockDecoder
     slot: Slot
-    plans: list[BatchPlan] = field(default_factory=list)  # put together, waiting for a credit
-    credit: int = 0
-    made: Made | None = None  # in flight
-    traced: Sequence[TracedBatch | None] = ()  # batches of the run that is out; empty: none is traced
+    plans: list[BatchPlan] = field(default_factory=list)  # assembled, waiting for a permit
+    permit: int = 0
+    built: BuiltBatch | None = None  # in flight
+    traced: Sequence[TracedBatch | None] = ()  # of the run in flight; empty: none is traced
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
 
 class LocalStream:
-    """See `freshet.batches.stream.BatchStream`. One rank; a lane's methods are called by its own thread.
+    """The `freshet.batches.stream.BatchStream` of one rank. Each lane's thread calls its methods.
 
     For rows in the same process, where a lookup takes tens of microseconds: nothing is done ahead.
     """
@@ -83,41 +88,41 @@ class LocalStream:
     ) -> None:
         self._topic, self._log, self._rows = topic, log, rows
         self._dense_applied, self._fence, self._clock = dense_applied, fence, clock
-        self._maker = Maker(spec, layout)
-        # Of a lane's last run. All lanes size their runs by it: the shorter run of two leaves a lane idle.
+        self._builder = BatchBuilder(spec, layout)
+        # The speed of the last run sizes the runs of all lanes: the lane of a shorter run would idle.
         self._rows_per_s = 0.0
         self._native = rows if isinstance(rows, NativeRows) else None
-        self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
-        self._recent = Recent(spec.serve.gate.samples, clock)
+        self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))
+        self._recent = RecentSamples(spec.serve.gate.samples, clock)
         native = spec.model.kind in NATIVE_KINDS
         behind_rows = spec.train.behind_rows(native_loop=native)
-        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
+        sizes = BatchSizes(batch_rows, behind_rows, spec.train.batch_wait_ms, warms_up=native)
         partitions = range(spec.partitions)
         self._lanes = [
             _Lane(
                 i,
-                Source(log, topic, partitions_of_lane(i, lanes, partitions), sizes, clock),
+                PartitionReader(log, topic, partitions_of_lane(i, lanes, partitions), sizes, clock),
                 decoder(),
-                self._maker.slot(),
+                self._builder.slot(),
             )
             for i in range(lanes)
         ]
 
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
-        """The lane's next batch; see the protocol."""
+        """Return the lane's next batch; see the protocol."""
         state = self._lanes[lane]
         plans = self._plans(state, wait_s, 0, 1)
         return self._issue(state, plans[0]) if plans else None
 
     def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
-        """The lane's next batches; see the protocol."""
+        """Return the lane's next run; see the protocol."""
         state = self._lanes[lane]
         rows = min(MOST_RUN_ROWS, round(RUN_S * self._rows_per_s))
         plans = self._plans(state, wait_s, rows, MOST_RUN_BATCHES)
         return self._issue_run(state, plans) if plans else None
 
     def _plans(self, state: _Lane, wait_s: float, rows: int, batches: int) -> list[BatchPlan]:
-        """The lane's next batches with a credit for them; none if there is none within `wait_s`."""
+        """Return the lane's next batches and acquire a permit; none if either is missing after `wait_s`."""
         if not state.source.started:
             state.source.rewind([self._rows.applied(), self._dense_applied()])
             state.plans = []
@@ -127,12 +132,12 @@ class LocalStream:
         state.stages.mark("read")
         if not state.plans:
             return []
-        # A lane has one of its batches in flight at a time: the credit is for the largest.
+        # A lane has one batch in flight at a time, so the permit is for the largest.
         in_flight = max(plan.rows for plan in state.plans)
         left_s = max(0.0, deadline - self._clock.monotonic())
-        state.credit = self._desk.take(state.index, in_flight, left_s)
+        state.permit = self._limiter.acquire(state.index, in_flight, left_s)
         state.stages.mark("credit")
-        if not state.credit:
+        if not state.permit:
             return []
         plans, state.plans = state.plans, []
         return plans
@@ -144,39 +149,45 @@ class LocalStream:
         gradients: Sequence[F32] | None,
         counts: Sequence[U32] | None = None,
     ) -> None:
-        """Push a batch's gradients, or return it unused; see the protocol."""
+        """Push gradients, (G, S) float32 and counts (U,) uint32 a group; see the protocol.
+
+        Raises Refused as the row service does, after rewinding the lane.
+        """
         state = self._lanes[lane]
-        made = state.made
-        assert made is not None, "a batch is given back once, by the lane that took it"
-        state.made = None
+        built = state.built
+        assert built is not None, "each batch is returned once, by the lane that took it"
+        state.built = None
         state.stages.begin()
-        self._desk.step_over()
+        self._limiter.end_step()
         try:
             if gradients is None:
                 state.source.stop()
                 return
-            push = made.push(self._fence, gradients, counts)
-            if made.traced is None:
+            push = built.push(self._fence, gradients, counts)
+            if built.traced is None:
                 self._rows.push(push)
             else:
-                with calling(made.traced, "push", "Push"):
+                with calling(built.traced, "push", "Push"):
                     self._rows.push(push)
             if not batch.replayed:
-                self._recent.add(made.inputs)
+                self._recent.add(built.inputs)
         except Refused as refused:
             self._start_again(state, batch.ranges, refused)
             raise
         finally:
-            self._desk.give_back(state.credit)
+            self._limiter.release(state.permit)
             state.stages.mark("push")
 
     def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
-        """What became of the lane's run; see the protocol."""
+        """Finish the lane's run; see the protocol.
+
+        Raises Refused if a push was refused, Unavailable if a bucket is not held or not read yet.
+        """
         state = self._lanes[lane]
         rows, traced = self._native, state.traced
         state.traced = ()
         assert rows is not None, "a run comes from a stream of native rows"
-        self._desk.step_over()
+        self._limiter.end_step()
         try:
             if ran is None:
                 state.source.stop()
@@ -200,18 +211,18 @@ class LocalStream:
             self._start_again(state, run.batches.ranges[ran.pushed if ran is not None else 0], refused)
             raise
         finally:
-            self._desk.give_back(state.credit)
+            self._limiter.release(state.permit)
 
     def settled(self, wait_s: float) -> bool:
-        """Always True: a push is answered before `give_back` returns."""
+        """Return True: `give_back` waits for the answer to its push."""
         return True
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples with their rows before they were trained on; see the protocol."""
+        """Return the newest learned samples; see the protocol."""
         return self._recent.newest(rows)
 
     def lag(self) -> Mapping[int, int]:
-        """{partition: blocks that no batch has covered yet}."""
+        """Return {partition: blocks that no batch has contained}."""
         lag: dict[int, int] = {}
         for state in self._lanes:
             source = state.source
@@ -219,7 +230,7 @@ class LocalStream:
         return lag
 
     def seconds(self) -> dict[str, float]:
-        """How long the lanes have been in each of STAGES, summed over them."""
+        """Return the seconds that the lanes have spent in each of STAGES, summed over them."""
         return summed(state.stages for state in self._lanes)
 
     def close(self) -> None:
@@ -230,7 +241,7 @@ class LocalStream:
     @staticmethod
     def _start_again(state: _Lane, ranges: Sequence[OffsetRange], refused: Refused) -> None:
         log.warning(
-            "a push was refused; the lane starts again from what is applied",
+            "a push was refused; the lane restarts at the applied offsets",
             lane=state.index,
             ranges=list(map(str, ranges)),
             reason=str(refused),
@@ -243,17 +254,17 @@ class LocalStream:
         decoded = state.decoder.decode(plan.blocks, plan.places)
         state.stages.mark("decode")
         replayed = state.source.replayed(plan)
-        made = self._maker.make(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
+        built = self._builder.build(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
         if tracer is not None:
-            made.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
-        made.look_up(self._rows)
+            built.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
+        built.look_up(self._rows)
         state.stages.mark("lookup")
-        state.made = made
-        return made.batch(self._fence, looked=False)
+        state.built = built
+        return built.batch(self._fence, looked=False)
 
     def _issue_run(self, state: _Lane, plans: Sequence[BatchPlan]) -> TrainRun:
         rows = self._native
-        assert rows is not None, "a run is taken from a stream of native rows"
+        assert rows is not None, "a run comes from a stream of native rows"
         tracer = active()
         began_ns = 0 if tracer is None else tracer.now_ns()
         rows.admit([r for plan in plans for r in plan.ranges], self._fence)
@@ -290,14 +301,14 @@ class LocalStream:
                 segments=columns.segments,
                 served=columns.served,
                 explored=columns.explored,
-                items=self._maker.items(decoded),
+                items=self._builder.items(decoded),
                 ends=ends,
             ),
             traced=bool(state.traced),
         )
 
     def _wanted(self, ends: I64, replayed: Sequence[bool]) -> U8:
-        """(K,) which batches of a run the gate wants: the newest, as many as it judges by."""
+        """Return (K,) uint8 flags of the batches to copy for the gate: the newest, as many as it needs."""
         keep, wanted = np.zeros(len(ends), np.uint8), self._recent.wants()
         starts = [0, *ends.tolist()]
         for k in range(len(ends) - 1, -1, -1):

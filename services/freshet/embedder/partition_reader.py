@@ -1,42 +1,161 @@
-"""One lane's partitions as they are read: from what every store has applied on, put together into batches."""
+"""The reader of a lane's partitions, and the record of refused samples.
+
+Reading starts at the smallest offset that any store has applied. Samples and blocks that cannot be decoded go
+to `<model>.refused` and are counted by reason (PROTOCOL 3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
 
 from freshet.clock import Clock
-from freshet.embedder.core import Assembler, BatchPlan, cut_points
+from freshet.embedder.core import Assembler, BatchPlan, rewind_offsets
 from freshet.features.blocks import block_samples
 from freshet.log import EventLog
+from freshet.observability.metrics import Metric, Reading
 from freshet.types import TopicPartition
 
-__all__ = ["Sizes", "Source", "lag_of"]
+__all__ = [
+    "BAD_IN_A_ROW",
+    "REFUSALS",
+    "BatchSizes",
+    "PartitionReader",
+    "RefusedSamples",
+    "lag_of",
+    "refused_metrics",
+    "refused_readings",
+]
+
+log = structlog.get_logger("freshet.embedder")
+
+REFUSALS = ("unreadable", "no_schema", "damaged", "label", "label_value", "transform")
+"""Reasons of refusals: the bytes do not match the schema; the block's schema is unknown or lacks a field of
+the spec; the block fails its checks; the spec has no such label; the label's value is not finite or outside
+its bounds; a transform of the spec raises an error."""
+
+BAD_IN_A_ROW = 100
+"""Refused samples without a good one between them, from which on the process is not ready."""
+
+LOG_AGAIN_S = 60.0
+"""Seconds between two log lines of one reason."""
+
+
+@dataclass(slots=True)
+class RefusedSamples:
+    """Writes refused samples to the log and counts them. Thread-safe; the lanes of a process share it."""
+
+    write: Callable[[list[bytes]], None]  # JSON records for `<model>.refused`; durable when it returns
+    monotonic: Callable[[], float]  # seconds
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _in_a_row: int = 0
+    _last: str = ""
+    _logged_s: dict[str, float] = field(default_factory=dict)  # reason -> time of its last log line
+
+    def refuse(self, dead_letters: list[bytes], by_reason: Mapping[str, int], example: str) -> None:
+        """Write dead letters, then count their samples.
+
+        Args:
+            dead_letters: JSON records, one for each sample or block.
+            by_reason: reason of REFUSALS -> samples; a damaged block counts as one.
+            example: one of the reasons in full.
+
+        Raises:
+            Unavailable: the log cannot be written; nothing is counted.
+        """
+        self.write(dead_letters)
+        now, loud = self.monotonic(), []
+        with self._lock:
+            self._counts.update(by_reason)
+            self._in_a_row += sum(by_reason.values())
+            self._last = example
+            for reason in by_reason:
+                if now - self._logged_s.get(reason, float("-inf")) >= LOG_AGAIN_S:
+                    self._logged_s[reason] = now
+                    loud.append(reason)
+        for reason in loud:
+            log.warning("samples were refused", why=reason, records=by_reason[reason], reason=example)
+
+    def accept(self) -> None:
+        """Record that good samples were decoded."""
+        if self._in_a_row:
+            with self._lock:
+                self._in_a_row = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return {reason: samples} for all of REFUSALS."""
+        with self._lock:
+            return {reason: self._counts[reason] for reason in REFUSALS}
+
+    def trouble(self) -> str | None:
+        """Return why the process is not ready, if the last BAD_IN_A_ROW samples were refused; else None."""
+        with self._lock:
+            if self._in_a_row < BAD_IN_A_ROW:
+                return None
+            return f"the last {self._in_a_row} samples were all refused: {self._last}"
+
+
+def refused_metrics(role: str) -> tuple[Metric, ...]:
+    """Return the metrics of refused samples for a role."""
+    return (
+        Metric(
+            f"freshet_{role}_refused",
+            "counter",
+            "samples",
+            "Samples that could not be decoded and went to the topic of refused events, by this process; "
+            "after a restart some count again. Reasons: unreadable (the bytes do not match the schema); "
+            "no_schema (the block's schema is unknown or lacks a field of the spec); damaged (the block "
+            "fails its checks, counted as one); label (the spec has no such label); label_value (not finite, "
+            "or outside the label's bounds); transform (one of the spec raises an error).",
+            ("reason",),
+        ),
+    )
+
+
+def refused_readings(role: str, status: Mapping[str, Any]) -> dict[str, Reading]:
+    """Return the readings of `refused_metrics` from a status with `refused`."""
+    return {
+        f"freshet_{role}_refused": {(reason,): float(n) for reason, n in status["refused"].items()},
+    }
+
 
 READ_AHEAD_ROWS = 16_384
-"""Rows read from the log at once, if blocks are full: tens of milliseconds of work."""
+"""Rows of one read from the log, if blocks are full: tens of milliseconds of work."""
 MOST_BLOCKS = 256
-"""Blocks read from the log at once at most: where batches are of few rows, blocks are short."""
+"""The most blocks of one read: with small batches, blocks are short."""
 
 
-class Sizes:
-    """How many rows make a batch, and how long one may wait for them."""
+class BatchSizes:
+    """The rows of batches, and the longest wait for a full one."""
 
-    __slots__ = ("behind_rows", "ramps", "rows", "wait_s")
+    __slots__ = ("behind_rows", "rows", "wait_s", "warms_up")
 
-    def __init__(self, rows: int, behind_rows: int, wait_ms: int, *, ramps: bool = False) -> None:
-        """`behind_rows` is the size of batches while at least twice as much waits; at least `rows`. `ramps`:
-        a new model's first batches are short."""
+    def __init__(self, rows: int, behind_rows: int, wait_ms: int, *, warms_up: bool = False) -> None:
+        """Set the sizes.
+
+        Args:
+            rows: rows of a batch.
+            behind_rows: rows of a batch while at least twice as many wait; at least `rows`.
+            wait_ms: longest wait for a full batch.
+            warms_up: a new model begins with shorter batches (label-delay warm-up).
+        """
         self.rows, self.behind_rows, self.wait_s = rows, max(rows, behind_rows), wait_ms / 1000
-        self.ramps = ramps
+        self.warms_up = warms_up
 
 
-class Source:
-    """Reads and assembles for one lane. Used by one thread; `positions` may be asked by any."""
+class PartitionReader:
+    """Reads a lane's partitions and assembles batches. One thread uses it; any may call `positions`."""
 
     def __init__(
-        self, log: EventLog, topic: str, partitions: Sequence[int], sizes: Sizes, clock: Clock
+        self, log: EventLog, topic: str, partitions: Sequence[int], sizes: BatchSizes, clock: Clock
     ) -> None:
-        """Nothing is read before the first `rewind`."""
+        """Open a reader; the first `rewind` starts it."""
         self.partitions = tuple(partitions)
         self.topic, self._sizes, self._clock = topic, sizes, clock
         self._reader = log.reader()
@@ -44,41 +163,46 @@ class Source:
         self._replayed_until: dict[int, int] = {}
         self._waiting_since = 0.0
         self._blocks = min(MOST_BLOCKS, READ_AHEAD_ROWS // block_samples(sizes.rows))
-        self._more = False  # the log had something when it was read last
-        self._issued: int | None = None  # rows in batches so far, while the first ones of a new model
+        self._more = False  # the last read returned blocks
+        self._issued: int | None = None  # rows of a new model's batches; None: no warm-up
 
     @property
     def started(self) -> bool:
-        """Whether there is a place to read from; False until `rewind`, and after `stop`."""
+        """Whether offsets are assigned; False before `rewind` and after `stop`."""
         return self._assembler is not None
 
     def stop(self) -> None:
-        """Forget what was read; the next batch comes after a `rewind`."""
+        """Discard all read blocks; `rewind` must follow."""
         self._assembler = None
 
-    def rewind(self, told: Sequence[Mapping[int, Sequence[int]]]) -> None:
-        """Start from the smallest offset that any store has told, with the others as cut points (PROTOCOL 7).
+    def rewind(self, applied: Sequence[Mapping[int, Sequence[int]]]) -> None:
+        """Restart at the smallest offset that any store has applied; the others become splits (PROTOCOL 7).
 
         Raises DataLost, Unavailable: as `Reader.assign` does.
         """
-        starts, cuts = cut_points(told)
+        starts, splits = rewind_offsets(applied)
         mine = {p: starts[p] for p in self.partitions}
         self._reader.assign({TopicPartition(self.topic, p): offset for p, offset in mine.items()})
-        self._replayed_until = {p: max([starts[p], *cuts[p]]) for p in self.partitions}
-        self._assembler, self._more = Assembler(mine, cuts), False
-        from_the_start = self._sizes.ramps and not any(mine.values())  # nothing is learned yet
+        self._replayed_until = {p: max([starts[p], *splits[p]]) for p in self.partitions}
+        self._assembler, self._more = Assembler(mine, splits), False
+        from_the_start = self._sizes.warms_up and not any(mine.values())  # nothing is learned yet
         self._issued = 0 if from_the_start else None
 
     def assemble(self, deadline: float) -> BatchPlan | None:
-        """Wait for a full batch, but no longer than a batch's own wait once a block is there; None at the
-        deadline."""
+        """Wait for a full batch, or for `wait_s` after its first block; None at the deadline."""
         plans = self.assemble_run(deadline, 0, 1)
         return plans[0] if plans else None
 
     def assemble_run(self, deadline: float, rows: int, batches: int) -> list[BatchPlan]:
-        """As `assemble`, and after that batch as many full ones as are there already, until they have `rows`
-        rows together or are `batches`; at the log's end what is left as well, for which no round of its own
-        is worth waiting."""
+        """Return as `assemble`, and then the full batches that are already read, up to the limits.
+
+        At the end of the log the last batch may be short, since a round of its own would cost more.
+
+        Args:
+            deadline: monotonic time in seconds.
+            rows: no further batch once they have so many rows together.
+            batches: the most batches.
+        """
         assembler, sizes = self._assembler, self._sizes
         assert assembler is not None
         wanted = max(2 * sizes.behind_rows, rows)
@@ -86,13 +210,13 @@ class Source:
             now = self._clock.monotonic()
             if not waiting:
                 self._waiting_since = now
-            enough = waiting >= sizes.rows  # for a batch: it is only looked whether the lane is far behind
+            enough = waiting >= sizes.rows  # for a batch: the read only finds out whether the lane is behind
             until = min(deadline, self._waiting_since + sizes.wait_s) if waiting else deadline
             until = now if enough else until
             polled = self._reader.poll(self._blocks, max(0.0, until - now))
             self._more = bool(polled)
             for partition, records in polled:
-                assembler.offer(partition.partition, records)
+                assembler.add(partition.partition, records)
             if polled:
                 continue
             if enough:
@@ -104,7 +228,7 @@ class Source:
         plans, taken = list[BatchPlan](), 0
         least = size if self._more else 1
         while not plans or (taken < rows and len(plans) < batches and assembler.waiting() >= least):
-            plan = assembler.next(self._ramped(size))
+            plan = assembler.next(self._batch_limit(size))
             if plan is None:
                 break
             plans.append(plan)
@@ -113,25 +237,24 @@ class Source:
                 self._issued += plan.rows
         return plans
 
-    def _ramped(self, size: int) -> int:
-        """Rows of the next batch at most: a new model's first batches have 1, 2, 4 rows and so on, if blocks
-        are as short."""
+    def _batch_limit(self, size: int) -> int:
+        """Return the row limit of the next batch: 1, 2, 4 … for a new model, if blocks are as short."""
         if self._issued is None or self._issued >= size:
             self._issued = None
             return size
         return self._issued + 1
 
     def replayed(self, plan: BatchPlan) -> bool:
-        """Whether some store had applied a part of it before."""
+        """Return whether a store had applied a part of the batch before the rewind."""
         return any(r.start < self._replayed_until[r.partition] for r in plan.ranges)
 
     def positions(self) -> dict[int, int]:
-        """{partition: where its next range starts}; empty while there is no place to read from."""
+        """Return {partition: start of its next range}; empty unless `started`."""
         assembler = self._assembler
         return assembler.positions() if assembler is not None else {}
 
     def covered(self) -> dict[int, int]:
-        """{partition: up to where no block waits for a batch}; empty while there is no place to read from."""
+        """Return {partition: offset before which every block is in a batch}; empty unless `started`."""
         assembler = self._assembler
         return assembler.covered() if assembler is not None else {}
 
@@ -143,7 +266,7 @@ class Source:
 def lag_of(
     log: EventLog, topic: str, partitions: Sequence[int], covered: Mapping[int, int]
 ) -> dict[int, int]:
-    """{partition: blocks in the log at or past where it is covered to, or all of them}."""
+    """Return {partition: blocks in the log from its covered offset on, or all of them}."""
     found = log.all_bounds([TopicPartition(topic, p) for p in partitions])
     return {
         at.partition: max(0, bounds.end - covered.get(at.partition, bounds.start))

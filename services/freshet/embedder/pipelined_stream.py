@@ -1,4 +1,4 @@
-"""The batch stream over a link: rows are looked up ahead of the trainer, gradients are pushed behind it."""
+"""The batch stream for remote rows: it prefetches lookups and pushes gradients asynchronously."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import TrainBatch
 from freshet.clock import Clock
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Spec
-from freshet.embedder.batch_builder import Maker
+from freshet.embedder.batch_builder import BatchBuilder
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import Credits
-from freshet.embedder.partition_reader import Sizes, Source, lag_of
-from freshet.embedder.prefetch_lane import AheadLane, Common, LaneCounts
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.staleness_limiter import CreditDesk
+from freshet.embedder.core import Permits
+from freshet.embedder.partition_reader import BatchSizes, PartitionReader, lag_of
+from freshet.embedder.prefetch_lane import LaneContext, LaneCounts, PrefetchLane
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.staleness_limiter import StalenessLimiter
 from freshet.log import EventLog
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
 from freshet.rows.service import OwnersChange, RowService
 from freshet.types import F32, U32, Fence
 
-__all__ = ["DenseApplied", "OwnWritesOf", "PipelinedStream", "Share"]
+__all__ = ["DenseApplied", "PipelinedStream", "ReadMyWritesBy", "Share"]
 
 CLOSE_WAIT_S = 5.0
-"""How long `close` goes on pushing what was given back. What is left is trained on again after a restart."""
+"""Seconds for which `close` pushes queued gradients; the samples of others are trained on again."""
 
 PAUSE_S = 0.005
-"""Between two looks at several lanes, unless rows arrive before."""
+"""Seconds between two polls of several lanes, unless rows arrive before."""
 
 MOST_LOOKUPS = 32
-"""Lookups that are asked for at once, each by a thread that waits: enough for 5 ms each way at 3,000 batches
-a second."""
+"""The most concurrent lookups, each with a waiting thread: enough for 5 ms each way at 3,000 batches a
+second."""
 
 
 DenseApplied = Callable[[], Mapping[int, Sequence[int]]]
-"""What the trainer has applied; Unavailable while it cannot tell."""
+"""Returns the trainer's applied offsets; raises Unavailable while they are unknown."""
 
 
-OwnWritesOf = Literal["here", "taker"]
+ReadMyWritesBy = Literal["stream", "trainer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Partitions of one lane, all under one claim."""
+    """The partitions of one lane, all under one claim."""
 
     partitions: Sequence[int]
-    fence: Fence  # pushes and batches carry it
-    dense_applied: DenseApplied | None = None  # of the rank that trains on it, if not all lanes have one
+    fence: Fence  # carried by pushes and batches
+    dense_applied: DenseApplied | None = None  # of the lane's rank; None: all lanes have the same rank
 
 
 class PipelinedStream:
-    """See `freshet.batches.stream.BatchStream`. Any thread may take and give back.
+    """A prefetching `freshet.batches.stream.BatchStream`. Thread-safe.
 
-    A lane may have several batches out at once. Pushes are answered later: `give_back` never raises Refused;
-    a lane whose push is refused, or whose rows change their owner, starts again by itself, and what its
-    trainer still holds of before is dropped when it is given back.
+    A lane may have several batches out at once. `give_back` never raises Refused, since pushes are
+    asynchronous: after a refused push or a change of owners the lane rewinds, and drops the void batches when
+    the trainer returns them.
     """
 
     def __init__(
@@ -77,37 +77,47 @@ class PipelinedStream:
         clock: Clock,
         batch_rows: int,
         staleness_rows: int,
-        recent: Recent | None = None,
-        own_writes: OwnWritesOf | None = None,
+        recent: RecentSamples | None = None,
+        read_my_writes: ReadMyWritesBy | None = None,
     ) -> None:
-        """Begin to read and look up at once.
+        """Start to read and look up.
 
         Args:
-            dense_applied: may raise Unavailable: it is asked again.
-            recent: where samples are kept for the gate, if they outlive this stream.
-            own_writes: who brings rows up to what their trainer has pushed since, where lookups go ahead:
-                this stream when they are taken, or whoever takes them, by `TrainBatch.looked`; None: nobody.
+            spec: the spec.
+            layout: of the spec.
+            topic: the topic of samples.
+            log: the event log.
+            rows: the row service.
+            decoder: creates the decoder of a lane.
+            dense_applied: returns the trainer's applied offsets; called again after Unavailable.
+            lanes: the partitions of each lane.
+            clock: for deadlines and stages.
+            batch_rows: rows of a batch.
+            staleness_rows: bound of the rows in flight.
+            recent: stores samples for the gate beyond the life of this stream; None: a store of its own.
+            read_my_writes: applies pending gradients to prefetched rows: this stream in `take`, or the
+                trainer from `TrainBatch.looked`; None: neither does.
         """
         self._topic, self._log, self._clock = topic, log, clock
         self._closed = False
-        self._desk = CreditDesk(Credits(staleness_rows, sync=spec.train.mode == "sync"))
-        self._recent = recent or Recent(spec.serve.gate.samples, clock)
+        self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))
+        self._recent = recent or RecentSamples(spec.serve.gate.samples, clock)
         ahead, native = spec.train.mode != "sync", spec.model.kind in NATIVE_KINDS
         in_flight = 1 + staleness_rows // batch_rows if ahead else max(1, len(lanes))
         self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")
         self._error: BaseException | None = None
-        self._lanes: list[AheadLane] = []
+        self._lanes: list[PrefetchLane] = []
         self._arrived = threading.Condition()
-        self._own = own = OwnWrites(layout) if own_writes == "here" and ahead else None
-        common = Common(
+        self._own = own = ReadMyWrites(layout) if read_my_writes == "stream" and ahead else None
+        common = LaneContext(
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
-            self._desk,
+            self._limiter,
             self._recent,
-            Maker(
+            BatchBuilder(
                 spec,
                 layout,
-                states=own_writes is not None and ahead,
+                states=read_my_writes is not None and ahead,
                 in_steps=native,
             ),
             self._lookups,
@@ -118,14 +128,14 @@ class PipelinedStream:
             own,
         )
         behind_rows = spec.train.behind_rows(native_loop=False)
-        sizes = Sizes(batch_rows, behind_rows, spec.train.batch_wait_ms, ramps=native)
-        # One is decoded while the others are in flight. Own writes are kept until what was looked up before
-        # them has been taken: as many again.
+        sizes = BatchSizes(batch_rows, behind_rows, spec.train.batch_wait_ms, warms_up=native)
+        # One batch is decoded while the others are in flight. Read-my-writes keeps a write until the batches
+        # looked up before it are taken, which needs as many slots again.
         slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
         self._lanes += [
-            AheadLane(
+            PrefetchLane(
                 i,
-                Source(log, topic, share.partitions, sizes, clock),
+                PartitionReader(log, topic, share.partitions, sizes, clock),
                 decoder(),
                 share.fence,
                 share.dense_applied or dense_applied,
@@ -138,7 +148,7 @@ class PipelinedStream:
             lane.start()
 
     def take(self, lane: int, wait_s: float) -> TrainBatch | None:
-        """The lane's next batch; see the protocol."""
+        """Return the lane's next batch; raises the error of a failed lane. See the protocol."""
         if self._error is not None:
             raise self._error
         batch = self._lanes[lane].take(wait_s)
@@ -153,14 +163,16 @@ class PipelinedStream:
         gradients: Sequence[F32] | None,
         counts: Sequence[U32] | None = None,
     ) -> None:
-        """Have a batch's gradients pushed, or return it unused; see the protocol."""
+        """Queue the push of gradients, (G, S) float32 and counts (U,) uint32 a group; see the protocol."""
         self._lanes[lane].give_back(batch, gradients, counts)
 
     def take_of(
         self, lanes: Sequence[int], wait_s: float, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[int, TrainBatch] | None:
-        """(The lane, its next batch) of the first of these lanes that has one; None if none has within
-        `wait_s`, or once it is not `wanted` any more."""
+        """Return a lane and its next batch, for the first of these lanes that has one.
+
+        None if no lane has one within `wait_s`, or once `wanted` returns False.
+        """
         deadline = self._clock.monotonic() + wait_s
         while wanted():
             for lane in lanes:
@@ -169,35 +181,35 @@ class PipelinedStream:
             left = deadline - self._clock.monotonic()
             if left <= 0 or self._closed:
                 return None
-            with self._arrived:  # what came between the look and this is seen after the pause
+            with self._arrived:  # the next poll finds a batch that arrived since the last
                 self._arrived.wait(min(left, PAUSE_S))
         return None
 
     def settled_lane(self, lane: int, wait_s: float) -> bool:
-        """As `settled`, of one lane."""
+        """Wait like `settled` for one lane."""
         return self._lanes[lane].settled(wait_s)
 
     def settled(self, wait_s: float) -> bool:
-        """Wait until every push of what was given back was answered; see the protocol."""
+        """Wait until all pushes are acknowledged; see the protocol."""
         return all(lane.settled(wait_s) for lane in self._lanes)
 
     def abandon(self, lane: int) -> None:
-        """The lane's trainer is gone: what it holds is issued again."""
+        """Issue the batches again that a lane's lost trainer holds."""
         self._lanes[lane].abandon()
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest samples with their rows before they were trained on; see the protocol."""
+        """Return the newest learned samples; see the protocol."""
         return self._recent.newest(rows)
 
     def lag(self) -> Mapping[int, int]:
-        """{partition: blocks that no batch has covered that was handed out}."""
+        """Return {partition: blocks that no taken batch has contained}."""
         lag: dict[int, int] = {}
         for lane in self._lanes:
             lag |= lag_of(self._log, self._topic, lane.partitions, lane.covered())
         return lag
 
     def seconds(self) -> dict[str, float]:
-        """How long batches have been in each stage, summed over them; lookups and pushes overlap the rest."""
+        """Return the seconds that batches have spent in each stage; lookups and pushes overlap the others."""
         total = dict.fromkeys(("read", "credit", "decode", "plan", "lookup", "push"), 0.0)
         for lane in self._lanes:
             for name, seconds in lane.stages.seconds.items():
@@ -207,21 +219,21 @@ class PipelinedStream:
         return total
 
     def counts(self) -> list[LaneCounts]:
-        """What each lane has done."""
+        """Return the counts of each lane."""
         return [lane.counts for lane in self._lanes]
 
     @property
     def stepped_rows(self) -> int:
-        """Copies of rows brought up to own pushes so far."""
+        """Steps of pending gradients applied to prefetched rows since the start."""
         return self._own.stepped_rows if self._own is not None else 0
 
     @property
-    def desk(self) -> CreditDesk:
-        """Who has credits and who waits for one."""
-        return self._desk
+    def limiter(self) -> StalenessLimiter:
+        """The staleness limiter, for metrics."""
+        return self._limiter
 
     def close(self) -> None:
-        """Push what was given back, then free everything. Idempotent."""
+        """Push queued gradients, then release all resources. Idempotent."""
         self._closed = True
         for lane in self._lanes:
             lane.close(CLOSE_WAIT_S)

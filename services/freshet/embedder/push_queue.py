@@ -1,4 +1,4 @@
-"""Gradients on their way to the shards: in order, in the background, several in the air at once."""
+"""The queue of a lane's pushes: in order, in the background, several in flight at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from freshet.embedder.backoff import Patience
+from freshet.embedder.backoff import Backoff
 from freshet.errors import Refused, Unavailable
 from freshet.rows.service import Push, PushesAhead, RowService
 
-__all__ = ["Pusher"]
+__all__ = ["PushQueue"]
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -23,19 +23,19 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class _Parcel(Generic[T]):
+class _Entry(Generic[T]):
     push: Push
-    of: T
+    tag: T
     answer: Future[bool] | None = None  # once it is sent
 
 
-class Pusher(Generic[T]):
-    """Pushes of one lane, from a thread of its own, in the order in which they were given.
+class PushQueue(Generic[T]):
+    """The pushes of one lane, sent by a thread of its own in the order of `add`.
 
-    A row service that `PushesAhead` gets them all at once, others one by one. Only the answer to the oldest
-    push that is not yet acknowledged counts: a younger one may be refused because an older was lost on its
-    way. So after Unavailable all that are in the air are awaited and sent again, in order; shards that have
-    them skip them. Waits grow up to half a second, and nothing is ever given up but by `drop` or `close`.
+    A row service that `PushesAhead` receives them concurrently, others one by one. Only the answer to the
+    oldest unacknowledged push counts, since a later one may be refused because an earlier one was lost. After
+    Unavailable the pusher awaits all answers and sends all pushes again in order; shards skip those that they
+    have applied. It retries until `drop` or `close`, with a backoff.
     """
 
     def __init__(
@@ -49,55 +49,57 @@ class Pusher(Generic[T]):
         refused: Callable[[Refused], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """The calls come from the pusher's thread and hold none of its locks.
+        """Start the thread, which makes all callbacks without holding a lock of the pusher.
 
         Args:
-            acknowledged: all shards have it.
-            dropped: it was given up, and no answer to it is awaited any more.
-            moved: after either of these; `idle` may be true now.
-            refused: it does not continue what is applied; who is called calls `drop`.
-            failed: anything else; likewise.
+            rows: the row service.
+            name: of the thread.
+            acknowledged: called with the tag of a push that all shards have applied.
+            dropped: called with the tag of a dropped push that awaits no answer.
+            moved: called after either of these; `idle` may have changed.
+            refused: called when a push's offsets do not follow the applied offsets; it must call `drop`.
+            failed: called for any other error; it must call `drop`.
         """
         self._rows = rows
         self._acknowledged, self._dropped, self._moved = acknowledged, dropped, moved
         self._refused, self._failed = refused, failed
         self._changed = threading.Condition()  # guards all below
-        self._waiting: deque[_Parcel[T]] = deque()
-        self._sent: deque[_Parcel[T]] = deque()
-        self._void = False  # what is sent is only awaited
+        self._waiting: deque[_Entry[T]] = deque()
+        self._sent: deque[_Entry[T]] = deque()
+        self._void = False  # dropped: answers are awaited, nothing is sent
         self._closed = False
-        self._patience = Patience()
+        self._backoff = Backoff()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def give(self, push: Push, of: T) -> None:
-        """Push this after all that were given before; not between `drop` and `idle`.
+    def add(self, push: Push, tag: T) -> None:
+        """Queue a push; not between `drop` and `idle`.
 
         Its arrays must not change until it is acknowledged or dropped.
         """
         with self._changed:
-            self._waiting.append(_Parcel(push, of))
+            self._waiting.append(_Entry(push, tag))
             self._changed.notify_all()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and no answer is awaited."""
+        """Whether no push is queued or in flight."""
         with self._changed:
             return not self._waiting and not self._sent and not self._void
 
     def drop(self) -> None:
-        """Give up what was given so far: `dropped` is called for each, once its answer cannot matter."""
+        """Drop all pushes; `dropped` is called for each once it awaits no answer."""
         with self._changed:
             self._void = bool(self._waiting or self._sent)
-            self._patience.cut()
+            self._backoff.interrupt()
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> bool:
-        """Push what waits for so long at most, then end; False if something was left. Idempotent."""
+        """Wait up to `wait_s` for all pushes, then end; False if some remain. Idempotent."""
         with self._changed:
             done = self._changed.wait_for(lambda: not self._waiting and not self._sent, wait_s)
             self._closed = self._void = True
-            self._patience.cut()
+            self._backoff.interrupt()
             self._changed.notify_all()
         self._thread.join(wait_s + 1.0)
         return done
@@ -105,19 +107,19 @@ class Pusher(Generic[T]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._something_to_do)
+                self._changed.wait_for(self._has_work)
                 if self._closed and not self._sent and not self._waiting:
                     return
                 void = self._void
                 head = self._sent[0] if self._sent else None
             if void:
-                self._empty()
+                self._drop_all()
             elif head is not None and head.answer is not None and head.answer.done():
-                self._take(head, head.answer)
+                self._handle_answer(head, head.answer)
             else:
                 self._send()
 
-    def _something_to_do(self) -> bool:
+    def _has_work(self) -> bool:
         head = self._sent[0].answer if self._sent else None
         return bool(self._closed or self._void or self._waiting or (head is not None and head.done()))
 
@@ -125,12 +127,12 @@ class Pusher(Generic[T]):
         with self._changed:
             if not self._waiting:
                 return
-            parcel = self._waiting.popleft()
-            self._sent.append(parcel)
-        parcel.answer = self._begin(parcel.push)
-        parcel.answer.add_done_callback(self._answered)
+            entry = self._waiting.popleft()
+            self._sent.append(entry)
+        entry.answer = self._begin_push(entry.push)
+        entry.answer.add_done_callback(self._answered)
 
-    def _begin(self, push: Push) -> Future[bool]:
+    def _begin_push(self, push: Push) -> Future[bool]:
         if isinstance(self._rows, PushesAhead):
             return self._rows.push_soon(push)
         answer: Future[bool] = Future()
@@ -144,46 +146,46 @@ class Pusher(Generic[T]):
         with self._changed:
             self._changed.notify_all()
 
-    def _take(self, head: _Parcel[T], answer: Future[bool]) -> None:
-        """What the oldest push's answer means."""
+    def _handle_answer(self, head: _Entry[T], answer: Future[bool]) -> None:
+        """Handle the answer to the oldest push."""
         error = answer.exception()
         if error is None:
-            self._patience.renew()
-            self._acknowledged(head.of)
+            self._backoff.reset()
+            self._acknowledged(head.tag)
             with self._changed:
                 self._sent.popleft()
                 self._changed.notify_all()
             self._moved()
         elif isinstance(error, Unavailable):
-            self._again(error)
+            self._resend(error)
         elif isinstance(error, Refused):
             self._refused(error)
         else:
             self._failed(error)
 
-    def _again(self, error: Unavailable) -> None:
-        """Await what is in the air, and send it again in order: shards skip what they have."""
+    def _resend(self, error: Unavailable) -> None:
+        """Await the pushes in flight, then send them again in order."""
         self._await_sent()
         with self._changed:
             self._waiting.extendleft(reversed(self._sent))
             self._sent.clear()
-        log.warning("gradients wait for the shards", reason=str(error), again_in_s=self._patience.next_s)
-        self._patience.rest()
+        log.warning("gradients wait for the shards", reason=str(error), again_in_s=self._backoff.next_s)
+        self._backoff.sleep()
 
-    def _empty(self) -> None:
-        """Forget everything, once what is in the air was answered."""
+    def _drop_all(self) -> None:
+        """Await the pushes in flight, then drop all."""
         self._await_sent()
         with self._changed:
-            given_up = [*self._sent, *self._waiting]
-        for parcel in given_up:
-            self._dropped(parcel.of)
+            entries = [*self._sent, *self._waiting]
+        for entry in entries:
+            self._dropped(entry.tag)
         with self._changed:
             self._sent.clear()
             self._waiting.clear()
             self._void = self._closed
-            self._patience.renew()
+            self._backoff.reset()
             self._changed.notify_all()
         self._moved()
 
     def _await_sent(self) -> None:
-        wait([parcel.answer for parcel in list(self._sent) if parcel.answer is not None])
+        wait([entry.answer for entry in list(self._sent) if entry.answer is not None])

@@ -1,4 +1,4 @@
-"""The newest samples with their rows before they were trained on, kept for the gate."""
+"""The newest learned samples with their rows from before that, for the gate."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from collections.abc import Sequence
 from freshet.clock import Clock
 from freshet.model.inputs import ModelInputs
 
-__all__ = ["Recent"]
+__all__ = ["RecentSamples"]
 
-RECENT_REST_S = 0.25
-"""Between two rounds of copies for the gate: a batch's copy costs 75 µs, and at full speed 2,000 samples
-come in 10 ms."""
+COPY_EVERY_S = 0.25
+"""Seconds between two rounds of copies: copying a batch costs 75 µs, and at full speed 2,000 samples arrive
+in 10 ms."""
 
 
-class Recent:
-    """Copies of batches, as many as the gate wants. Thread-safe."""
+class RecentSamples:
+    """Copies of the newest batches. Thread-safe."""
 
     def __init__(self, wanted: int, clock: Clock) -> None:
-        """Keep at least the newest `wanted` samples."""
+        """Keep at least `wanted` samples."""
         self._wanted, self._clock = wanted, clock
         self._lock = threading.Lock()
         self._kept: deque[ModelInputs] = deque()
-        self._rows = self._fresh_rows = 0  # kept; of these, since the last rest
-        self._resting_until = -math.inf
+        self._rows = self._fresh_rows = 0  # kept; and of these, in the present round of copies
+        self._next_round_s = -math.inf
 
     def wants(self) -> int:
-        """How many of the newest samples are worth keeping now; 0 while it rests."""
-        return 0 if self._clock.monotonic() < self._resting_until else self._wanted
+        """Return how many of the newest samples to copy; 0 between two rounds."""
+        return 0 if self._clock.monotonic() < self._next_round_s else self._wanted
 
     def add(self, inputs: ModelInputs) -> None:
-        """Keep a copy, unless it is time to rest: the gate wants a few thousand rows every few seconds, not
-        every batch."""
+        """Copy a batch, unless between two rounds: the gate needs a few thousand rows every few seconds."""
         if self.wants():
-            self.keep(inputs.copied())  # the memory is used again by the next batch
+            self.keep(inputs.copied())  # the next batch reuses the memory
 
     def keep(self, kept: ModelInputs) -> None:
-        """Keep these, which are a copy already."""
+        """Keep a batch without copying it."""
         now = self._clock.monotonic()
         with self._lock:
             self._kept.append(kept)
@@ -48,10 +47,10 @@ class Recent:
             while self._rows - self._kept[0].size >= self._wanted:
                 self._rows -= self._kept.popleft().size
             if self._fresh_rows >= self._wanted:
-                self._fresh_rows, self._resting_until = 0, now + RECENT_REST_S
+                self._fresh_rows, self._next_round_s = 0, now + COPY_EVERY_S
 
     def newest(self, rows: int) -> Sequence[ModelInputs]:
-        """The newest batches with at least `rows` samples together, if there are so many; oldest first."""
+        """Return the newest batches, oldest first, with at least `rows` samples if there are so many."""
         with self._lock:
             newest = list(self._kept)
         first, total = len(newest), 0

@@ -1,4 +1,4 @@
-"""The embedder's listener: a pipelined stream's batches to trainer ranks, and their gradients home."""
+"""The gRPC service `Batches` of an embedder: serves a pipelined stream to the lanes of trainer ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import structlog
 from freshet.batches.frames import (
     SETTLE,
     USED,
-    Asked,
     Names,
-    asked_of,
+    RequestHeader,
     batch_frame,
     batch_id_of,
+    decode_header,
     empty_frame,
     given_frame,
     gradients_of,
@@ -29,57 +29,61 @@ from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import Fence
 
-__all__ = ["BATCHES", "BatchServer", "Shape"]
+__all__ = ["BATCHES", "BatchServer", "LaneShape"]
 
 log = structlog.get_logger("freshet.embedder")
 
 BATCHES = "Batches"
-SETTLE_S = 2.0
-"""How long one question whether all is acknowledged is held."""
+FLUSH_S = 2.0
+"""Seconds for which a flush waits for acknowledgements."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How partitions are dealt to lanes: place p % (ranks * lanes)."""
+class LaneShape:
+    """The ranks and lanes of a quorum: partition p belongs to the lane p % (ranks * lanes)."""
 
     ranks: int
     lanes: int
 
     @property
     def places(self) -> int:
-        """Lanes of all ranks."""
+        """The lanes of all ranks."""
         return self.ranks * self.lanes
 
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """A lane's connection: whose batches are out."""
+    """A lane's connection and its batches that are out."""
 
-    asked: Asked
-    applied: dict[int, int]  # the rank's dense vector as it was told last
+    header: RequestHeader
+    applied: dict[int, int]  # the newest dense vector of the rank
     out: dict[int, tuple[int, TrainBatch]] = field(default_factory=dict)  # id -> (lane of the stream, batch)
 
 
-Streams = Callable[[Shape, Callable[[int], Mapping[int, Sequence[int]]]], tuple[PipelinedStream, list[int]]]
-"""Makes a stream for a shape and for `dense_applied` by place; and the place of each of its lanes."""
+Streams = Callable[
+    [LaneShape, Callable[[int], Mapping[int, Sequence[int]]]], tuple[PipelinedStream, list[int]]
+]
+"""Opens a stream for a shape and the dense vectors of its lanes; also returns each lane's trainer lane."""
 
 
 class BatchServer:
-    """Serves one stream at a time, to the newest ranks that ask; made anew when their number changes, or when
-    `renew` says that the partitions have. Thread-safe."""
+    """Serves one stream at a time, to the newest quorum. Thread-safe.
 
-    def __init__(self, names: Names, codec: RowCodec, make: Streams) -> None:
-        self._names, self._codec, self._make = names, codec, make
+    It opens a new stream when the number of ranks or lanes changes, and after `renew`.
+    """
+
+    def __init__(self, names: Names, codec: RowCodec, open_stream: Streams) -> None:
+        self._names, self._codec, self._open_stream = names, codec, open_stream
         self._widths = names.widths
         self._changed = threading.Condition()  # guards all below
-        self._shape: Shape | None = None
+        self._shape: LaneShape | None = None
         self._stream: PipelinedStream | None = None
-        self._lanes_of: dict[int, list[int]] = {}  # place -> lanes of the stream
-        self._feeds: dict[int, _Feed] = {}  # by place
-        self._seats: dict[int, Fence] = {}  # by rank, the newest
+        self._lanes_of: dict[int, list[int]] = {}  # trainer lane -> lanes of the stream
+        self._feeds: dict[int, _Feed] = {}  # by trainer lane
+        self._fences: dict[int, Fence] = {}  # newest fence of each rank
         self._turns: dict[int, int] = {}
         self._next_id = 0
-        self.failed: FreshetError | None = None  # what the log or the rows say that no retry can mend
+        self.failed: FreshetError | None = None  # fatal error of the log or the rows
         self.served_batches = self.served_samples = self.served_bytes = 0
         self.rewinds = self.void_rows = 0  # of streams that have ended
 
@@ -98,27 +102,33 @@ class BatchServer:
         server.answered(BATCHES, "Give", self.give)
 
     def take(self, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
-        """Answer a TAKE; `feeds` gathers who has asked over this connection.
+        """Answer a TAKE; adds its (lane, feed) to the connection's `feeds`.
 
         Raises:
-            Fenced: the rank's seat was claimed by another process since.
+            Fenced: a newer process or quorum replaced the rank.
             Unavailable: this embedder owns no partition of the lane now.
         """
-        asked, applied = asked_of(frame, Kind.TAKE)
-        stream, feed = self._enter(asked, applied)
-        feeds.add((asked.place, asked.feed))
+        header, applied = decode_header(frame, Kind.TAKE)
+        stream, feed = self._connect(header, applied)
+        feeds.add((header.global_lane, header.feed))
         with self._changed:
-            lanes = list(self._lanes_of.get(asked.place, ()))
-            turn = self._turns[asked.place] = self._turns.get(asked.place, 0) + 1
+            lanes = list(self._lanes_of.get(header.global_lane, ()))
+            turn = self._turns[header.global_lane] = self._turns.get(header.global_lane, 0) + 1
         if not lanes:
-            raise Unavailable(f"no partition of lane {asked.place} of {self._shape} is owned here")
+            raise Unavailable(
+                f"no partition of lane {header.global_lane} of {self._shape} is owned by this embedder"
+            )
         first = turn % len(lanes)
         order = [*lanes[first:], *lanes[:first]]
         try:
-            found = stream.take_of(order, asked.wait_ms / 1000, lambda: self._feeds.get(asked.place) is feed)
-        except Fenced as error:  # who claims partitions sees it as well; until then none is handed out
+            found = stream.take_of(
+                order, header.wait_ms / 1000, lambda: self._feeds.get(header.global_lane) is feed
+            )
+        except Fenced as error:  # the assignment follows; until then no batch is served
             self.renew()
-            raise Unavailable(f"a partition of lane {asked.place} has another embedder: {error}") from error
+            raise Unavailable(
+                f"a partition of lane {header.global_lane} has another embedder: {error}"
+            ) from error
         except FreshetError as error:
             self.failed = error
             raise
@@ -126,29 +136,29 @@ class BatchServer:
             return empty_frame(frame.id)
         lane, batch = found
         with self._changed:
-            current = self._feeds.get(asked.place) is feed and self._stream is stream
+            current = self._feeds.get(header.global_lane) is feed and self._stream is stream
             if current:
                 self._next_id += 1
                 batch_id = self._next_id
                 feed.out[batch_id] = (lane, batch)
         if not current:
             stream.give_back(lane, batch, None)
-            raise Unavailable("the lane was taken over while it waited")
-        made = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
+            raise Unavailable("another connection replaced this one")
+        encoded = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
         self.served_batches += 1
         self.served_samples += len(batch)
-        self.served_bytes += len(made)
-        return made
+        self.served_bytes += len(encoded)
+        return encoded
 
     def give(self, frame: Frame) -> bytes:
-        """Answer GRADIENTS. A batch that is not out any more was issued again: its gradients are dropped."""
-        asked, applied = asked_of(frame, Kind.GRADIENTS)
+        """Answer GRADIENTS; drops those of a batch that is no longer out, since it was issued again."""
+        header, applied = decode_header(frame, Kind.GRADIENTS)
         with self._changed:
-            feed, stream = self._feeds.get(asked.place), self._stream
-            if feed is None or feed.asked.feed != asked.feed or stream is None:
+            feed, stream = self._feeds.get(header.global_lane), self._stream
+            if feed is None or feed.header.feed != header.feed or stream is None:
                 return given_frame(frame.id, done=False)
-            feed.applied = _larger(feed.applied, applied)
-            lanes = list(self._lanes_of.get(asked.place, ()))
+            feed.applied = _merge_vectors(feed.applied, applied)
+            lanes = list(self._lanes_of.get(header.global_lane, ()))
             if frame.flags & SETTLE:
                 found = None
             else:
@@ -157,7 +167,7 @@ class BatchServer:
                 if found is None:
                     return given_frame(frame.id, done=False)
         if found is None:
-            return given_frame(frame.id, done=all(stream.settled_lane(lane, SETTLE_S) for lane in lanes))
+            return given_frame(frame.id, done=all(stream.settled_lane(lane, FLUSH_S) for lane in lanes))
         lane, batch = found
         gradients = counts = None
         if frame.flags & USED:
@@ -169,61 +179,64 @@ class BatchServer:
         return given_frame(frame.id)
 
     def leave(self, place: int, feed_id: int) -> None:
-        """A connection has ended: what its lane held is issued again."""
+        """End a connection: the batches that its lane held are issued again."""
         with self._changed:
             feed = self._feeds.get(place)
-            if feed is None or feed.asked.feed != feed_id:
+            if feed is None or feed.header.feed != feed_id:
                 return
             del self._feeds[place]
             self._abandon(place, feed)
 
     def renew(self) -> None:
-        """Other partitions are owned now: make the stream anew at the next request."""
+        """Close the stream, so that the next request opens one over the present partitions."""
         with self._changed:
             self._end_stream()
 
     def close(self) -> None:
-        """Push what was given back, then end. Idempotent."""
+        """Push queued gradients, then close the stream. Idempotent."""
         self.renew()
 
     def stream(self) -> PipelinedStream | None:
-        """The stream that is served now, for metrics."""
+        """Return the present stream, for metrics."""
         return self._stream
 
     def ranks(self) -> int:
-        """Lanes that are connected."""
+        """Return the connected lanes."""
         with self._changed:
             return len(self._feeds)
 
-    def _enter(self, asked: Asked, applied: dict[int, int]) -> tuple[PipelinedStream, _Feed]:
-        shape = Shape(asked.ranks, asked.lanes)
+    def _connect(self, header: RequestHeader, applied: dict[int, int]) -> tuple[PipelinedStream, _Feed]:
+        shape = LaneShape(header.ranks, header.lanes)
         with self._changed:
-            newest = max(self._seats.values(), default=Fence(-1))
-            if asked.seat < self._seats.get(asked.rank, -1) or (shape != self._shape and asked.seat < newest):
-                raise Fenced(f"rank {asked.rank} was claimed by another process (fence {asked.seat} is old)")
+            newest = max(self._fences.values(), default=Fence(-1))
+            if header.seat < self._fences.get(header.rank, -1) or (
+                shape != self._shape and header.seat < newest
+            ):
+                raise Fenced(
+                    f"rank {header.rank} was replaced by another process (fence {header.seat} is old)"
+                )
             if shape != self._shape:
                 self._end_stream()
-                self._shape, self._seats = shape, {}
-            self._seats[asked.rank] = asked.seat
-            feed = self._feeds.get(asked.place)
-            if feed is None or feed.asked.feed != asked.feed:
+                self._shape, self._fences = shape, {}
+            self._fences[header.rank] = header.seat
+            feed = self._feeds.get(header.global_lane)
+            if feed is None or feed.header.feed != header.feed:
                 if feed is not None:
-                    self._abandon(asked.place, feed)
-                feed = self._feeds[asked.place] = _Feed(asked, applied)
-            feed.applied = _larger(feed.applied, applied)
+                    self._abandon(header.global_lane, feed)
+                feed = self._feeds[header.global_lane] = _Feed(header, applied)
+            feed.applied = _merge_vectors(feed.applied, applied)
             if self._stream is None:
-                self._stream, places = self._make(shape, self._applied_of)
+                self._stream, places = self._open_stream(shape, self._applied_of)
                 self._lanes_of = {}
                 for lane, place in enumerate(places):
                     self._lanes_of.setdefault(place, []).append(lane)
             return self._stream, feed
 
     def _applied_of(self, place: int) -> Mapping[int, Sequence[int]]:
-        """What the rank that trains this lane's batches has told of its dense vector. Takes no lock: a stream
-        that is being closed may still ask."""
+        """Return the newest dense vector of a lane's rank. Lock-free: a closing stream may call it."""
         feed = self._feeds.get(place)
         if feed is None:
-            raise Unavailable(f"no trainer asks for batches of lane {place}")
+            raise Unavailable(f"no trainer is connected for lane {place}")
         return {p: (offset,) for p, offset in feed.applied.items()}
 
     def _abandon(self, place: int, feed: _Feed) -> None:
@@ -243,12 +256,12 @@ class BatchServer:
             self.void_rows += sum(counts.void_rows for counts in stream.counts())
 
 
-def _larger(told: dict[int, int], now: Mapping[int, int]) -> dict[int, int]:
-    """Of one rank's vector as told twice, the later: it only rises, and messages may overtake each other."""
-    return {p: max(offset, told.get(p, 0)) for p, offset in now.items()}
+def _merge_vectors(before: dict[int, int], now: Mapping[int, int]) -> dict[int, int]:
+    """Merge two vectors of one rank: offsets only rise, and messages may arrive out of order."""
+    return {p: max(offset, before.get(p, 0)) for p, offset in now.items()}
 
 
 def check_names(names: Names) -> None:
-    """Raise Mismatch if a frame cannot tell these columns apart (a byte numbers them)."""
+    """Raise Mismatch if a frame cannot number these columns in a byte."""
     if max(len(names.segments), len(names.labels), len(names.widths)) > 255:
         raise Mismatch("a frame numbers segments, labels and store groups with a byte: 255 at most")

@@ -1,4 +1,4 @@
-"""The embedder as a process: it claims partitions and serves their samples, with rows, to trainer ranks."""
+"""The embedder of a process: claims partitions and serves batches of their samples to trainer ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from freshet.clock import Clock
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
-from freshet.coordination.partition_assignment import Shares
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.ownership import shares_of
+from freshet.embedder.core import shares_of
+from freshet.embedder.partition_reader import RefusedSamples, refused_metrics, refused_readings
 from freshet.embedder.pipelined_stream import PipelinedStream, Share
-from freshet.embedder.refused_samples import RefusedSamples, refused_metrics, refused_readings
-from freshet.embedder.server import BatchServer, Shape
+from freshet.embedder.server import BatchServer, LaneShape
 from freshet.http.addresses import Address
 from freshet.log import EventLog
 from freshet.observability.cached_gauge import Newest
@@ -34,30 +34,30 @@ __all__ = ["EMBEDDER_METRICS", "Embedder", "embedder_readings", "names_of"]
 
 log = structlog.get_logger("freshet.embedder")
 
-LOOK_S = 0.2
-"""Between two looks at who should own what."""
+CHECK_S = 0.2
+"""Seconds between two checks of the partition assignment."""
 
 DRAIN_S = 1.0
-"""For answers that are being written; what was given back is pushed before."""
+"""Seconds for which the stopping server completes answers; gradients are pushed before."""
 
 EMBEDDER_METRICS = (
     Metric("freshet_embedder_partitions", "gauge", "partitions", "Partitions of samples owned."),
-    Metric("freshet_embedder_trainer_lanes", "gauge", "lanes", "Lanes of trainers that are connected."),
+    Metric("freshet_embedder_trainer_lanes", "gauge", "lanes", "Connected lanes of trainers."),
     Metric("freshet_embedder_batches", "counter", "batches", "Batches sent to trainers."),
     Metric("freshet_embedder_samples", "counter", "samples", "Samples sent to trainers."),
-    Metric("freshet_embedder_sent_bytes", "counter", "bytes", "Of batches sent to trainers."),
+    Metric("freshet_embedder_sent_bytes", "counter", "bytes", "Bytes of batches sent to trainers."),
     Metric("freshet_embedder_rows_in_flight", "gauge", "samples", "Samples looked up and not yet applied."),
-    Metric("freshet_embedder_batches_in_flight", "gauge", "batches", "Credits that are taken."),
-    Metric("freshet_embedder_waiting_lanes", "gauge", "lanes", "Lanes that wait for a credit."),
-    Metric("freshet_embedder_rewinds", "counter", "rewinds", "Lanes that began again from what is applied."),
-    Metric("freshet_embedder_void_rows", "counter", "samples", "Samples that were issued again."),
-    Metric("freshet_embedder_lag_blocks", "gauge", "blocks", "Blocks in the log that no batch has covered."),
+    Metric("freshet_embedder_batches_in_flight", "gauge", "batches", "Permits in use."),
+    Metric("freshet_embedder_waiting_lanes", "gauge", "lanes", "Lanes that wait for a permit."),
+    Metric("freshet_embedder_rewinds", "counter", "rewinds", "Restarts of lanes at the applied offsets."),
+    Metric("freshet_embedder_void_rows", "counter", "samples", "Samples looked up and issued again."),
+    Metric("freshet_embedder_lag_blocks", "gauge", "blocks", "Blocks in the log that are in no batch yet."),
     *refused_metrics("embedder"),
 )
 
 
 def names_of(spec: Spec, layout: Layout) -> Names:
-    """How many columns a batch of this spec has, and what they are called."""
+    """Return the columns of a batch of this spec."""
     return Names(
         tuple(spec.train.segments),
         tuple(label.name for label in spec.labels),
@@ -68,7 +68,7 @@ def names_of(spec: Spec, layout: Layout) -> Names:
 
 
 class Embedder:
-    """One process's worth. `run` blocks until told to stop."""
+    """The partition assignment, the batch server and the stream of one embedder process."""
 
     def __init__(
         self,
@@ -86,32 +86,46 @@ class Embedder:
         clock: Clock,
         codec: RowCodec,
     ) -> None:
-        """`refused` is what the decoders count in; `name` is the seat's; `host` is where trainers reach
-        `server`, which is started by `run`."""
+        """Claim nothing yet; `run` does, and starts `server`.
+
+        Args:
+            spec: the spec.
+            topic: the topic of samples.
+            log: the event log.
+            rows: the row service.
+            decoder: creates a decoder, which counts in `refused`.
+            refused: counts of refused samples.
+            claims: the claims in `control`.
+            server: the gRPC server.
+            name: of the membership lease.
+            host: at which trainers reach `server`.
+            clock: for deadlines.
+            codec: of the rows in batches.
+        """
         self._spec, self._layout, self._topic, self._log = spec, layout_of(spec), topic, log
         self._rows, self._decoder, self._refused, self._clock = rows, decoder, refused, clock
         self._claims, self._server, self._name, self._host = claims, server, name, host
-        self.batches = BatchServer(names_of(spec, self._layout), codec, self._make)
+        self.batches = BatchServer(names_of(spec, self._layout), codec, self._open_stream)
         self.batches.add_to(server)
-        self._partitions: Shares | None = None
+        self._partitions: PartitionAssignment | None = None
         self._rewinds = self._void_rows = 0
-        self._lag = Newest(self._ask_lag, 0)
+        self._lag = Newest(self._read_lag, 0)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop`, then push what was given back and let the partitions go.
+        """Serve until `stop`, then push queued gradients and release the partitions.
 
         Raises:
-            Fenced: another process has taken this one's seat.
-            DataLost, Corrupt: as the log and the row service do; an operator decides.
+            Fenced: another process claimed this one's membership lease.
+            DataLost, Corrupt: as the log and the row service do; an operator must act.
         """
         self._server.start()
         owner = f"{self._name}@{Address(self._host, self._server.port)}/{uuid.uuid4().hex}"
         partitions = shares_of(self._claims, self._name, owner, self._spec.partitions, self._clock)
         try:
-            partitions.sit(2 * LEASE_S)
+            partitions.join(2 * LEASE_S)
             self._partitions = partitions
-            while not stop.wait(LOOK_S):
-                if partitions.look(lambda _: self.batches.renew()):
+            while not stop.wait(CHECK_S):
+                if partitions.update(lambda _: self.batches.renew()):
                     self.batches.renew()
                 if self.batches.failed is not None:
                     raise self.batches.failed
@@ -121,15 +135,15 @@ class Embedder:
             self._server.stop(DRAIN_S)
 
     def ready(self) -> str | None:
-        """None, or why no batch can come from here."""
+        """Return why the embedder serves no batches; None if it does."""
         if self._partitions is None:
-            return "its seat is still held by the process before"
+            return "the previous process still holds its membership lease"
         if not self._partitions.fences:
             return "it owns no partition; other embedders do"
         return self._refused.trouble()
 
     def status(self) -> Mapping[str, Any]:
-        """Figures for `freshet status` and metrics."""
+        """Return the figures for `freshet status` and metrics."""
         stream, batches = self.batches.stream(), self.batches
         counts = stream.counts() if stream is not None else []
         return {
@@ -138,23 +152,23 @@ class Embedder:
             "batches": batches.served_batches,
             "samples": batches.served_samples,
             "sent_bytes": batches.served_bytes,
-            "rows_in_flight": stream.desk.rows() if stream else 0,
-            "batches_in_flight": stream.desk.batches() if stream else 0,
-            "waiting_lanes": stream.desk.waiting() if stream else 0,
+            "rows_in_flight": stream.limiter.rows() if stream else 0,
+            "batches_in_flight": stream.limiter.batches() if stream else 0,
+            "waiting_lanes": stream.limiter.waiting() if stream else 0,
             "rewinds": batches.rewinds + sum(c.rewinds for c in counts),
             "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
             "lag_blocks": self._lag(),
             "refused": self._refused.counts(),
         }
 
-    def _ask_lag(self) -> int:
+    def _read_lag(self) -> int:
         stream = self.batches.stream()
         return sum(stream.lag().values()) if stream is not None else 0
 
-    def _make(
-        self, shape: Shape, told: Callable[[int], Mapping[int, Sequence[int]]]
+    def _open_stream(
+        self, shape: LaneShape, applied_of: Callable[[int], Mapping[int, Sequence[int]]]
     ) -> tuple[PipelinedStream, list[int]]:
-        """A stream over what is owned now: a share for each lane of the trainers and each claim."""
+        """Open a stream over the owned partitions, with a lane for each trainer lane and claim."""
         shares: dict[tuple[int, Fence], list[int]] = {}
         for p, fence in (self._partitions.fences if self._partitions else {}).items():
             shares.setdefault((p % shape.places, fence), []).append(p)
@@ -167,19 +181,19 @@ class Embedder:
             rows=self._rows,
             decoder=self._decoder,
             dense_applied=dict,
-            lanes=[Share(mine, fence, partial(told, place)) for (place, fence), mine in shares.items()],
+            lanes=[Share(mine, fence, partial(applied_of, place)) for (place, fence), mine in shares.items()],
             clock=self._clock,
             batch_rows=train.batch_rows,
             staleness_rows=train.staleness_rows,
-            own_writes="taker",
+            read_my_writes="trainer",
         )
         return stream, [place for place, _ in shares]
 
 
 def embedder_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
-    """Readings of `Embedder.status()`."""
-    told = {**status, "partitions": len(status["partitions"])}
+    """Return the readings of `Embedder.status()`."""
+    figures = {**status, "partitions": len(status["partitions"])}
     prefix = "freshet_embedder_"
-    own = [metric.name for metric in EMBEDDER_METRICS if metric.name.removeprefix(prefix) in told]
-    plain = {name: told[name.removeprefix(prefix)] for name in own if name != "freshet_embedder_refused"}
+    own = [metric.name for metric in EMBEDDER_METRICS if metric.name.removeprefix(prefix) in figures]
+    plain = {name: figures[name.removeprefix(prefix)] for name in own if name != "freshet_embedder_refused"}
     return {name: float(value) for name, value in plain.items()} | refused_readings("embedder", status)

@@ -1,4 +1,4 @@
-"""Where lanes wait for credits: the bound on staleness, shared fairly."""
+"""The staleness limiter: lanes wait for permits, which bound the rows in flight."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from freshet.embedder.core import Credits
+from freshet.embedder.core import Permits
 
-__all__ = ["CreditDesk"]
+__all__ = ["StalenessLimiter"]
 
 
-class CreditDesk:
-    """Gives out credits of one stream. Thread-safe.
+class StalenessLimiter:
+    """The permits of one stream. Thread-safe.
 
-    Of the lanes that wait, those with the fewest batches in flight come first: a lane that looks far ahead
-    must not leave another without work.
+    Among the waiting lanes, those with the fewest batches in flight get permits first, so that a lane that
+    prefetches far cannot starve another.
     """
 
-    def __init__(self, credits: Credits) -> None:
-        self._credits = credits
+    def __init__(self, permits: Permits) -> None:
+        self._permits = permits
         self._changed = threading.Condition()
         self._waiting: Counter[int] = Counter()
 
-    def take(self, lane: int, rows: int, wait_s: float, given_up: Callable[[], bool] | None = None) -> int:
-        """A credit for a batch of the lane, or 0 if none is free within `wait_s`, or once `given_up()`.
+    def acquire(self, lane: int, rows: int, wait_s: float, given_up: Callable[[], bool] | None = None) -> int:
+        """Return a permit for a batch; 0 if none is available within `wait_s`, or once `given_up()`.
 
-        Who changes what `given_up` looks at calls `wake`.
+        The caller calls `wake` after a change of `given_up()`.
         """
 
         def done() -> bool:
@@ -37,59 +37,62 @@ class CreditDesk:
             try:
                 if not self._changed.wait_for(done, wait_s) or (given_up is not None and given_up()):
                     return 0
-                return self._credits.take(rows, lane)
+                return self._permits.acquire(rows, lane)
             finally:
                 self._waiting[lane] -= 1
                 self._changed.notify_all()
 
-    def step_over(self) -> None:
-        """Gradients come back: in mode `sync` no batch is looked up until those in flight now are applied."""
+    def end_step(self) -> None:
+        """Mark the return of gradients: in mode `sync` the batches in flight must be applied first."""
         with self._changed:
-            self._credits.step_over()
+            self._permits.end_step()
 
-    def give_back(self, credit: int) -> None:
-        """The batch's push is acknowledged, or it will never be pushed nor issued again."""
+    def release(self, permit: int) -> None:
+        """Release a permit: the push is acknowledged, or the batch is discarded for ever."""
         with self._changed:
-            self._credits.give_back(credit)
+            self._permits.release(permit)
             self._changed.notify_all()
 
-    def keep(self, credit: int) -> None:
-        """The batch is void and will be issued again: its lane keeps the credit for that (PROTOCOL 16)."""
+    def hold(self, permit: int) -> None:
+        """Hold the permit of a void batch for its lane, which issues the batch again (PROTOCOL 16)."""
         with self._changed:
-            self._credits.keep(credit)
+            self._permits.hold(permit)
             self._changed.notify_all()
 
-    def settle(self, lane: int) -> None:
-        """All that was void in the lane has been issued again, or was applied after all."""
+    def release_held(self, lane: int) -> None:
+        """Release a lane's held permits: its void batches were issued again, or turned out to be applied."""
         with self._changed:
-            self._credits.settle(lane)
+            self._permits.release_held(lane)
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Have those who wait look whether they have given up."""
+        """Wake the waiting lanes, so that they check `given_up`."""
         with self._changed:
             self._changed.notify_all()
 
     def batches(self) -> int:
-        """Batches in flight now."""
+        """Return the batches in flight."""
         with self._changed:
-            return len(self._credits.in_flight)
+            return len(self._permits.in_flight)
 
     def rows(self) -> int:
-        """Rows in flight now."""
+        """Return the rows in flight."""
         with self._changed:
-            return sum(self._credits.in_flight.values())
+            return sum(self._permits.in_flight.values())
 
     def waiting(self) -> int:
-        """Lanes that wait for a credit now."""
+        """Return the lanes that wait for a permit."""
         with self._changed:
             return sum(self._waiting.values())
 
     def _turn_of(self, lane: int) -> bool:
-        if not self._credits.free(lane):
+        if not self._permits.is_available(lane):
             return False
-        mine = self._credits.batches_of(lane)
+        mine = self._permits.batches_of(lane)
         return not any(
-            count and other != lane and self._credits.batches_of(other) < mine and self._credits.free(other)
+            count
+            and other != lane
+            and self._permits.batches_of(other) < mine
+            and self._permits.is_available(other)
             for other, count in self._waiting.items()
         )

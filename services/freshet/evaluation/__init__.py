@@ -1,17 +1,16 @@
-"""Quality of predictions: what the measures are, how they are added up over a stream, when a version may
-serve.
+"""Quality of predictions: the measures, their sums over a stream, and the gate before `stable`.
 
-Everything here is pure: arrays in, figures out, no clock and no I/O. Letters: B samples, L labels.
+The package reads no clock. Only `predictions` does I/O, in temporary files. Shape letters: B samples, L
+labels.
 """
 
 from __future__ import annotations
 
 from freshet.evaluation.auc import auc
+from freshet.evaluation.cells import Figures, LabelKind, Reliability
 from freshet.evaluation.descriptors import MEASURES, SOURCES, Measure, Source
-from freshet.evaluation.figures import Figures, LabelKind
 from freshet.evaluation.popularity import Popularity
 from freshet.evaluation.progressive import Measures
-from freshet.evaluation.reliability import Reliability
 
 __all__ = [
     "MEASURES",

@@ -1,4 +1,7 @@
-"""The area under the ROC curve, exactly and from a histogram over logits; the histogram's bins."""
+"""Area under the ROC curve, exact or from histograms over logits, and the bins of these histograms.
+
+Shape letters: B samples, K bins of one histogram, H entries of many sparse histograms, C histograms.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ __all__ = [
 ]
 
 BIN_WIDTH = 1.0 / 512
-"""Width of a bin in logits. Samples of a bin count as tied, which costs at most half the share of (true,
-false) pairs that fall into one bin, and far less in fact: on predictions spread over one logit or more the
-error is under 1e-4."""
+"""Width of a bin in logits. Samples of one bin count as tied, so the error is at most half the share of
+(true, false) pairs that fall into one bin. For predictions that spread over one logit or more it is below
+1e-4."""
 
 LARGEST_LOGIT = 20.0
-"""Predictions beyond p = 1 ± 2e-9 share the outermost bins: float32 holds no finer ones near 1."""
+"""Predictions within 2e-9 of 0 or 1 share the outermost bins: float32 is no finer than that near 1."""
 
 
 def auc(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = None) -> float:
-    """Exact AUC of B predictions against labels in [0, 1]; ties count half. NaN if all labels are equal.
+    """Compute the exact AUC of predictions (B,) for labels (B,) in [0, 1], with weights (B,), by sorting.
 
-    For offline use: it sorts.
+    Ties count half. Returns NaN if all labels are 0 or all are 1.
     """
     p = np.asarray(predictions, np.float64)
     y = np.asarray(labels, np.float64)
@@ -43,12 +46,24 @@ def auc(predictions: ArrayLike, labels: ArrayLike, weights: ArrayLike | None = N
 
 
 def auc_of_histogram(positive: F64, negative: F64) -> float:
-    """AUC where samples of one bin are tied; bins in rising order of prediction. NaN without both kinds."""
+    """Compute the AUC of one histogram: weights (K,) of true and of false samples, by rising prediction.
+
+    Samples of one bin are tied. Returns NaN unless both kinds have weight.
+    """
     return float(aucs_of_histograms(np.zeros(len(positive), np.int64), positive, negative, 1)[0])
 
 
 def aucs_of_histograms(cell: I64, positive: F64, negative: F64, cells: int) -> F64:
-    """(cells,) AUC of many histograms at once: `cell` (H,) is the index of each entry's, rising."""
+    """Compute the AUC of many histograms.
+
+    Args:
+        cell: (H,) index of each entry's histogram, rising.
+        positive, negative: (H,) weight of true and of false samples, by rising prediction in a histogram.
+        cells: number of histograms, C.
+
+    Returns:
+        (C,) AUC; NaN where a histogram has only one kind of sample.
+    """
     starts = np.searchsorted(cell, np.arange(cells + 1))
     out = np.empty(cells)
     _native.aucs(starts, np.ascontiguousarray(positive), np.ascontiguousarray(negative), out)
@@ -56,24 +71,23 @@ def aucs_of_histograms(cell: I64, positive: F64, negative: F64, cells: int) -> F
 
 
 def bins_of(probabilities: F32 | F64) -> I64:
-    """Bin of each probability, by its logit; finite input."""
+    """Return the bins (B,) of finite probabilities (B,), by their logits."""
     p = np.clip(probabilities.astype(np.float64), 1e-12, 1 - 1e-12)
     return bins_of_logits(np.log(p) - np.log1p(-p))
 
 
 def bins_of_logits(logits: F64) -> I64:
-    """Bin of each logit: from 0 to 20480, so that 16 bits hold it."""
+    """Return the bins (B,) of logits (B,): 0 to 20480, which fits 16 bits."""
     inside = np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT)
     bins: I64 = np.floor((inside + LARGEST_LOGIT) / BIN_WIDTH).astype(np.int64)
     return bins
 
 
 COARSE_BITS = 4
-"""Segments, of which there are many and whose samples are few, have bins of 1/32 logit: each stands for its
-middle."""
+"""Segments merge 2**COARSE_BITS bins, to 1/32 logit: they are many, and each has few samples."""
 
 
 def logits_of(bins: I64) -> F64:
-    """Logit in the middle of each bin: that of its samples to within half a `BIN_WIDTH`."""
+    """Return the logits (B,) in the middle of bins (B,)."""
     logits: F64 = (bins.astype(np.float64) + 0.5) * BIN_WIDTH - LARGEST_LOGIT
     return logits

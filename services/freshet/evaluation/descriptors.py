@@ -1,8 +1,8 @@
-"""One descriptor a measure: spec keys, documentation, metrics and console follow from these.
+"""Descriptors of the measures, for spec keys, documentation, metrics and console; bounds on outliers.
 
-A measure is a function of the sums of many cells at once (`Cells`) and, for AUC, of their histograms. To add
-one: add its descriptor here and, if it needs a sum that is not kept, its name in `cells.py` and its terms in
-`grouping.py`.
+A measure is a function of the sums and histograms of many cells (`Cells`). A new measure needs a descriptor
+here and, for a sum that is not kept yet, its name in `cells.SUMS` and its term in `cells._terms`. Shape
+letters: B samples, C cells, H entries of all histograms.
 """
 
 from __future__ import annotations
@@ -16,30 +16,90 @@ import numpy as np
 from freshet.evaluation.auc import aucs_of_histograms, logits_of
 from freshet.types import F64, I64
 
-__all__ = ["MEASURES", "SOURCES", "Cells", "Measure", "Source"]
+__all__ = [
+    "MEASURES",
+    "MEDIANS",
+    "SOURCES",
+    "TRIMMED",
+    "Cells",
+    "Measure",
+    "Source",
+    "Typical",
+    "outlier_bound",
+    "winsor_bound",
+]
+
+# --- Bounds on the influence of one label or one loss on a figure.
+
+MEDIANS = 1_000.0
+"""A number is an outlier beyond this many medians of the label's nonzero magnitudes. The largest sums that
+people spend or watch are about a hundred medians; a wrong unit (ms for s) is a thousand."""
+
+TRIMMED = 0.01
+"""Share of the largest losses that count as the next smaller one."""
+
+_FEWEST = 5  # fewer numbers have no meaningful median
+_KEPT = 512  # newest numbers of a label that the median is over
+
+
+def outlier_bound(values: F64) -> float:
+    """Return the magnitude beyond which one of values (B,) is an outlier; infinite for few values."""
+    magnitudes = np.abs(values)
+    magnitudes = magnitudes[(magnitudes > 0) & np.isfinite(magnitudes)]
+    return MEDIANS * float(np.median(magnitudes)) if len(magnitudes) >= _FEWEST else float("inf")
+
+
+def winsor_bound(losses: F64) -> float:
+    """Return the bound to clip losses (B,) to, so that few cannot outweigh all others.
+
+    The largest TRIMMED of the losses, at least one, count as the next smaller one; a single loss is not
+    clipped. See winsorised means, Dixon, Annals of Mathematical Statistics 31 (1960). Clipping keeps the
+    order of two versions whose largest losses differ; removing those losses would not.
+    """
+    if len(losses) < 2:
+        return float("inf")
+    trimmed = max(1, int(len(losses) * TRIMMED))
+    return float(np.partition(losses, len(losses) - trimmed - 1)[len(losses) - trimmed - 1])
+
+
+class Typical:
+    """Filter of outliers among the numbers of one label, by its newest numbers. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept = np.empty(0)
+        self.outliers = 0  # count
+
+    def without_outliers(self, values: F64) -> F64:
+        """Return values (B,) with NaN in place of outliers, and count these."""
+        self._kept = np.concatenate([self._kept, values[(values != 0) & np.isfinite(values)]])[-_KEPT:]
+        most = outlier_bound(self._kept)
+        beyond = np.abs(values) > most
+        if not beyond.any():
+            return values
+        self.outliers += int(beyond.sum())
+        return np.where(beyond, np.nan, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """What is kept of the samples of C cells (window, label and segment), and the H entries of their
-    histograms. Every sum is weighted but `n`, and (C,)."""
+    """Sums (C,) over the samples of each cell, weighted but for `n`, and entries (H,) of histograms."""
 
     n: F64  # samples
     weight: F64
     predicted: F64  # Σ w p
     labelled: F64  # Σ w y
-    loss: F64  # Σ w logloss; of true/false labels
+    loss: F64  # Σ w logloss; 0 for numbers
     squares: F64  # Σ w (p - y)²
     absolute: F64  # Σ w |p - y|
-    not_finite: F64  # samples whose prediction was NaN or infinite; in no other sum
+    not_finite: F64  # samples with a prediction of NaN or infinity; in no other sum
     weight_squares: F64  # Σ w²
     cell: I64  # (H,) index of the entry's cell, rising
-    bins: I64  # (H,) rising within a cell; those of `auc.bins_of` that hold a sample
+    bins: I64  # (H,) nonempty bins of `auc.bins_of`, rising within a cell
     positive: F64  # (H,) Σ w y of each entry
     negative: F64  # (H,) Σ w (1 - y)
 
     def summed(self, entries: F64) -> F64:
-        """(C,) sums of something of each entry, (H,)."""
+        """Sum values (H,) of the entries by cell; returns (C,)."""
         return np.bincount(self.cell, entries, len(self.n)).astype(np.float64, copy=False)
 
 
@@ -50,14 +110,14 @@ class Measure:
     name: str
     unit: str
     doc: str
-    better: Literal["higher", "lower", "one", "none"]  # which way is good; "one": near 1
-    of: Literal["logloss", "number", "any"]  # kinds of label that have it
-    compute: Callable[[Cells], F64]  # (C,), NaN where it is not defined
+    better: Literal["higher", "lower", "one", "none"]  # the good direction; "one": near 1
+    of: Literal["logloss", "number", "any"]  # kinds of label that it is defined for
+    compute: Callable[[Cells], F64]  # (C,), NaN where undefined
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the predictions come from that are measured: the key `of` of windows, metrics and summaries."""
+    """Origin of the measured predictions: the key `of` of windows, metrics and summaries."""
 
     name: str
     doc: str
@@ -84,12 +144,13 @@ def _normalised_entropy(cells: Cells) -> F64:
 
 
 def _normalised_entropy_error(cells: Cells) -> F64:
-    """Standard error of `ne` by the delta method: the spread of each sample's pull on the quotient.
+    """Compute the standard error of `ne` by the delta method, from the influence of each sample.
 
-    A sample of loss l and label y pulls by (l - L) / H - L H' (y - r) / H², L being the mean loss, r the mean
-    label and H its entropy. Without the second term (positives cost more, and raise H) the error of a rare
-    label would be told several times too large. Losses are taken from the histogram, to within its bins;
-    weights as if they did not depend on the pull, which for down-sampled negatives errs on the careful side.
+    A sample of loss l and label y has the influence (l - L) / H - L H' (y - r) / H², where L is the mean
+    loss, r the mean label and H its entropy. Without the second term the error of a rare label would be
+    several times too large, as positives have larger losses and also raise H. Losses come from the histogram,
+    exact to a bin. Weights count as independent of the influence, which overestimates the error for
+    down-sampled negatives.
     """
     rate = _ratio(cells.labelled, cells.weight)
     entropy = _entropy(rate)
@@ -97,7 +158,9 @@ def _normalised_entropy_error(cells: Cells) -> F64:
     loss, rate, entropy = (np.where(defined, c, 0.5) for c in (_logloss(cells), rate, entropy))
     slope = loss / entropy**2 * np.log((1 - rate) / rate)
     logits, at = logits_of(cells.bins), cells.cell
-    cost = np.log1p(np.exp(-np.abs(logits)))  # of the likelier label; the other's is |logit| more
+    cost = np.log1p(
+        np.exp(-np.abs(logits))
+    )  # loss of the likelier label; the other label's is |logit| larger
     of_true, of_false = cost + np.maximum(-logits, 0), cost + np.maximum(logits, 0)
     of_true = of_true / entropy[at] - (loss / entropy + slope * (1 - rate))[at]
     of_false = of_false / entropy[at] - (loss / entropy - slope * rate)[at]
@@ -110,7 +173,7 @@ MEASURES = (
     Measure(
         "auc",
         "",
-        "chance that a true sample is predicted higher than a false one",
+        "probability that a true sample has a higher prediction than a false one",
         "higher",
         "logloss",
         lambda c: aucs_of_histograms(c.cell, c.positive, c.negative, len(c.n)),
@@ -119,7 +182,7 @@ MEASURES = (
     Measure(
         "ne",
         "",
-        "normalised entropy: logloss divided by that of always predicting the window's own mean label",
+        "normalised entropy: logloss divided by the logloss of the window's own mean label as the prediction",
         "lower",
         "logloss",
         _normalised_entropy,
@@ -127,7 +190,7 @@ MEASURES = (
     Measure(
         "ne_error",
         "",
-        "standard error of ne; 1.96 of them either way hold the true value in 95 % of windows",
+        "standard error of ne; the true value is within 1.96 standard errors in 95 % of windows",
         "none",
         "logloss",
         _normalised_entropy_error,
@@ -135,7 +198,7 @@ MEASURES = (
     Measure(
         "brier",
         "",
-        "mean squared error of the probability: bounded, so that no single mistake outweighs a window",
+        "mean squared error of the probability; bounded, so no single sample outweighs a window",
         "lower",
         "logloss",
         lambda c: _ratio(c.squares, c.weight),
@@ -151,7 +214,7 @@ MEASURES = (
     Measure(
         "mean_label",
         "",
-        "mean label: the rate of true ones",
+        "mean label; for a true/false label, the rate of true samples",
         "none",
         "any",
         lambda c: _ratio(c.labelled, c.weight),
@@ -170,13 +233,15 @@ MEASURES = (
 """All measures, in the order in which they are shown."""
 
 SOURCES = (
-    Source("training", "made by the training model before each sample was trained on"),
-    Source("served", "logged when it was served: the headline, as it is what users saw"),
-    Source("random", "served, of requests in random order only: the samples that favour no model"),
+    Source("training", "predictions of the training model, each before it learned the sample"),
+    Source(
+        "served", "predictions logged when the items were served: the headline figures, as users saw these"
+    ),
+    Source("random", "served predictions of requests in random order only: these samples favour no model"),
     Source(
         "popularity",
-        "a baseline that a model must beat: the past rate of its item as it was known when the item was "
-        "served, on the samples of `random` (where the spec explores nothing, on all); without segments",
+        "a baseline that a model must beat: the item's past rate as known when the item was served, on the "
+        "samples of `random` (on all samples, where the spec explores nothing); without segments",
     ),
 )
 """All sources, in the order in which they are shown."""

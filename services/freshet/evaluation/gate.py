@@ -1,7 +1,6 @@
-"""The gate: may a candidate version take `stable`'s place? Decided on what both predict for the same newest
-samples.
+"""The gate: decides whether a candidate version replaces `stable`, by predictions for the same samples.
 
-Pure; the trainer brings the predictions (PROTOCOL 23). Letters: B samples, L labels.
+Pure: the trainer supplies the predictions (PROTOCOL 23). Shape letters: B samples, L labels.
 """
 
 from __future__ import annotations
@@ -12,48 +11,49 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.config.spec.model import Gate, Label, Spec
-from freshet.evaluation.outliers import largest_usual, winsorised
-from freshet.evaluation.sums import PROBABILITY_FLOOR
-from freshet.types import F32, F64, U8
+from freshet.evaluation.cells import PROBABILITY_FLOOR
+from freshet.evaluation.descriptors import outlier_bound, winsor_bound
+from freshet.types import F32, F64, U8, Bool
 
 __all__ = ["Scored", "Verdict", "judge"]
 
 NOISE = 2.0
-"""Standard errors by which few samples may mislead: a figure must be wrong by more than this before it
-holds a version. Twenty true samples of 2,000 leave calibration uncertain by 22 %; without this most
-versions would be held."""
+"""Standard errors by which a figure must miss its bound before the gate holds a version. With 20 true samples
+in 2,000, calibration is uncertain by 22 %: without this margin the gate would hold most versions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """What a version predicts for the newest samples."""
+    """Predictions of one version for the newest samples, with the samples' labels."""
 
     predictions: F32  # (B, L)
-    label: U8  # (B,) label that each sample teaches
+    label: U8  # (B,) index of the sample's label
     value: F32  # (B,)
     weight: F32  # (B,)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to promote, and why or why not, for people."""
+    """Whether to promote a version, and the reason in words."""
 
     promote: bool
     reason: str
 
 
 def judge(spec: Spec, candidate: Scored, stable: Scored | None, *, untrained: bool = False) -> Verdict:
-    """Judge a candidate against `stable` on the same samples (None: nothing serves yet).
+    """Compare a candidate with `stable` on the same samples (None: no version serves yet).
 
-    It is held if a prediction is not finite; if a label's mean prediction over its mean label leaves the
-    spec's bounds by more than chance, unless `stable` is as far off; or if its normalised entropy (for a
-    number: mean squared error) is worse than `stable`'s by more than the spec's share. With fewer samples
-    of a label than the spec asks for, that last difference must exceed chance too. With fewer samples than
-    `serve.gate.floor` it is held, unless `stable` is `untrained`: the initial weights know nothing.
+    The gate holds the candidate if
 
-    One sample cannot decide. A number that is an outlier among the label's others is left out
-    (`largest_usual`), and of the losses of both versions the largest hundredth counts as the next smaller one
-    (`winsorised`).
+    - one of its predictions is not finite;
+    - there are fewer samples than `serve.gate.floor`, unless there is no `stable` or it is `untrained`;
+    - a label's calibration leaves the spec's bounds by more than chance, unless `stable` is as far off; or
+    - its normalised entropy (for a number: mean squared error) is worse than that of `stable` by more than
+      the spec allows. With fewer than `serve.gate.samples` samples of the label, the difference must exceed
+      chance too.
+
+    One sample cannot decide: outliers among a label's numbers do not count (`outlier_bound`), and the largest
+    hundredth of both versions' losses counts as the next smaller loss (`winsor_bound`).
     """
     wrong = int((~np.isfinite(candidate.predictions)).sum())
     if wrong:
@@ -62,46 +62,44 @@ def judge(spec: Spec, candidate: Scored, stable: Scored | None, *, untrained: bo
         )
     gate, samples = spec.serve.gate, len(candidate.label)
     if samples < gate.floor and stable is not None and not untrained:
-        return Verdict(
-            False, f"{samples:,} labelled samples to judge by, fewer than serve.gate.floor = {gate.floor:,}"
-        )
+        return Verdict(False, f"{samples:,} labelled samples, fewer than serve.gate.floor = {gate.floor:,}")
     good = []
     for label in spec.labels:
         mine = candidate.label == label.index
         if label.loss != "logloss":
             values = candidate.value.astype(np.float64)
-            mine &= ~(np.abs(values) > largest_usual(values[mine]))
+            mine &= ~(np.abs(values) > outlier_bound(values[mine]))
         if not mine.any():
             continue
-        now = _Head.of(candidate, label, mine)
-        then = _Head.of(stable, label, mine) if stable is not None else None
-        most = winsorised(np.concatenate([head.losses for head in (now, then) if head is not None]))
+        now = _Head.select(candidate, label, mine)
+        then = _Head.select(stable, label, mine) if stable is not None else None
+        most = winsor_bound(np.concatenate([head.losses for head in (now, then) if head is not None]))
         now, then = replace(now, most=most), None if then is None else replace(then, most=most)
-        for complaint in _complaints(gate, label, now, then, enough=len(now.y) >= gate.samples):
-            return Verdict(False, f"{label.name}: {complaint}, on {len(now.y):,} samples")
+        for violation in _violations(gate, label, now, then, enough=len(now.y) >= gate.samples):
+            return Verdict(False, f"{label.name}: {violation}, on {len(now.y):,} samples")
         good.append(f"{label.name}: {now.figure(label)}, calibration {now.calibration:.3f}")
     return Verdict(True, f"{'; '.join(good)}, on {samples:,} samples")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Head:
-    """One label's predictions and labels of one version."""
+    """Predictions, values and weights (B,) of one label's samples, by one version."""
 
     p: F64
     y: F64
     w: F64
     number: bool
-    most: float = float("inf")  # a sample's loss counts as this at most
+    most: float = float("inf")  # losses are clipped to this
 
     @classmethod
-    def of(cls, scored: Scored, label: Label, mine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Head:
+    def select(cls, scored: Scored, label: Label, mine: Bool) -> _Head:
         p = scored.predictions[mine, label.index].astype(np.float64)
         y, w = scored.value[mine].astype(np.float64), scored.weight[mine].astype(np.float64)
         return cls(p, y, w, label.loss != "logloss")
 
     @property
     def losses(self) -> F64:
-        """Each sample's loss: squared error of a number, else logloss."""
+        """Loss (B,) of each sample: squared error of a number, else logloss."""
         if self.number:
             squares: F64 = np.minimum((self.p - self.y) ** 2, self.most)
             return squares
@@ -115,17 +113,17 @@ class _Head:
 
     @property
     def calibration(self) -> float:
-        """Sum of predictions over sum of labels; infinite without a label, NaN where that is not defined."""
+        """Sum of predictions over sum of labels; infinite if no label is true, NaN where undefined."""
         predicted, labelled = float((self.w * self.p).sum()), float((self.w * self.y).sum())
         if labelled > 0:
             return predicted / labelled
         return float("inf") if labelled == 0 and predicted > 0 else float("nan")
 
-    def leaves(self, low: float, high: float) -> bool:
-        """Whether the calibration is outside [low, high] by more than chance.
+    def is_miscalibrated(self, low: float, high: float) -> bool:
+        """Return whether the calibration is outside [low, high] by more than chance.
 
-        Chance is the standard error of the sum of labels: as the predictions themselves would have it, or for
-        a number by its residuals.
+        Chance is NOISE standard errors of the sum of labels: by the predicted probabilities, or for a number
+        by its residuals.
         """
         predicted, labelled = float((self.w * self.p).sum()), float((self.w * self.y).sum())
         spread = (self.y - self.p) ** 2 if self.number else self.p * (1 - self.p)
@@ -133,7 +131,7 @@ class _Head:
         return predicted > high * (labelled + error) or predicted < low * (labelled - error)
 
     def figure(self, label: Label) -> str:
-        """The loss as people read it."""
+        """Return the loss as text: normalised entropy where the label has both kinds of samples."""
         if self.number:
             return f"mean squared error {self.loss:.4g}"
         rate = float((self.w * self.y).sum() / self.w.sum())
@@ -143,16 +141,16 @@ class _Head:
         return f"normalised entropy {self.loss / entropy:.4f}"
 
 
-def _complaints(gate: Gate, label: Label, now: _Head, then: _Head | None, *, enough: bool) -> Iterator[str]:
+def _violations(gate: Gate, label: Label, now: _Head, then: _Head | None, *, enough: bool) -> Iterator[str]:
+    """Yield the rules that the candidate breaks for one label, as text."""
     low, high = gate.calibration
     off = now.calibration
-    if not np.isnan(off) and now.leaves(low, high) and not _as_far_off(off, then):
+    if not np.isnan(off) and now.is_miscalibrated(low, high) and not _as_far_off(off, then):
         yield f"calibration {off:.3f} is outside {low:g} to {high:g}"
     if then is None or not np.isfinite(then.loss):
         return
-    worse = (
-        now.loss / then.loss - 1 if then.loss > 0 else 0.0
-    )  # the entropy of the label cancels in the ratio
+    # The label's entropy cancels in the ratio.
+    worse = now.loss / then.loss - 1 if then.loss > 0 else 0.0
     if worse > gate.ne_worse and (enough or _beyond_chance(now, then)):
         yield (
             f"{now.figure(label)} is {worse:.1%} worse than stable's {then.figure(label).split()[-1]}"
@@ -161,7 +159,7 @@ def _complaints(gate: Gate, label: Label, now: _Head, then: _Head | None, *, eno
 
 
 def _as_far_off(off: float, then: _Head | None) -> bool:
-    """Whether `stable` predicts too much or too little by at least as large a factor."""
+    """Return whether the calibration of `stable` is off by at least as large a factor."""
     if then is None or off <= 0:
         return False
     other = then.calibration
@@ -169,7 +167,7 @@ def _as_far_off(off: float, then: _Head | None) -> bool:
 
 
 def _beyond_chance(now: _Head, then: _Head) -> bool:
-    """Whether the mean difference of losses, sample by sample, exceeds its standard error NOISE times."""
+    """Return whether the summed difference of the samples' losses exceeds NOISE standard errors."""
     difference = now.w * (now.losses - then.losses)
     error = float(np.sqrt(((difference - difference.mean()) ** 2).sum()))
     return float(difference.sum()) > NOISE * error

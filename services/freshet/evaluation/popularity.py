@@ -1,11 +1,11 @@
-"""Popularity: how often an item's label came true so far, the baseline that a model must beat.
+"""Popularity: the past rate of an item's label, the baseline that a model must beat.
 
-It knows of an item what was known when the item was served, as the model did whose predictions it is
-compared with. A sample is trained on later, and by then the table holds events that came after the page: the
-clicks of the page's other items and, while `emit = "early"`, positives whose negatives are still to come.
+A prediction uses only samples known when the item was served, as the model's did. The current table would be
+unfair: by the time a sample is trained on, it holds later events, such as clicks on other items of the same
+page and, with `emit = "early"`, positives before their negatives.
 
-Memory is bounded: items share slots by their key. With as many items as slots, 37 % have a slot of their
-own; with an eighth, 88 %.
+Memory is bounded, as items share slots by key. With as many items as slots, 37 % have a slot of their own;
+with an eighth as many, 88 %. Shape letters: B samples, L labels, N samples with an item, P snapshots.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from freshet.types import F32, F64, I64, U8, U64
 __all__ = ["Popularity", "Tally"]
 
 SLOTS = 1 << 16
-"""For each label: 1 MiB of sums and at most 6 MiB of snapshots of them (`SNAPSHOTS`)."""
+"""Slots of each label: 1 MiB of sums, and at most 6 MiB of snapshots (`SNAPSHOTS`)."""
 
 SNAPSHOTS = 12
-"""How many former states of the table are at hand: 8 bytes a slot and label each."""
+"""Snapshots kept; each takes 8 bytes for each slot and label."""
 
 SHORTEST_MS = 1_000
-"""Snapshots are at least this far apart: the model that serves is about as old."""
+"""Shortest time between snapshots; the model that serves is about as old."""
 
 PRIOR = 20.0
-"""Samples' weight with which an item is taken to be like the mean of all: at a rate of 5 % an item's own
-count outweighs it after one true sample."""
+"""Weight, in samples, of the mean rate in an item's rate: 20 samples at a rate of 5 % hold one true
+sample."""
 
 NEVER = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """Samples counted apart from a table; N of them have an item, L labels."""
+    """Sums of samples that are not in a table yet."""
 
-    at: I64  # (N,) slot of each
+    at: I64  # (N,) slots
     sums: F64  # (N, 2) w, w y
     overall: F64  # (L, 2) Σ w, Σ w y of all samples
-    clock_ms: int  # the newest moment before which one of them cannot have been known
+    clock_ms: int  # newest `known_ms` of a sample
 
     @classmethod
     def join(cls, tallies: Sequence[Tally]) -> Tally:
-        """All of them as one; there is at least one."""
+        """Merge one or more tallies."""
         at = np.concatenate([tally.at for tally in tallies])
         slots, place = np.unique(at, return_inverse=True)
         sums = np.concatenate([tally.sums for tally in tallies])
@@ -60,28 +60,37 @@ class Tally:
 class Popularity:
     """Past rates of items, smoothed towards the mean of all: (Σ w y + PRIOR mean) / (Σ w + PRIOR).
 
-    Single-threaded. Its clock is event time, told by the samples that are added: the newest moment before
-    which one of them cannot have been known. A snapshot is taken when the clock has moved on by
-    `interval_ms`; one taken at S answers for what was served at S or later, until the next.
+    Not thread-safe. Its clock is event time: the newest `known_ms` of the added samples. It takes a snapshot
+    each time the clock has advanced by `interval_ms`. A snapshot serves the predictions for samples served at
+    its time or later, up to the time of the next snapshot.
     """
 
     def __init__(self, labels: int, horizon_ms: int, *, slots: int = SLOTS) -> None:
-        """`horizon_ms`: how long after it was served a sample may come and still be answered by what was
-        known then. `slots`: a power of two."""
+        """Create an empty table.
+
+        Args:
+            labels: number of labels.
+            horizon_ms: snapshots cover samples that are at most this old when they are learned.
+            slots: slots of each label, a power of two.
+        """
         self._mask = np.uint64(slots - 1)
         self._slots = slots
         self._weight, self._labelled = np.zeros(labels * slots), np.zeros(labels * slots)
         self._overall = np.zeros((labels, 2))  # Σ w, Σ w y
-        self.interval_ms = max(SHORTEST_MS, -(-horizon_ms // (SNAPSHOTS - 2)))  # one to spare for disorder
+        # Two snapshots to spare: one for the current interval, one for samples out of order.
+        self.interval_ms = max(SHORTEST_MS, -(-horizon_ms // (SNAPSHOTS - 2)))
         self._clock_ms = NEVER
-        self._taken_ms = np.empty(0, np.int64)  # (S,) when each snapshot was taken, rising
-        self._place = np.empty(0, np.int64)  # (S,) where it is, in the arrays below
+        self._taken_ms = np.empty(0, np.int64)  # (P,) times of the snapshots, rising
+        self._place = np.empty(0, np.int64)  # (P,) their indexes in the arrays below
         self._past = np.zeros((SNAPSHOTS, 2, labels * slots), np.float32)  # Σ w, Σ w y
         self._past_overall = np.zeros((SNAPSHOTS, labels, 2))
 
     def predict(self, items: U64, label: U8, times_ms: I64) -> F32:
-        """(B,) rate of each sample's item (key 0: none known) and label as it was known at the time at which
-        the sample was served; 0.5 if nothing was, or is not at hand any more."""
+        """Return the rates (B,) of items (B,) and labels (B,) as known when served, at `times_ms` (B,).
+
+        An item of key 0 is unknown and gets the mean of its label. The rate is 0.5 where no snapshot is old
+        enough.
+        """
         if not len(self._taken_ms):
             return np.full(len(items), 0.5, np.float32)
         snapshot = np.searchsorted(self._taken_ms, times_ms, side="right") - 1
@@ -94,18 +103,23 @@ class Popularity:
         return rate
 
     def add(self, items: U64, label: U8, value: F32, weight: F32, known_ms: I64) -> None:
-        """Count B samples; one whose value or weight is not finite does not count.
+        """Count B samples, without those that have a value or weight that is not finite.
 
         Args:
-            items: keys (B,), 0: none. label, value, weight: (B,).
-            known_ms: (B,) event times, the earliest at which each sample can have been decided: later than
-                it was served.
+            items: (B,) keys; 0: none.
+            label: (B,) indexes of the labels.
+            value, weight: (B,).
+            known_ms: (B,) event times at which each sample's label can have been decided at the earliest,
+                after the sample was served.
         """
         if len(items):
             self.take(self.tally(items, label, value, weight, known_ms))
 
     def tally(self, items: U64, label: U8, value: F32, weight: F32, known_ms: I64) -> Tally:
-        """What `add` adds, apart: for who counts for others. Of at least one sample."""
+        """Return the sums that `add` would add, for one or more samples; arguments (B,) as for `add`.
+
+        Another process, or another thread, adds them with `take`.
+        """
         w, wy = weight.astype(np.float64), weight.astype(np.float64) * value
         good = np.isfinite(wy)
         w, wy = np.where(good, w, 0.0), np.where(good, wy, 0.0)
@@ -119,16 +133,16 @@ class Popularity:
         )
 
     def take(self, tally: Tally) -> None:
-        """Add what was counted apart, for as many labels and slots."""
+        """Add a tally made with the same labels and slots."""
         self._overall += tally.overall
         np.add.at(self._weight, tally.at, tally.sums[:, 0])
         np.add.at(self._labelled, tally.at, tally.sums[:, 1])
         self._clock_ms = max(self._clock_ms, tally.clock_ms)
         if not len(self._taken_ms) or self._clock_ms >= self._taken_ms[-1] + self.interval_ms:
-            self._take()
+            self._take_snapshot()
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Slots that were ever used, as arrays; independent of later changes."""
+        """Return copies of the used slots and the snapshots, as arrays."""
         used = np.flatnonzero(self._weight)
         sums: F64 = np.column_stack([self._weight[used], self._labelled[used]])
         return {
@@ -143,9 +157,9 @@ class Popularity:
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a saved state; one that was written before there were snapshots has none to begin with.
+        """Restore the arrays of `state`, of the shapes it returns; older states hold no snapshots.
 
-        Raises ValueError if it is not of as many labels and slots.
+        Raises ValueError if the number of labels or slots differs.
         """
         shape = (int(state["slots"][0]), state["overall"].shape)
         if shape != (self._slots, self._overall.shape):
@@ -164,11 +178,11 @@ class Popularity:
             self._past[place][:, at] = state["past"][back]
             self._past_overall[place] = state["past_overall"][back]
 
-    def _take(self) -> None:
-        """Keep the table as it is, in the oldest snapshot's place if all are in use."""
+    def _take_snapshot(self) -> None:
+        """Copy the table; it replaces the oldest snapshot if there are SNAPSHOTS."""
         full = len(self._place) == SNAPSHOTS
         place = int(self._place[0]) if full else len(self._place)
-        used = np.flatnonzero(self._weight)  # those of the snapshot before are among them
+        used = np.flatnonzero(self._weight)  # includes all slots of the replaced snapshot
         self._past[place, 0, used], self._past[place, 1, used] = self._weight[used], self._labelled[used]
         self._past_overall[place] = self._overall
         self._taken_ms = np.append(self._taken_ms[int(full) :], self._clock_ms)

@@ -1,9 +1,8 @@
-"""Predictions of several learners for the samples of one pass, and the figures of each: over all samples,
-after the first fifth, and by windows of equal numbers of samples.
+"""Predictions of several learners over one pass, and their figures: over all, after a fifth, by windows.
 
-Where the first fifth ends is known only when the pass has ended, so predictions are kept until then: in
-unnamed files (13 bytes a sample, and 4 more a learner), not in memory. Letters: B samples, L labels, C
-cells, which are a window and a label each, E edges of W windows.
+The end of the first fifth is known only after the pass, so predictions stay in unnamed files until then: 13
+bytes a sample, and 4 more for each learner. Shape letters: B samples, H nonempty bins of a histogram, L
+labels, E edges of W windows. A cell is a window and a label.
 """
 
 from __future__ import annotations
@@ -18,43 +17,42 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from freshet.evaluation.auc import bins_of_logits
+from freshet.evaluation.cells import PROBABILITY_FLOOR, LabelKind
 from freshet.evaluation.descriptors import MEASURES, Cells
-from freshet.evaluation.figures import LabelKind
-from freshet.evaluation.sums import PROBABILITY_FLOOR
 from freshet.types import F32, F64, I64, U8, Bool
 
 __all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "Scored"]
 
 FIRST_SHARE = 0.2
-"""The share of a pass that `after_first` leaves out: a new model begins with nothing, and a model that has
-been live for a while is judged by the rest."""
+"""Share of a pass that `after_first` excludes: the rest shows a model that has trained for a while."""
 
 WINDOW_SAMPLES = 500
 """A window of the curve has at least this many samples, unless the pass has fewer."""
 
 MOST_WINDOWS = 50
 BLOCK = 1 << 18
-"""Samples that are read at once."""
+"""Samples read at a time."""
 
 SLICE = 1 << 14
-"""Samples that are added up at once: what that takes stays in the cache."""
+"""Samples added up at a time: their arrays fit the CPU's cache."""
 
 BINS = int(bins_of_logits(np.array([np.inf]))[0]) + 1
-FIRST_ROOM = 1 << 16
+FIRST_CAPACITY = 1 << 16
+"""Samples that a new column's file has space for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One window of the curve of a label."""
+    """One window of a label's curve: the samples [first, stop) of the pass."""
 
-    first: int  # the window has samples [first, stop) of the pass, in its order
+    first: int
     stop: int
-    start_ms: int  # event times of the first and the last of them
+    start_ms: int  # event times of the first and the last sample
     stop_ms: int
     measures: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """As an object of `--json`."""
+        """Return the object for `--json`."""
         return {
             "first": self.first,
             "stop": self.stop,
@@ -66,14 +64,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class LearnerFigures:
-    """How well one learner predicted, by label."""
+    """Figures of one learner, by label."""
 
     all: Mapping[str, Mapping[str, float]]  # label -> measure -> value
-    after_first: Mapping[str, Mapping[str, float]]  # the same without the first fifth of the pass
+    after_first: Mapping[str, Mapping[str, float]]  # without the first fifth of the pass
     curve: Mapping[str, Sequence[Curve]]  # label -> windows of equal numbers of samples, in order
 
     def as_json(self) -> dict[str, Any]:
-        """As an object of `--json`."""
+        """Return the object for `--json`."""
         return {
             "labels": {name: dict(values) for name, values in self.all.items()},
             "after_first_fifth": {name: dict(values) for name, values in self.after_first.items()},
@@ -82,10 +80,10 @@ class LearnerFigures:
 
 
 class Scored:
-    """Predictions by learner and sample. Single-threaded; close it.
+    """Predictions by learner and sample. Not thread-safe; close it after use.
 
-    A sample is named by its id: the row of the file times L, plus the index of its label. Ids may come in
-    any order, and need not be without gaps.
+    The id of a sample is the row of the file times L, plus the index of its label. Ids may come in any order
+    and have gaps.
     """
 
     def __init__(self, labels: Sequence[LabelKind]) -> None:
@@ -94,7 +92,7 @@ class Scored:
         self._known = _Column(np.bool_)
         self._predictions: dict[str, _Column] = {}
         self._predicted: dict[str, set[int]] = {}  # learner -> indexes of the labels that it predicts
-        self._end = 0  # beyond the largest id
+        self._end = 0  # largest id + 1
 
     def __enter__(self) -> Self:
         return self
@@ -105,20 +103,20 @@ class Scored:
         self.close()
 
     def close(self) -> None:
-        """Delete what is kept."""
+        """Delete the files."""
         for column in (self._values, self._times_ms, self._known, *self._predictions.values()):
             column.close()
 
     @property
     def learners(self) -> Sequence[str]:
-        """Names of the learners, in the order in which they first came."""
+        """Names of the learners, in the order of their first predictions."""
         return list(self._predictions)
 
     def __len__(self) -> int:
         return sum(int(np.count_nonzero(self._known.read(first, stop))) for first, stop in self._blocks())
 
     def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
-        """Take in B samples: ids, labels' values and event times, each (B,)."""
+        """Add samples: ids (B,), values of their labels (B,) and event times (B,)."""
         if len(ids):
             self._end = max(self._end, int(ids.max()) + 1)
             self._values.write(ids, values)
@@ -126,8 +124,7 @@ class Scored:
             self._known.write(ids, np.ones(len(ids), bool))
 
     def add_predictions(self, learner: str, ids: I64, predictions: F32) -> None:
-        """Take in what a learner predicted for samples before their labels taught it: ids, predictions
-        (B,)."""
+        """Add a learner's predictions (B,) for samples `ids` (B,), made before it learned them."""
         column = self._column_of(learner)
         if len(ids):
             column.write(ids, predictions)
@@ -136,8 +133,10 @@ class Scored:
             )
 
     def add_means(self, learner: str, delay_rows: int) -> None:
-        """Add a learner that predicts each label's mean over the samples before the sample's batch of
-        `delay_rows`; 0.5 (a label that is a number: 0) before the first."""
+        """Add a learner that predicts a label's mean over all samples before the current batch.
+
+        A batch has `delay_rows` samples. Before the first sample the prediction is 0 for a number, else 0.5.
+        """
         count, total = np.zeros(len(self.labels)), np.zeros(len(self.labels))
         number = np.array([label.number for label in self.labels])
         size = max(1, BLOCK // delay_rows) * delay_rows
@@ -147,11 +146,13 @@ class Scored:
             values = self._values.read_at(ids).astype(np.float64)
             label = ids % len(self.labels)
             means = np.empty(len(ids), np.float32)
-            batch = np.arange(len(ids)) // delay_rows * delay_rows  # where each sample's batch begins
+            batch = np.arange(len(ids)) // delay_rows * delay_rows  # start of each sample's batch
             for index in range(len(self.labels)):
                 mine = np.flatnonzero(label == index)
                 good = np.isfinite(values[mine])
-                before = np.searchsorted(mine, batch[mine])  # of this label's samples, in earlier batches
+                before = np.searchsorted(
+                    mine, batch[mine]
+                )  # count of this label's samples in earlier batches
                 counts = count[index] + np.concatenate([[0], np.cumsum(good)])
                 sums = total[index] + np.concatenate([[0.0], np.cumsum(np.where(good, values[mine], 0.0))])
                 if number[index]:
@@ -162,7 +163,7 @@ class Scored:
             column.write(ids, means)
 
     def figures(self, learner: str) -> LearnerFigures:
-        """Figures of one learner, of the labels that it predicts. Raises KeyError for an unknown learner."""
+        """Compute a learner's figures for the labels that it predicts. Raises KeyError if it is unknown."""
         column, labels = self._predictions[learner], len(self.labels)
         samples = len(self)
         edges, later = _edges(samples)
@@ -187,8 +188,10 @@ class Scored:
         return self._figures(self._predicted[learner], cells, edges, times_ms, later)
 
     def arrays(self, learner: str) -> tuple[F32, F32, U8]:
-        """All of one learner in memory, in the order of the pass: predictions, values and the labels'
-        indexes, (B,) each. Raises KeyError for a learner that there is not."""
+        """Return a learner's predictions, values and label indexes, (B,) each, in the order of the pass.
+
+        Raises KeyError if the learner is unknown.
+        """
         column = self._predictions[learner]
         blocks = [(column.read_at(ids), self._values.read_at(ids), ids) for ids in self._ids(BLOCK)]
         if not blocks:
@@ -205,7 +208,7 @@ class Scored:
         return ((first, min(first + BLOCK, self._end)) for first in range(0, self._end, BLOCK))
 
     def _ids(self, size: int) -> Iterator[I64]:
-        """Ids of the samples, rising, `size` at a time."""
+        """Yield the ids of the samples, rising, `size` at a time."""
         waiting, held = list[I64](), 0
         for first, stop in self._blocks():
             found = first + np.flatnonzero(self._known.read(first, stop))
@@ -229,9 +232,9 @@ class Scored:
             if index not in predicted:
                 continue
             mine = [cells[window * labels + index] for window in range(windows)]
-            measured = _measured(mine, label)
-            every[label.name], after[label.name] = _measured(
-                [_Sums.joined(mine), _Sums.joined(mine[later:])], label
+            measured = _measures_of(mine, label)
+            every[label.name], after[label.name] = _measures_of(
+                [_Sums.merge(mine), _Sums.merge(mine[later:])], label
             )
             curve[label.name] = [
                 Curve(edges[w], edges[w + 1], int(times_ms[w, 0]), int(times_ms[w, 1]), measured[w])
@@ -241,8 +244,10 @@ class Scored:
 
 
 def _edges(samples: int) -> tuple[list[int], int]:
-    """Edges (E,) of the windows of a pass, rising from 0 to `samples`, and the first window after the first
-    fifth: the fifth ends at an edge, after `samples // 5` samples."""
+    """Return the edges (E,) of the windows of a pass, and the first window after the first fifth.
+
+    The first fifth ends at an edge, after `samples // 5` samples.
+    """
     cut = int(samples * FIRST_SHARE)
     windows = max(1, min(MOST_WINDOWS, samples // WINDOW_SAMPLES))
     first = max(1, round(windows * FIRST_SHARE)) if cut else 0
@@ -252,12 +257,12 @@ def _edges(samples: int) -> tuple[list[int], int]:
 
 
 class _Sums:
-    """Sums and histogram of one cell, as `Cells` takes them; every sample weighs 1."""
+    """Sums and histogram of one cell, for `Cells`; each sample has weight 1."""
 
     def __init__(self) -> None:
         self.n = self.not_finite = 0
         self.predicted = self.labelled = self.loss = self.squares = self.absolute = 0.0
-        self.counts = np.zeros((2, 0))  # (2, BINS) of all and of true samples, once there is one
+        self.counts = np.zeros((2, 0))  # (2, BINS) all and true samples, allocated with the first
 
     def add(self, predictions: F32, values: F32, label: LabelKind) -> None:
         """Add samples: predictions and values (B,)."""
@@ -290,7 +295,7 @@ class _Sums:
         self.counts[1] += np.bincount(bins, y, minlength=BINS)
 
     def histogram(self) -> tuple[I64, F64, F64]:
-        """Bins that hold a sample, rising, and the true and the false samples of each, (H,)."""
+        """Return the nonempty bins, rising, and the true and the false samples of each, (H,)."""
         if not self.counts.size:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
         every, positive = self.counts
@@ -298,19 +303,19 @@ class _Sums:
         return used, positive[used], every[used] - positive[used]
 
     @classmethod
-    def joined(cls, parts: Sequence[_Sums]) -> _Sums:
-        """The sums of all parts."""
-        whole = cls()
+    def merge(cls, parts: Sequence[_Sums]) -> _Sums:
+        """Add up all parts."""
+        merged = cls()
         for part in parts:
             for name in ("n", "not_finite", "predicted", "labelled", "loss", "squares", "absolute"):
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+                setattr(merged, name, getattr(merged, name) + getattr(part, name))
             if part.counts.size:
-                whole.counts = whole.counts + part.counts if whole.counts.size else part.counts
-        return whole
+                merged.counts = merged.counts + part.counts if merged.counts.size else part.counts
+        return merged
 
 
-def _measured(sums: Sequence[_Sums], label: LabelKind) -> list[dict[str, float]]:
-    """The measures of each cell of one label."""
+def _measures_of(sums: Sequence[_Sums], label: LabelKind) -> list[dict[str, float]]:
+    """Compute the measures of each cell of one label."""
 
     def column(name: str) -> F64:
         return np.array([getattr(part, name) for part in sums], np.float64)
@@ -337,8 +342,7 @@ def _measured(sums: Sequence[_Sums], label: LabelKind) -> list[dict[str, float]]
 
 
 class _Column:
-    """A number a sample in an unnamed file that is mapped into memory and grows; what was not written is
-    0."""
+    """One number for each sample id, in an unnamed memory-mapped file that grows; 0 where not written."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
@@ -356,13 +360,13 @@ class _Column:
             self._map[ids] = numbers
 
     def read(self, first: int, stop: int) -> NDArray[Any]:
-        """The numbers of the samples [first, stop)."""
+        """Return the numbers of the samples [first, stop), as (stop - first,)."""
         self._grow(stop)
         assert self._map is not None
         return np.array(self._map[first:stop])
 
     def read_at(self, ids: I64) -> NDArray[Any]:
-        """(B,) the numbers of rising, distinct ids (B,)."""
+        """Return the numbers (B,) of rising, distinct ids (B,)."""
         block = self.read(int(ids[0]), int(ids[-1]) + 1)
         return block if len(block) == len(ids) else block[ids - ids[0]]
 
@@ -370,10 +374,10 @@ class _Column:
         self._map = None
         self._file.close()
 
-    def _grow(self, room: int) -> None:
-        held = 0 if self._map is None else len(self._map)
-        if room > held:
-            held = max(room, 2 * held, FIRST_ROOM)
+    def _grow(self, capacity: int) -> None:
+        mapped = 0 if self._map is None else len(self._map)
+        if capacity > mapped:
+            mapped = max(capacity, 2 * mapped, FIRST_CAPACITY)
             self._map = None
-            self._file.truncate(held * self._dtype.itemsize)
-            self._map = np.memmap(self._file, self._dtype, "r+", shape=(held,))
+            self._file.truncate(mapped * self._dtype.itemsize)
+            self._map = np.memmap(self._file, self._dtype, "r+", shape=(mapped,))

@@ -1,7 +1,7 @@
-"""Measures of a stream over event-time windows, per label, overall and by segment.
+"""Measures of a stream by event-time window, label and segment.
 
-Progressive validation: the predictions given to `add` were made before the model learned from the samples.
-Pure: windows close by the event times seen.
+Progressive validation: the predictions passed to `add` were made before the model learned the samples.
+Windows close by event time. Shape letters: B samples, L labels.
 """
 
 from __future__ import annotations
@@ -14,27 +14,35 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.evaluation.cells import KEY, OTHER, SUMS, TOTAL, Table
-from freshet.evaluation.figures import Figures, LabelKind, figures_of
-from freshet.evaluation.sums import Samples, table_of
+from freshet.evaluation.cells import (
+    KEY,
+    OTHER,
+    SUMS,
+    TOTAL,
+    Figures,
+    LabelKind,
+    Samples,
+    Table,
+    figures_of,
+    table_of,
+)
 from freshet.types import F32, I64, U8, U64, Bool
 
 __all__ = ["Measures"]
 
 GROUP_SAMPLES = 1 << 15
-"""Samples are grouped when this many have come: grouping costs about 0.3 µs each, more where
-there are few."""
+"""Samples grouped at a time: grouping takes about 0.3 µs for each, and more in small groups."""
 
 MERGE_ENTRIES = 1 << 16
-"""Groups are merged into the table when a figure is asked for, or when together they are as large as the
-table, and at least this large (2 MB): each entry is then merged about once a doubling."""
+"""Groups merge into the table before a figure is computed, or once they have as many entries as the table and
+at least this many (2 MB): an entry then merges about once each time the table doubles."""
 
 RECENT_WINDOWS = 10
-"""Windows that `lately` sums up: how good predictions are now, the first ones of a model's life forgotten."""
+"""Windows that `lately` sums up: the present quality, without the first predictions of a new model."""
 
 
 class Measures:
-    """Sums of predictions and labels; single-threaded."""
+    """Sums of predictions and labels by window, label and segment. Not thread-safe."""
 
     def __init__(
         self,
@@ -45,22 +53,28 @@ class Measures:
         lateness_ms: int | None = None,
         max_values: int = 100,
     ) -> None:
-        """`lateness_ms` (default: a window): how far event time passes a window's end before it closes.
+        """Create measures without samples.
 
-        Of each segment field the first `max_values` values seen are told apart.
+        Args:
+            labels: name and kind of each label.
+            segments: names of the segment fields.
+            window_ms: length of a window in event time.
+            lateness_ms: event time between a window's end and its close; a window's length by default.
+            max_values: the first values of a segment field that have cells of their own; others count as
+                OTHER.
         """
         self.labels, self.segments, self.window_ms = tuple(labels), tuple(segments), window_ms
         self.lateness_ms = window_ms if lateness_ms is None else lateness_ms
         self.max_values = max_values
         self._number = np.array([label.number for label in labels])
         self._table = Table.empty()
-        self._fresh: list[Table] = []  # groups of samples that are to be merged into the table, in order
+        self._fresh: list[Table] = []  # groups to merge into the table, in order
         self._waiting: list[Samples] = []
         self._waiting_count = 0
         self._known = [np.empty(0, np.uint64) for _ in segments]
         self._newest_ms = TOTAL
-        self._closed_ms = TOTAL  # windows that start before this have been given out
-        self._lately = Table.empty()  # the last RECENT_WINDOWS of these, without segments
+        self._closed_ms = TOTAL  # windows that start before this are closed
+        self._lately = Table.empty()  # the last RECENT_WINDOWS closed windows, without segments
 
     def add(
         self,
@@ -71,12 +85,14 @@ class Measures:
         times_ms: I64,
         segments: Mapping[str, U64] | None = None,
     ) -> None:
-        """Take in B samples.
+        """Add B samples.
 
         Args:
-            predictions: (B, L) of every head, of which the sample's own label counts; or (B,) of that label.
-            label: (B,) position of the sample's label. value, weight: (B,). times_ms: (B,) event times.
-            segments: value keys (B,) of each segment field; a field left out counts as OTHER.
+            predictions: (B, L) of all labels, or (B,) of each sample's own label.
+            label: (B,) index of the sample's label.
+            value, weight: (B,) value of that label, and weight.
+            times_ms: (B,) event times.
+            segments: value keys (B,) by segment field; a missing field counts as OTHER.
         """
         size = len(label)
         if size == 0:
@@ -94,15 +110,15 @@ class Measures:
             self._group()
 
     def finished(self) -> list[Figures]:
-        """Figures of the windows that have closed since the last call; each is given out once.
+        """Close windows, and return the figures of those that this call closed.
 
-        Samples that come for a closed window still count in `total`.
+        Later samples of a closed window count in `total` only.
         """
         closing = self._newest_ms - self.lateness_ms
         closing -= closing % self.window_ms
         if closing <= max(self._closed_ms, TOTAL + 2 * self.window_ms + self.lateness_ms):
             return []
-        self._merge()  # before the windows close: what came until now was in time
+        self._merge()  # before `_closed_ms` changes: samples added before this call are in time
         self._closed_ms = closing
         leaving = (self._table.keys["window"] < closing) & (self._table.keys["window"] != TOTAL)
         done = self._table.where(leaving)
@@ -112,31 +128,30 @@ class Measures:
         return self._figures(done)
 
     def windows(self) -> list[Figures]:
-        """Figures so far of the windows that are still open."""
+        """Return the figures of the open windows."""
         self._merge()
         return self._figures(self._table.where(self._table.keys["window"] != TOTAL))
 
     def total(self) -> list[Figures]:
-        """Figures since the beginning, open windows included."""
+        """Return the figures of all samples, with those of open windows."""
         self._merge()
         return self._figures(self._table.moved_to(TOTAL))
 
     def lately(self) -> list[Figures]:
-        """Figures of the last RECENT_WINDOWS windows that have closed, together and without segments.
+        """Return the figures of the last RECENT_WINDOWS closed windows together, without segments.
 
-        They begin anew with each process: no state holds them.
+        `state` does not hold them, so they begin anew with each process.
         """
         return self._figures(self._lately.moved_to(TOTAL))
 
     def view(self) -> Self:
-        """What has been added so far, for another thread to work on; cheap, as samples and tables are
-        shared: nothing changes them."""
+        """Return a cheap copy for another thread; both share samples and tables, which are immutable."""
         view = copy.copy(self)
         view._waiting, view._fresh, view._known = list(self._waiting), list(self._fresh), list(self._known)
         return view
 
     def overall(self) -> Self:
-        """The same without segments, whose figures are many times quicker to come by."""
+        """Return a copy without segments; its figures take a small part of the time."""
         overall = self.view()
         overall._table, *overall._fresh = (
             table.where(table.keys["field"] == 0) for table in (self._table, *self._fresh)
@@ -145,8 +160,10 @@ class Measures:
         return overall
 
     def merge(self, other: Measures) -> None:
-        """Add another's sums, of the same labels and segments; its open windows become open here, but for
-        those that have been given out."""
+        """Add the sums of other measures; samples of windows that are closed here count in `total` only.
+
+        Raises ValueError unless labels, segments and window length are equal.
+        """
         if (self.labels, self.segments, self.window_ms) != (other.labels, other.segments, other.window_ms):
             raise ValueError("measures of other labels, segments or windows cannot be merged")
         self._merge()
@@ -159,15 +176,14 @@ class Measures:
         self._known = [np.union1d(a, b) for a, b in zip(self._known, other._known, strict=True)]
 
     def beside(self) -> Self:
-        """Empty ones that tell apart what these do, and close no windows: of samples that are counted
-        elsewhere and merged into these later."""
-        beside = self.view()
-        beside._table, beside._lately = Table.empty(), Table.empty()
-        beside._waiting, beside._waiting_count, beside._fresh = [], 0, []
-        return beside
+        """Return empty measures with the same known segment values, for samples to merge into these later."""
+        empty = self.view()
+        empty._table, empty._lately = Table.empty(), Table.empty()
+        empty._waiting, empty._waiting_count, empty._fresh = [], 0, []
+        return empty
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """All of it as arrays; independent of later changes."""
+        """Return copies of all sums, as arrays."""
         self._merge()
         table = self._table
         known = {f"known/{i}": values.copy() for i, values in enumerate(self._known)}
@@ -184,10 +200,11 @@ class Measures:
         }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a saved state. Windows of another length than now are counted in `total` only.
+        """Restore the arrays of `state`, of the shapes it returns.
 
-        A state written before `weight_squares` were kept has Σ w in their place: the same where all weights
-        are 1. Raises ValueError if it does not hold what `state` writes for these segments.
+        Windows of another length count in `total` only. States written before `weight_squares` existed get Σ
+        w in its place, which is equal where all weights are 1. Raises ValueError if an array that `state`
+        writes for these segments is missing.
         """
         missing = [name for name in self.state() if name not in state]
         sums = state.get("sums", np.empty((0, 0)))
@@ -207,9 +224,11 @@ class Measures:
             self._table = self._table.moved_to(TOTAL)
         self._waiting, self._waiting_count, self._fresh = [], 0, []
 
-    def _told_apart(self, field: int, column: U64, sizes: Sequence[int]) -> U64:
-        """The values of a field that are told apart, OTHER among them, once those of the additions of these
-        sizes are known: of each addition's new ones the smallest, while there is room."""
+    def _learn_values(self, field: int, column: U64, sizes: Sequence[int]) -> U64:
+        """Add new values of a segment field, up to `max_values`; return all known ones, rising, with OTHER.
+
+        `column` (B,) joins the calls of `add`, of these sizes; each call adds its smallest new values.
+        """
         known = self._known[field]
         start = 0
         for size in sizes if len(known) < self.max_values else ():
@@ -222,11 +241,11 @@ class Measures:
         return known if OTHER in known[:1] else np.concatenate([np.array([OTHER], np.uint64), known])
 
     def _group(self) -> None:
-        """Group the samples that wait."""
+        """Group the waiting samples into a table."""
         if not self._waiting:
             return
         samples, sizes = Samples.concat(self._waiting), [len(part.label) for part in self._waiting]
-        values = [self._told_apart(i, column, sizes) for i, column in enumerate(samples.segments)]
+        values = [self._learn_values(i, column, sizes) for i, column in enumerate(samples.segments)]
         window = samples.times_ms - samples.times_ms % self.window_ms
         window[window < self._closed_ms] = TOTAL
         self._fresh.append(table_of(samples, window, self._number, values))
@@ -235,7 +254,7 @@ class Measures:
             self._merge()
 
     def _merge(self) -> None:
-        """Group, and have all in one table."""
+        """Merge all samples into the one table."""
         self._group()
         if self._fresh:
             self._table, self._fresh = Table.merge([self._table, *self._fresh]), []
@@ -245,6 +264,6 @@ class Measures:
 
 
 def _among(known: U64, values: U64) -> Bool:
-    """(B,) whether each value is one of `known`, which rises and is not empty."""
+    """Return the mask (B,) of values (B,) that are in `known`, which is rising and not empty."""
     found: Bool = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
     return found

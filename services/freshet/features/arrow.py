@@ -1,9 +1,8 @@
-"""Columns of files, as Arrow reads them, to Avro records by the user's schema: the one way from csv, Parquet
-and Arrow files to the bytes that events are encoded to.
+"""Encoder from Arrow record batches of csv, Parquet and Arrow files to Avro records of the user's schema.
 
-The schema decides what a column is read as, never the file. What does not fit its field exactly is refused
-with its row. A column belongs to the field that its name is the path of (`user.id`), or that a struct's field
-is (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
+The schema decides the type of a column, never the file. A value that does not fit its field exactly is
+refused with its row. A column belongs to the field whose path is its name (`user.id`), or to the field of a
+struct (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
 """
 
 from __future__ import annotations
@@ -32,11 +31,20 @@ from freshet.config.avro.schema import (
 )
 from freshet.errors import BadInput
 from freshet.features.avro_values import encode_value
-from freshet.features.cells import Form, Misfit, plain, reals, texts, times, truths, wholes
+from freshet.features.cells import (
+    CellFormat,
+    Misfit,
+    read_booleans,
+    read_floats,
+    read_integers,
+    read_texts,
+    read_times,
+    unwrap_array,
+)
 from freshet.features.encoder import WHY, Column, ColumnEncoder
 from freshet.types import BytesColumn
 
-__all__ = ["Form", "Misfit", "TableEncoder"]
+__all__ = ["CellFormat", "Misfit", "TableEncoder"]
 
 RAW_BYTES = "latin-1"
 ROWS_OF_ITEMS = (
@@ -44,7 +52,7 @@ ROWS_OF_ITEMS = (
     " is a sample, as `freshet backtest` reads them"
 )
 PRINTED_LIST = re.compile(rb"\[(|[^\[\]]*[,\s'\"][^\[\]]*|[\d.+-]+)\]|\{(|[^{}]*[,\"][^{}]*)\}")
-"""A cell that is a list as pandas, NumPy, DuckDB or PostgreSQL prints one; `[sale]` may be a value."""
+"""A list as pandas, NumPy, DuckDB or PostgreSQL prints it. `[sale]` does not match: it may be a value."""
 
 
 class TableEncoder:
@@ -53,40 +61,41 @@ class TableEncoder:
     def __init__(
         self,
         schema: Record,
-        form: Form,
+        form: CellFormat,
         *,
         time_units: Mapping[str, str] | None = None,
         every_column: bool = False,
     ) -> None:
-        """Take the schema.
+        """Create an encoder.
 
         Args:
-            schema: of the records to write.
-            form: how cells are written; batches of csv hold binary columns (`form.cells`).
-            time_units: unit (s, ms, us, iso) of fields that are an event's time; times round down to it.
-            every_column: refuse a column that the schema has no field for, and a struct that is null where
-                the schema's record never is; else its fields are null.
+            schema: Schema of the records to write.
+            form: Notation of cells; batches of csv hold binary columns (`form.cells`).
+            time_units: Unit (s, ms, us, iso) by path, for fields that are an event's time; times round down
+                to it.
+            every_column: Refuse a column without a field in the schema, and a null struct where the schema's
+                record is never null. If false, the former is ignored, and the fields of the latter are null.
         """
         self._schema, self._form, self._every_column = schema, form, every_column
         self._time_units = dict(time_units or {})
         self._encoders: dict[tuple[str, ...], ColumnEncoder] = {}
 
     def columns(self, batch: Any) -> dict[str, Column]:
-        """Columns of a `pyarrow.RecordBatch` by their paths, as `ColumnEncoder` takes them.
+        """Return the columns of a `pyarrow.RecordBatch` by path, as `ColumnEncoder` expects them.
 
         Raises:
-            Misfit: the first value that does not fit its field, with its row in the batch.
-            BadInput: a field that may not be left out has no column.
+            Misfit: A value does not fit its field; names the first, with its row in the batch.
+            BadInput: A required field has no column.
         """
         tree = _tree(batch)
         if self._every_column:
             self._refuse_unknown(tree, self._schema, "")
-        made = _Columns(self._form, self._time_units, strict=self._every_column)
-        made.record(self._schema, "", tree)
-        return made.out
+        builder = _ColumnBuilder(self._form, self._time_units, strict=self._every_column)
+        builder.record(self._schema, "", tree)
+        return builder.out
 
     def encode(self, batch: Any) -> BytesColumn:
-        """(N,) Avro records of the batch's rows, without framing. Raises as `columns`."""
+        """Encode a batch's rows to (N,) Avro records without framing. Raises the errors of `columns`."""
         columns = self.columns(batch)
         names = tuple(columns)
         if names not in self._encoders:
@@ -98,7 +107,7 @@ class TableEncoder:
         return encoded.records
 
     def _refused(self, batch: Any, columns: Mapping[str, Column], row: int, path: str, why: str) -> Misfit:
-        """What the encoder refused, in words."""
+        """Return the error for a value that the native encoder refused."""
         type_ = _type_at(self._schema, path)
         found = "another value" if "[]" in path else _shown_at(columns.get(path), row)
         hint = ""
@@ -127,16 +136,16 @@ class TableEncoder:
             found = record.field(name)
             if found is None:
                 raise _unknown(at, record)
-            type_ = bare(found.type)[0]
+            type_ = strip_null(found.type)[0]
             if isinstance(type_, Record):
                 self._refuse_unknown(inner, type_, at)
             if inner.array is not None:
                 self._refuse_unknown_parts(inner.array.type, type_, at)
 
     def _refuse_unknown_parts(self, kind: Any, type_: Type, at: str) -> None:
-        """Refuse a field of a struct that the schema's record does not have."""
+        """Refuse fields of a struct that the schema's record lacks."""
         if isinstance(type_, Array) and _is_list(kind):
-            self._refuse_unknown_parts(kind.value_type, bare(type_.items)[0], at)
+            self._refuse_unknown_parts(kind.value_type, strip_null(type_.items)[0], at)
         if not isinstance(type_, Record) or not pa.types.is_struct(kind):
             return
         for i in range(kind.num_fields):
@@ -144,18 +153,18 @@ class TableEncoder:
             found = type_.field(part.name)
             if found is None:
                 raise _unknown(path, type_)
-            self._refuse_unknown_parts(part.type, bare(found.type)[0], path)
+            self._refuse_unknown_parts(part.type, strip_null(found.type)[0], path)
 
 
 @dataclass(slots=True)
 class _Node:
-    """What a batch has at a path: a column, or columns below it."""
+    """A path of a batch: a column, or the columns below it."""
 
     array: Any = None
     inner: dict[str, _Node] = field(default_factory=dict)
 
     def child(self, name: str) -> _Node | None:
-        """What stands one name further."""
+        """Return the node of a field; None if there is none."""
         return self.inner.get(name) or (None if self.array is None else _child(self.array, name))
 
 
@@ -172,12 +181,12 @@ def _twice(path: str, many: int) -> BadInput:
 
 
 def _empty_struct(record: Record, array: Any) -> Any:
-    """Structs without values, as many as an array has."""
+    """Return null structs, as many as the array has values."""
     return pa.nulls(len(array), pa.struct([(f.name, pa.null()) for f in record.fields]))
 
 
-def find(batch: Any, path: str) -> Any:
-    """The column at a path of a batch, None if there is none."""
+def find_column(batch: Any, path: str) -> Any:
+    """Return the column at a path of a batch; None if there is none."""
     node: _Node | None = _tree(batch)
     for part in path.split("."):
         node = node.child(part) if node is not None else None
@@ -234,21 +243,21 @@ def _child(array: Any, name: str) -> _Node | None:
     return None
 
 
-class _Columns:
-    """Gathers the columns of one batch."""
+class _ColumnBuilder:
+    """Builder of the columns of one batch, by path in `out`."""
 
-    def __init__(self, form: Form, time_units: Mapping[str, str], *, strict: bool) -> None:
+    def __init__(self, form: CellFormat, time_units: Mapping[str, str], *, strict: bool) -> None:
         self.form, self.time_units, self.strict = form, time_units, strict
         self.out: dict[str, Column] = {}
 
     def record(self, record: Record, path: str, node: _Node) -> None:
-        """Columns of a record's fields."""
+        """Add the columns of a record's fields."""
         for f in record.fields:
             at = f"{path}.{f.name}" if path else f.name
             self._field(f, at, node.child(f.name))
 
     def _field(self, f: AvroField, path: str, node: _Node | None) -> None:
-        type_, nullable = bare(f.type)
+        type_, nullable = strip_null(f.type)
         if node is None:
             if not self.strict:
                 raise BadInput(f"no column {path!r}, which a feature needs")
@@ -281,7 +290,9 @@ class _Columns:
 
     def _all_optional(self, record: Record) -> bool:
         return all(
-            f.has_default or bare(f.type)[1] or (isinstance(f.type, Record) and self._all_optional(f.type))
+            f.has_default
+            or strip_null(f.type)[1]
+            or (isinstance(f.type, Record) and self._all_optional(f.type))
             for f in record.fields
         )
 
@@ -300,8 +311,8 @@ class _Columns:
         return len(node.array)
 
     def value(self, type_: Type, path: str, array: Any, f: AvroField | None = None) -> None:
-        """The column of one field that is no record; `f` has its default."""
-        array = plain(array)
+        """Add the column of a field that is no record; `f` has its default."""
+        array = unwrap_array(array)
         if isinstance(type_, Union):
             type_ = self._branch(type_, array, path)
         if isinstance(type_, Array):
@@ -318,7 +329,7 @@ class _Columns:
             raise
 
     def _branch(self, union: Union, array: Any, path: str) -> Type:
-        """The branch that a column's own type stands for; a csv cell does not say which."""
+        """Return the branch of the column's type; refuse csv cells, which have no type."""
         kind = array.type
         wanted: tuple[str, ...] = ()
         if pa.types.is_boolean(kind):
@@ -351,18 +362,18 @@ class _Columns:
         elif not _is_list(kind):
             raise BadInput(f"column {path!r} is {kind}; expected lists ({spell(type_)})")
         nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
-        if f is not None and f.has_default and f.default == [] and not bare(f.type)[1]:
+        if f is not None and f.has_default and f.default == [] and not strip_null(f.type)[1]:
             nulls = None
         ends = _list_ends(array)
         values = array.flatten()
         self.out[path] = Column(None, nulls, ends)
-        inner, _ = bare(type_.items)
+        inner, _ = strip_null(type_.items)
         below = f"{path}[]"
         try:
             if isinstance(inner, Record):
                 if not pa.types.is_struct(values.type) and not pa.types.is_null(values.type):
                     raise BadInput(f"column {path!r} is {kind}; expected lists of structs ({spell(type_)})")
-                self._struct(inner, below, _Node(values), bare(type_.items)[1])
+                self._struct(inner, below, _Node(values), strip_null(type_.items)[1])
             else:
                 self.value(inner, below, values)
         except Misfit as misfit:
@@ -370,7 +381,7 @@ class _Columns:
             raise
 
     def _split(self, path: str, array: Any, type_: Array) -> Any:
-        """Lists of the cells; an empty cell is an empty list."""
+        """Split cells into lists; an empty cell is an empty list."""
         separator = self.form.files.list_separator
         filled = array.fill_null(b"" if _is_binary(array.type) else "")
         self._refuse_brackets(path, filled, type_)
@@ -398,7 +409,7 @@ class _Columns:
         )
 
     def _refuse_brackets(self, path: str, cells: Any, type_: Array) -> None:
-        """Refuse a list as a program prints it (`['a', 'b']`, `{a,b}`): split, it would have wrong values."""
+        """Refuse printed lists (`['a', 'b']`, `{a,b}`): their parts would be wrong values."""
         data = cells.cast(pa.large_binary())
         open_ = pc.or_(pc.starts_with(data, "["), pc.starts_with(data, "{"))
         for row in np.flatnonzero(open_.to_numpy(zero_copy_only=False)).tolist():
@@ -418,19 +429,19 @@ class _Columns:
         match type_:
             case Primitive("int" | "long", logical):
                 if unit is None:
-                    return Column(*wholes(array, self.form, type_, LOGICAL_UNITS.get(logical or "")))
-                return Column(*times(array, self.form, unit, unit))
+                    return Column(*read_integers(array, self.form, type_, LOGICAL_UNITS.get(logical or "")))
+                return Column(*read_times(array, self.form, unit, unit))
             case Primitive("float" | "double"):
                 if unit is not None and (pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)):
-                    values, nulls = times(array, self.form, unit, unit)
+                    values, nulls = read_times(array, self.form, unit, unit)
                     return Column(values.astype(np.float64), nulls)
-                return Column(*reals(array, self.form, type_))
+                return Column(*read_floats(array, self.form, type_))
             case Primitive("boolean"):
-                return Column(*truths(array, self.form))
+                return Column(*read_booleans(array, self.form))
             case Primitive("null"):
                 return Column(np.zeros(len(array), np.int64), np.ones(len(array), np.bool_))
             case _:
-                return Column(*texts(array, self.form, type_))
+                return Column(*read_texts(array, self.form, type_))
 
 
 LOGICAL_UNITS = {
@@ -446,8 +457,8 @@ LOGICAL_UNITS = {
 }
 
 
-def bare(type_: Type) -> tuple[Type, bool]:
-    """A type without null, and whether it may be null."""
+def strip_null(type_: Type) -> tuple[Type, bool]:
+    """Return a type without its null branch, and whether it has one."""
     if not isinstance(type_, Union):
         return type_, is_null(type_)
     others = type_.others
@@ -457,8 +468,14 @@ def bare(type_: Type) -> tuple[Type, bool]:
 
 
 def _defaulted(column: Column, type_: Type, f: AvroField | None) -> Column:
-    """A cell without value takes the field's default where the field is never null, as in JSON."""
-    if f is None or not f.has_default or column.nulls is None or bare(f.type)[1] or not column.nulls.any():
+    """Replace nulls by the field's default where the field is never null, as in JSON."""
+    if (
+        f is None
+        or not f.has_default
+        or column.nulls is None
+        or strip_null(f.type)[1]
+        or not column.nulls.any()
+    ):
         return column
     if isinstance(column.values, BytesColumn):
         default = f.default.encode(
@@ -497,7 +514,7 @@ def _is_binary(kind: Any) -> bool:
 def _type_at(schema: Record, path: str) -> Type | None:
     here: Type = schema
     for part in path.replace("[]", ".[]").split("."):
-        here, _ = bare(here)
+        here, _ = strip_null(here)
         if part == "[]":
             if not isinstance(here, Array):
                 return None
@@ -507,7 +524,7 @@ def _type_at(schema: Record, path: str) -> Type | None:
             if found is None:
                 return None
             here = found.type
-    return bare(here)[0]
+    return strip_null(here)[0]
 
 
 def _quoted(type_: Type | None) -> str:

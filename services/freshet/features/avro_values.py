@@ -1,4 +1,4 @@
-"""Single values to Avro bytes: defaults of schemas. Events go through the native writers."""
+"""Encoder of single values, for the defaults in schemas. Events go through the native writers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from freshet.config.avro.schema import (
 __all__ = ["UNFIT", "encode_value", "write_long"]
 
 UNFIT = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, struct.error)
-"""What `encode_value` raises for a value that is not of the type."""
+"""Errors that `encode_value` raises for a value that is not of the type."""
 
 
 def write_long(value: int) -> bytes:
-    """An Avro long: zigzag, then 7 bits a byte."""
+    """Encode an Avro long: zigzag, then 7 bits per byte. Raises ValueError beyond 64 bits."""
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(value)
     raw = (value << 1) ^ (value >> 63)
@@ -42,15 +42,17 @@ def write_long(value: int) -> bytes:
 def encode_value(  # noqa: PLR0911 - one for each kind of type
     type_: Type, value: Any, named: Mapping[str, Record] | None = None
 ) -> bytes:
-    """Avro bytes of one JSON value, as defaults in schemas are; a union's default is of the first branch
-    that fits, a field that the value lacks has its own default.
+    """Encode a default of a schema.
+
+    A union's default is encoded by the first branch that fits. A field that the value lacks takes its own
+    default.
 
     Args:
-        type_: of the value.
-        value: as JSON has it; bytes are text of the characters U+0000 to U+00FF.
-        named: records around `type_`, for those inside themselves.
+        type_: Type of the value.
+        value: JSON value; bytes are a string of the characters U+0000 to U+00FF.
+        named: Records that enclose `type_`, by name, for recursive types.
 
-    Raises one of `UNFIT` for a value that is not of the type.
+    Raises one of `UNFIT` if the value is not of the type.
     """
     match type_:
         case Primitive(name):

@@ -1,7 +1,11 @@
-"""Blocks: the records of the samples topic, many samples each (schemas/README.md, "Samples: blocks")."""
+"""Blocks: the records of the samples topic, many samples each (schemas/README.md, "Samples: blocks").
+
+Letters: N samples (or byte strings), K indexes, C blocks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,33 +16,97 @@ from freshet.errors import Corrupt
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 
 __all__ = [
+    "FRAME_BYTES",
     "MAX_SAMPLES",
     "BlockColumns",
     "SampleColumns",
+    "add_frames",
     "block_samples",
     "encode_block",
     "encode_blocks",
+    "frame_ids",
     "read_blocks",
+    "rows_by_id",
+    "strip_frames",
+    "take",
 ]
 
+# --- Columns of byte strings: Confluent frames, selection
+
+
+FRAME_BYTES = 5
+"""A zero byte and the schema id, u32 big-endian."""
+
+
+def frame_ids(values: BytesColumn) -> I64:
+    """Return the (N,) schema ids of framed records; -1 for a record without a frame."""
+    starts, lengths = values.starts, np.diff(values.ends, prepend=0)
+    whole = lengths >= FRAME_BYTES
+    ids = np.full(len(values), -1, np.int64)
+    at = starts[whole]
+    head = values.data[at[:, None] + np.arange(FRAME_BYTES)].astype(np.int64)
+    ids[whole] = np.where(head[:, 0] == 0, head[:, 1:] @ np.array([1 << 24, 1 << 16, 1 << 8, 1]), -1)
+    return ids
+
+
+def rows_by_id(ids: I64) -> Iterator[tuple[int, I64]]:
+    """Yield each distinct id of `ids`, (N,) int64, with its (K,) row indexes, both ascending.
+
+    One sort finds all of them: each of thousands of records may have its own id.
+    """
+    order = np.argsort(ids, kind="stable")
+    found, begins = np.unique(ids[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, begins[1:]), strict=True) if len(ids) else ()
+
+
+def take(values: BytesColumn, indexes: I64, skip: int = 0) -> BytesColumn:
+    """Return (K,) values at `indexes`, (K,) int64, without their first `skip` bytes.
+
+    Each selected value must have at least `skip` bytes.
+    """
+    starts = values.starts[indexes] + skip
+    ends = values.ends[indexes]
+    spans = np.zeros((len(starts), 6), np.int64)
+    spans[:, 0], spans[:, 1] = starts, ends
+    return BytesColumn(*_native.splice(values.data, spans))
+
+
+def strip_frames(values: BytesColumn) -> BytesColumn:
+    """Return (N,) records without their frames; each must have one (see `frame_ids`)."""
+    return take(values, np.arange(len(values)), FRAME_BYTES)
+
+
+def add_frames(values: BytesColumn, schema_id: int) -> BytesColumn:
+    """Return (N,) records, each with a frame of this schema id before it."""
+    frame = np.frombuffer(b"\x00" + schema_id.to_bytes(4, "big"), np.uint8)
+    ends = values.ends + FRAME_BYTES * np.arange(1, len(values) + 1)
+    framed = np.empty(len(values.data) + FRAME_BYTES * len(values), np.uint8)
+    at = ends - np.diff(values.ends, prepend=0) - FRAME_BYTES
+    heads = (at[:, None] + np.arange(FRAME_BYTES)).ravel()
+    framed[heads] = np.tile(frame, len(values))
+    body = np.ones(len(framed), np.bool_)
+    body[heads] = False
+    framed[body] = values.data
+    return BytesColumn(framed, ends)
+
+
 MAX_SAMPLES = 256
-"""Samples that close a block at most, and in logs of earlier releases always; more only where one request
-alone has more, and few enough bytes."""
+"""Largest number of samples that closes a block. Only a request with more samples makes a larger block."""
 
 
 def block_samples(batch_rows: int) -> int:
-    """Samples that close a block of a model with batches of so many rows.
+    """Return the number of samples that closes a block, for batches of `batch_rows`.
 
-    A batch is whole blocks (PROTOCOL 2), so a block is never larger than a batch.
+    A batch consists of whole blocks (PROTOCOL 2), so a block must not exceed a batch.
     """
     return min(MAX_SAMPLES, batch_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockColumns:
-    """Samples of a batch of blocks, N in all, in the order of the blocks."""
+    """Samples of C blocks, N in all, in the order of the blocks."""
 
-    counts: I64  # (blocks,) samples of each
+    counts: I64  # (C,) samples of each block
     schema_ids: U32  # (N,) writer's schema of each payload; one in a block
     sample_ids: I64  # (N,) hash of (impression, label)
     event_times_ms: I64  # (N,) event time of the impression
@@ -53,14 +121,14 @@ class BlockColumns:
 
     @property
     def block_of(self) -> I64:
-        """(N,) index of each sample's block."""
+        """Index of each sample's block, (N,)."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 class SampleColumns(NamedTuple):
-    """What blocks hold beside the payloads; N samples."""
+    """Columns of N samples except their payloads; (N,) each, as in `BlockColumns`."""
 
-    sample_ids: I64  # (N,) these and the following as in `BlockColumns`
+    sample_ids: I64
     request_ids: U64
     event_times_ms: I64
     labels: U8
@@ -69,10 +137,10 @@ class SampleColumns(NamedTuple):
 
 
 def read_blocks(records: BytesColumn) -> BlockColumns:
-    """Read blocks; every checksum is checked.
+    """Read blocks and verify their checksums.
 
     Raises:
-        Corrupt: names the first block (its index in `records`) that is none, and why.
+        Corrupt: A record is not a valid block; names the index of the first in `records`, and the reason.
     """
     made = _native.read_blocks(records.data, records.ends)
     if len(made) == 2:
@@ -103,10 +171,10 @@ def encode_blocks(
     payloads: BytesColumn,
     block_ends: I64,
 ) -> BytesColumn:
-    """(blocks,) records of N samples of one schema, cut where `block_ends` says (rising, the last is N).
+    """Encode N samples of one schema as (C,) blocks.
 
-    The caller decides where requests are split. Raises ValueError if lengths do not agree, or a block is
-    empty.
+    All columns are (N,). `block_ends` is (C,) int64: the ascending end of each block, the last is N. The
+    caller decides where requests are split. Raises ValueError if lengths differ or a block is empty.
     """
     data, ends = _native.encode_blocks(
         schema_id,
@@ -134,7 +202,7 @@ def encode_block(
     labels: U8,
     payloads: BytesColumn,
 ) -> bytes:
-    """One block of all these samples, at least one."""
+    """Encode N samples of one schema, at least one, as one block. All columns are (N,)."""
     return encode_blocks(
         schema_id,
         sample_ids=sample_ids,

@@ -1,25 +1,26 @@
-"""Samples to a model's inputs: one program for each writer's schema, one plan for the spec.
+"""Decoder from samples to a model's inputs: one program for each writer's schema, one plan for the spec.
 
-Whatever schema a sample was written with, it is read as the spec's schema (`program`); a schema that cannot
-be is refused by name. Nothing of a sample becomes a Python object.
+Each sample is read as the spec's schema (`program`); a writer's schema that does not resolve to it is refused
+by name. No sample becomes a Python object.
+
+Letters: N input records, B good samples, D dense columns, F_g features of group g.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import leaf_names
 from freshet.config.avro.schema import SERVED_FIELD, Array, Record, Written, field_at, spell
+from freshet.config.avro.types import leaf_names
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Feature, Spec
-from freshet.config.spec.transform_steps import Column, column_of, native_first
+from freshet.config.spec.transforms import Column, column_of, native_first
 from freshet.errors import ConfigError
 from freshet.features.blocks import SampleColumns
-from freshet.features.decoded import Decoded, GroupKeys
 from freshet.features.hashing import cross_seed, key_of, row_salt
 from freshet.features.program import (
     ANY_KEY,
@@ -29,9 +30,40 @@ from freshet.features.program import (
     compile_program,
     explain_all,
 )
-from freshet.types import I64, U32, U64, BytesColumn
+from freshet.types import F32, I64, U32, U64, Bool, BytesColumn
 
-__all__ = ["Columns", "SampleDecoder", "columns_of", "steps_of"]
+__all__ = ["ABSENT_KEY", "Columns", "Decoded", "GroupKeys", "SampleDecoder", "columns_of", "steps_of"]
+
+# --- Decoded samples: columns of keys, numbers and ids
+
+
+ABSENT_KEY = 0
+"""The key of a null: it makes no row. No value has this key."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupKeys:
+    """Keys of one store group, one per occurrence, feature-major (see `freshet.model.inputs.GroupInputs`)."""
+
+    keys: U64  # (occurrences,); ABSENT_KEY: null
+    feature_starts: U32  # (F_g + 1,)
+    list_ends: Sequence[U32 | None]
+    """Per feature: (B,) ends of each sample's occurrences within a list feature; None for other features."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """Samples decoded column by column."""
+
+    size: int  # B
+    groups: Sequence[GroupKeys]
+    dense: F32  # (B, D) transformed, except by `standard`; NaN where missing
+    segments: Mapping[str, U64]  # segment feature -> (B,) keys of values, unsalted
+    served: Mapping[str, F32]  # label -> (B,) prediction logged at serving; NaN where none
+    explored: Bool  # (B,) served in random order; False where serving logged nothing
+    bad: I64  # indexes of input records that could not be decoded; the others keep their order
+    why: Sequence[str] = ()  # place and reason of each bad record
+
 
 KEY, LIST, DENSE, BUCKET, SERVED = range(5)  # FeatureSink in feature_decode.hpp
 EXPLORED = key_of(True, 0)
@@ -41,10 +73,7 @@ DEFAULT_MAX = 50
 
 
 class SampleDecoder:
-    """Decodes samples of a spec, by whatever schemas they were written.
-
-    Thread-safe after construction: lanes may share one.
-    """
+    """Decoder of a spec's samples, written by any schemas. Thread-safe: lanes may share one."""
 
     def __init__(
         self,
@@ -55,14 +84,16 @@ class SampleDecoder:
         *,
         names: bool = False,
     ) -> None:
-        """Compile nothing yet.
+        """Create a decoder; programs are compiled at the first use of a schema.
 
         Args:
-            schemas: gives the sample schema of a writer's schema id; called once for each id.
-            reader: the sample schema that all of them are read as, of the spec's schema
-                (`spec.schemas.sample_reader`); None: each as it is.
-            names: whether names of records, enums and fixed must agree, too. Those of events were compared by
-                the gateway and the joiner, which let them in; in unions they always count.
+            spec: Model spec.
+            layout: Layout of the spec.
+            schemas: Returns the sample schema of a writer's schema id; called once for each id.
+            reader: Sample schema that all samples are read as (`spec.schemas.sample_reader`); None reads each
+                by its writer's schema.
+            names: Require equal names of records, enums and fixed outside of unions, too. Gateway and joiner
+                have compared the names of events already.
         """
         self._spec = spec
         self._schemas, self._reader, self._names = schemas, reader, names
@@ -72,11 +103,10 @@ class SampleDecoder:
         self._programs: dict[int, Compiled] = {}
 
     def program(self, schema_id: int) -> Compiled:
-        """The program of a writer's schema, compiled at its first use.
+        """Return the program of a writer's schema; compile it at the first use.
 
-        Raises:
-            ConfigError: what the spec needs cannot be read from what the schema has.
-            What `schemas` raises for an id that it does not know.
+        Raises ConfigError if the schema does not resolve to the fields that the spec needs, and the errors of
+        `schemas` for an unknown id.
         """
         if schema_id not in self._programs:
             schema = self._schemas(schema_id)
@@ -91,16 +121,17 @@ class SampleDecoder:
         """Decode N samples.
 
         Args:
-            payloads: (N,) Avro bytes of the sample schema, without framing.
-            schema_id: of all of them, or (N,) one each.
+            payloads: (N,) Avro records of the sample schema, without framing.
+            schema_id: Schema id of all records, or (N,) ids.
             times_ms: (N,) event time of each impression.
-            serving: take the spec's `serve_as` constants for what is not known before an item is shown.
+            serving: Use the spec's `serve_as` constants for features that are unknown before an item is
+                shown.
 
         Returns:
-            Columns of the good samples, in order; the others are named in `bad`, with reasons in `why`.
+            Columns of the good samples, in order; `bad` has the indexes of the others, `why` the reasons.
 
         Raises:
-            ConfigError: as `program`.
+            ConfigError: As `program`.
         """
         if (
             not isinstance(schema_id, (int, np.integer))
@@ -129,17 +160,17 @@ class SampleDecoder:
         )
 
     def decode_usual(self, blocks: BytesColumn, schema_id: int) -> tuple[Decoded, SampleColumns] | None:
-        """Read blocks of one schema, as `read_blocks` does, and decode their samples, in one native call.
+        """Read blocks of one schema and decode their samples in one native call.
 
-        Returns None where a block is damaged or of another schema, or a sample cannot be decoded: the long
-        way says what is wrong. Raises ConfigError as `program`.
+        Returns None if a block is damaged or has another schema, or a sample cannot be decoded; `read_blocks`
+        and `decode` then give the reason. Raises ConfigError as `program`.
         """
         program = self.program(schema_id)
-        made = _native.decode_usual_blocks(self._plan, program.native, schema_id, blocks.data, blocks.ends)
-        return None if made is None else (self._decoded(made[0], [program]), SampleColumns(*made[1]))
+        result = _native.decode_usual_blocks(self._plan, program.native, schema_id, blocks.data, blocks.ends)
+        return None if result is None else (self._decoded(result[0], [program]), SampleColumns(*result[1]))
 
-    def _decoded(self, made: _native.DecodedTuple, programs: list[Compiled]) -> Decoded:
-        size, groups, list_ends, dense, (*segments, explored), served, failures = made
+    def _decoded(self, result: _native.DecodedTuple, programs: list[Compiled]) -> Decoded:
+        size, groups, list_ends, dense, (*segments, explored), served, failures = result
         dense = dense.reshape(size, self._columns.dense)
         if size:
             for d, column in self._steps:
@@ -163,23 +194,23 @@ class SampleDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where each feature goes: the key columns, lists and dense columns of a spec."""
+    """Key column, list or dense column of each feature of a spec."""
 
     column_of: Mapping[int, int]  # feature index -> key column
     list_of: Mapping[int, int]  # feature index -> list
     dense_of: Mapping[int, int]  # feature index -> dense column
     segments: tuple[str, ...]
     segment_column: Mapping[str, int]
-    explored_column: int  # the key of what was logged at serving, after the segments'
+    explored_column: int  # key column of the flag `explored`, after those of the segments
     labels: tuple[str, ...]
 
     @property
     def dense(self) -> int:
-        """How many dense columns there are."""
+        """Number of dense columns."""
         return len(self.dense_of)
 
     def plan(self, spec: Spec, layout: Layout) -> _native.DecodePlan:
-        """The native plan: what a batch looks like, whatever schema its records have."""
+        """Build the native plan, the layout of a batch, which all writers' schemas share."""
         lists = sorted(self.list_of, key=self.list_of.__getitem__)
         constants = [f for f in spec.features if f.serve_as is not None]
         dense_constants = [f for f in constants if f.kind == "dense"]
@@ -224,7 +255,10 @@ class Columns:
     def program(
         self, spec: Spec, written: Written, reader: Record | None, where: str, *, names: bool
     ) -> Compiled:
-        """The program for records of a writer's schema, read as the reader's."""
+        """Compile the program for records of a writer's schema, read as the reader's.
+
+        Raises ConfigError if the schema is no record or lacks a field that a feature needs.
+        """
         if reader is None:
             if not isinstance(written, Record):
                 raise ConfigError(
@@ -241,32 +275,32 @@ class Columns:
         return compile_program(written, wants, reader=reader, where=where, names=names)
 
     def wants(self, spec: Spec, f: Feature, schema: Record, where: str) -> list[Want]:
-        """What a feature reads of a record."""
+        """Return the values of a record that a feature needs."""
         if f.field is None:
             return []
-        what, salt = f"feature {f.name!r}", row_salt(spec, f)
+        name, salt = f"feature {f.name!r}", row_salt(spec, f)
         segment = self.segment_column.get(f.name)
         if f.serve_as is not None and f.kind == "id":
             _check_constant(f, schema, where)
         match f.kind:
             case "id":
-                wants = [Want(f.field, KEY, self.column_of[f.index], ANY_KEY, what, salt)]
-                return wants if segment is None else [*wants, Want(f.field, KEY, segment, ANY_KEY, what)]
+                wants = [Want(f.field, KEY, self.column_of[f.index], ANY_KEY, name, salt)]
+                return wants if segment is None else [*wants, Want(f.field, KEY, segment, ANY_KEY, name)]
             case "list":
-                return [Want(f.field, LIST, self.list_of[f.index], ANY_KEY, what, salt, many=True)]
+                return [Want(f.field, LIST, self.list_of[f.index], ANY_KEY, name, salt, many=True)]
             case "dense":
-                return [Want(f.field, DENSE, self.dense_of[f.index], NUMBERS, what)]
+                return [Want(f.field, DENSE, self.dense_of[f.index], NUMBERS, name)]
             case "bucket":
                 column = self.column_of[f.index]
-                wants = [Want(f.field, BUCKET, column, NUMBERS, what, salt, edges=f.buckets)]
-                again = Want(f.field, BUCKET, segment or 0, NUMBERS, what, edges=f.buckets)
-                return wants if segment is None else [*wants, again]
+                wants = [Want(f.field, BUCKET, column, NUMBERS, name, salt, edges=f.buckets)]
+                unsalted = Want(f.field, BUCKET, segment or 0, NUMBERS, name, edges=f.buckets)
+                return wants if segment is None else [*wants, unsalted]
             case _:
                 return []
 
 
 def columns_of(spec: Spec, layout: Layout) -> Columns:
-    """Where the features of a spec go. Raises ConfigError for a segment of several values."""
+    """Assign columns to the features of a spec. Raises ConfigError for a segment of several values."""
     column_of: dict[int, int] = {}
     list_of: dict[int, int] = {}
     for group in layout.groups:
@@ -289,7 +323,7 @@ def columns_of(spec: Spec, layout: Layout) -> Columns:
 
 
 def steps_of(spec: Spec, layout: Layout) -> list[tuple[int, Column]]:
-    """Dense columns that the native decoder leaves something to do for, with what it is."""
+    """Return the dense columns with a transform in Python, with the transform."""
     columns = ((d, column_of(spec.features[f], spec.folder)) for d, f in enumerate(layout.dense))
     return [(d, column) for d, column in columns if column is not None]
 
@@ -310,7 +344,7 @@ def _constant_key(spec: Spec, f: Feature) -> U64 | int:
 
 
 def _check_constant(f: Feature, schema: Record, where: str) -> None:
-    """A constant of another type than the field's would have another key than the same value in a record."""
+    """Refuse a constant of another type than its field, as its key would differ."""
     names = leaf_names(field_at(schema, f.field or "", where).type)
     fits = {str: {"string", "bytes", "fixed", "enum"}, float: {"float", "double"}}.get(
         type(f.serve_as), {"boolean", "int", "long"}

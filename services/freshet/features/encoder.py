@@ -1,4 +1,7 @@
-"""Columns of csv and parquet to Avro records, so that they reach the same keys by the same way as events."""
+"""Encoder from columns of csv and Parquet to Avro records, so that keys are computed as for events.
+
+Letters: N rows, G rows that fit the schema.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from freshet.types import I64, Bool, BytesColumn
 __all__ = ["Column", "ColumnEncoder", "EncodedRows"]
 
 INTS, DOUBLES, BYTES, LIST = range(4)  # SourceColumn::Kind in avro_columns.hpp
-PASSED, NONE = -1, -2
+ON_PATH, NONE = -1, -2
 WHY = (
     "",
     "a value, as the field is never null",
@@ -31,48 +34,45 @@ WHY = (
     "as many bytes as the fixed has",
     "0 or 1",
 )
-"""What was expected, by the number of `ColumnWhy` in avro_columns.hpp."""
+"""Expected values, by the number of `ColumnWhy` in avro_columns.hpp."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """One column: numbers or byte strings, with a mask of nulls if there are any.
+    """Numbers or byte strings, with a mask of nulls if there are any.
 
-    A record that may be null has a column of integers of its own, whose mask says where it is null.
-
-    A list has `ends` instead of values: the items of row r are rows [ends[r-1], ends[r]) of the columns
-    below it.
+    A nullable record has a column of integers, of which only the mask is used. A list has `ends` instead of
+    values: the items of row r are rows [ends[r-1], ends[r]) of the columns below it.
     """
 
-    values: (
-        NDArray[Any] | BytesColumn | None
-    )  # integers, booleans, floats (NaN is null where nulls may be), strings
+    values: NDArray[Any] | BytesColumn | None
+    """(N,) integers, booleans, floats (NaN is null in a nullable field) or byte strings."""
     nulls: Bool | None = None  # (N,) True where null
-    ends: I64 | None = None  # (N,) of a list
+    ends: I64 | None = None  # (N,) end of each list
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedRows:
-    """Rows as Avro records."""
+    """Rows as Avro records, and the rows that do not fit."""
 
-    records: BytesColumn  # (G,) the good ones
-    rows: I64  # (G,) index of each
-    bad: Sequence[RefusedEvent]  # the others
+    records: BytesColumn  # (G,)
+    rows: I64  # (G,) row of each record
+    bad: Sequence[RefusedEvent]
 
 
 class ColumnEncoder:
-    """Encodes columns by one schema. Thread-safe."""
+    """Encoder of columns by one schema. Thread-safe."""
 
     def __init__(self, schema: Record, columns: Sequence[str]) -> None:
-        """Compile.
+        """Compile the schema.
 
         Args:
-            schema: of the records to write.
-            columns: their paths: `user.id`; a list's own column is its path (`items`), its items' are
+            schema: Schema of the records to write.
+            columns: Paths, such as `user.id`. The ends of a list have its path (`items`); its items have
                 `items[]`, or `items[].id` if they are records.
 
         Raises:
-            ConfigError: a path that the schema does not have, or a field without column, default or null.
+            ConfigError: The schema lacks a path, or the list around a path has no column.
         """
         self._writer = compile_writer(schema)
         self._columns = tuple(columns)
@@ -84,11 +84,12 @@ class ColumnEncoder:
         self._source_of = self._sources()
 
     def encode(self, columns: Mapping[str, Column], rows: int) -> EncodedRows:
-        """Encode `rows` rows.
+        """Encode N = `rows` rows.
 
         Raises:
-            ConfigError: a column of a type that its field cannot take.
-            ValueError: columns of one level have different lengths.
+            ConfigError: A column's type does not fit its field.
+            ValueError: Columns of one level have different lengths, or a field without default or null has no
+                column.
         """
         sources = [_source(columns[path], path) for path in self._columns]
         for path, source in zip(self._columns, sources, strict=True):
@@ -101,9 +102,9 @@ class ColumnEncoder:
         return EncodedRows(BytesColumn(*records), good, refused)
 
     def _sources(self) -> NDArray[np.int32]:
-        """For each node its column, PASSED for records on the way to one, or NONE."""
+        """Return each node's column: an index, ON_PATH for a record above a column, or NONE."""
         out = np.full(len(self._writer.places), NONE, np.int32)
-        out[0] = PASSED
+        out[0] = ON_PATH
         for c, path in enumerate(self._columns):
             out[self._writer.nodes[path]] = c
         for path in self._columns:
@@ -123,12 +124,12 @@ class ColumnEncoder:
                         f"a column of its own, with ends, for {path}",
                     )
                 if out[node] == NONE:
-                    out[node] = PASSED
+                    out[node] = ON_PATH
         return out
 
 
 def _parents(path: str) -> list[str]:
-    """`items[].tag.name` -> `items[].tag`, `items[]`, `items`."""
+    """Return the paths above a path: for `items[].tag.name`, `items[].tag`, `items[]` and `items`."""
     out: list[str] = []
     while True:
         path = path.removesuffix("[]") if path.endswith("[]") else path.rpartition(".")[0]

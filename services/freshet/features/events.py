@@ -1,10 +1,12 @@
-"""Events to columns for the joiner and the gateway: identities, times, spans to splice, columns for
+"""Extractor of columns from events, for joiner and gateway: identities, times, spans to splice, values for
 conditions.
 
 An impression's identity is a 128-bit hash of the parts of its key, equal across streams and schemas: the
-served event's `["request_id", "items.id"]` meets the action's `["reqId", "item.id"]` if the values are
-equal. Int and long of one value are equal, so are a string, bytes and an enum's symbol of one text; an
-integer and its decimal string are NOT: the streams of a spec must agree on the type.
+served event's `["request_id", "items.id"]` equals the action's `["reqId", "item.id"]` if the values are
+equal. Int and long of one value are equal, and so are a string, bytes and an enum's symbol of one text. An
+integer and its decimal string differ: the streams of a spec must agree on the type.
+
+Letters: N records, E good events, M impressions.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from functools import cache, partial
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import leaf_names
 from freshet.config.avro.schema import Array, Record, Written, field_at, spell
+from freshet.config.avro.types import leaf_names
 from freshet.config.spec.events import UNIT_NS
-from freshet.config.spec.fields import wrong_unit
 from freshet.config.spec.model import Stream
+from freshet.config.spec.schema_fit import wrong_unit
 from freshet.config.spec.time_units import unit_hint
 from freshet.errors import ConfigError
-from freshet.features.frames import take
+from freshet.features.blocks import take
 from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
@@ -37,16 +39,14 @@ IDENTITIES = TEXTS | {"int", "long"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumn:
-    """One field of the events, a value for each impression."""
+    """One field of the events, with a value for each impression."""
 
-    values: (
-        F64 | U64
-    )  # (M,) numbers as float64 (booleans 0 or 1), or texts as `hash_text` of them; 0 where null
+    values: F64 | U64  # (M,) numbers (booleans 0 or 1), or `hash_text` of texts; 0 where null
     null: Bool  # (M,)
 
     @property
     def is_text(self) -> bool:
-        """Whether values are hashes of texts."""
+        """True if values are hashes of texts."""
         return self.values.dtype == np.uint64
 
 
@@ -54,32 +54,31 @@ class EventColumn:
 class EventColumns:
     """M impressions (or actions) of E good events; an exploded event has one for each element."""
 
-    events: I64  # (E,) index of the record in the input, rising
-    request_keys: (
-        BytesColumn  # (E,) the key's first part as text (integers in decimal): the record's key on the log
-    )
+    events: I64  # (E,) index of the record in the input, ascending
+    request_keys: BytesColumn
+    """(E,) first part of the key as text (integers in decimal): the record's key on the log."""
     event_index: I64  # (M,) index of the record in the input
-    impression: U64  # (M, 2) identity of the impression: 128 bits of its key's parts
+    impression: U64  # (M, 2) identity of the impression: 128-bit hash of its key's parts
     request: U64  # (M,) 64-bit hash of the key's first part
-    event_id: (
-        U64  # (M, 2) identity of the event: of its id field (and the element's position), else of its content
-    )
+    event_id: U64
+    """(M, 2) identity of the event: hash of its id field and the element's position, or of its content if the
+    stream has no id."""
     times_ms: I64  # (M,) event time
     spans: I64  # (M, 6) [start, end) of prefix, element and suffix as positions in the input's `data`
     columns: Mapping[str, EventColumn]  # path -> values
-    bad: I64  # indexes of records that could not be read, rising
-    why: Sequence[str]  # for each of them, where and why
+    bad: I64  # indexes of records that could not be read, ascending
+    why: Sequence[str]  # place and reason of each bad record
 
     def __len__(self) -> int:
         return len(self.event_index)
 
     def samples(self, values: BytesColumn) -> BytesColumn:
-        """(M,) sample payloads: prefix + element + suffix, spliced from the events that were extracted."""
+        """Splice the (M,) sample payloads, prefix + element + suffix, from the (N,) extracted records."""
         return BytesColumn(*_native.splice(values.data, self.spans))
 
 
 class EventExtractor:
-    """Extracts the events of one stream, written by one schema. Thread-safe."""
+    """Extractor for events of one stream, written by one schema. Thread-safe."""
 
     def __init__(
         self,
@@ -90,19 +89,19 @@ class EventExtractor:
         reader: Record | None = None,
         checked: Sequence[str] = (),
     ) -> None:
-        """Compile.
+        """Compile the program for a writer's schema.
 
         Args:
-            stream: which fields are the envelope.
-            written: the writer's schema of the events.
-            columns: paths of further scalar fields to extract.
-            reader: the spec's schema of the stream, by whose fields paths go; None: the writer's.
-            checked: paths of fields that others read of the events later: an event is refused if one of them
-                cannot be read as the reader's schema has it.
+            stream: Names the fields of the envelope.
+            written: Writer's schema of the events.
+            columns: Paths of further scalar fields to extract.
+            reader: The spec's schema of the stream, to which paths refer; None uses the writer's.
+            checked: Paths of fields that are decoded later: an event is refused if one of them cannot be read
+                as the reader's schema.
 
         Raises:
-            ConfigError: the reader's schema lacks one of the fields, or has it with a type that cannot be
-                used so; or the field cannot be read from what the writer's schema has.
+            ConfigError: The reader's schema lacks a field or has it with an unsuitable type, or the writer's
+                schema does not resolve to it.
         """
         self.columns = tuple(dict.fromkeys(columns))
         where = f"schema {spell(written)!r} of the {stream.role} events"
@@ -162,7 +161,7 @@ class EventExtractor:
 
     @property
     def native(self) -> tuple[_native.EventPlan, _native.Program]:
-        """Its plan and program, for other native calls of this package."""
+        """Plan and program, for other native calls of this package."""
         return self._plan, self._program.native
 
     def extract(self, values: BytesColumn, *, framed: bool) -> EventColumns:
@@ -170,14 +169,14 @@ class EventExtractor:
 
         Args:
             values: (N,) Avro records of this extractor's schema.
-            framed: whether each starts with a Confluent frame, which spans leave out. The id is not looked
-                at: sort records by schema first (`freshet.features.frames`).
+            framed: Each record starts with a Confluent frame, which spans leave out. Its id is ignored:
+                group records by schema first (`rows_by_id`).
 
         Returns:
-            Columns; records that cannot be read, or lack a part of the envelope, are named in `bad`.
+            Columns; `bad` has the indexes of records that cannot be read or lack a part of the envelope.
         """
-        made = _native.extract_events(self._plan, self._program.native, values.data, values.ends, framed)
-        events, request_keys, index, impression, request, event_id, times, spans, columns, failures = made
+        result = _native.extract_events(self._plan, self._program.native, values.data, values.ends, framed)
+        events, request_keys, index, impression, request, event_id, times, spans, columns, failures = result
         return EventColumns(
             events=events,
             request_keys=BytesColumn(*request_keys),
@@ -196,15 +195,15 @@ class EventExtractor:
         )
 
     def _explained(self, values: BytesColumn, failures: I64, *, framed: bool) -> list[str]:
-        """Failures in words; of a time out of range, with the unit that it is likely to have."""
+        """Describe failures; add the likely unit for a time out of range."""
         why = explain_all(failures, [self._program])
-        odd = [i for i, said in enumerate(why) if WHY_TIME in said]
+        odd = [i for i, reason in enumerate(why) if WHY_TIME in reason]
         if not odd or self._stream.time.unit == "iso":
             return why
         rows = failures[odd, 0]
         some = take(values, rows)
-        made = _native.extract_events(self._plan, self._raw_time().native, some.data, some.ends, framed)
-        index, times = made[2], made[6]  # in nanoseconds, which have room for every number
+        result = _native.extract_events(self._plan, self._raw_time().native, some.data, some.ends, framed)
+        index, times = result[2], result[6]  # read as nanoseconds, no number is out of range
         tick_ns = UNIT_NS[self._stream.time.unit]
         firsts = dict(reversed(list(zip(index.tolist(), times.tolist(), strict=True))))
         for at, millions in firsts.items():
@@ -214,11 +213,11 @@ class EventExtractor:
 
 
 def time_want(stream: Stream, kind: int) -> Want:
-    """The event's time, as a sink of that kind with the unit as its slot."""
+    """Return the want for the event's time, a sink of this kind with the unit as its slot."""
     unit = stream.time.unit
     takes = frozenset({"string"}) if unit == "iso" else NUMBERS - {"boolean"}
-    what = f"events.{stream.role}.time ({unit})"
-    return Want(stream.time.path, kind, UNITS[unit], takes, what, unit_ns=UNIT_NS.get(unit))
+    name = f"events.{stream.role}.time ({unit})"
+    return Want(stream.time.path, kind, UNITS[unit], takes, name, unit_ns=UNIT_NS.get(unit))
 
 
 def _inside(path: str, explode: str | None) -> bool:

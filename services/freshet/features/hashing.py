@@ -1,16 +1,16 @@
-"""Keys: how a value becomes the 64-bit id of a row. Frozen: rows already learned are found by these
-functions.
+"""Keys: hashes of values to the 64-bit ids of rows. Frozen: a change would lose the rows already learned.
 
-- integers (booleans count as 0 and 1): a one-to-one mix, so two integers of a feature never share a key;
-- strings, bytes, and enums by their symbol: XXH3-64 seeded with the salt;
-- other numbers: their bits as a double through the integers' mix.
+- Integers (booleans count as 0 and 1): a bijective mix, so two integers of a feature never share a key.
+- Strings, bytes, and enums by their symbol: XXH3-64 seeded with the salt.
+- Other numbers: the bits of the double, mixed like integers.
 
-An integer and its decimal string are different values with different keys; int and long are the same; so
-are a string, bytes and an enum's symbol of equal text. Null has key 0, which makes no row.
+An integer and its decimal string have different keys. Int and long of one value have the same key, and so
+have a string, bytes and an enum's symbol of equal text. Null has key 0, which makes no row.
 
-The salt follows from the table's name. Where features of one table have rows of their own
-(`freshet.config.spec.shared_rows`), it follows from the feature's name, too: equal ids then have other keys,
-spread as evenly over the buckets.
+The salt derives from the table's name, and also from the feature's name where features of one table have
+separate rows (`freshet.config.spec.layout`).
+
+Letters: N values.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from collections.abc import Iterable
 import numpy as np
 
 from freshet import _native
+from freshet.config.spec.layout import has_own_rows
 from freshet.config.spec.model import Feature, Spec
-from freshet.config.spec.shared_rows import has_own_rows
 from freshet.types import F64, I32, I64, U64, BytesColumn
 
 __all__ = ["cross_seed", "hash_text", "key_of", "keys_of", "partition_of", "row_salt", "table_salt"]
 
 
 def table_salt(table: str) -> int:
-    """Salt of a table's keys; follows from its name alone."""
+    """Return the salt of a table's keys, a hash of its name."""
     return int(_native.xxh3_64(b"freshet.table:" + table.encode(), 0))
 
 
 def row_salt(spec: Spec, feature: Feature) -> int:
-    """Salt of a feature's keys, in training and serving alike: its table's, or one of its own there."""
+    """Return the salt of a feature's keys: its table's, or its own if it has separate rows."""
     if feature.table is None:
         return 0
     salt = table_salt(feature.table)
@@ -43,17 +43,17 @@ def row_salt(spec: Spec, feature: Feature) -> int:
 
 
 def cross_seed(table: str, parts: Iterable[str]) -> int:
-    """Seed of a cross's keys: its table and its parts' names, so crosses that share a table share no rows."""
+    """Return the seed of a cross's keys, a hash of table and parts, so crosses of one table share no rows."""
     return int(_native.xxh3_64(b"freshet.cross:" + "\x1f".join(parts).encode(), table_salt(table)))
 
 
 def hash_text(text: str | bytes) -> int:
-    """Unsalted key of a string: what event columns of strings and segments hold."""
+    """Return the unsalted key of a string, as in segments and text columns of events."""
     return key_of(text, 0)
 
 
 def key_of(value: str | bytes | float | bool | None, salt: int) -> int:
-    """Key of one value; the type of the value decides, as the type of a field does in records."""
+    """Return the key of one value, hashed by its Python type as a field by its Avro type."""
     if value is None:
         return 0
     if isinstance(value, (str, bytes)):
@@ -64,7 +64,7 @@ def key_of(value: str | bytes | float | bool | None, salt: int) -> int:
 
 
 def keys_of(values: BytesColumn | I64 | F64, salt: int) -> U64:
-    """(N,) keys of a column of strings, int64 or float64 (NaN is null)."""
+    """Return the (N,) keys of N strings, int64 or float64 values (NaN is null)."""
     if isinstance(values, BytesColumn):
         return _native.keys_of_bytes(values.data, values.ends, salt)
     if values.dtype == np.float64:
@@ -73,5 +73,6 @@ def keys_of(values: BytesColumn | I64 | F64, salt: int) -> U64:
 
 
 def partition_of(keys: BytesColumn, partitions: int) -> I32:
-    """(N,) partition of each key as Java producers choose it: murmur2 without sign bit, modulo partitions."""
+    """Return the (N,) partitions of N keys by Kafka's default partitioner: murmur2 without sign bit, modulo
+    `partitions`."""
     return _native.partition_of(keys.data, keys.ends, partitions)

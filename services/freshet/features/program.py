@@ -1,11 +1,12 @@
-"""Compiling decoding programs: a writer's schema, a reader's and a list of wanted values become a flat
-program for the native walker.
+"""Compiler of decoding programs: writer's schema, reader's schema and wanted values to a flat program for the
+native walker (services/native/include/freshet/avro_program.hpp).
 
-The native side (services/native/include/freshet/avro_program.hpp) runs it over any number of records. Nodes
-stand in preorder, as the writer's types do, each with the sinks that take its value. Wanted values are named
-by the reader's schema and found in the writer's by the rules of Avro's schema
-resolution (`freshet.config.avro.resolution`), or are the default that the reader's schema gives.
-Other values are skipped unread, whether or not they resolve.
+Nodes are the writer's types in preorder, each with the sinks that take its value. A wanted value has a path
+in the reader's schema. Avro's schema resolution (`freshet.config.avro.resolution`) finds it in the writer's
+schema; if it is not there, the reader's default is used. All other values are skipped, whether or not they
+resolve.
+
+Letters: K failures.
 """
 
 from __future__ import annotations
@@ -17,15 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import (
-    TimeUnit,
-    decimal_digits,
-    decimal_scale,
-    is_uuid,
-    leaf_name,
-    leaf_names,
-    time_unit,
-)
 from freshet.config.avro.resolution import Resolver, fields_of
 from freshet.config.avro.schema import (
     Array,
@@ -43,7 +35,16 @@ from freshet.config.avro.schema import (
     is_null,
     spell,
 )
-from freshet.errors import BadInput, ConfigError
+from freshet.config.avro.types import (
+    TimeUnit,
+    decimal_digits,
+    decimal_scale,
+    is_uuid,
+    leaf_name,
+    leaf_names,
+    time_unit,
+)
+from freshet.errors import ConfigError
 from freshet.features.avro_values import UNFIT, encode_value
 from freshet.types import I64, BytesColumn
 
@@ -54,12 +55,12 @@ OPS = {
     "fixed": 8, "enum": 9, "record": 10, "array": 11, "map": 12, "union": 13,
     "recursion": 14, "default": 15, "convert": 16, "refuse": 17,
 }  # fmt: skip
-UNRESOLVED = 16  # of `Why` in avro_program.hpp: a value that the reader's schema cannot take
+UNRESOLVED = 16  # `Why` in avro_program.hpp: a value that does not resolve to the reader's schema
 FLOAT_OF_INT, DOUBLE_OF_INT, SCALED_INT, DECIMAL, UUID, SYMBOLS = range(6)  # Conversion in avro_program.hpp
 EXACT_DIGITS = 15
-"""Decimals of so many digits are each another double."""
+"""Digits up to which each decimal is a distinct double."""
 MAX_NODES = 100_000
-"""Types of a schema, each use of a named one counted: a few lines of JSON could ask for 2^32."""
+"""Largest number of types, each use of a named type counted: a few lines of JSON can expand to 2^32."""
 
 NUMBERS = frozenset({"boolean", "int", "long", "float", "double"})
 TEXTS = frozenset({"string", "bytes", "fixed", "enum"})
@@ -89,34 +90,34 @@ WHY = (
     "a decimal of more digits than can be read: 64 bits of an id, 153 digits of a number",
     "a time beyond 64 bits in the unit of the spec's schema",
 )
-"""What the native failures mean, by their number (`Why` in avro_program.hpp)."""
+"""Native failures in words, by their number (`Why` in avro_program.hpp)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A value that a program is to hand over."""
+    """A value that a program passes to a sink of the native handler."""
 
     path: str
-    kind: int  # the native handler's sink kind
+    kind: int  # kind of the sink
     slot: int
-    takes: frozenset[str]  # leaf types that it can take
-    what: str  # who wants it, for messages: "feature user", "the event's time"
+    takes: frozenset[str]  # leaf types that the sink accepts
+    name: str  # purpose, for messages: "feature user", "the event's time"
     salt: int = 0
-    many: bool = False  # takes every element of arrays on the way
-    symbols: str = "keys"  # what an enum's words are: "keys" (salted), or "texts" (numbers of strings)
+    many: bool = False  # take every element of arrays on the path
+    symbols: str = "keys"  # words of an enum: "keys" (salted), or "texts" (indexes of strings)
     edges: tuple[float, ...] = ()
-    unit_ns: int | None = None  # of an event's time: what one tick is to be, where the schema says what it is
+    unit_ns: int | None = None  # of an event's time: unit to convert to if the schema has a unit
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A program with the places of its nodes, for messages."""
+    """A program, with the path and type of each node for messages."""
 
     native: _native.Program
     places: Sequence[tuple[str, str]]  # per node: (path, type in words)
 
     def explain(self, why: int, node: int, offset: int) -> str:
-        """A failure in words: what was found, at which field and byte."""
+        """Describe a failure: field, reason and byte."""
         path, type_ = self.places[node]
         where = f"{path} ({type_}): " if path else ""
         if why == UNRESOLVED and not path:
@@ -134,20 +135,20 @@ def compile_program(
     where: str = "Avro schema",
     names: bool = True,
 ) -> Compiled:
-    """Compile a program for records written by this schema.
+    """Compile a program for records written by a schema.
 
     Args:
-        schema: the writer's schema.
-        wants: values to hand over, in the order in which sinks of one field run.
-        reader: the schema that the records are read as; paths of wants are its. None: the writer's.
-        explode: path of the array whose elements are impressions (event programs only).
-        checked: paths whose values are not handed over, but refused if they cannot be read as the reader's.
-        where: names the writer's schema in errors.
-        names: whether names of records, enums and fixed must agree outside of unions, too.
+        schema: Writer's schema.
+        wants: Values to pass on, in the order in which sinks of one field run.
+        reader: Schema that the records are read as, to which paths refer; None uses the writer's.
+        explode: Path of the array whose elements are impressions (event programs only).
+        checked: Paths of values that are only validated: they must resolve to the reader's schema.
+        where: Name of the writer's schema in errors.
+        names: Require equal names of records, enums and fixed outside of unions, too.
 
     Raises:
-        ConfigError: the reader's schema lacks a wanted field, or has it with a type that cannot be taken; or
-            what is wanted of the writer's schema cannot be read as the reader's.
+        ConfigError: The reader's schema lacks a wanted field or has it with an unsuitable type, or the
+            writer's schema does not resolve to it.
     """
     wanted = list(wants)
     if reader is None:
@@ -163,9 +164,11 @@ def compile_program(
 
 
 def written_path(schema: Written, reader: Record, path: str, where: str = "Avro schema") -> str:
-    """The path in the writer's schema of a field that is read as the one at `path` of the reader's, through
-    records only; `path` itself if there is none. Of a union, in the first record that is read as the
-    reader's."""
+    """Return the path in the writer's schema of the reader's field at `path`, through records only.
+
+    Returns `path` itself if there is none. If the writer's schema is a union, uses its first branch that
+    resolves to the reader's record.
+    """
     resolver = Resolver.of(schema, reader)
     branches = schema.branches if isinstance(schema, Union) else (schema,)
     written = next((b for b in branches if resolver.choose(b, reader) is not None), branches[0])
@@ -186,7 +189,7 @@ def written_path(schema: Written, reader: Record, path: str, where: str = "Avro 
 
 
 def _check(schema: Record, want: Want, explode: str | None, where: str) -> None:
-    found = field_at(schema, want.path, f"{where}, wanted by {want.what}")
+    found = field_at(schema, want.path, f"{where}, wanted by {want.name}")
     array_inside = _arrays_on(schema, want.path, explode)
     inner = found.type
     if want.path == explode and isinstance(inner, Array):
@@ -198,26 +201,26 @@ def _check(schema: Record, want: Want, explode: str | None, where: str) -> None:
             where,
             want.path,
             "an array on the way",
-            f"one value for {want.what}",
+            f"one value for {want.name}",
             "a list feature takes many: set `max`",
         )
     wrong = leaf_names(inner) - want.takes
     if wrong or not leaf_names(inner):
         allowed = ", ".join(n for n in OPS if n in want.takes)
-        raise ConfigError(where, want.path, spell(inner), f"one of {allowed}, for {want.what}")
+        raise ConfigError(where, want.path, spell(inner), f"one of {allowed}, for {want.name}")
     for leaf in inner.branches if isinstance(inner, Union) else (inner,):
         if not want.takes <= NUMBERS and decimal_scale(leaf) and decimal_digits(leaf) > EXACT_DIGITS:
             raise ConfigError(
                 where,
                 want.path,
                 f"{spell(leaf)} of precision {decimal_digits(leaf)}",
-                f"a decimal of at most {EXACT_DIGITS} digits, or of scale 0, for {want.what}",
+                f"a decimal of at most {EXACT_DIGITS} digits, or of scale 0, for {want.name}",
                 "an id with a fraction is read as a double: ids that differ in later digits would be one",
             )
 
 
 def _arrays_on(schema: Record, path: str, explode: str | None) -> bool:
-    """Whether an array, other than the exploded one, lies on the way to the field."""
+    """Return whether an array, other than the exploded one, is on the path."""
     parts = path.split(".")
     for i in range(1, len(parts)):
         prefix = ".".join(parts[:i])
@@ -234,7 +237,7 @@ class _Trie:
     """Wants by path."""
 
     here: list[Want] = field(default_factory=list)
-    checked: bool = False  # whether the value is read, though it is not handed over
+    checked: bool = False  # validate the value, though no sink takes it
     below: dict[str, _Trie] = field(default_factory=dict)
 
     def at(self, path: str) -> _Trie:
@@ -245,26 +248,24 @@ class _Trie:
 
 
 class _UnresolvedError(Exception):
-    """What is written at a path cannot be read as the reader's schema has it."""
+    """The writer's type at a path does not resolve to the reader's."""
 
     def __init__(self, path: str, found: str, expected: str, hint: str = "") -> None:
         super().__init__(path, found, expected, hint)
 
 
 class _Compiler:
-    """Emits nodes in preorder."""
+    """Emitter of nodes in preorder."""
 
     def __init__(self, resolver: Resolver, explode: str | None, where: str) -> None:
         self.resolver, self.explode, self.where = resolver, explode, where
-        self.in_element = False  # of the exploded array
+        self.in_element = False  # inside an element of the exploded array
         self.nodes: list[list[int]] = []
         self.sinks: list[tuple[int, int, int, int, int]] = []
         self.words: list[int] = []
         self.texts: list[bytes] = []
         self.places: list[tuple[str, str]] = []
-        self.around: dict[
-            str, int
-        ] = {}  # records around the present type of which nothing is wanted: their nodes
+        self.skipped_around: dict[str, int] = {}  # enclosing skipped records: name -> node
 
     def compile(
         self, schema: Written, reader: Record, wants: Sequence[Want], checked: Iterable[str]
@@ -291,8 +292,8 @@ class _Compiler:
         return Compiled(native, self.places)
 
     def root(self, schema: Written, reader: Record, trie: _Trie) -> None:
-        """The native root is a record. A union is one's only field: no byte stands for a record's begin or
-        end."""
+        """Emit the root, which must be a record. A union becomes a record's only field, as a record adds no
+        bytes."""
         if isinstance(schema, Union):
             with self.node("record", 0, "", spell(schema)):
                 self.read(schema, reader, trie, "")
@@ -303,23 +304,23 @@ class _Compiler:
 
     @contextmanager
     def node(self, op: str, null_branch: int, path: str, type_: str) -> Iterator[list[int]]:
-        """Append a node, its subtree in the block, which may set its argument: [6]."""
+        """Append a node; the `with` block appends its subtree and may set its argument, [6]."""
         if len(self.nodes) >= MAX_NODES:
             found = f"more than {MAX_NODES} types, each use of one counted"
             raise ConfigError(self.where, path, found, "a smaller schema")
-        made = [OPS[op], null_branch, 0, 0, 0, 0, 0]
-        self.nodes.append(made)
+        node = [OPS[op], null_branch, 0, 0, 0, 0, 0]
+        self.nodes.append(node)
         self.places.append((path, type_))
-        yield made
-        made[3] = len(self.nodes)
+        yield node
+        node[3] = len(self.nodes)
 
-    # --- what is not wanted
+    # --- skipped values
 
     def skip(self, type_: Type, path: str) -> int:
-        """Append the subtree of a type whose values are skipped; returns its node's index."""
+        """Append the subtree of a type whose values are skipped; return its node's index."""
         null_branch, inner = nullable(type_)
         index = len(self.nodes)
-        if isinstance(inner, Recursion) and inner.name not in self.around:
+        if isinstance(inner, Recursion) and inner.name not in self.skipped_around:
             inner = self.resolver.written(inner)
         with self.node(op_of(inner), null_branch, path, spell(type_)) as node:
             match inner:
@@ -328,16 +329,16 @@ class _Compiler:
                         for f in fields:
                             self.skip(f.type, _join(path, f.name))
                 case Recursion(name):
-                    node[6] = self.around[name]
+                    node[6] = self.skipped_around[name]
                 case Array(items):
                     node[6] = least_bytes(items)
                     self.skip(items, path)
                 case Map(values):
                     self.skip(values, f"{path}.*")
-                    node[6] = self.say(0)
+                    node[6] = self.add_words(0)
                 case Union(branches):
                     children = [self.skip(b, path) for b in branches]
-                    node[6] = self.say(len(children), *children)
+                    node[6] = self.add_words(len(children), *children)
                 case Enum(_, symbols):
                     node[6] = len(symbols)
                 case Fixed(_, size):
@@ -346,26 +347,25 @@ class _Compiler:
 
     @contextmanager
     def inside(self, name: str, index: int) -> Iterator[None]:
-        outer = self.around.get(name)
-        self.around[name] = index
+        outer = self.skipped_around.get(name)
+        self.skipped_around[name] = index
         yield
         if outer is None:
-            del self.around[name]
+            del self.skipped_around[name]
         else:
-            self.around[name] = outer
+            self.skipped_around[name] = outer
 
-    def say(self, *words: int) -> int:
+    def add_words(self, *words: int) -> int:
         at = len(self.words)
         self.words += words
         return at
 
-    # --- what is wanted
+    # --- wanted values
 
     def read(self, written: Type, read: Type, trie: _Trie, path: str) -> int:
-        """Append the subtree of a writer's type whose values are read as a reader's; returns its node's
-        index.
+        """Append the subtree of a writer's type whose values are read as a reader's; return its node's index.
 
-        Raises _UnresolvedError, having appended some of it, if no value of it can be read.
+        Raises _UnresolvedError, after appending a part of it, if no value resolves.
         """
         written = self.resolver.written(written)
         if not isinstance(written, Union):
@@ -378,8 +378,8 @@ class _Compiler:
                 inner = self.resolver.written(inner)
                 into = self.chosen(inner, read, path)
                 return self.value(inner, into, trie, path, null_branch, spell(written))
-            except _UnresolvedError:  # its nulls can be read
-                self.back_to(mark)
+            except _UnresolvedError:  # nulls still resolve
+                self.truncate(mark)
         index = len(self.nodes)
         with self.node("union", 0, path, spell(written)) as node:
             children: list[int] = []
@@ -391,23 +391,23 @@ class _Compiler:
                     self.read(branch, read, trie, path)
                 except _UnresolvedError as error:
                     errors.append(error)
-                    self.back_to(mark)
+                    self.truncate(mark)
                     with self.node("refuse", 0, path, f"{spell(branch)}, for {spell(read)}"):
                         pass
             if len(errors) == len(children):
                 raise errors[0]
             node[2] = int(self.explodes(path))
-            node[6] = self.say(len(children), *children)
+            node[6] = self.add_words(len(children), *children)
         return index
 
     def explodes(self, path: str) -> bool:
-        """Whether the exploded array, or the union that holds it, begins here. Elements have its path."""
+        """Return whether the exploded array, or the union around it, begins here; elements share its path."""
         return path == self.explode and path != "" and not self.in_element
 
     def mark(self) -> tuple[int, ...]:
         return len(self.nodes), len(self.sinks), len(self.words), len(self.texts)
 
-    def back_to(self, mark: tuple[int, ...]) -> None:
+    def truncate(self, mark: tuple[int, ...]) -> None:
         nodes, sinks, words, texts = mark
         del (
             self.nodes[nodes:],
@@ -426,7 +426,7 @@ class _Compiler:
         return into
 
     def value(self, written: Type, read: Type, trie: _Trie, path: str, null_branch: int, type_: str) -> int:
-        """Append the subtree of two types that match, neither of them a union."""
+        """Append the subtree of two types that match; neither is a union."""
         index = len(self.nodes)
         match written, read:
             case Record(), Record():
@@ -467,7 +467,7 @@ class _Compiler:
                 self.default(f, trie.below[f.name], _join(path, f.name))
 
     def default(self, f: AvroField, trie: _Trie, path: str) -> None:
-        """A field that is not written: what its default is, as if it were there."""
+        """Append the default of a field that the writer's schema lacks."""
         on_the_way = self.explode is not None and f"{self.explode}.".startswith(f"{path}.")
         if not f.has_default or on_the_way:
             raise _UnresolvedError(
@@ -494,38 +494,38 @@ class _Compiler:
         self.skip(values, f"{path}.*")
         below = trie.below.items()
         looked_up = [(self.read(values, read, sub, f"{path}.{key}"), key) for key, sub in below]
-        at = self.say(len(looked_up))
+        at = self.add_words(len(looked_up))
         for child, key in looked_up:
-            self.say(child, len(self.texts))
+            self.add_words(child, len(self.texts))
             self.texts.append(key.encode())
         return at
 
     # --- leaves
 
     def leaf(self, written: Type, read: Type, trie: _Trie, path: str, null_branch: int, type_: str) -> None:
-        taken = [want for want in trie.here if leaf_name(read) in want.takes]
-        how = self.conversion(written, read, taken, path) if taken or trie.checked else ()
+        wants = [want for want in trie.here if leaf_name(read) in want.takes]
+        how = self.conversion(written, read, wants, path) if wants or trie.checked else ()
         with self.node("convert" if how else op_of(written), null_branch, path, type_) as node:
             if how:
-                node[6] = self.say(*how)
+                node[6] = self.add_words(*how)
             elif isinstance(written, Fixed):
                 node[6] = written.size
             elif isinstance(written, Enum):
                 node[6] = len(written.symbols)
             node[4] = len(self.sinks)
-            for want in taken:
+            for want in wants:
                 self.sink(want, written, read)
             node[5] = len(self.sinks)
 
     def conversion(self, written: Type, read: Type, wants: Sequence[Want], path: str) -> tuple[int, ...]:
-        """Words of the conversion that a value needs; none if it is handed over as it is written."""
+        """Return the words of the conversion that a value needs; () if none."""
         scale = decimal_scale(read)
         if scale is not None:
-            theirs = decimal_scale(written)
+            written_scale = decimal_scale(written)
             exact = any(not want.takes <= NUMBERS for want in wants)
-            if exact and theirs not in (None, scale):
+            if exact and written_scale not in (None, scale):
                 same = f"a decimal of scale {scale}, as an id has one scale"
-                raise _UnresolvedError(path, f"{spell(written)} of scale {theirs}", same, HINT)
+                raise _UnresolvedError(path, f"{spell(written)} of scale {written_scale}", same, HINT)
             if exact and scale and decimal_digits(written) > EXACT_DIGITS:
                 few = f"a decimal of at most {EXACT_DIGITS} digits, as an id with a fraction is a double"
                 raise _UnresolvedError(
@@ -533,7 +533,7 @@ class _Compiler:
                 )
             size = written.size + 1 if isinstance(written, Fixed) else 0
             # An id without a fraction must have 64 bits; one with a fraction is the nearest double.
-            return DECIMAL, size, scale if theirs is None else theirs, int(exact and scale == 0)
+            return DECIMAL, size, scale if written_scale is None else written_scale, int(exact and scale == 0)
         if is_uuid(read):
             return (UUID,)
         if isinstance(written, Enum) and isinstance(read, Enum):
@@ -561,10 +561,10 @@ class _Compiler:
 
     @staticmethod
     def unit_of(read: Type, wants: Sequence[Want]) -> TimeUnit | None:
-        """What a tick of the reader's is: as its type says, else as the spec says of the event's time."""
-        ours = time_unit(read)
+        """Return the unit of the reader's type; if it has none, the spec's unit of the event's time."""
+        unit = time_unit(read)
         ns = next((want.unit_ns for want in wants if want.unit_ns is not None), None)
-        return ours if ours is not None or ns is None else TimeUnit(of_day=False, ns=ns)
+        return unit if unit is not None or ns is None else TimeUnit(of_day=False, ns=ns)
 
     def sink(self, want: Want, written: Type, read: Type) -> None:
         begin = len(self.words)
@@ -590,21 +590,16 @@ def _join(path: str, name: str) -> str:
 
 
 def explain_all(failures: I64, programs: Sequence[Compiled]) -> list[str]:
-    """Words for the native (k, 5) failures: index, program, why, node, offset."""
+    """Describe native failures, (K, 5) int64: index, program, why, node, offset."""
     return [
         f"record {index}: {programs[program].explain(why, node, offset)}"
         for index, program, why, node, offset in failures.tolist()
     ]
 
 
-def refuse(failures: I64, programs: Sequence[Compiled]) -> None:
-    """Raise BadInput that names the first failures, if there are any."""
-    if len(failures):
-        raise BadInput("; ".join(explain_all(failures[:5], programs)))
-
-
 def nullable(type_: Type) -> tuple[int, Type]:
-    """(1: null comes first, 2: it comes second, 0: no union of null and one type; the type within)."""
+    """Return the position of null in a union of null and one type, 1 or 2, with that type; else 0 and the
+    type itself."""
     if isinstance(type_, Union) and len(type_.branches) == 2 and type_.nullable:
         first, second = type_.branches
         return (1, second) if is_null(first) else (2, first)
@@ -612,12 +607,13 @@ def nullable(type_: Type) -> tuple[int, Type]:
 
 
 def op_of(type_: Type) -> str:
+    """Return the name of a type's operation in `OPS`."""
     return type_.name if isinstance(type_, Primitive) else type(type_).__name__.lower()
 
 
 def least_bytes(type_: Type) -> int:
-    """Fewest bytes that a value of this type takes. A record inside itself is inside of a union, array or
-    map, too, and these take one."""
+    """Return the fewest bytes of a value. The recursion ends, as recursive records do so in a union, array or
+    map, which has at least one byte."""
     match type_:
         case Primitive(name):
             return {"null": 0, "float": 4, "double": 8}.get(name, 1)

@@ -1,10 +1,10 @@
-"""Requests to a model's inputs: what a request says once is decoded once, not once for each candidate.
+"""Decoder from rank requests to a model's inputs; decodes a request's own fields once, not per candidate.
 
-The same programs, keys and plans as for samples (`decoder`), run over whole served events: a feature of a
-field outside of the exploded array, a constant, and a cross of such, has one value a request; others have one
-a candidate. In a spec that explodes no array each candidate is an event, and only constants are shared.
+Uses the programs, keys and plans of samples (`decoder`) on whole served events. A feature of a field outside
+of the exploded array, a constant, and a cross of such features have one value per request, all others one per
+candidate. If the spec explodes no array, each candidate is an event, and only constants are shared.
 
-Letters: R requests, B candidates of all of them, D dense columns.
+Letters: R requests, E events, B candidates of all requests, D dense columns, F_g features of group g.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from freshet import _native
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Feature, Spec
-from freshet.features.decoded import GroupKeys
-from freshet.features.decoder import columns_of, steps_of
+from freshet.features.decoder import GroupKeys, columns_of, steps_of
 from freshet.features.events import IDENTITIES, time_want
 from freshet.features.program import Compiled, Want, compile_program, explain_all
 from freshet.types import F32, I64, U8, U32, BytesColumn
@@ -31,24 +30,24 @@ PART, TIME = 5, 6  # RequestSink in feature_requests.hpp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedRequests:
-    """Candidates of R requests, one request after the other; or, if any cannot be read, which and why."""
+    """Candidates of R requests, request by request; or the bad events, if there are any."""
 
     size: int  # B
-    request_ends: U32  # (R,) where each request's candidates end
+    request_ends: U32  # (R,) end of each request's candidates
     groups: Sequence[
         GroupKeys
-    ]  # of a shared feature one occurrence (or list) a request, else one a candidate
-    shared: Sequence[U8]  # per group (F_g,) 1 for features of the request
+    ]  # one occurrence (or list) per request for shared features, else per candidate
+    shared: Sequence[U8]  # per group (F_g,): 1 for features of the request
     dense: F32  # (B, D) as in `Decoded`
-    bad: I64  # indexes of records that could not be decoded; if there are any, nothing else is filled
-    why: Sequence[str] = ()  # for each of them, where and why
+    bad: I64  # indexes of events that could not be decoded; if not empty, the other columns have no values
+    why: Sequence[str] = ()  # place and reason of each bad event
 
 
 class RequestDecoder:
-    """Decodes events to be ranked, of one spec and one schema. Thread-safe after construction."""
+    """Decoder of rank requests for one spec and one schema. Thread-safe."""
 
     def __init__(self, spec: Spec, layout: Layout, schema: Record) -> None:
-        """`schema`: of the events; fields may be null. Raises ConfigError if the spec does not fit it."""
+        """Compile the program for events of `schema`. Raises ConfigError if the spec does not fit it."""
         sides = _Sides(spec)
         columns = columns_of(spec, layout)
         where = f"schema {schema.name!r} of requests"
@@ -89,12 +88,14 @@ class RequestDecoder:
     def scorer(
         self, tables: Sequence[Sequence[int]], score: Sequence[tuple[int, float]], buckets: int
     ) -> _native.RequestScorer | None:
-        """Native code that decodes requests and scores them in one call; None if some of the decoding is
-        Python, as a transform of the user's.
+        """Return a native scorer, which decodes and scores requests in one call.
+
+        Returns None if a dense column has a transform in Python.
 
         Args:
-            tables: of each feature of each store group.
-            score: steps of the score, see ScoreStep in request_scorer.hpp.
+            tables: Table of each feature, by store group.
+            score: Steps of the score, see ScoreStep in request_scorer.hpp.
+            buckets: Number of buckets of the model.
         """
         if self._steps:
             return None
@@ -102,17 +103,17 @@ class RequestDecoder:
         return _native.RequestScorer(self._plan, self._program.native, tables, shared, score, buckets)
 
     def decode(self, events: BytesColumn, counts: U32) -> DecodedRequests:
-        """Decode the events of R requests, written by the schema, as they are served.
+        """Decode the events of R requests, with the spec's `serve_as` constants.
 
         Args:
-            events: an event a request, or (in a spec that explodes no array) one a candidate.
-            counts: (R,) candidates of each request.
+            events: (E,) Avro records: one per request, or one per candidate if the spec explodes no array.
+            counts: (R,) uint32, candidates of each request.
 
         Raises:
-            ValueError: events and counts do not agree.
+            ValueError: Events and counts do not agree.
         """
-        made = _native.decode_requests(self._plan, self._program.native, events.data, events.ends, counts)
-        size, groups, list_ends, dense, failures = made
+        result = _native.decode_requests(self._plan, self._program.native, events.data, events.ends, counts)
+        size, groups, list_ends, dense, failures = result
         dense = dense[: size * self._dense].reshape(size, self._dense)  # 0 rows if any event is bad
         if size:
             for d, column in self._steps:
@@ -132,7 +133,7 @@ class RequestDecoder:
 
 
 class _Sides:
-    """On which side of the exploded array things stand."""
+    """Side of the exploded array, inside or outside of its elements, of each feature and field."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec, self._stream = spec, spec.events.served
@@ -144,7 +145,7 @@ class _Sides:
         return explode is None or path == explode or path.startswith(f"{explode}.")
 
     def in_element(self, f: Feature) -> bool:
-        """Whether a feature may differ from candidate to candidate."""
+        """Return whether a feature may differ between candidates of one request."""
         if f.kind == "time":
             return self.time_in_element
         if f.serve_as is not None:
@@ -154,7 +155,7 @@ class _Sides:
         return f.field is not None and self._within(f.field)
 
     def envelope(self) -> list[Want]:
-        """What an event needs beside features: all parts of its key, and its time."""
+        """Return the wants for all parts of the event's key, and for its time."""
         stream = self._stream
         parts = [
             Want(path, PART, k, IDENTITIES, "events.served.key", symbols="texts")

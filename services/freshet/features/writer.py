@@ -1,4 +1,4 @@
-"""What writing Avro needs of a schema: names, symbols and defaults, compiled for the native writers."""
+"""Compiler of schemas for the native writers: names, symbols and defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import decimal_scale
 from freshet.config.avro.resolution import definitions
 from freshet.config.avro.schema import (
     Array,
@@ -22,6 +21,7 @@ from freshet.config.avro.schema import (
     Union,
     spell,
 )
+from freshet.config.avro.types import decimal_scale
 from freshet.errors import ConfigError
 from freshet.features.avro_values import UNFIT, encode_value
 from freshet.features.program import MAX_NODES, OPS, least_bytes, nullable, op_of
@@ -32,16 +32,16 @@ __all__ = ["Writer", "compile_writer"]
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A native writer schema with the places and types of its nodes, for messages."""
+    """A native writer schema, with the path and type of each node for messages."""
 
     native: _native.WriterSchema
-    places: Sequence[str]  # per node: path
-    types: Sequence[Type]  # per node
+    places: Sequence[str]  # path of each node
+    types: Sequence[Type]  # type of each node
     nodes: dict[str, int]  # path -> first node there
 
 
 def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
-    """Compile. Raises ConfigError for a default that is not of its field's type."""
+    """Compile a schema. Raises ConfigError for a default that is not of its field's type."""
     compiler = _Compiler(where, definitions(schema))
     compiler.emit(schema, "")
     text = BytesColumn.of(compiler.texts)
@@ -59,11 +59,11 @@ def compile_writer(schema: Record, where: str = "Avro schema") -> Writer:
 
 
 class _Compiler:
-    """Emits nodes in preorder; records and enums are described by words (avro_write.hpp)."""
+    """Emitter of nodes in preorder; words describe records and enums (avro_write.hpp)."""
 
     def __init__(self, where: str, named: dict[str, Record]) -> None:
         self.where, self.named = where, named
-        self.around: dict[str, int] = {}  # records at work, by name: their nodes
+        self.around: dict[str, int] = {}  # enclosing records: name -> node
         self.nodes: list[list[int]] = []
         self.words: list[int] = []
         self.texts: list[bytes] = []
@@ -105,18 +105,18 @@ class _Compiler:
                 self.emit(items, f"{path}[]")
             case Map(values):
                 self.emit(values, f"{path}.*")
-                node[6] = self.say(0)
+                node[6] = self.add_words(0)
             case Union(branches):
-                node[6] = self.say(len(branches), *[self.emit(b, path) for b in branches])
+                node[6] = self.add_words(len(branches), *[self.emit(b, path) for b in branches])
             case Enum(_, symbols):
-                node[6] = self.say(len(symbols), len(self.texts))
+                node[6] = self.add_words(len(symbols), len(self.texts))
                 self.texts += [s.encode() for s in symbols]
             case Fixed(_, size):
                 node[6] = size
         node[3] = len(self.nodes)
         return index
 
-    def say(self, *words: int) -> int:
+    def add_words(self, *words: int) -> int:
         at = len(self.words)
         self.words += words
         return at
@@ -139,4 +139,4 @@ class _Compiler:
                         f.default,
                         f"a value of the field's type, {spell(f.type)}",
                     ) from None
-        return self.say(*words)
+        return self.add_words(*words)

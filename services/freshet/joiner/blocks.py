@@ -1,8 +1,8 @@
-"""Samples to blocks: where they are cut (schemas/README.md, "Samples: blocks").
+"""Boundaries and encoding of the blocks that hold samples (schemas/README.md, "Samples: blocks").
 
-A block ends after `max_samples` samples or before it grows beyond `max_bytes`, where a request ends. A
-request that alone exceeds `max_bytes` is split between samples; its blocks follow each other in one append.
-Only a sample that alone exceeds `max_bytes` makes a larger block.
+A block ends at a request boundary, after `max_samples` samples or before it exceeds `max_bytes`. A request
+that alone exceeds `max_bytes` is split between samples; its blocks follow each other in one append. Only a
+sample that alone exceeds `max_bytes` makes a larger block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES, block_bytes
+from freshet.config.spec.topics import BLOCK_BYTES, block_bytes
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.core import Samples
 from freshet.types import BytesColumn
@@ -20,14 +20,14 @@ __all__ = ["cuts", "encode"]
 
 
 def encode(samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES) -> BytesColumn:
-    """Blocks in order, each of one schema id; see the module for where they end."""
+    """Encode samples as blocks in order, each with one schema id. The module describes where blocks end."""
     ends = np.array([stop for _, stop in cuts(samples, max_bytes, max_samples)], np.int64)
     if not len(ends):
         return BytesColumn.of([])
     schemas = samples.schemas[ends - 1]
     parts = []
     first = start = 0
-    # A run of blocks of one schema is encoded in one call; schemas change rarely.
+    # A run of blocks with one schema is encoded in one call; schemas change rarely.
     for last in [*np.flatnonzero(schemas[1:] != schemas[:-1]).tolist(), len(ends) - 1]:
         stop = int(ends[last])
         parts.append(
@@ -50,7 +50,7 @@ def encode(samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MA
 def cuts(
     samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
 ) -> Iterator[tuple[int, int]]:
-    """[start, stop) of each block."""
+    """Yield [start, stop) of each block, as indices of samples."""
     n = len(samples)
     if not n:
         return
@@ -58,18 +58,18 @@ def cuts(
     new_request = np.flatnonzero(samples.requests[1:] != samples.requests[:-1]) + 1
     schema_ends = np.append(new_schema, n)
     group_ends = np.append(np.union1d(new_schema, new_request), n)
-    # Bytes up to each sample's end: a block of one sample has 40 bytes beside its payload, each further 37.
+    # Bytes up to each sample's end: a block of one sample has 40 bytes besides its payload, each further 37.
     sizes = samples.payloads.ends + np.arange(1, n + 1) * (block_bytes(1, 0) - block_bytes(0, 0))
     start = before = 0
     while start < n:
-        room = before + max_bytes - block_bytes(0, 0)
-        fitting = max(start + 1, int(np.searchsorted(sizes, room, side="right")))
+        limit = before + max_bytes - block_bytes(0, 0)
+        fitting = max(start + 1, int(np.searchsorted(sizes, limit, side="right")))
         most = min(
             fitting, start + max_samples, int(schema_ends[np.searchsorted(schema_ends, start, side="right")])
         )
         fits = int(np.searchsorted(group_ends, most, side="right")) - 1
         first = int(np.searchsorted(group_ends, start, side="right"))
-        # The first request stays whole, also beyond max_samples, unless it has too many bytes.
+        # The first request is kept whole, even beyond max_samples, unless it has too many bytes.
         stop = min(int(group_ends[max(fits, first)]), fitting)
         yield start, stop
         start, before = stop, int(sizes[stop - 1])

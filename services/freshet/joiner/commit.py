@@ -1,8 +1,8 @@
 """Commits of the joiner: JSON records of `<model>.joiner`, one per partition and commit, atomic with the
 samples.
 
-Commits are also the history that a restart repeats: between two of them the watermark stood still, so
-(records up to `next`, then `watermark_ms`) step by step gives back the state exactly (PROTOCOL 18).
+A restart replays them. The watermark is constant between two commits, so reading the records up to `next` and
+then advancing to `watermark_ms`, commit by commit, restores the state exactly (PROTOCOL 18).
 """
 
 from __future__ import annotations
@@ -19,74 +19,73 @@ from freshet.errors import Corrupt
 from freshet.joiner.ledger import Ledger
 from freshet.types import I64
 
-__all__ = ["LONG_AGO_MS", "Commit", "Skips", "WatermarkSetBack", "spans"]
+__all__ = ["LONG_AGO_MS", "Commit", "ReplayExclusions", "WatermarkSetBack", "spans"]
 
 VERSION = 1
 
 LONG_AGO_MS = -(2**53)
-"""`began_ms` of a partition whose commits did not say so yet: its ramp is over."""
+"""`began_ms` of commits that lack the field, from earlier releases: their label-delay warm-up is over."""
 
 
 @dataclass(slots=True)
-class Skips:
-    """Events of one commit that a replay must leave out, though it reads them.
+class ReplayExclusions:
+    """Events that a replay of one commit reads but does not join.
 
-    Refused ones (what is refused now may be understood by a later release), and repeats dated later than
-    their first (which may be gone by then).
+    They are refused events, which a later release may be able to read, and duplicates dated later than their
+    first event, which may be gone by the time of the replay.
     """
 
     records: dict[str, list[int]] = field(default_factory=dict)  # role -> offsets
-    # role -> (offset, place in the record)
-    elements: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    elements: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # role -> (offset, index in it)
 
     @property
     def elements_count(self) -> int:
-        """Single impressions or actions that it names."""
+        """Number of excluded single impressions and actions."""
         return sum(map(len, self.elements.values()))
 
     def add(self, role: str, offsets: I64) -> None:
-        """Leave out whole records."""
+        """Exclude whole records. `offsets`: (N,) int64."""
         if len(offsets):
             self.records.setdefault(role, []).extend(offsets.tolist())
 
     def add_elements(self, role: str, offsets: I64, places: I64) -> None:
-        """Leave out single impressions or actions; `places` are their numbers within their records."""
+        """Exclude single elements: (N,) int64 record offsets, (N,) int64 indices in the records."""
         if len(offsets):
             self.elements.setdefault(role, []).extend(zip(offsets.tolist(), places.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSetBack:
-    """An operator has put the watermark back with this commit (PROTOCOL 19).
+    """The change of a watermark that an operator set back with a commit (PROTOCOL 19).
 
-    Decisions made under the former watermark stay. A replay that comes to this commit makes the impressions
-    known again which were late or forgotten by then, so that none of them yields a second sample.
+    Decisions made under the former watermark stand. A replay of this commit recalls impressions that were
+    late or forgotten by then, so that none of them yields a second sample.
     """
 
     was_ms: int  # the watermark before
-    recall: Mapping[str, int]  # role -> offset from which events are read for that, up to the commit's `next`
+    recall: Mapping[str, int]  # role -> offset from which events are read again, up to the commit's `next`
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What is true of one partition once the record is in the log."""
+    """State of one partition as of a record of `<model>.joiner`."""
 
     next: Mapping[str, int]  # role -> next offset to read
-    low: Mapping[str, int]  # role -> smallest offset that the state rests on
+    low: Mapping[str, int]  # role -> smallest offset that the state depends on
     watermark_ms: int | None
     clocks: Mapping[str, int]  # role -> the watermark's clock of that stream
-    since: int  # offset in `<model>.joiner` of the commit after which a replay begins; -1: at the first event
-    start: Mapping[str, int]  # role -> where the stream was first read; a replay from -1 begins there
-    log_ids: Mapping[str, str]  # topic -> log id: offsets mean nothing without it
+    since: int  # offset in `<model>.joiner` of the commit after which a replay begins; -1: at `start`
+    start: Mapping[str, int]  # role -> first offset that was ever read
+    log_ids: Mapping[str, str]  # topic -> log id, without which offsets have no meaning
     ledger: Ledger
     written_ms: int  # wall clock
-    began_ms: int | None  # event time of the first impression that was ever taken; None: none yet
-    skips: Skips = field(default_factory=Skips)
-    clock: ClockState | None = None  # by which the writer knew the time
+    began_ms: int | None  # event time of the first impression that was joined; None: none yet
+    exclusions: ReplayExclusions = field(default_factory=ReplayExclusions)
+    clock: ClockState | None = None  # the writer's
     set_back: WatermarkSetBack | None = None  # only in commits of `freshet late set-back`
 
     def encode(self) -> bytes:
-        """The record."""
+        """Return the record's bytes."""
         record: dict[str, Any] = {
             "v": VERSION,
             "kind": "commit",
@@ -105,10 +104,10 @@ class Commit:
             record["clock"] = list(self.clock)
         if self.set_back is not None:
             record["set_back"] = {"was_ms": self.set_back.was_ms, "recall": self.set_back.recall}
-        if self.skips.records:
-            record["skip"] = {role: spans(offsets) for role, offsets in self.skips.records.items()}
-        if self.skips.elements:
-            record["skip_elements"] = self.skips.elements
+        if self.exclusions.records:
+            record["skip"] = {role: spans(offsets) for role, offsets in self.exclusions.records.items()}
+        if self.exclusions.elements:
+            record["skip_elements"] = self.exclusions.elements
         return orjson.dumps(record)
 
     @classmethod
@@ -120,7 +119,7 @@ class Commit:
                 raise Corrupt(
                     f"{where}: expected a joiner's commit of format {VERSION}, found {value[:60]!r}"
                 )
-            skips = Skips(
+            exclusions = ReplayExclusions(
                 {str(role): _unspan(pairs) for role, pairs in record.get("skip", {}).items()},
                 {
                     str(role): [(int(offset), int(place)) for offset, place in pairs]
@@ -142,7 +141,7 @@ class Commit:
                 ledger=Ledger.from_json(record["ledger"]),
                 written_ms=int(record["written_ms"]),
                 began_ms=None if began is None else _event_time(began),
-                skips=skips,
+                exclusions=exclusions,
                 clock=None if clock is None else _clock_state(clock),
                 set_back=None if set_back is None else _set_back(set_back, watermark),
             )

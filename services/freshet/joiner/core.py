@@ -1,6 +1,6 @@
-"""The join of one partition: columns of events in, decided samples out. No I/O, no clock but the watermark.
+"""Join of one partition: columns of events in, decided samples out. No I/O, no clock but the watermark.
 
-The state and its decisions are native (`freshet._native.JoinState`); this is their face in numpy.
+`freshet._native.JoinState` holds the state and decides; this module is its numpy interface.
 Letters: E served events, N impressions, actions or shown events, L labels, A aggregates, n samples.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from freshet._native import JoinState
 from freshet.config.expression import Column
-from freshet.config.spec.label_bounds import within
+from freshet.config.spec.rules import within
 from freshet.joiner.ledger import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn
@@ -34,24 +34,24 @@ ROLES = ("served", "shown", "action")
 
 
 class Outcome(enum.IntEnum):
-    """What became of an event when it came (`freshet::join::Outcome`)."""
+    """Result of an event when it is read (`freshet::join::Outcome`, with the same numbers)."""
 
     NEW = 0
-    REPEAT = 1
-    GHOST = 2
-    LATE = 3
-    WAITING = 4
-    AGAIN = 5
-    OUTSIDE = 6
-    BEYOND = 7
-    NO_LABEL = 8
+    DUPLICATE = 1  # its id is known
+    LATER_DUPLICATE = 2  # a duplicate dated later than the first event of its id
+    LATE = 3  # older than the horizon, or all labels of the action were decided
+    WAITING = 4  # its impression is not known yet
+    ALREADY_TRUE = 5  # all labels of the action are true already
+    OUT_OF_WINDOW = 6  # before its impression by more than the grace
+    AFTER_WINDOW = 7  # after all windows of its impression
+    NO_LABEL = 8  # the action matches no label
 
 
 LATEST_MS = 2**53
-"""Largest time of an event that the state takes; the smallest is 0."""
+"""Largest event time that the state accepts; the smallest is 0."""
 
-NOT_IN_A_REPLAY = (Outcome.GHOST,)
-"""Outcomes that rest on an event which a replay may not find any more: the commit names such events."""
+REPLAY_EXCLUDED = (Outcome.LATER_DUPLICATE,)
+"""Outcomes that depend on an event which a replay may not find any more; the commit names such events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,14 +81,14 @@ class ImpressionColumns:
         return len(self.events)
 
     def where(self, chosen: Bool) -> ImpressionColumns:
-        """Only these impressions, of the same events. `chosen` is (N,)."""
+        """Select impressions, and keep all events. `chosen`: (N,) bool."""
         if chosen.all():
             return self
         return replace(self, **{name: getattr(self, name)[chosen] for name in _ELEMENT_FIELDS})
 
     @property
     def places(self) -> tuple[I64, I64]:
-        """(N,) offset of each impression's record, and its number within it."""
+        """(N,) int64 offset of each impression's record, and (N,) int64 index within it."""
         return _places(self.offsets[self.events])
 
 
@@ -106,7 +106,7 @@ _ELEMENT_FIELDS = ("events", "times_ms", "keys", "element_begins", "element_ends
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShownColumns:
-    """N events that say which impression was seen."""
+    """N events that report impressions as seen."""
 
     offsets: I64  # (N,) not falling; one record may hold several
     times_ms: I64  # (N,)
@@ -117,11 +117,11 @@ class ShownColumns:
 
     @property
     def places(self) -> tuple[I64, I64]:
-        """(N,) offset of each one's record, and its number within it."""
+        """(N,) int64 offset of each event's record, and (N,) int64 index within it."""
         return _places(self.offsets)
 
     def where(self, chosen: Bool) -> ShownColumns:
-        """Only these."""
+        """Select events. `chosen`: (N,) bool."""
         if chosen.all():
             return self
         return ShownColumns(self.offsets[chosen], self.times_ms[chosen], self.keys[chosen])
@@ -134,27 +134,27 @@ class ActionColumns:
     offsets: I64  # (N,) not falling; one record may hold several
     times_ms: I64  # (N,)
     keys: U64  # (N, 2) impression
-    ids: U64  # (N, 2) of the event: of its id, or of its bytes
+    ids: U64  # (N, 2) hash of the event's id, or of its bytes
     masks: U32  # (N,) bit l: the condition of label l is met
-    values: F64  # (N, A) what it brings to each aggregate; NaN: null
+    values: F64  # (N, A) the action's input to each aggregate; NaN: null
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     @property
     def places(self) -> tuple[I64, I64]:
-        """(N,) offset of each one's record, and its number within it."""
+        """(N,) int64 offset of each action's record, and (N,) int64 index within it."""
         return _places(self.offsets)
 
     def where(self, chosen: Bool) -> ActionColumns:
-        """Only these."""
+        """Select actions. `chosen`: (N,) bool."""
         if chosen.all():
             return self
         return ActionColumns(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 def datable(times_ms: I64) -> Bool:
-    """(N,) whether the state takes events of these times; it raises ValueError for the others."""
+    """Return (N,) bool: whether the state accepts (N,) int64 times in ms, instead of a ValueError."""
     found: Bool = (times_ms >= 0) & (times_ms <= LATEST_MS)
     return found
 
@@ -165,14 +165,12 @@ def _places(offsets: I64) -> tuple[I64, I64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Samples in their order on the log: by the time of their request's first impression, a request's
-    together.
-    """
+    """Samples in the order of the log: requests by their first impression's time."""
 
     ids: I64  # (n,)
     times_ms: I64  # (n,)
     requests: U64  # (n,)
-    values: F32  # (n,) NaN in late ones: nobody knows
+    values: F32  # (n,) NaN in late samples, whose values are unknown
     weights: F32  # (n,)
     labels: U8  # (n,)
     schemas: U32  # (n,)
@@ -182,7 +180,7 @@ class Samples:
         return len(self.ids)
 
     def where(self, chosen: Bool) -> Samples:
-        """Only these."""
+        """Select samples. `chosen`: (N,) bool, one for each of N samples."""
         if chosen.all():
             return self
         payloads = BytesColumn.of(self.payloads[int(i)] for i in np.flatnonzero(chosen))
@@ -193,14 +191,14 @@ class Samples:
 class Joiner:
     """Pending impressions, ids and windows of one partition. Used by one thread at a time.
 
-    The watermark moves only in `advance`; between two of them the order of batches of different topics does
-    not matter.
+    Only `advance` moves the watermark; between two calls, the order of batches of different topics does not
+    matter.
     """
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
         self._aggregates = plan.aggregates
-        self._outside = {label.name: 0 for label in plan.labels if label.bounds is not None}
+        self._out_of_bounds = {label.name: 0 for label in plan.labels if label.bounds is not None}
         self._state = JoinState(
             windows_ms=[label.window_ms for label in plan.labels],
             given=[label.given for label in plan.labels],
@@ -216,23 +214,21 @@ class Joiner:
 
     @property
     def horizon_ms(self) -> int:
-        """H: ids are known this long after their event, in event time; older events are late (PROTOCOL
-        20).
-        """
+        """H: event time for which an id stays known after its event; older events are late (PROTOCOL 20)."""
         return self._state.horizon_ms
 
     @property
     def payload_bytes(self) -> int:
-        """Memory held for the bytes of undecided impressions."""
+        """Bytes of memory held for the payloads of undecided impressions."""
         return self._state.payload_bytes
 
     @property
     def ids(self) -> int:
-        """Impressions and actions whose ids are known."""
+        """Number of impressions and actions whose ids are known."""
         return self._state.ids
 
     def on_served(self, batch: ImpressionColumns) -> U8:
-        """Take impressions; returns (N,) outcomes. Raises ValueError for spans outside the data."""
+        """Join impressions; returns (N,) uint8 outcomes. Raises ValueError for spans outside the data."""
         outcomes = np.empty(len(batch), np.uint8)
         columns = {
             name: np.ascontiguousarray(getattr(batch, name)) for name in (*_EVENT_FIELDS, *_ELEMENT_FIELDS)
@@ -242,13 +238,13 @@ class Joiner:
         return outcomes
 
     def on_shown(self, batch: ShownColumns) -> U8:
-        """Take note of what was seen; returns (N,) outcomes."""
+        """Mark impressions as seen; returns (N,) uint8 outcomes."""
         outcomes = np.empty(len(batch), np.uint8)
         self._state.on_shown(batch.offsets, batch.times_ms, batch.keys, outcomes)
         return outcomes
 
     def on_actions(self, batch: ActionColumns) -> U8:
-        """Join actions; returns (N,) outcomes."""
+        """Join actions; returns (N,) uint8 outcomes."""
         outcomes = np.empty(len(batch), np.uint8)
         self._state.on_actions(
             batch.offsets, batch.times_ms, batch.keys, batch.ids, batch.masks, batch.values, outcomes
@@ -256,76 +252,76 @@ class Joiner:
         return outcomes
 
     def advance(self, watermark_ms: int) -> None:
-        """Decide what is due at this watermark; it never goes back."""
+        """Decide the samples that are due at this watermark, which never decreases."""
         self._state.advance(watermark_ms)
 
     def due(self, watermark_ms: int) -> bool:
-        """Would `advance` find a window that closes."""
+        """Return whether `advance` would close a window."""
         return self._state.due(watermark_ms)
 
     def restart_at(self, watermark_ms: int) -> None:
-        """Before any event: the watermark at which a replay begins."""
+        """Set the watermark at which a replay begins, before any event."""
         self._state.restart_at(watermark_ms)
 
     def set_back(self, watermark_ms: int) -> None:
-        """Put the watermark back (PROTOCOL 19).
+        """Set the watermark back (PROTOCOL 19).
 
         Batches until `end_recall` repeat events that were read before: impressions that were late or
-        forgotten become known again, as decided; actions and shown events of that kind wait for impressions
-        that are still to come. None is counted again.
+        forgotten become known again, as decided; late or forgotten actions and shown events wait for
+        impressions that are still to come. None is counted again.
 
         Raises ValueError if the watermark is higher than the present one.
         """
         self._state.set_back(watermark_ms)
 
     def end_recall(self) -> None:
-        """All events were repeated that `set_back` asks for; new ones follow."""
+        """End the repetition of events that `set_back` began; new events follow."""
         self._state.end_recall()
 
     @property
     def began_ms(self) -> int | None:
-        """Event time of the first impression that was ever taken: from it the ramp counts. None: none yet."""
+        """Event time in ms of the first impression, where the label-delay warm-up begins; None: none yet."""
         return self._state.began
 
     def begin_at(self, began_ms: int) -> None:
-        """Before any event of a replay: what `began_ms` was, as a replay may not find that impression."""
+        """Set `began_ms` before any event of a replay, which may not find the first impression."""
         self._state.begin_at(began_ms)
 
     @property
     def has_ready(self) -> bool:
-        """Are there decided or late samples to be taken."""
+        """Whether decided or late samples are ready."""
         return bool(self._state.ready(False)[0] or self._state.ready(True)[0])
 
     @property
     def ready_bytes(self) -> int:
-        """Payload bytes of the decided and late samples to be taken."""
+        """Payload bytes of the decided and late samples that are ready."""
         return int(self._state.ready(False)[1] + self._state.ready(True)[1])
 
-    def take(self) -> Samples:
-        """The samples decided since the last call."""
+    def take_samples(self) -> Samples:
+        """Return the samples decided since the last call."""
         samples, aggregates = self._take(late=False)
-        return self._with_values(samples, aggregates) if self._outside or self._aggregates else samples
+        return self._with_values(samples, aggregates) if self._out_of_bounds or self._aggregates else samples
 
     def take_out_of_bounds(self) -> dict[str, int]:
-        """Label with bounds -> samples that `take` dropped for them since then; `no_value` has them."""
-        found = self._outside
-        self._outside = dict.fromkeys(found, 0)
+        """Return {label with bounds: samples that `take_samples` dropped since}; `no_value` has them, too."""
+        found = self._out_of_bounds
+        self._out_of_bounds = dict.fromkeys(found, 0)
         return found
 
-    def take_late(self) -> Samples:
-        """Samples of impressions older than the horizon, one per label, their values unknown."""
+    def take_late_samples(self) -> Samples:
+        """Return samples of impressions older than the horizon, one per label, with unknown values."""
         return self._take(late=True)[0]
 
     def discard(self) -> None:
-        """Drop what is ready: in a replay it was emitted before."""
+        """Drop the ready samples: a replay does not write them again."""
         self._state.discard()
 
     def low(self, role: str, next_offset: int) -> int:
-        """Smallest offset of a stream that a restart at the present watermark must read again."""
+        """Return the smallest offset of a stream that a restart at the present watermark must read."""
         return self._state.low(ROLES.index(role), next_offset)
 
     def ledger(self, refused: int = 0) -> Ledger:
-        """Counts so far."""
+        """Return the counts so far."""
         names = [label.name for label in self.plan.labels]
         counters = np.empty(len(names) * len(LABEL_COUNTERS) + len(EVENT_COUNTERS), np.int64)
         pending = np.empty(len(names), np.int64)
@@ -334,7 +330,7 @@ class Joiner:
         return Ledger.of(names, counters, pending, self._state.waiting, refused)
 
     def set_counters(self, ledger: Ledger) -> None:
-        """After a replay: count on from what the commit says."""
+        """Set the counters to those of a commit, at the end of a replay."""
         self._state.set_counters(ledger.counters())
 
     def _take(self, *, late: bool) -> tuple[Samples, F64]:
@@ -366,8 +362,12 @@ class Joiner:
         return samples, aggregates
 
     def _with_values(self, samples: Samples, aggregates: F64) -> Samples:
-        """Compute the values of numeric labels; those without, or with one out of bounds, are dropped and
-        counted.
+        """Compute the values of numeric labels; drop and count samples without one, or with one out of
+        bounds.
+
+        Args:
+            samples: n samples; `values` changes in place.
+            aggregates: (n, A) float64.
         """
         kept = np.ones(len(samples), bool)
         for index, label in enumerate(self.plan.labels):
@@ -380,14 +380,14 @@ class Joiner:
                 columns = [a for a, (of, _) in enumerate(self._aggregates) if of == index]
                 parts = [Column(aggregates[rows, a], np.isnan(aggregates[rows, a])) for a in columns]
                 number = label.value.finish(parts).filled(np.nan)
-                with np.errstate(over="ignore"):  # beyond 32 bits it is outside of any bounds, and no number
+                with np.errstate(over="ignore"):  # beyond 32 bits it is infinite, and out of any bounds
                     value = number.astype(np.float32)
                 missing = ~np.isfinite(value)
             else:
                 number, missing = value.astype(np.float64), np.zeros(len(rows), np.bool_)
             if label.bounds is not None:
                 outside = ~np.isnan(number) & ~within(label.bounds, value)
-                self._outside[label.name] += int(outside.sum())
+                self._out_of_bounds[label.name] += int(outside.sum())
                 missing |= outside
             for was in matched[missing]:
                 self._state.no_value(index, bool(was))

@@ -1,4 +1,4 @@
-"""What came of the events that this process has joined, for metrics. Pure."""
+"""Counts of the events that this process has joined, for metrics."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ __all__ = ["EventCounts"]
 
 @dataclass(slots=True)
 class EventCounts:
-    """Counts since the process started, of what its commits have made durable.
+    """Counts of durable commits since the process started.
 
-    The ledger counts since the model began and moves with its partition; here each commit is counted once, by
-    the process that wrote it, so that sums over joiners hold when partitions move. One whose writer died, or
-    was not told that it is written, before it counted is in the ledger alone.
+    The ledger counts since the model began and moves with its partition. Here the process that wrote a commit
+    counts it once, so sums over joiners stay right when partitions move. If the writer dies, or gets no
+    acknowledgement, before it counts a commit, that commit is in the ledger only.
     """
 
     outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EVENT_COUNTERS, 0))
     refused: dict[str, dict[str, int]] = field(default_factory=dict)  # role -> REFUSALS -> events
-    out_of_bounds: dict[str, int] = field(
-        default_factory=dict
-    )  # label with bounds -> samples dropped for them
+    out_of_bounds: dict[str, int] = field(default_factory=dict)  # label with bounds -> samples dropped
 
     @classmethod
     def of(cls, roles: Iterable[str]) -> EventCounts:
-        """Nothing yet, of these streams: a counter that begins with its first event shows no increase."""
+        """Make zero counts for streams: a counter that begins with its first event shows no increase."""
         return cls(refused={role: dict.fromkeys(REFUSALS, 0) for role in roles})
 
     def add(
@@ -37,7 +35,7 @@ class EventCounts:
         refused: Mapping[str, Mapping[str, int]],
         out_of_bounds: Mapping[str, int] | None = None,
     ) -> None:
-        """Of one commit that is written."""
+        """Add the counts of one written commit."""
         for label, samples in (out_of_bounds or {}).items():
             self.out_of_bounds[label] = self.out_of_bounds.get(label, 0) + samples
         for name, events in outcomes.items():

@@ -1,4 +1,7 @@
-"""Decodes the records of a spec's streams, framed or bare Avro or JSON, to columns of the join."""
+"""Decoder of a spec's streams: framed Avro, bare Avro or JSON records to columns of the join.
+
+Letters: N impressions, actions or shown events, M events of one schema, A aggregates.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from numpy.typing import NDArray
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record, Written, sample_schema
 from freshet.config.expression import Column
-from freshet.config.spec.fields import feature_fields
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
+from freshet.config.spec.schema_fit import feature_fields
 from freshet.errors import ConfigError
 from freshet.features import (
     EventColumns,
@@ -35,21 +38,23 @@ __all__ = ["Schemas", "SpecDecoder", "action_fields"]
 
 
 class Schemas(Protocol):
-    """Where schemas are found by id (`freshet.log.schema_ids.SchemaRegistry`)."""
+    """Source of schemas by id (`freshet.log.schema_ids.SchemaRegistry`)."""
 
     def get(self, schema_id: int, came_s: float | None = None) -> Written:
-        """The schema, whatever was registered before a record came that names it (monotonic clock).
+        """Return the schema, if it was registered before a record that names it came at `came_s` (monotonic).
 
-        Raises KeyError if there is none of that id, ConfigError if it cannot be used, Unavailable if that
-        cannot be known now.
+        Raises:
+            KeyError: no schema has that id.
+            ConfigError: the schema cannot be used.
+            Unavailable: the source cannot be read now.
         """
 
     def register(self, schema: Written) -> int:
-        """Id of a schema, which is added if it is not there yet."""
+        """Return the id of a schema, which is added if it is not registered yet."""
 
 
 def action_fields(plan: JoinPlan) -> tuple[str, ...]:
-    """Fields of actions that conditions and values of labels read."""
+    """Return the fields of actions that conditions and values of labels read."""
     fields: dict[str, None] = {}
     for label in plan.labels:
         fields |= dict.fromkeys(label.condition.fields())
@@ -57,19 +62,19 @@ def action_fields(plan: JoinPlan) -> tuple[str, ...]:
     return tuple(fields)
 
 
-class SchemasOfOthers(Protocol):
-    """Where schemas of topics of others are found (`freshet.log.schema_registry.RestRegistry`)."""
+class ExternalSchemas(Protocol):
+    """Source of schemas of external topics (`freshet.log.schema_registry.RestRegistry`)."""
 
     def get(self, schema_id: int) -> Written:
-        """As `Schemas.get`, but asked for again when it thinks fit."""
+        """Return the schema. Raises as `Schemas.get`; the source decides when to retry a missing one."""
 
 
 class SpecDecoder:
     """Decodes the three streams of a spec. Used by one thread.
 
-    A record whose schema is unknown, or cannot be read as the spec's schema in all that the spec names, is
-    refused, as is one that does not decode; extractors are compiled once per schema id. Unavailable, if a
-    schema cannot be looked up now, is raised before anything has changed.
+    Refuses records that do not decode, and records whose schema is unknown or lacks fields that the spec
+    names. Extractors are compiled once per schema id. Unavailable, if a schema cannot be read now, is raised
+    before any state changes.
     """
 
     def __init__(
@@ -78,23 +83,31 @@ class SpecDecoder:
         plan: JoinPlan,
         schemas: Schemas,
         frameless: Mapping[str, Record] | None = None,
-        theirs: SchemasOfOthers | None = None,
+        external_schemas: ExternalSchemas | None = None,
         clock: Clock = SYSTEM_CLOCK,
         readers: Mapping[str, Record] | None = None,
     ) -> None:
-        """Compile.
+        """Compile the extractors of streams without frames.
 
         Args:
-            schemas: of Avro records, by the id in their frame; those of samples are added.
-            frameless: role -> schema of every stream of JSON or bare Avro, whose records have no frame.
-            theirs: of records of streams of the format confluent, by the id in their frame.
-            clock: the one that `schemas` has, too.
-            readers: role -> what events of the stream are read as, whatever schema they were written by
-                (`spec.schemas.readers_of`). A stream that is not there has no schema but its writers'.
+            spec: the model's.
+            plan: of its join.
+            schemas: schemas of Avro records, by the id in their frame; schemas of samples are added.
+            frameless: role -> schema of each stream of JSON or bare Avro, whose records have no frame.
+            external_schemas: schemas of records in the format confluent, by the id in their frame.
+            clock: the same as that of `schemas`.
+            readers: role -> schema as which events of the stream are read, for any writer's schema
+                (`spec.schemas.readers_of`). An absent stream has its writers' schemas only.
 
         Raises ConfigError if the schema of a stream without frames does not fit the spec.
         """
-        self._spec, self._plan, self._schemas, self._theirs, self._clock = spec, plan, schemas, theirs, clock
+        self._spec, self._plan, self._schemas, self._external, self._clock = (
+            spec,
+            plan,
+            schemas,
+            external_schemas,
+            clock,
+        )
         self._readers = readers or {}
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
@@ -102,7 +115,7 @@ class SpecDecoder:
         self._sample_schemas: dict[int, int] = {}
         self._layout = layout_of(spec)
         self._features = columns_of(spec, self._layout)
-        self._unfit: dict[int, str] = {}  # id of a schema of samples -> why the trainer cannot decode it
+        self._unfit: dict[int, str] = {}  # id of a samples' schema -> why the trainer cannot decode it
         self._json: dict[str, JsonTranscoder] = {}
         self._frameless: dict[str, tuple[int, EventExtractor]] = {}
         for stream in (events.served, events.shown, events.action):
@@ -114,17 +127,17 @@ class SpecDecoder:
                     self._json[stream.role] = JsonTranscoder(schema, ignore_unknown=True)
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
-        """Served events: impressions with the spans of their bytes."""
+        """Decode served events to impressions with the spans of their bytes."""
         parts, refused = self._extract(self._served, records)
-        made = [
+        impressions = [
             _impressions(part, records, self._sample_schema(part.schema_id))
             for part in parts
             if len(part.columns)
         ]
-        return _merged(made), refused
+        return _merged(impressions), refused
 
     def fitting(self, served: ImpressionColumns, records: Records, refused: Refused) -> ImpressionColumns:
-        """Leave out events whose samples no trainer of the spec can decode, and refuse them."""
+        """Drop and refuse events whose samples no trainer of the spec can decode."""
         if not self._unfit or not len(served):
             return served
         for sample_schema_id, why in self._unfit.items():
@@ -136,7 +149,7 @@ class SpecDecoder:
         return served
 
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
-        """Shown events."""
+        """Decode shown events."""
         assert self._shown is not None, "the spec has no shown stream"
         parts, refused = self._extract(self._shown, records)
         rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
@@ -146,7 +159,7 @@ class SpecDecoder:
         return ShownColumns(records.offsets[rows[order]], times, keys), refused
 
     def actions(self, records: Records) -> tuple[ActionColumns, Refused]:
-        """Actions, with the labels whose conditions they meet."""
+        """Decode actions, with the labels whose conditions they meet."""
         parts, refused = self._extract(self._action, records)
         rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
         order = np.argsort(rows, kind="stable")
@@ -166,37 +179,38 @@ class SpecDecoder:
         )
 
     def _sample_schema(self, schema_id: int) -> int:
-        """Id of the schema of the samples that are spliced from events of this schema."""
+        """Return the schema id of the samples that are spliced from events of this schema."""
         if schema_id not in self._sample_schemas:
             derived = self._derived(self._schema(self._served, schema_id))
-            made = self._sample_schemas[schema_id] = self._schemas.register(derived)
+            sample_schema_id = self._sample_schemas[schema_id] = self._schemas.register(derived)
             try:
                 where = f"schema {schema_id} of the served events"
                 self._features.program(self._spec, derived, self._sample_reader(), where, names=False)
             except ConfigError as error:
-                self._unfit[made] = str(error)
+                self._unfit[sample_schema_id] = str(error)
         return self._sample_schemas[schema_id]
 
     def _sample_reader(self) -> Record | None:
-        """What samples are read as."""
+        """Return the schema as which samples are read."""
         reader = self._readers.get("served")
         return None if reader is None else sample_schema(reader, self._served.explode)
 
     def _derived(self, written: Written) -> Written:
-        """The schema of the samples that are spliced from events of this schema."""
+        """Return the schema of the samples that are spliced from events of this schema."""
         explode, reader = self._served.explode, self._readers.get("served")
         there = written_path(written, reader, explode) if reader is not None and explode else explode
         return sample_schema(written, there)
 
     def _schema(self, stream: Stream, schema_id: int, came_s: float | None = None) -> Written:
-        """The schema that a record of the stream was written by, which came at that time."""
+        """Return the schema by which a record of the stream, read at `came_s`, was written."""
         if stream.format != "confluent":
             return self._schemas.get(schema_id, came_s)
-        assert self._theirs is not None, "given with a stream of this format"
-        return self._theirs.get(schema_id)
+        assert self._external is not None, "given with a stream of this format"
+        return self._external.get(schema_id)
 
     def _judge(self, events: EventColumns) -> tuple[U32, F64]:
-        """(N,) labels that each action makes true, and (N, A) what it brings to the aggregates."""
+        """Return (N,) uint32 masks of the labels that each action makes true, and (N, A) float64 values for
+        the aggregates."""
         n = len(events)
         columns = {path: Column(c.values, c.null) for path, c in events.columns.items()}
         masks = np.zeros(n, np.uint32)
@@ -213,7 +227,7 @@ class SpecDecoder:
         return action_fields(self._plan) if stream.role == "action" else ()
 
     def _extract(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
-        """One part per schema; rows that cannot be read are refused."""
+        """Decode records to one part per schema, and refuse those that cannot be read."""
         match stream.format:
             case "json":
                 return self._from_json(stream, records)
@@ -230,15 +244,16 @@ class SpecDecoder:
 
     def _from_json(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
         schema_id, extractor = self._frameless[stream.role]
-        refused, made = Refused(), self._json[stream.role].column(records.values)
-        for bad in made.bad:
+        refused, transcoded = Refused(), self._json[stream.role].column(records.values)
+        for bad in transcoded.bad:
             refused.rows.append(bad.index)
             refused.reasons.append(f"{bad.path or 'the event'}: expected {bad.expected}, found {bad.found}")
-        columns = extractor.extract(made.records, framed=False)
+        columns = extractor.extract(transcoded.records, framed=False)
         for at, why in zip(columns.bad.tolist(), columns.why, strict=True):
-            refused.rows.append(int(made.events[at]))
+            refused.rows.append(int(transcoded.events[at]))
             refused.reasons.append(why)
-        return [_Part(schema_id, columns, made.events[columns.event_index], made.records.data)], refused
+        rows = transcoded.events[columns.event_index]
+        return [_Part(schema_id, columns, rows, transcoded.records.data)], refused
 
     def _from_avro(self, stream: Stream, records: Records) -> tuple[list[_Part], Refused]:
         refused, parts = Refused(), []
@@ -259,27 +274,26 @@ class SpecDecoder:
         return parts, refused
 
     def _extractor(self, stream: Stream, schema_id: int, came_s: float) -> EventExtractor | str:
-        """The extractor of a schema, or why there is none (which may change: the schema may come later)."""
+        """Return the extractor of a schema, or why there is none; a schema may be registered later."""
         if schema_id < 0:
             return "expected Confluent-framed Avro (a zero byte, a 4-byte schema id), found something else"
         known = self._extractors.get((stream.role, schema_id))
         if known is not None:
             return known
         try:
-            made: EventExtractor | str = self._compiled(stream, self._schema(stream, schema_id, came_s))
+            extractor: EventExtractor | str = self._compiled(stream, self._schema(stream, schema_id, came_s))
         except KeyError:
             place = (
                 "the schema registry, or one that it refers to" if stream.theirs else "the topic of schemas"
             )
             return f"its schema id {schema_id} is not in {place}"
         except ConfigError as error:
-            made = str(error)
-        self._extractors[stream.role, schema_id] = made
-        return made
+            extractor = str(error)
+        self._extractors[stream.role, schema_id] = extractor
+        return extractor
 
     def _compiled(self, stream: Stream, written: Written) -> EventExtractor:
-        """Raises ConfigError if the join, or the features of its samples, cannot be read from such
-        records."""
+        """Compile an extractor. Raises ConfigError if the schema lacks fields of the join or the features."""
         reader = self._readers.get(stream.role)
         if stream.role != "served":
             return EventExtractor(stream, written, self._fields(stream), reader=reader)
@@ -290,16 +304,16 @@ class SpecDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Events of one schema among the records read."""
+    """Events of one schema among the records."""
 
     schema_id: int
     columns: EventColumns
-    rows: I64  # (M,) index of each one's record
-    data: U8  # what spans count in
+    rows: I64  # (M,) index of each event's record
+    data: U8  # the bytes in which spans count
 
 
 def _impressions(part: _Part, records: Records, sample_schema_id: int) -> tuple[I64, ImpressionColumns]:
-    """Impressions of one schema, and the record of each."""
+    """Return the (N,) index of each impression's record, and the impressions of one schema."""
     columns, spans = part.columns, part.columns.spans
     rows, first, events = np.unique(part.rows, return_index=True, return_inverse=True)
     return part.rows, ImpressionColumns(
@@ -331,17 +345,17 @@ EMPTY = ImpressionColumns(
 
 
 def _merged(parts: Sequence[tuple[I64, ImpressionColumns]]) -> ImpressionColumns:
-    """Impressions of several schemas in the order of their records."""
+    """Merge impressions of several schemas in the order of their records."""
     if len(parts) == 1:
         return parts[0][1]
     if not parts:
         return EMPTY
     shifts = np.cumsum([0, *(len(part.data) for _, part in parts[:-1])])
     numbers = np.cumsum([0, *(len(part.offsets) for _, part in parts[:-1])])
-    made = [part for _, part in parts]
+    columns_of_parts = [part for _, part in parts]
 
     def of(name: str, shift: I64 | None = None) -> Any:
-        columns = [getattr(part, name) for part in made]
+        columns = [getattr(part, name) for part in columns_of_parts]
         if shift is not None:
             columns = [column + by for column, by in zip(columns, shift, strict=True)]
         return np.concatenate(columns)
@@ -362,7 +376,7 @@ def _merged(parts: Sequence[tuple[I64, ImpressionColumns]]) -> ImpressionColumns
 
 
 def _joined(parts: Sequence[NDArray[Any]], order: I64, kind: type, width: int = 0) -> Any:
-    """Columns of several schemas in the order of their records."""
+    """Merge columns of several schemas in the order of their records. `order`: (N,) int64."""
     if not parts:
         return np.empty((0, width) if width else 0, kind)
     return np.ascontiguousarray((parts[0] if len(parts) == 1 else np.concatenate(parts))[order])

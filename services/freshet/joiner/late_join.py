@@ -1,7 +1,10 @@
-"""Joins what was late: a batch beside the running joiner (docs/operations.md, "A clock that was wrong").
+"""Late join: a batch beside the running joiner (docs/operations.md, "A clock that was wrong").
 
-Impressions of `<model>.samples.late` are joined once their windows are over, by the events that the log still
-holds. What stands in `<model>.samples` is left out, so the batch can be repeated, and killed at any moment.
+Joins impressions of `<model>.samples.late` once their windows are over, with the events that the log still
+holds. Leaves out samples that are in `<model>.samples`, so the batch can be repeated, and killed at any
+moment.
+
+Letters: E events, K late samples, N impressions.
 """
 
 from __future__ import annotations
@@ -27,21 +30,21 @@ from freshet.types import I64, Append, Bool, Records, TopicPartition
 __all__ = ["CLOCK_MARGIN_MS", "ROUND_BYTES", "LateJoin", "LateJoined"]
 
 ROUND_BYTES = 256 << 20
-"""Payload bytes of late samples that are joined together; a round holds them, and the actions on them."""
+"""Payload bytes of late samples that are joined together. Memory holds them and their actions."""
 
 CLOCK_MARGIN_MS = 25 * 3_600_000
-"""Events are found by the log's time of their records; a clock may have been a day off."""
+"""Events are found by the log's time of their records, which may be a day and an hour off."""
 
 
 @dataclass(slots=True)
 class LateJoined:
-    """What became of the late samples of one partition of `samples`; a sample is (impression, label)."""
+    """Outcomes of the late samples of one partition of `samples`; a sample is (impression, label)."""
 
     partition: int
-    start: int  # offsets of `samples.late` that were read: [start, stop)
+    start: int  # the offsets [start, stop) of `samples.late` were read
     stop: int
-    read: int = 0  # late samples, each once
-    already: int = 0  # of these, they stand in `samples`
+    read: int = 0  # late samples, without duplicates
+    already: int = 0  # in `samples` before
     positive: int = 0  # joined now; a number counts as positive
     negative: int = 0
     no_sample: int = 0  # the spec makes none: sampled out, not shown, the given label false, no value
@@ -52,7 +55,7 @@ class LateJoined:
 
 @dataclass(slots=True)
 class LateJoin:
-    """The batch. `run` joins one partition of `samples` after the other."""
+    """The batch; `run` joins the partitions of `samples` one after the other."""
 
     log: EventLog
     model: str
@@ -63,14 +66,16 @@ class LateJoin:
     clock: Clock
     dry_run: bool = False
     round_bytes: int = ROUND_BYTES
-    writer_of: Callable[[str], Writer] | None = None  # opens a named writer; None: the log's
+    writer_of: Callable[[str], Writer] | None = None  # opens a writer by name; None: the log's
 
     def run(self) -> Iterator[LateJoined]:
-        """Join each partition of `samples`, and say what became of its late samples.
+        """Join each partition of `samples`; yields the outcomes of its late samples.
 
         Raises:
             Fenced: another such batch has begun.
-            DataLost, Corrupt, Unavailable: the log cannot be read or written; repeat the batch.
+            DataLost: a topic was created anew, or has removed records.
+            Corrupt: a commit cannot be read.
+            Unavailable: the log cannot be read or written; repeat the batch.
         """
         for partition in range(self.topics.samples_partitions):
             yield self._partition(partition)
@@ -82,7 +87,7 @@ class LateJoin:
         if bounds.start == bounds.end:
             return done
         name = f"late-{self.model}-{partition}"
-        # Opened first: an earlier batch appends nothing any more that the scan of `samples` would miss.
+        # Opened before `samples` is read, so that an earlier batch cannot append after that.
         writer = None if self.dry_run else (self.writer_of or self.log.writer)(name)
         try:
             for ids, times in self._rounds(late, bounds.start, bounds.end):
@@ -93,7 +98,7 @@ class LateJoin:
         return done
 
     def _rounds(self, at: TopicPartition, start: int, stop: int) -> Iterator[tuple[I64, I64]]:
-        """(ids, times) of late samples, sorted by id, each once in a round of about `round_bytes`."""
+        """Yield (ids, times), (K,) int64 each, of rounds of about `round_bytes`, sorted by unique id."""
         ids: list[I64] = []
         times: list[I64] = []
         size = 0
@@ -111,7 +116,7 @@ class LateJoin:
     def _round(self, done: LateJoined, writer: Writer | None, ids: I64, times: I64) -> None:
         done.read += len(ids)
         inputs = [p for p in self.partitions if self.topics.samples_partition(p) == done.partition]
-        # Before `samples` is read: what the joiner has decided by these watermarks stands there.
+        # Read before `samples`, which thus holds all that the joiner has decided by these watermarks.
         last = last_commits(self.log, self.topics, inputs)
         out = TopicPartition(self.topics.samples, done.partition)
         bounds = self.log.bounds(out)
@@ -125,7 +130,7 @@ class LateJoin:
             return
         from_ms = int(times.min()) - self.plan.grace_ms - CLOCK_MARGIN_MS
         known = np.zeros(len(ids), bool)
-        # All that is retained: which samples were written before must not depend on a clock.
+        # All retained blocks: a clock must not affect which samples count as written.
         for records in stream(self.log, out, bounds.start, end, self.clock):
             known |= np.isin(ids, read_blocks(records.values).sample_ids)
         done.already += int(known.sum())
@@ -142,11 +147,11 @@ class LateJoin:
     def _join(
         self, done: LateJoined, writer: Writer | None, p: int, ids: I64, from_ms: int, until_ms: int
     ) -> I64:
-        """Join the impressions of one partition of the inputs; returns the ids of which it has no event."""
+        """Join one input partition's impressions. `ids`: (K,) int64, sorted; returns those without event."""
         plan = replace(self.plan, early=False, ramp=0)
         joiner = Joiner(plan)
         task = Task(p, plan, self.topics, self.decoder(), dict.fromkeys(self.topics.inputs, 0))
-        newest = np.full(len(ids), -1, np.int64)  # time of the newest event of each
+        newest = np.full(len(ids), -1, np.int64)  # (K,) time of each sample's newest event
         keys = []
         for records in self._read("served", p, from_ms):
             columns, refused = task.decode("served", records)
@@ -176,8 +181,8 @@ class LateJoin:
                 elif isinstance(columns, ActionColumns):
                     joiner.on_actions(columns.where(chosen))
         joiner.advance(until_ms)
-        samples = joiner.take()
-        # An impression may have a later event that the running joiner still waits with.
+        samples = joiner.take_samples()
+        # The running joiner may still wait with a later event of the same impression.
         longest_wait_ms = joiner.horizon_ms - plan.grace_ms
         over = newest + longest_wait_ms <= until_ms
         samples = samples.where(np.isin(samples.ids, ids[over & (newest >= 0)]))
@@ -195,7 +200,7 @@ class LateJoin:
     def _usable(
         self, task: Task, columns: ImpressionColumns, records: Records, refused: Refused
     ) -> ImpressionColumns:
-        """As a joiner takes them: without those that it refuses."""
+        """Drop the impressions that a joiner refuses."""
         columns = task.decoder.fitting(columns, records, refused)
         columns = refuse_too_large(columns, records, self.topics.limits, len(self.plan.labels), refused)
         return columns.where(datable(columns.times_ms)) if len(columns) else columns
@@ -207,7 +212,7 @@ class LateJoin:
 
 
 def _once(ids: list[I64], times: list[I64]) -> tuple[I64, I64]:
-    """Each id once, sorted, with its smallest time."""
+    """Return the ids sorted and without duplicates, each with its smallest time."""
     all_ids, all_times = np.concatenate(ids), np.concatenate(times)
     order = np.lexsort((all_times, all_ids))
     unique, first = np.unique(all_ids[order], return_index=True)
@@ -215,7 +220,7 @@ def _once(ids: list[I64], times: list[I64]) -> tuple[I64, I64]:
 
 
 def _pieces(samples: Samples) -> Iterator[Samples]:
-    """Pieces of about READY_BYTES that end where a request ends."""
+    """Yield samples in pieces of about READY_BYTES that end where a request ends."""
     n = len(samples)
     if not n:
         return

@@ -1,6 +1,4 @@
-"""One partition's join from records to appends: decoding, state, watermark, commits and their replay. No
-I/O.
-"""
+"""Join of one partition, from records to appends: decoding, state, watermark, commits, replay. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet.clock import ClockState
-from freshet.config.spec.record_sizes import COMMIT_SKIPS, RecordLimits
+from freshet.config.spec.topics import COMMIT_SKIPS, RecordLimits
 from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
-from freshet.joiner.commit import Commit, Skips
+from freshet.joiner.commit import Commit, ReplayExclusions
 from freshet.joiner.core import (
-    NOT_IN_A_REPLAY,
+    REPLAY_EXCLUDED,
     ActionColumns,
     ImpressionColumns,
     Joiner,
@@ -26,9 +24,8 @@ from freshet.joiner.core import (
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.times import Now, Timed, TimeRules, judge_times
-from freshet.joiner.tracing import Joined, noted
-from freshet.joiner.watermark import Watermark
+from freshet.joiner.tracing import Joined, trace_joined
+from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
 from freshet.log.dead_letters import letter
 from freshet.observability.tracing import active
 from freshet.types import I64, U8, Append, BytesColumn, Records
@@ -36,25 +33,25 @@ from freshet.types import I64, U8, Append, BytesColumn, Records
 __all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "pieces"]
 
 READY_BYTES = 64 << 20
-"""Of decided samples that one flush holds, beyond those of the last event: a second's worth of windows that
-close in a catch-up may be gigabytes, as each sample has its event's context."""
+"""Payload bytes of decided samples in one flush, exceeded by those of the last event at most. A second of
+windows that close in a catch-up can decide gigabytes, as each sample copies its event's context."""
 
 PIECE_BYTES = 256 << 10
-"""Of records that are joined before it is looked whether the task is full; one record at least. It bounds the
-elements of one piece, and so a commit (`freshet.config.spec.record_sizes.COMMIT_SKIPS`)."""
+"""Bytes of records joined between two checks of `Task.is_full`; one record at least. Bounds the elements of
+one piece, and so the size of a commit (`freshet.config.spec.topics.COMMIT_SKIPS`)."""
 
 _STAGE_MS, _STAGES = 1000, 1000
 
 LONGEST_REASON = 2_000
-"""Characters of a reason that a decoder's error gives."""
+"""Characters of a decoder's error that a dead letter quotes."""
 
 _NOT_OF_A_RECORD = (Unavailable, MemoryError)
-"""Errors that say nothing of the records: they are read again, or the process starts again."""
+"""Errors that are not caused by a record: the records are read again, or the process restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topics of the join, by what they are for."""
+    """Topics of the join, by purpose."""
 
     inputs: Mapping[str, str]  # role -> topic; `shown` only if the spec has it
     samples: str
@@ -62,45 +59,45 @@ class Topics:
     joiner: str
     dead_letters: str
     log_ids: Mapping[str, str]  # input topic -> log id
-    limits: RecordLimits  # of records that are derived from events
-    samples_partitions: int  # the spec's; partition p of the inputs goes to p modulo this many
+    limits: RecordLimits  # of records derived from events
+    samples_partitions: int  # the spec's; samples of input partition p go to p modulo this number
 
     def samples_partition(self, partition: int) -> int:
-        """Where samples of a partition of the inputs go. Several partitions may share one: inputs may grow,
-        `samples` does not in a model's life (PROTOCOL 1)."""
+        """Return the partition of `samples` for a partition of the inputs. Several may share one: inputs may
+        grow, `samples` does not during a model's life (PROTOCOL 1)."""
         return partition % self.samples_partitions
 
 
 @dataclass(slots=True)
 class Outputs:
-    """What one flush of one partition appends; `commit` says what is true with it."""
+    """Appends of one flush of one partition; `commit` is the state once they are written."""
 
     appends: list[Append]
     dead_letters: list[bytes]
     commit: Commit
-    samples: int  # on time, in `appends`
-    newest_ms: int | None  # newest event time among these
+    samples: int  # number of samples on time in `appends`
+    newest_ms: int | None  # newest event time of these samples
     outcomes: Mapping[str, int]  # EVENT_COUNTERS -> events since the last commit
     refused: Mapping[str, Mapping[str, int]]  # role -> REFUSALS -> events since the last commit
     out_of_bounds: Mapping[str, int] = field(default_factory=dict)  # label -> samples dropped for its bounds
-    joined: Joined | None = None  # what is traced of them
+    joined: Joined | None = None  # traced events of these samples
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A commit of the past: where a replay may begin."""
+    """A past commit, where a replay may begin."""
 
-    offset: int  # in `<model>.joiner`; -1: the beginning
+    offset: int  # in `<model>.joiner`; -1: before the first commit
     next: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class Task:
-    """The join of one partition.
+    """Join of one partition.
 
-    Call `take` with what was read, and `flush` to decide and get what must be appended, in one atomic append
-    with all other partitions' outputs; after it `appended`. If the append is not known to have happened the
-    task is void: build a new one from the log.
+    Call `join_records` with records, and `flush` to decide samples and get the appends; write these in one
+    atomic append with the other partitions' outputs, then call `on_appended`. If the append is not known to
+    be written, the task is void: build a new one from the log.
     """
 
     partition: int
@@ -113,11 +110,11 @@ class Task:
     start: dict[str, int] = field(init=False)
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
-    clock: ClockState | None = None  # of the process whose commit was the last
-    _letters: list[bytes] = field(default_factory=list)
-    _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS, as the letters
+    clock: ClockState | None = None  # of the process that wrote the last commit
+    _dead_letters: list[bytes] = field(default_factory=list)
+    _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS -> events
     _committed_events: Mapping[str, int] = field(default_factory=dict)
-    _skips: Skips = field(default_factory=Skips)
+    _exclusions: ReplayExclusions = field(default_factory=ReplayExclusions)
     _steps: deque[_Step] = field(default_factory=deque)
     _committed_next: dict[str, int] = field(default_factory=dict)
     _advanced_ms: int | None = None  # the watermark that the join has advanced to; at most `watermark.value`
@@ -132,14 +129,16 @@ class Task:
 
     # -- live
 
-    def take(self, role: str, records: Records, now: Now | None = None) -> Refused:
-        """Join what was read from one stream, from `next[role]` on.
+    def join_records(self, role: str, records: Records, now: Now | None = None) -> Refused:
+        """Join records of one stream, from `next[role]` on.
 
         Args:
+            role: the stream.
+            records: consecutive records of the stream.
             now: the present time; None for a log that is joined as history.
 
-        Returns what was refused. If clocks disagree on a record (`disputed`), records from it on are left,
-        and `next[role]` is its offset.
+        Returns the refused records. If clocks disagree on a record (`disputed`), the records from it on are
+        not joined, and `next[role]` is its offset.
         """
         columns, refused = self.decode(role, records)
         if isinstance(columns, ImpressionColumns):
@@ -153,7 +152,7 @@ class Task:
             refused = refused.before(end)
         if len(timed.columns):
             self.watermark.observe(role, timed.first_ms, timed.last_ms)
-            self._skip_later(role, timed.columns, self._join(timed.columns))
+            self._exclude_later_duplicates(role, timed.columns, self._join(timed.columns))
         if len(refused):
             self._refuse(role, records, refused)
         self.events += end
@@ -163,32 +162,32 @@ class Task:
 
     @property
     def has_output(self) -> bool:
-        """Would a flush append samples or dead letters."""
+        """Whether a flush would append samples or dead letters."""
         w = self.watermark.value
-        return bool(self._letters) or self.joiner.has_ready or (w is not None and self.joiner.due(w))
+        return bool(self._dead_letters) or self.joiner.has_ready or (w is not None and self.joiner.due(w))
 
     @property
     def has_progress(self) -> bool:
-        """Has anything been read since the last commit."""
+        """Whether records were read since the last commit."""
         return self.next != self._committed_next
 
     def flush(self, now_ms: int) -> Outputs:
-        """Advance to the watermark, and make the commit with all that it holds."""
+        """Advance to the watermark; returns the samples and the commit."""
         if self.watermark.value is not None:
             self._advance(self.watermark.value)
         appends = []
         most = self.topics.limits.block_bytes, self.plan.block_samples
-        decided, late = self.joiner.take(), self.joiner.take_late()
+        decided, late = self.joiner.take_samples(), self.joiner.take_late_samples()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
                 encoded = blocks.encode(samples, *most)
                 where = self.topics.samples_partition(self.partition)
                 appends.append(Append(topic, where, encoded))
         tracer = active()
-        joined = noted(tracer, decided, *most) if tracer is not None and len(decided) else None
+        joined = trace_joined(tracer, decided, *most) if tracer is not None and len(decided) else None
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
-        letters, self._letters, self._skips = self._letters, [], Skips()
+        letters, self._dead_letters, self._exclusions = self._dead_letters, [], ReplayExclusions()
         refused, self._refused = self._refused, {}
         outside = self.joiner.take_out_of_bounds()
         newest_ms = int(decided.times_ms.max()) if len(decided) else None
@@ -197,9 +196,12 @@ class Task:
         return Outputs(appends, letters, commit, len(decided), newest_ms, outcomes, refused, outside, joined)
 
     def _advance(self, target_ms: int) -> None:
-        """Advance to a watermark, or to an earlier one at which samples of READY_BYTES are decided: the next
-        flush goes on from there. Stages of a second, or of a thousandth of the way if that is longer, bound
-        what one flush holds in memory; where W pauses on its way decides nothing else."""
+        """Advance to a watermark, or to an earlier one at which READY_BYTES of samples are decided; the next
+        flush continues from there.
+
+        The join advances in stages of a second, or of a thousandth of the way if that is longer, which bounds
+        the memory of one flush. Stages do not change decisions.
+        """
         at = self._advanced_ms
         if at is None or not self.joiner.due(target_ms):
             at = target_ms
@@ -213,27 +215,27 @@ class Task:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be flushed before it takes more: many samples are decided, or a commit would name
-        many events that a replay leaves out."""
-        return self.joiner.ready_bytes >= READY_BYTES or self._skips.elements_count >= COMMIT_SKIPS
+        """Whether to flush before joining more: many samples are decided, or a commit would name many events
+        that a replay excludes."""
+        return self.joiner.ready_bytes >= READY_BYTES or self._exclusions.elements_count >= COMMIT_SKIPS
 
-    def appended(self, outputs: Outputs, commit_offset: int) -> None:
-        """The flush is in the log; its commit at this offset."""
+    def on_appended(self, outputs: Outputs, commit_offset: int) -> None:
+        """Record that the flush is written, with its commit at this offset."""
         self._committed_next = dict(outputs.commit.next)
         self._committed_events = outputs.commit.ledger.events
         self._steps.append(_Step(commit_offset, outputs.commit.next))
 
     def ledger(self) -> Ledger:
-        """Counts since the model began."""
+        """Return the counts since the model began."""
         return self.joiner.ledger(self.refused)
 
     # -- replay
 
     def begin_replay(self, base: tuple[int, Commit] | None, last: Commit) -> dict[str, int]:
         """Prepare to rebuild the state of commit `last`, from the commit `base` = (offset, commit), or from
-        the start.
+        the start if `base` is None.
 
-        Returns where to read each stream from; feed each later commit's records to `replay` in order.
+        Returns the offset from which to read each stream. Call `replay` for each later commit, in order.
         """
         self.start = dict(last.start)
         before = dict(last.start) if base is None else dict(base[1].next)
@@ -242,19 +244,18 @@ class Task:
             self.joiner.restart_at(base[1].watermark_ms)
         if last.began_ms is not None:
             self.joiner.begin_at(last.began_ms)
-        # Records below `low` cannot matter any more: they need not even be in the log.
+        # The state does not depend on records below `low`; the log may have removed them.
         self.next = {role: max(offset, last.low[role]) for role, offset in before.items()}
         return dict(self.next)
 
     def replay(self, offset: int, commit: Commit, read: Mapping[str, Sequence[Records]]) -> None:
-        """Repeat one commit: its records from each stream, then its watermark. What it yields was emitted
-        then.
-        """
+        """Repeat one commit: join its records of each stream, then advance to its watermark. Samples are
+        dropped, as they are in the log already."""
         for role, pieces in read.items():
-            skipped = np.array(sorted(commit.skips.records.get(role, ())), np.int64)
+            skipped = np.array(sorted(commit.exclusions.records.get(role, ())), np.int64)
             for records in pieces:
                 columns, _ = self.decode(role, records)
-                columns = _without(columns, skipped, set(commit.skips.elements.get(role, ())))
+                columns = _without(columns, skipped, set(commit.exclusions.elements.get(role, ())))
                 if len(columns):
                     self._join(columns)
         if commit.watermark_ms is not None:
@@ -264,8 +265,8 @@ class Task:
         self._steps.append(_Step(offset, commit.next))
 
     def replay_set_back(self, offset: int, commit: Commit, read: Mapping[str, Iterable[Records]]) -> None:
-        """Repeat the commit by which an operator has put the watermark back; it follows the former commit
-        without events in between. `read`: each stream from `WatermarkSetBack.recall` to the commit's `next`.
+        """Repeat a commit by which an operator set the watermark back. It follows the former commit without
+        events in between. `read` has each stream from `WatermarkSetBack.recall` to the commit's `next`.
 
         Raises Corrupt if the rebuilt watermark is lower than the one that the commit sets.
         """
@@ -280,23 +281,22 @@ class Task:
         for role, pieces in read.items():
             for records in pieces:
                 columns, _ = self.decode(role, records)
-                columns = columns.where(datable(columns.times_ms))  # the others were refused
+                columns = columns.where(datable(columns.times_ms))  # events of other times were refused
                 if len(columns):
                     self._join(columns)
         self.joiner.end_recall()
         self._steps.append(_Step(offset, commit.next))
 
     def end_replay(self, last: Commit, now_ms: int) -> None:
-        """The state is that of `last`: go on from it.
+        """End a replay at commit `last`; joining continues from it.
 
-        Raises Corrupt if the rebuilt state is not the one that was committed: then events were lost or
-        changed.
+        Raises Corrupt if the rebuilt state differs from the committed one: events were lost or changed.
         """
         found = {label: counts["pending"] for label, counts in self.joiner.ledger().labels.items()}
         expected = {label: counts["pending"] for label, counts in last.ledger.labels.items()}
         if found != expected:
             raise Corrupt(
-                f"{self.topics.joiner}[{self.partition}]: the commit says that pending are {expected}\n"
+                f"{self.topics.joiner}[{self.partition}]: expected pending impressions {expected}\n"
                 f"  the replay of its events finds {found}\n"
                 "  events between `low` and `next` were removed or changed, or the spec's join keys were"
             )
@@ -309,24 +309,24 @@ class Task:
         self._advanced_ms = last.watermark_ms
         self.watermark.resume(last.watermark_ms, last.clocks, now_ms - last.written_ms)
 
-    # -- within
+    # -- internal
 
     def decode(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
-        """Decode records. Those for which the decoder raises an error are refused, whatever it is: no record
-        ends the joiner."""
+        """Decode records. A record for which the decoder raises an error is refused, whatever the error: no
+        record ends the joiner."""
         try:
             return self._decode_all(role, records)
         except _NOT_OF_A_RECORD:
             raise
-        except Exception:  # decoding each part again tells which records raise it; these keep its words
+        except Exception:  # decode parts again to find the records that raise it
             bad = dict(self._failing(role, records, range(len(records))))
         rows = [row for row in range(len(records)) if row not in bad]
         try:
             columns, refused = self._decode_all(role, records.where(rows))
         except _NOT_OF_A_RECORD:
             raise
-        except Exception as error:  # of records that can be decoded alone, but not together
-            bad |= dict.fromkeys(rows, _words(error))
+        except Exception as error:  # records that decode one by one, but not together
+            bad |= dict.fromkeys(rows, _reason(error))
             rows = []
             columns, refused = self._decode_all(role, records.where(rows))
         refused.rows = [rows[row] for row in refused.rows]
@@ -336,7 +336,7 @@ class Task:
         return columns, refused
 
     def _failing(self, role: str, records: Records, rows: range) -> Iterator[tuple[int, str]]:
-        """(Row, reason) of records for which the decoder raises an error; found by halves."""
+        """Yield (row, reason) of the records for which the decoder raises an error, by bisection."""
         try:
             self._decode_all(role, records.where(rows))
             return
@@ -344,7 +344,7 @@ class Task:
             raise
         except Exception as error:
             if len(rows) == 1:
-                yield rows[0], _words(error)
+                yield rows[0], _reason(error)
                 return
         middle = len(rows) // 2
         yield from self._failing(role, records, rows[:middle])
@@ -365,7 +365,7 @@ class Task:
         now: Now | None,
         refused: Refused,
     ) -> Timed[ImpressionColumns] | Timed[ShownColumns] | Timed[ActionColumns]:
-        """Judge the times of events."""
+        """Refuse events with wrong times, or stop at one on which clocks disagree."""
         rules = TimeRules(role, self.plan.max_ahead_ms, self.plan.times.get(role))
         if isinstance(columns, ImpressionColumns):
             return judge_times(columns, records, rules, now, refused)
@@ -380,25 +380,25 @@ class Task:
             return self.joiner.on_shown(columns)
         return self.joiner.on_actions(columns)
 
-    def _skip_later(
+    def _exclude_later_duplicates(
         self, role: str, columns: ImpressionColumns | ShownColumns | ActionColumns, outcomes: U8
     ) -> None:
-        chosen = np.isin(outcomes, NOT_IN_A_REPLAY)
+        chosen = np.isin(outcomes, REPLAY_EXCLUDED)
         if not chosen.any():
             return
         offsets, places = columns.places
-        # A record that is left out as a whole, such as one that was sent again, is named as a whole.
+        # A record of which all elements are excluded, such as one that was sent again, is named as a whole.
         _, record, counts = np.unique(offsets, return_inverse=True, return_counts=True)
         whole = (np.bincount(record, chosen) == counts)[record]
-        self._skips.add(role, np.unique(offsets[whole]))
-        self._skips.add_elements(role, offsets[chosen & ~whole], places[chosen & ~whole])
+        self._exclusions.add(role, np.unique(offsets[whole]))
+        self._exclusions.add_elements(role, offsets[chosen & ~whole], places[chosen & ~whole])
 
     def _refuse(self, role: str, records: Records, refused: Refused) -> None:
         self.refused += len(refused)
         self._refused.setdefault(role, Counter()).update(refused.by_reason())
-        self._skips.add(role, records.offsets[refused.rows])
+        self._exclusions.add(role, records.offsets[refused.rows])
         for row, reason in zip(refused.rows, refused.reasons, strict=True):
-            said = {
+            fields = {
                 "v": 1,
                 "kind": "dead-letter",
                 "reason": reason,
@@ -408,7 +408,7 @@ class Task:
                 "time_ms": int(records.times_ms[row]),
             }
             most = self.topics.limits.dead_letter_bytes
-            self._letters.append(letter(said, records.values[row], max_bytes=most))
+            self._dead_letters.append(letter(fields, records.values[row], max_bytes=most))
 
     def _commit(self, now_ms: int) -> Commit:
         low = {role: self.joiner.low(role, offset) for role, offset in self.next.items()}
@@ -425,19 +425,19 @@ class Task:
             ledger=self.ledger(),
             written_ms=now_ms,
             began_ms=self.joiner.began_ms,
-            skips=self._skips,
+            exclusions=self._exclusions,
             clock=self.clock,
         )
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"the decoder raises {type(error).__name__}: {error}"[:LONGEST_REASON]
 
 
 def _without(
     columns: ImpressionColumns | ShownColumns | ActionColumns, skipped: I64, elements: set[tuple[int, int]]
 ) -> ImpressionColumns | ShownColumns | ActionColumns:
-    """Leave out what a commit names: whole records, and (offset, place) of single impressions or actions."""
+    """Drop the events that a commit excludes: whole records, and single elements as (offset, index)."""
     if not len(columns) or not (len(skipped) or elements):
         return columns
     offsets, places = columns.places
@@ -449,7 +449,7 @@ def _without(
 
 
 def pieces(records: Records) -> Iterator[Records]:
-    """Records in pieces of about PIECE_BYTES, one record at least."""
+    """Yield records in pieces of about PIECE_BYTES, one record at least."""
     ends = records.values.ends
     if len(records.values.data) <= PIECE_BYTES or len(records) == 1:
         yield records

@@ -1,8 +1,8 @@
-"""Recognises the partitioner that the clients of a topic use, by a sample of its records' keys.
+"""Detection of the partitioner that a topic's clients use, from a sample of its records' keys.
 
-Events of a request are joined only within one partition number, so all topics that are joined must place a
-key alike. A few keys of each poll are hashed by the partitioners that common clients have; the one that
-explains them is named. Pure; the clock is an argument.
+The join needs all events of a request in one partition number, so clients must place a key alike in all
+joined topics. A few keys of each poll are hashed by the partitioners of common clients; the one that explains
+them is named. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -16,43 +16,44 @@ from typing import Any
 from freshet.features import partition_of
 from freshet.types import BytesColumn
 
-__all__ = ["PARTITIONERS", "Placing", "fnv1a_of"]
+__all__ = ["PARTITIONERS", "PartitionerDetector", "fnv1a_of"]
 
-KEYS_A_LOOK = 4
-LOOK_EVERY_S = 0.05
-"""Of a topic: at most 80 keys a second are looked at, some 70 µs each look."""
+KEYS_A_SAMPLE = 4
+SAMPLE_EVERY_S = 0.05
+"""Time between two samples of a topic: at most 80 keys a second, some 70 µs each sample."""
 
 ENOUGH = 64
-"""Keys of a topic before anything is said of it."""
+"""Keys of a topic before its partitioner is named."""
 
 MOST = 1024
-"""Counts are halved here, so that a client that was mended is forgotten after some hundred keys."""
+"""Key count at which counts are halved, so that a corrected client is forgotten after hundreds of keys."""
 
 EXPLAINS, STRAY = 0.98, 0.05
-"""A partitioner explains a topic from the first share of its keys on; below the other a share is chance."""
+"""A partitioner explains a topic if it explains at least the first share of its keys; a share below the
+second is chance."""
 
 DIFFERS = 0.1
-"""Topics whose partitioners explain shares that differ by more are placed in different ways."""
+"""Difference of a partitioner's shares in two topics above which the topics use different partitioners."""
 
 TWICE_S = 600.0
-"""For how long a key that was seen in two partitions counts."""
+"""How long a key that was found in two partitions counts."""
 
 REMEMBERED = 4096
-"""Keys whose partition is remembered, over all topics."""
+"""Number of keys whose partition is remembered, over all topics."""
 
 
 def murmur2_of(key: bytes, partitions: int) -> int:
-    """Java's default, `murmur2` and `murmur2_random` of librdkafka; freshet's own."""
+    """Return a key's partition by murmur2: freshet's, Java's default, librdkafka's `murmur2_random`."""
     return int(partition_of(BytesColumn.of([key]), partitions)[0])
 
 
 def crc32_of(key: bytes, partitions: int) -> int:
-    """librdkafka's default, `consistent_random`, and `consistent`."""
+    """Return a key's partition by CRC32: librdkafka's default `consistent_random`, and `consistent`."""
     return zlib.crc32(key) % partitions
 
 
 def fnv1a(key: bytes) -> int:
-    """FNV-1a, 32 bits."""
+    """Return the FNV-1a hash, 32 bits."""
     value = 0x811C9DC5
     for byte in key:
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -60,14 +61,14 @@ def fnv1a(key: bytes) -> int:
 
 
 def fnv1a_of(key: bytes, partitions: int) -> int:
-    """sarama's default, and `fnv1a` of librdkafka: the hash as a signed number, without its sign."""
+    """Return a key's partition by sarama's default and librdkafka's `fnv1a`: |signed hash| modulo n."""
     value = fnv1a(key)
     signed = value - (1 << 32) if value >= 1 << 31 else value
     return abs(signed) % partitions
 
 
 def fnv1a_positive_of(key: bytes, partitions: int) -> int:
-    """sarama's reference partitioner: the hash without its sign bit."""
+    """Return a key's partition by sarama's reference partitioner: the hash without its sign bit."""
     return (fnv1a(key) & 0x7FFFFFFF) % partitions
 
 
@@ -77,7 +78,7 @@ PARTITIONERS: Mapping[str, Callable[[bytes, int], int]] = {
     "fnv1a": fnv1a_of,
     "fnv1a-positive": fnv1a_positive_of,
 }
-WORDS = {
+DESCRIPTIONS = {
     "murmur2": "murmur2 (Java's default, and freshet's)",
     "crc32": "CRC32 (the default of librdkafka's clients, consistent_random)",
     "fnv1a": "FNV-1a (sarama's default, librdkafka's fnv1a)",
@@ -89,11 +90,11 @@ WORDS = {
 
 @dataclass(slots=True)
 class _Topic:
-    looked_s: float = float("-inf")
+    sampled_s: float = float("-inf")
     keys: int = 0
     explained: Counter[str] = field(default_factory=Counter)  # PARTITIONERS, "no key", "unknown"
 
-    def take(self, names: list[str]) -> None:
+    def count(self, names: list[str]) -> None:
         self.keys += 1
         self.explained.update(names)
         if self.keys >= MOST:
@@ -102,51 +103,51 @@ class _Topic:
 
     @property
     def partitioner(self) -> str | None:
-        """The one that explains nearly all keys; "other" if none does; None while too few were seen."""
+        """The partitioner that explains nearly all keys; "other" if none does; None for few keys."""
         if self.keys < ENOUGH:
             return None
         name, n = self.explained.most_common(1)[0]
         return name if n >= EXPLAINS * self.keys and name != "unknown" else "other"
 
     def share(self, name: str) -> float:
-        """Of the keys that a partitioner explains."""
+        """Return the share of keys that a partitioner explains."""
         return self.explained[name] / max(self.keys, 1)
 
 
-class Placing:
-    """Used by one thread; memory is bounded by the topics and REMEMBERED keys."""
+class PartitionerDetector:
+    """Names the topics' partitioners. Used by one thread; keeps one entry per topic and REMEMBERED keys."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
+        """Create an instance without topics."""
         self._topics: dict[str, _Topic] = {}
         self._where: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._twice: tuple[float, str, str] | None = None  # when a key was seen in two partitions, in words
 
-    def note(self, topic: str, partition: int, counts: set[int], keys: BytesColumn, now_s: float) -> None:
-        """Look at some keys of records that were read.
+    def sample(self, topic: str, partition: int, counts: set[int], keys: BytesColumn, now_s: float) -> None:
+        """Sample some keys of records.
 
         Args:
             topic: of the records.
             partition: of the records.
-            counts: how many partitions the topic has, and had in the model's life.
+            counts: partition counts that the topic has, and had during the model's life.
             keys: (N,) the records' keys; empty where there is none.
             now_s: monotonic.
         """
         seen = self._topics.get(topic)
         if seen is None:
             seen = self._topics[topic] = _Topic()
-        if max(counts) < 2 or not len(keys) or now_s - seen.looked_s < LOOK_EVERY_S:
+        if max(counts) < 2 or not len(keys) or now_s - seen.sampled_s < SAMPLE_EVERY_S:
             return
-        seen.looked_s = now_s
-        for row in {i * len(keys) // KEYS_A_LOOK for i in range(KEYS_A_LOOK)}:
+        seen.sampled_s = now_s
+        for row in {i * len(keys) // KEYS_A_SAMPLE for i in range(KEYS_A_SAMPLE)}:
             key = bytes(keys[row])
             if not key:
-                seen.take(["no key"])
+                seen.count(["no key"])
                 continue
             names = [
                 name for name, of in PARTITIONERS.items() if any(of(key, n) == partition for n in counts)
             ]
-            seen.take(names or ["unknown"])
+            seen.count(names or ["unknown"])
             if len(counts) == 1:
                 self._remember(topic, partition, key, now_s)
         if self._twice is not None and now_s - self._twice[0] > TWICE_S:
@@ -164,15 +165,15 @@ class Placing:
 
     @property
     def named(self) -> dict[str, str]:
-        """{topic: its partitioner, or "other"}, of topics of which enough was seen."""
+        """{topic: its partitioner, or "other"}, for topics with enough keys."""
         return {t: seen.partitioner for t, seen in self._topics.items() if seen.partitioner is not None}
 
     @property
     def trouble(self) -> dict[str, str]:
-        """{topic: what is wrong}: its keys do not lie where those of the other topics lie.
+        """{topic: problem}, for topics whose keys are placed differently from those of the other topics.
 
-        A partitioner that none of PARTITIONERS explains is no trouble as long as all topics have it: no key
-        was seen in two partitions then.
+        A partitioner that PARTITIONERS does not have is no problem if all topics use it: then no key was
+        found in two partitions.
         """
         known = {t: self._topics[t] for t in self.named}
         wrong = {t for t, seen in known.items() if seen.share("no key") > STRAY}
@@ -181,32 +182,35 @@ class Placing:
             for other in known.values():
                 if any(abs(seen.share(name) - other.share(name)) > DIFFERS for name in names):
                     wrong.add(one)
-        theirs = {t for t in wrong if self.named[t] != "murmur2"}  # ours is named only where all are ours
-        wrong = theirs or wrong
+        external = {
+            t for t in wrong if self.named[t] != "murmur2"
+        }  # murmur2 is named only if all topics use it
+        wrong = external or wrong
         if self._twice is not None and not wrong:
             wrong = {self._twice[1]}
         twice = "" if self._twice is None else f"; {self._twice[2]}"
-        return {topic: self._words(topic) + twice for topic in sorted(wrong)}
+        return {topic: self._problem(topic) + twice for topic in sorted(wrong)}
 
-    def _words(self, topic: str) -> str:
-        beside = "".join(f", those of {t} by {self._found(t)}" for t in sorted(self.named) if t != topic)
+    def _problem(self, topic: str) -> str:
+        beside = "".join(
+            f", those of {t} by {self._description(t)}" for t in sorted(self.named) if t != topic
+        )
         return (
-            f"records of {topic} are placed by {self._found(topic)}{beside}; actions and impressions of a "
-            "request meet only in one partition number: key all by the request's id, with one partitioner "
-            "(murmur2_random in clients of librdkafka)"
+            f"records of {topic} are placed by {self._description(topic)}{beside}; actions and impressions "
+            "of a request meet only in one partition number: key all by the request's id, with one "
+            "partitioner (murmur2_random in clients of librdkafka)"
         )
 
-    def _found(self, topic: str) -> str:
+    def _description(self, topic: str) -> str:
         name, seen = self.named.get(topic), self._topics[topic]
-        if name in WORDS:
-            return WORDS[name]
+        if name in DESCRIPTIONS:
+            return DESCRIPTIONS[name]
         best = max(PARTITIONERS, key=seen.share)
         if seen.share(best) < 0.6:
-            return (
-                f"{WORDS['unknown']} (keys that the best known one, {best}, explains: {seen.share(best):.0%})"
-            )
+            share = f"{seen.share(best):.0%}"
+            return f"{DESCRIPTIONS['unknown']} (keys that the best known one, {best}, explains: {share})"
         return f"several partitioners ({best} explains {seen.share(best):.0%})"
 
     def to_json(self) -> dict[str, Any]:
-        """As `freshet status --json` shows it."""
+        """Return the object of `freshet status --json`."""
         return {"partitioners": self.named, "trouble": self.trouble}

@@ -1,4 +1,4 @@
-"""Sets event time back after clocks were wrong for so long that the watermark followed them (PROTOCOL 19)."""
+"""Set-back of event time, after the watermark followed wrong clocks (PROTOCOL 19)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from freshet.clock import Clock
 from freshet.errors import DataLost, Unavailable
-from freshet.joiner.commit import Commit, Skips, WatermarkSetBack
+from freshet.joiner.commit import Commit, ReplayExclusions, WatermarkSetBack
 from freshet.joiner.core import Joiner
 from freshet.joiner.partition import Topics
 from freshet.joiner.plan import JoinPlan
@@ -18,24 +18,24 @@ from freshet.types import Append, BytesColumn, TopicPartition
 __all__ = ["CLOCK_MARGIN_MS", "Partition", "set_back", "time_at"]
 
 CLOCK_MARGIN_MS = 3_600_000
-"""Events are found by the log's time of their records, which may differ from their own time by as much."""
+"""Largest difference between an event's time and the log's time of its record, by which events are found."""
 
 _STALLED_POLLS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The watermark of one partition, before and after."""
+    """Watermark of one partition, before and after."""
 
     partition: int
-    was_ms: int | None  # None: nothing was joined yet
-    watermark_ms: int | None  # the same if nothing is changed
-    recall: Mapping[str, int]  # role -> offset from which ids are recalled; empty: nothing is changed
-    next: Mapping[str, int]  # role -> offset of the first event that is joined by the new watermark
+    was_ms: int | None  # None: no event was joined yet
+    watermark_ms: int | None  # equals `was_ms` if it is not changed
+    recall: Mapping[str, int]  # role -> offset from which ids are recalled; empty: it is not changed
+    next: Mapping[str, int]  # role -> offset of the first event that is joined under the new watermark
 
     @property
     def changed(self) -> bool:
-        """Whether it is, or in a dry run would be, set back."""
+        """Whether the watermark is, or in a dry run would be, set back."""
         return bool(self.recall)
 
 
@@ -50,23 +50,28 @@ def set_back(
     *,
     dry_run: bool,
 ) -> list[Partition]:
-    """Put the watermark of every partition that is ahead of the clock back to the present, or to the time of
-    the oldest event that is not read yet.
+    """Set back the watermark of every partition that is ahead of the clock, to the present, or to the time of
+    the oldest unread event.
 
-    Each group of partitions is changed in one atomic append, by the joiner's own writer: a joiner that runs
-    is fenced, and begins again from the new commits. Partitions that are not ahead stay as they are, so the
-    function can be repeated, and killed at any moment.
+    Each group of partitions changes in one atomic append, by the joiner's own writer: a running joiner is
+    fenced, and starts again from the new commits. Other partitions do not change, so the function can be
+    repeated, and killed at any moment.
 
     Args:
+        log: that holds the topics.
+        model: its name is part of the writers' and retention pins' names.
+        topics: of the join.
+        plan: of the join, which has the horizon of ids.
         groups: partitions that share a writer.
         writer_of: opens the joiner's writer of a group.
-        clock: the present time; the caller has made sure that it is right.
+        clock: the present time; the caller has checked it.
         dry_run: change nothing, and open no writer.
 
     Raises:
-        DataLost: the log is another one, or no longer holds the events whose ids have to be known.
+        DataLost: a topic was created anew, or has removed events whose ids must be known.
         Fenced: a joiner has started meanwhile.
-        Corrupt, Unavailable: a commit cannot be read, or the log cannot be reached.
+        Corrupt: a commit cannot be read.
+        Unavailable: the log cannot be reached.
     """
     horizon_ms = Joiner(plan).horizon_ms
     done: list[Partition] = []
@@ -101,7 +106,7 @@ def _judge(
     places = {role: TopicPartition(topic, partition) for role, topic in topics.inputs.items()}
     unread = [time_at(log, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
     to_ms = min([now_ms, was_ms, *(time_ms for time_ms in unread if time_ms is not None)])
-    # Events of a later time are not late from now on: their ids have to be known.
+    # Later events are no longer late, so their ids must be known.
     from_ms = to_ms - horizon_ms
     recall = {}
     for role, at in places.items():
@@ -113,7 +118,7 @@ def _judge(
                 raise DataLost(
                     f"{at}: expected the events of the {horizon_ms / 1000:.0f} s (window + 2 grace) before "
                     f"{to_ms}, found none before {oldest_ms}: the log has removed them\n"
-                    "  repeats of removed events would be joined twice: wait until the clock has come to "
+                    "  duplicates of removed events would be joined again: wait until the clock has reached "
                     f"{oldest_ms + horizon_ms}, and repeat the command"
                 )
     return Partition(partition, was_ms, to_ms, recall, commit.next)
@@ -144,8 +149,8 @@ def _write(
                 watermark_ms=one.watermark_ms,
                 clocks={role: min(clock, one.watermark_ms) for role, clock in commit.clocks.items()},
                 written_ms=now_ms,
-                skips=Skips(),
-                clock=None,  # what the writers before knew of the time was wrong
+                exclusions=ReplayExclusions(),
+                clock=None,  # the former writers' clocks were wrong
                 set_back=WatermarkSetBack(one.was_ms, one.recall),
             )
             appends.append(Append(topics.joiner, one.partition, BytesColumn.of([commit.encode()])))
@@ -153,13 +158,16 @@ def _write(
             TopicPartition(topic, one.partition): commit.low[role] for role, topic in topics.inputs.items()
         }
         held[TopicPartition(topics.joiner, one.partition)] = max(commit.since, 0)
-    # Before the commit, so that retention removes nothing that it needs.
+    # Before the commit, so that retention removes nothing that the commit needs.
     log.hold(f"joiner-{model}-{found[0].partition}", held)
     writer.append(appends)
 
 
 def time_at(log: EventLog, at: TopicPartition, start: int, stop: int) -> int | None:
-    """The log's smallest time among the first records in [start, stop); None if there is none."""
+    """Return the log's time of the first record in [start, stop); None if there is none.
+
+    Raises Unavailable if no record comes within 30 polls.
+    """
     reader = log.reader()
     try:
         position, empty = max(start, log.bounds(at).start), 0

@@ -1,4 +1,4 @@
-"""Puts a joiner together from a spec and a log: what `freshet run joiner` and `freshet replay` call."""
+"""Construction of a joiner from a spec and a log, for `freshet run joiner` and `freshet replay`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, readers_of, streams_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import Shares
+from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.errors import ConfigError
 from freshet.features import hash_text
-from freshet.joiner.events import SchemasOfOthers, SpecDecoder
+from freshet.joiner.events import ExternalSchemas, SpecDecoder
 from freshet.joiner.partition import Topics
 from freshet.joiner.plan import join_plan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
@@ -27,13 +27,13 @@ from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics, limits_of
 
-__all__ = ["make", "pace_of", "run", "shares_of"]
+__all__ = ["assignment_of", "make", "pace_of", "run"]
 
 _log = structlog.get_logger("freshet.joiner")
 
 
 def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pace:
-    """How often a joiner writes; with an interval of 0, as often as is good for the log."""
+    """Return the pace for a log; a `commit_interval_ms` of 0 takes the interval that suits the log."""
     every_ms = commit_interval_ms or log.traits.append_every_ms
     return Pace(
         flush_interval_ms=every_ms,
@@ -42,14 +42,14 @@ def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pac
     )
 
 
-def shares_of(
+def assignment_of(
     spec: Spec, log: EventLog, name: str = "", clock: Clock = SYSTEM_CLOCK
-) -> tuple[Claims, Shares] | None:
-    """This process's share of the partitions, and its claims, which are to be closed after the joiner.
+) -> tuple[Claims, PartitionAssignment] | None:
+    """Return this process's partition assignment, and its claims, which must be closed after the joiner.
 
-    None on an embedded log: one joiner has them all. Without a name it is called after host and process.
+    None on an embedded log, where one joiner has all partitions. The default name is host and process id.
 
-    Raises ConfigError if an embedded log's joiner was named.
+    Raises ConfigError if a joiner on an embedded log has a name.
     """
     if not log.traits.many_hosts:
         if name:
@@ -57,14 +57,14 @@ def shares_of(
                 "environment",
                 "FRESHET_JOINER_NAME",
                 name,
-                "no name: an embedded log has one joiner, with all partitions",
-                "several share the partitions on a log that several machines reach, such as kafka://",
+                "no name: an embedded log has one joiner, which has all partitions",
+                "joiners share partitions on a log that several machines reach, such as kafka://",
             )
         return None
     claims = Claims(log, ensure_topics(log, spec).control, clock)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     owner = f"{name}/{uuid.uuid4().hex}"
-    return claims, Shares(claims, "joiner", "join", name, owner, spec.partitions, clock)
+    return claims, PartitionAssignment(claims, "joiner", "join", name, owner, spec.partitions, clock)
 
 
 def make(
@@ -72,24 +72,33 @@ def make(
     log: EventLog,
     *,
     partitions: Sequence[int] | None = None,
-    shares: Shares | None = None,
-    theirs: SchemasOfOthers | None = None,
+    assignment: PartitionAssignment | None = None,
+    external_schemas: ExternalSchemas | None = None,
     clock: Clock = SYSTEM_CLOCK,
     pace: Pace | None = None,
     stop: Event | None = None,
-    on_status: Callable[[JoinerStatus], None] | None = None,
 ) -> JoinerService:
-    """A joiner of a spec's partitions (all, if none are named); creates the topics that are missing.
+    """Make the joiner of a spec's partitions; creates missing topics.
 
-    A topic of events may have more partitions than the spec says, from the start or later: all that every
-    joined topic has are read. With `shares`, of those of them that it shares with others. On a log of many
-    hosts each partition has a writer of its own, whoever joins it, so that every later joiner fences every
-    earlier one. `theirs` has the schemas of topics in the format confluent.
+    Input topics may have more partitions than the spec, from the start or later: the joiner reads those that
+    all of them have. On a log of many hosts each partition has a writer of its own, so that every later
+    joiner fences earlier ones.
 
-    Raises ConfigError if the spec asks for what the joiner cannot do, or a schema's file cannot be read,
-    Mismatch if a topic has other partitions.
+    Args:
+        spec: the model's.
+        log: that holds its topics.
+        partitions: of the inputs; None: all.
+        assignment: the partition assignment among joiners; None: this joiner has all partitions.
+        external_schemas: schemas of topics in the format confluent.
+        clock: wall-clock and monotonic time.
+        pace: intervals of the loop.
+        stop: ends `run` when set.
+
+    Raises:
+        ConfigError: the joiner cannot do what the spec says, or the file of a schema cannot be read.
+        Mismatch: a topic has other partitions than the spec.
     """
-    if theirs is None and any(stream.format == "confluent" for stream in streams_of(spec)):
+    if external_schemas is None and any(stream.format == "confluent" for stream in streams_of(spec)):
         raise ConfigError(
             "environment",
             "FRESHET_REGISTRY_URL",
@@ -106,8 +115,8 @@ def make(
     every = spec.partitions if partitions is not None else max(spec.partitions, min(counts.values()))
     if log.traits.many_hosts:
         log.grow_topic(names.joiner, every)
-    if shares is not None:
-        shares.partitions = every
+    if assignment is not None:
+        assignment.partitions = every
     topics = Topics(
         inputs=inputs,
         samples=names.samples,
@@ -121,7 +130,7 @@ def make(
     by_writers = [topic for topic in inputs.values() if not known[topic].append_time]
     if by_writers:
         _log.warning(
-            "records carry their writers' time: this joiner's clock alone bounds event time; set the topics' "
+            "records carry their writers' time: only this joiner's clock bounds event time; set the topics' "
             "message.timestamp.type=LogAppendTime",
             topics=by_writers,
         )
@@ -130,8 +139,10 @@ def make(
         s.role: schemas.of(s.role) for s in streams_of(spec) if s.format in ("json", "bare")
     }
     readers = readers_of(spec, schemas)
-    decoder = partial(SpecDecoder, spec, plan, SchemaRegistry(log), frameless, theirs, readers=readers)
-    decoder()  # what does not fit the spec stops the start
+    decoder = partial(
+        SpecDecoder, spec, plan, SchemaRegistry(log), frameless, external_schemas, readers=readers
+    )
+    decoder()  # raises now if a schema does not fit the spec
     return JoinerService(
         log=log,
         model=spec.name,
@@ -141,12 +152,11 @@ def make(
         partitions=range(every) if partitions is None else partitions,
         watches_growth=partitions is None and log.traits.many_hosts,
         all_partitions=partitions is None and not log.traits.many_hosts,
-        shares=shares,
+        assignment=assignment,
         clock=clock,
         pace=pace or Pace(),
         append_time=not by_writers,
         stop=stop or Event(),
-        on_status=on_status,
     )
 
 
@@ -163,8 +173,9 @@ def run(
 ) -> JoinerStatus | None:
     """Join until `stop` is set; with `until_end`, up to the streams' present ends, then close every window.
 
-    Returns what it did. Raises as `make` and `JoinerService.run` do.
+    Returns the last status. Raises as `make` and `JoinerService.run` do.
     """
-    joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop, on_status=on_status)
+    joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop)
+    joiner.on_status = on_status
     joiner.run(until_end=until_end)
     return joiner.status

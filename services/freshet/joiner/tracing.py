@@ -1,4 +1,4 @@
-"""What the joiner tells of traced events: how long their windows were open, and where their samples lie."""
+"""Spans of traced events: how long their windows were open, and where their samples were written."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES
+from freshet.config.spec.topics import BLOCK_BYTES
 from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import blocks
 from freshet.joiner.core import Samples
 from freshet.observability.tracing import MOST_LINKS, Tracer, harmless
 
-__all__ = ["Joined", "noted", "written"]
+__all__ = ["Joined", "trace_appended", "trace_joined"]
 
 KNOWN = 10_000
-"""Events of which the first samples were told of. An event whose later samples come after so many others has
-them told of as first ones again: two spans of one id, of which viewers show one."""
+"""Number of events remembered as traced. An event whose later samples come after so many others gets a second
+span of the same id, of which viewers show one."""
 
-_told: OrderedDict[int, None] = OrderedDict()
+_traced: OrderedDict[int, None] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
     request: int
     time_ms: int  # event time of its first impression
-    samples: int
-    block: int  # that holds the first, from the append's first
+    samples: int  # number of its samples
+    block: int  # index of the block with its first sample, in the append
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Traced events among samples that are decided."""
+    """Traced events among decided samples."""
 
     decided_ns: int
     events: list[_Event]
 
 
 @harmless
-def noted(
+def trace_joined(
     tracer: Tracer, decided: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
 ) -> Joined | None:
-    """What is traced of samples that are about to be appended in blocks so large; None if nothing is."""
+    """Return the traced events among samples to be appended in such blocks; None if there are none."""
     requests = tracer.traced(decided.requests)
     if not requests:
         return None
@@ -56,8 +56,8 @@ def noted(
 
 
 @harmless
-def written(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: int) -> None:
-    """The samples are in the log, the first block at this offset."""
+def trace_appended(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: int) -> None:
+    """Send the spans of samples that are written, with the first block at this offset."""
     for event in joined.events[:MOST_LINKS]:
         served = tracer.event(event.request, "served")
         join = tracer.span(
@@ -84,11 +84,10 @@ def written(tracer: Tracer, joined: Joined, topic: str, partition: int, offset: 
 
 
 def _first(request: int) -> bool:
-    """Whether these are an event's first samples: what comes later (its other labels) has spans of its
-    own."""
-    if request in _told:
+    """Return whether an event's samples are its first; later ones (of other labels) get other spans."""
+    if request in _traced:
         return False
-    _told[request] = None
-    if len(_told) > KNOWN:
-        _told.popitem(last=False)
+    _traced[request] = None
+    if len(_traced) > KNOWN:
+        _traced.popitem(last=False)
     return True

@@ -1,5 +1,4 @@
-"""The event log: append-only topics of partitions, durable once acknowledged (Kafka; SQLite when
-embedded)."""
+"""Event log: append-only topics of partitions, durable once acknowledged (Kafka; SQLite when embedded)."""
 
 from __future__ import annotations
 
@@ -19,15 +18,14 @@ class TopicInfo:
     name: str
     partitions: int
     log_id: LogId
-    retention_ms: int | None  # None: kept for ever
-    max_record_bytes: int  # largest record, with its key, that an append to it may hold
-    append_time: bool = True  # records carry the log's own time, and not what their writers say
+    retention_ms: int | None  # None: records are kept forever
+    max_record_bytes: int  # largest record, with its key, of an append
+    append_time: bool = True  # whether records carry the log's own time, not their writers'
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a partition holds now: offsets [start, end). `end` is the next offset a committed record can
-    get."""
+    """Offsets [start, end) that a partition holds; `end` is the next offset of a committed record."""
 
     start: int
     end: int
@@ -35,65 +33,64 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class LogTraits:
-    """What a kind of log is like for services that append in a loop."""
+    """Properties of a kind of log, for services that append in a loop."""
 
-    many_hosts: bool  # processes on several machines reach it: then a service may run in several replicas
-    append_every_ms: int  # a good pause between atomic appends of a named writer, by what one costs
+    many_hosts: bool  # whether processes on several machines reach it, so that a service may have replicas
+    append_every_ms: int  # suitable interval between atomic appends of a named writer, by their cost
 
 
 class Reader(Protocol):
-    """Reads chosen partitions from chosen offsets; positions belong to the caller, never to a consumer group.
+    """Reads chosen partitions from chosen offsets; the caller keeps positions, not a consumer group.
 
     Used by one thread at a time.
     """
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets from now on, and no others.
+        """Read these partitions, and no others, from these offsets.
 
         Raises:
-            DataLost: an offset lies before what is retained or beyond the partition's end (PROTOCOL 1).
+            DataLost: an offset lies before the retained records or beyond the partition's end (PROTOCOL 1).
         """
 
     def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
-        """Return records in offset order per partition, at most one entry per partition and `max_records` in
-        all.
+        """Return records in offset order, at most one entry per partition and `max_records` in all.
 
-        Blocks up to `wait_s` for the first record; returns an empty sequence if none came, and then every
-        partition has been read to its end. Only committed records are seen (`read_committed`), and none
-        without a value (Kafka's tombstones, which are counted). An entry may hold no records: then only its
-        `next_offset` moved, past a marker, an aborted transaction or tombstones, as far as `bounds` says the
-        partition ends. A partition whose records run ahead is not allowed to starve the others.
+        Blocks up to `wait_s` for the first record. An empty result means that every partition has been read
+        to its end. Returns committed records only (`read_committed`), and none without a value (Kafka's
+        tombstones, which are counted). An entry may have no records: then only its `next_offset` moved, past
+        a marker, an aborted transaction or tombstones, up to the end of `bounds` at most. No partition
+        starves the others.
 
         Raises:
-            DataLost: the next offset has been removed by retention, or the topic was recreated.
+            DataLost: retention has removed the next offset, or the topic was created anew.
             Unavailable: the log cannot be reached; polling again is safe.
         """
 
     def close(self) -> None:
-        """Free what the reader holds. Idempotent."""
+        """Release the reader's resources. Idempotent."""
 
 
 class Writer(Protocol):
     """Appends to the log. Thread-safe."""
 
     def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        """Append all of these or none; return each one's first offset, once they are durable on disk.
+        """Append all or none of these; returns the first offset of each, once they are durable on disk.
 
-        Atomic over all partitions and topics of the call if the writer has a name or the call holds one
-        partition; a nameless writer promises no atomicity over several. Records of one Append get rising
-        offsets in order.
+        Atomic over all partitions and topics of the call if the writer has a name or the call has one
+        partition; a nameless writer is not atomic over several. Records of one Append get increasing offsets
+        in order.
 
         Raises:
-            TooLarge: a record exceeds its topic's `max_record_bytes`; found before anything is sent, so
-                nothing was written. Kafka may say so later, if the topic's limit was lowered meanwhile.
+            TooLarge: a record exceeds its topic's `max_record_bytes`. This is checked before anything is
+                sent, so nothing was written. Kafka may raise it later, if the topic's limit was lowered
+                meanwhile.
             Fenced: a later writer of the same name was opened. Nothing was written.
-            Unavailable: not written, or not known to be written (time-out, full disk); the message says
-            which. A named writer of which the latter is said may refuse further appends: open another, and
-            look what the log says.
+            Unavailable: not written, or not known to be written (time-out, full disk), as the message says.
+                In the second case a named writer may refuse further appends: open another, and read the log.
         """
 
     def close(self) -> None:
-        """Free what the writer holds. Idempotent."""
+        """Release the writer's resources. Idempotent."""
 
 
 class EventLog(Protocol):
@@ -101,12 +98,12 @@ class EventLog(Protocol):
 
     @property
     def traits(self) -> LogTraits:
-        """What it is like; the same for every log of its kind."""
+        """Properties of the log, the same for every log of its kind."""
 
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
     ) -> TopicInfo:
-        """Create a topic, or return the one that exists; what it keeps is from now on `retention_ms`.
+        """Create a topic, or return the one that exists; sets its retention to `retention_ms`.
 
         Topics of one `group` can be written in one atomic append (SQLite keeps them in one file; Kafka
         ignores it). A name is `[a-z0-9][a-z0-9._-]{0,200}`.
@@ -116,59 +113,57 @@ class EventLog(Protocol):
         """
 
     def topics(self) -> Mapping[str, TopicInfo]:
-        """All topics by name."""
+        """Return all topics by name."""
 
     def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
-        """How many partitions each of these topics has now; topics that do not exist are left out.
+        """Return the present partition counts of these topics, without topics that do not exist.
 
-        Topics of others grow while they are read (Kafka). Partitions that came since an earlier call can be
-        used after this one. Raises Unavailable.
+        External topics may grow while they are read (Kafka). New partitions can be used after this call.
+        Raises Unavailable if the log cannot be reached.
         """
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Give a topic this many partitions if it has fewer; idempotent.
+        """Grow a topic to this many partitions if it has fewer; idempotent.
 
-        Raises Unavailable; ConfigError where the log does not allow it: brokers that do not let this client
-        alter topics, and the embedded log, whose topics freshet alone writes.
+        Raises:
+            Unavailable: the log cannot be reached.
+            ConfigError: the log does not allow it: brokers that do not permit this client to alter topics,
+                and the embedded log, whose topics only freshet writes.
         """
 
     def bounds(self, partition: TopicPartition) -> Bounds:
-        """What the partition holds now. Raises Unavailable, or KeyError for an unknown topic or partition."""
+        """Return the partition's offsets. Raises Unavailable, or KeyError for an unknown partition."""
 
     def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
-        """`bounds` of many, asked for together: what one costs over a network. Raises as it does."""
+        """Return `bounds` of many partitions, in one network round trip. Raises as it does."""
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
-        """Smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        """Return the smallest offset whose record time is >= `time_ms`; the end if there is none."""
 
     def reader(self) -> Reader:
-        """A new reader without partitions."""
+        """Open a reader without partitions."""
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> Writer:
-        """A writer. A named one fences every earlier writer of that name (Kafka: its `transactional.id`).
+    def writer(self, name: str | None = None) -> Writer:
+        """Open a writer. A named one fences earlier writers of that name (Kafka: its `transactional.id`).
 
         Args:
-            name: whose it is; None for one whose appends are atomic over one partition only.
-            owns: partitions that writers of this name alone write to, the first of them in every append. What
-                an earlier one left there, neither done nor undone, is undone first: brokers may forget to
-                (Kafka 4.3.0 to 4.4.0 do: KAFKA-20734), and the next append would bring it back. After an
-                append that failed such a writer may refuse all others: open another.
+            name: of the writer; None for one whose appends are atomic over one partition only.
 
         Raises:
-            KeyError: a partition that it owns is unknown.
-            Unavailable: it cannot be opened now, or something in a partition that it owns has no end.
+            Unavailable: it cannot be opened now.
+            Mismatch: the log cannot keep what named writers promise (Kafka 4.3.0 to 4.4.0: KAFKA-20734).
         """
 
     def trim(self, partition: TopicPartition, before: int) -> None:
-        """Forget records below `before`, at the log's leisure. Retention by time calls the same thing."""
+        """Remove records below `before`, at a time of the log's choice, as retention by time does."""
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Keep records from these offsets on: retention by time passes none, until `name` holds others. Those
-        of an earlier call that are not among them are let go: all, if these are none.
+        """Set the retention pin of `name`: retention by time keeps records from these offsets on. Replaces
+        the pin's former offsets; an empty mapping removes it.
 
-        For what must be replayed after a loss (PROTOCOL 12, 17). A log that cannot be held (Kafka) ignores
-        it; there the distance to the log's start is a metric with an alert.
+        Pins keep records that must be replayed after a loss (PROTOCOL 12, 17). A log without pins (Kafka)
+        ignores them; there the distance to the log's start is a metric with an alert.
         """
 
     def close(self) -> None:
-        """Free what the log holds. Idempotent."""
+        """Release the log's resources. Idempotent."""

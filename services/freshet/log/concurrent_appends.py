@@ -1,4 +1,4 @@
-"""Appends of several clients at once, each with an outcome of its own."""
+"""Combined appends of several clients, each with an outcome of its own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["append_gathered"]
 def append_gathered(
     append: Callable[[Sequence[Append]], Sequence[int]], groups: Sequence[Sequence[Append]]
 ) -> list[Sequence[int] | TooLarge]:
-    """Append the groups of several clients in one call, and say for each what came of it.
+    """Append the groups of several clients in one call; returns the outcome of each group.
 
-    If a record is too large for the log, only its group fails: the groups are appended in halves until it
-    stands alone. A log that finds it before it sends anything writes no record twice by that. Kafka finds it
-    later where a topic's limit was lowered after the start; events of other groups may then be there twice,
-    which the joiner counts as repeats.
+    If a record is too large for the log, only its group fails: the call is repeated with halves of the groups
+    until that group is alone. A log that checks sizes before it sends writes no record twice. Kafka checks
+    later if a topic's limit was lowered after the start; then events of other groups may be written twice,
+    and the joiner counts the second as duplicates.
 
     Args:
         append: `Writer.append` of a writer without a name.
         groups: the appends of each client.
 
-    Returns: for each group the first offset of each of its appends, or why none of it was written.
-    Raises as `append` does, for all of them, whatever is not about one record.
+    Returns the first offset of each append of a group, or the error for which none of the group was written.
+    Raises other errors of `append`, for all groups.
     """
     try:
         offsets = append([one for group in groups for one in group])

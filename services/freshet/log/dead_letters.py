@@ -1,8 +1,8 @@
-"""Letters: JSON records about a record that could not be used, with its bytes in base64.
+"""Dead letters: JSON records about a record that could not be used, with its bytes in base64.
 
-A letter never exceeds what its topic takes. If the whole record does not fit, its beginning is kept and
-`left_out_bytes` says how many bytes are missing; where the record lies in the log (topic, partition, offset),
-the letter names the place.
+A dead letter never exceeds the limit of its topic. If the whole record does not fit, its beginning is kept
+and `left_out_bytes` is the number of missing bytes. If the record is in the log, its topic, partition and
+offset are in the dead letter.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import orjson
 __all__ = ["TEXT_CHARS", "letter"]
 
 TEXT_CHARS = 2_000
-"""Of a text in a letter, such as a reason; a longer one is cut."""
+"""Longest text in a dead letter, such as a reason; a longer one is truncated."""
 
 _SPARE_BYTES = 64
-"""For the key and the number of `left_out_bytes`."""
+"""Space for the key and the number of `left_out_bytes`."""
 
 
 def letter(fields: Mapping[str, object], raw: bytes, *, key: str = "bytes", max_bytes: int) -> bytes:
-    """One letter as JSON.
+    """Encode a dead letter as JSON.
 
     Args:
-        fields: what it says beside the record; texts longer than TEXT_CHARS are cut.
+        fields: its contents besides the record; texts longer than TEXT_CHARS are truncated.
         raw: the record.
-        key: under which its bytes stand.
-        max_bytes: of the letter; at least what `fields` take.
+        key: of the record's bytes.
+        max_bytes: of the dead letter; at least the size of `fields`.
     """
-    said = {name: _cut(value) for name, value in fields.items()}
-    whole = orjson.dumps({**said, key: ""})
+    texts = {name: _truncated(value) for name, value in fields.items()}
+    whole = orjson.dumps({**texts, key: ""})
     kept = max(0, max_bytes - len(whole) - _SPARE_BYTES) // 4 * 3
     if len(raw) <= kept:
-        return orjson.dumps({**said, key: base64.b64encode(raw).decode()})
+        return orjson.dumps({**texts, key: base64.b64encode(raw).decode()})
     text = base64.b64encode(raw[:kept]).decode()
-    return orjson.dumps({**said, key: text, "left_out_bytes": len(raw) - kept})
+    return orjson.dumps({**texts, key: text, "left_out_bytes": len(raw) - kept})
 
 
-def _cut(value: object) -> object:
+def _truncated(value: object) -> object:
     if isinstance(value, str) and len(value) > TEXT_CHARS:
         return value[:TEXT_CHARS] + "…"
     return value

@@ -1,8 +1,7 @@
-"""Schema ids: the topic `schemas` as a registry that every process reads alike.
+"""Schema ids: a registry in the topic `schemas`, which every process reads alike.
 
-An id is the offset of the first record that holds the schema's canonical JSON, plus 1. Registering
-twice, or from two processes at once, therefore yields one id: who appends second reads the first one's
-offset.
+An id is 1 plus the offset of the first record with the schema's canonical JSON. Registering a schema twice,
+or from two processes at once, yields one id, as the second process reads the first one's offset.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ FRAME_BYTES = 5
 _PARTITION = TopicPartition(SCHEMAS_TOPIC, 0)
 _POLL_RECORDS = 1_000
 
-SILENCES = 10
-"""So many times a reader may find the log silent before who registers a schema gives up. A reader of
-Kafka calls a second's silence one, and brokers on a machine on which everything starts at once are silent for
-longer: who registers mostly starts too, and would end for it."""
+MAX_SILENT_POLLS = 10
+"""Silent polls of the log after which registering a schema fails. A reader of Kafka treats one second without
+an answer as silence, and brokers on a machine where everything starts at once are silent for longer; most
+processes register schemas when they start, and would end."""
 
-LOOK_AGAIN_S = 0.5
-"""After an id that the topic did not hold, it is not read again for so long, whatever ids are asked for: each
-look takes a server's event loop up to some milliseconds, and records may name any id. What was registered is
-found after so long at the latest, and at once where nobody has asked for what is not there."""
+REREAD_S = 0.5
+"""Time after a read that did not find an id during which the topic is not read again for any id: each read
+delays a server's event loop by up to some milliseconds, and records may name any id. A registered schema is
+found after this time at the latest, and at once if no unknown id was requested before."""
 
-MOST_ASKED = 1_000
-"""Ids that are remembered to have been asked for in vain."""
+MAX_MISSED_IDS = 1_000
+"""Number of remembered ids that were requested and not found."""
 
 
 class _Reader(Protocol):
@@ -51,7 +50,7 @@ class _Writer(Protocol):
 
 
 class SchemaLog(Protocol):
-    """What the registry needs of an `EventLog` (which lies a layer above)."""
+    """Part of `EventLog` that the registry uses (`EventLog` is in a higher layer)."""
 
     def create_topic(self, name: str, *, partitions: int, retention_ms: int | None = None) -> object:
         """As `EventLog.create_topic`."""
@@ -67,12 +66,12 @@ class SchemaLog(Protocol):
 
 
 def frame(schema_id: int, payload: bytes) -> bytes:
-    """One Confluent-framed record."""
+    """Return a Confluent-framed record."""
     return b"\x00" + schema_id.to_bytes(4, "big") + payload
 
 
 def framed_id(record: bytes | memoryview) -> int:
-    """Schema id of a framed record. Raises Corrupt if it has no frame."""
+    """Return the schema id of a framed record. Raises Corrupt if it has no frame."""
     if len(record) < FRAME_BYTES or record[0] != 0:
         raise Corrupt(
             f"event: expected a zero byte and a 4-byte schema id, found {bytes(record[:FRAME_BYTES])!r} "
@@ -82,50 +81,56 @@ def framed_id(record: bytes | memoryview) -> int:
 
 
 class SchemaRegistry:
-    """Schemas by id, cached for ever: an id never changes its meaning. Thread-safe."""
+    """Schemas by id, cached forever: an id never changes its meaning. Thread-safe."""
 
     def __init__(self, log: SchemaLog, clock: Clock = SYSTEM_CLOCK) -> None:
         self._log, self.clock = log, clock
         self._lock = threading.Lock()
         self._next = 0
-        self._missed_s = float("-inf")  # when the topic was last read for an id that it did not hold
-        self._looks = 0  # at the topic for an id that it did not hold
-        self._asked: dict[int, int] = {}  # looks before an id was first asked for, the latest such ids
+        self._missed_s = float("-inf")  # time of the last read that did not find an id
+        self._misses = 0  # number of reads that did not find an id
+        self._missed_ids: dict[
+            int, int
+        ] = {}  # requested id -> `_misses` at its first request, the newest MAX_MISSED_IDS
         self._ids: dict[str, int] = {}
         self._schemas: dict[int, Written | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)
 
     def register(self, schema: Written | str | bytes) -> int:
-        """Id of a schema, given parsed or as JSON text; it is appended if the topic does not hold it yet.
+        """Return the id of a schema, parsed or as JSON text; appends it if the topic does not hold it yet.
 
-        Raises ConfigError if the text is no schema of a record, Unavailable as the log does, but for silences
-        of a reader (see `SILENCES`).
+        Raises:
+            ConfigError: the text is no schema of a record.
+            Unavailable: as the log does, but only after MAX_SILENT_POLLS silent polls.
         """
         text = canonical(parse_written(schema) if isinstance(schema, (str, bytes)) else schema)
         with self._lock:
             if text not in self._ids:
-                self._read_on(SILENCES)
+                self._read_to_end(MAX_SILENT_POLLS)
             if text not in self._ids:
                 writer = self._log.writer()
                 try:
                     writer.append([Append(SCHEMAS_TOPIC, 0, BytesColumn.of([text.encode()]))])
                 finally:
                     writer.close()
-                self._read_on(SILENCES)
+                self._read_to_end(MAX_SILENT_POLLS)
             return self._ids[text]
 
     def get(self, schema_id: int, came_s: float | None = None) -> Written:
-        """The schema of that id.
+        """Return the schema of an id.
 
         Args:
-            came_s: when the record came that names it, by the monotonic clock. What was registered before
-                    is then found, however lately the topic was read; without it, see `LOOK_AGAIN_S`.
+            schema_id: as in a frame.
+            came_s: monotonic time at which the record that names it came. A schema registered before then is
+                found, even if the topic was read recently; without it, see REREAD_S.
 
-        Raises KeyError if the topic holds none such, ConfigError if what it holds is no schema that we read.
+        Raises:
+            KeyError: the topic has no such id.
+            ConfigError: its record is no schema that this release can read.
         """
         with self._lock:
             if schema_id not in self._schemas:
-                self._look_for(schema_id, came_s)
+                self._read_for(schema_id, came_s)
             found = self._schemas.get(schema_id)
         if found is None:
             raise KeyError(f"no schema has id {schema_id}; the topic {SCHEMAS_TOPIC} ends at {self._next}")
@@ -134,46 +139,47 @@ class SchemaRegistry:
         return found
 
     def get_now(self, schema_id: int) -> Written:
-        """As `get`, for a record that has just been read: whatever was registered before is found."""
+        """Return the schema of a record that was read just now; every schema registered before is found."""
         return self.get(schema_id, self.clock.monotonic())
 
     def find(self, schema_id: int, came_s: float) -> Written:
-        """As `get`, for records of strangers, which name what they like: the topic is read once in
-        `LOOK_AGAIN_S`.
+        """Return a schema named by an untrusted record; the topic is read at most once in REREAD_S.
 
-        Raises KeyError if it was read since the record came, or since the id was first asked for; Unavailable
-        if neither: the id may have been registered since, and is found when it is asked for again.
+        Raises:
+            KeyError: the topic was read since the record came, or since the id was first requested, without
+                finding it.
+            Unavailable: it was not read since; the id may have been registered, and the next request may find
+                it.
         """
         with self._lock:
-            lately = self.clock.monotonic() - self._missed_s < LOOK_AGAIN_S
-            if schema_id not in self._schemas and lately and self._missed_s < came_s:
+            recently = self.clock.monotonic() - self._missed_s < REREAD_S
+            if schema_id not in self._schemas and recently and self._missed_s < came_s:
                 self._remember(schema_id)
-                if self._asked[schema_id] == self._looks:
+                if self._missed_ids[schema_id] == self._misses:
                     raise Unavailable(
                         f"schema id {schema_id} was not in the topic {SCHEMAS_TOPIC} when that was read less "
-                        f"than {LOOK_AGAIN_S:g} s ago, and may have been registered since; send it again"
+                        f"than {REREAD_S:g} s ago, and may have been registered since; send it again"
                     )
         return self.get(schema_id)
 
     def _remember(self, schema_id: int) -> None:
-        self._asked.setdefault(schema_id, self._looks)
-        if len(self._asked) > MOST_ASKED:
-            del self._asked[next(iter(self._asked))]
+        self._missed_ids.setdefault(schema_id, self._misses)
+        if len(self._missed_ids) > MAX_MISSED_IDS:
+            del self._missed_ids[next(iter(self._missed_ids))]
 
-    def _look_for(self, schema_id: int, came_s: float | None) -> None:
+    def _read_for(self, schema_id: int, came_s: float | None) -> None:
         now = self.clock.monotonic()
-        lately = now - self._missed_s < LOOK_AGAIN_S if came_s is None else self._missed_s >= came_s
-        if lately:
+        recently = now - self._missed_s < REREAD_S if came_s is None else self._missed_s >= came_s
+        if recently:
             return
-        self._read_on()
+        self._read_to_end()
         if schema_id not in self._schemas:
             self._remember(schema_id)
             self._missed_s = now
-            self._looks += 1
+            self._misses += 1
 
-    def _read_on(self, silences: int = 1) -> None:
-        """Read the topic from where we were to its present end; after so many silences of the log, raise what
-        the last one raised."""
+    def _read_to_end(self, silences: int = 1) -> None:
+        """Read the topic to its present end. Raises the log's Unavailable after `silences` silent polls."""
         try:
             end = self._log.bounds(_PARTITION).end
         except KeyError:  # no id is unknown as long as the topic is
@@ -192,15 +198,15 @@ class SchemaRegistry:
                         raise
                     continue
                 for _, records in polled:
-                    self._take(records)
+                    self._apply_records(records)
         finally:
             reader.close()
 
-    def _take(self, records: Records) -> None:
+    def _apply_records(self, records: Records) -> None:
         for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
             try:
                 schema = parse_written(value, f"{SCHEMAS_TOPIC} offset {offset}")
-            except ConfigError as error:  # somebody else's: it must not keep us from ours
+            except ConfigError as error:  # a record of another writer does not prevent reading the others
                 self._schemas[offset + 1] = error
                 continue
             self._schemas[offset + 1] = schema

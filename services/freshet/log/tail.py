@@ -1,4 +1,4 @@
-"""The end of a partition, on any event log."""
+"""Newest records of a partition, on any event log."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["newest"]
 _READ_RECORDS = 8192
 
 _STALLED_S = 10.0
-"""Without a record below an end that the log has told, for so long it is away."""
+"""Time without a record, though the log reports a later end, after which the log counts as unavailable."""
 
-_SILENCES = 10
-"""So many times a reader may find the log silent on the way, as busy brokers are for a second or two, before
-that is passed on."""
+_MAX_SILENT_POLLS = 10
+"""Silent polls of a reader after which Unavailable is raised; brokers may be busy for seconds."""
 
 
 def newest(log: EventLog, at: TopicPartition, most: int) -> list[tuple[int, bytes]]:
-    """(offset, value) of the newest records, `most` at the most, oldest first.
+    """Return (offset, value) of the newest records, at most `most`, oldest first.
 
-    Offsets without a record (markers, aborted transactions) are looked past, ever further back.
+    Offsets without a record (markers, aborted transactions) are skipped, so the read reaches further back.
 
-    Raises what a reader raises, DataLost included, if the log's start passes where it looks; Unavailable also
-    if the log tells an end and does not give what is before it, as a broker that has just come back may do:
-    who took an older record for the newest would begin in the past.
+    Raises:
+        DataLost: retention removed records during the read.
+        Unavailable: the log cannot be read, or reports an end and does not return the records before it, as a
+            broker may do after a restart. An older record must not pass for the newest.
     """
     bounds, back = log.bounds(at), most
     while True:
@@ -50,7 +50,7 @@ def _records(log: EventLog, at: TopicPartition, start: int, stop: int) -> list[t
                 polled = reader.poll(_READ_RECORDS, 1.0)
             except Unavailable:
                 silences += 1
-                if silences == _SILENCES:
+                if silences == _MAX_SILENT_POLLS:
                     raise
                 continue
             for _, records in polled:

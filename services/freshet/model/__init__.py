@@ -1,10 +1,11 @@
-"""The dense part of a model: one protocol, used by the trainer (lanes and steps) and by inference (score).
+"""The dense part of a model: one protocol for the trainer (lanes and steps) and for inference (score).
 
-Letters: B samples, L labels, K experts, U unique rows of a group, S float slots of a row.
+A lane returns row gradients to its caller. All else that the model learns is *dense state*: weights, biases,
+hedge losses, running means. Only `step` changes it, by the sums of the lanes, so ranks with equal sums make
+equal steps.
 
-The row gradients go back to whoever looked the rows up; everything else the model learns is *dense state*:
-weights, biases, hedge losses, running means. It changes in `step` only, by the sums that the lanes have
-gathered, so that every rank that adds up the same sums makes the same step.
+Letters: B samples, L labels, K experts, U unique rows of a group, S float slots of a row, T floats of a row's
+optimiser state, G gradients of a group.
 """
 
 from __future__ import annotations
@@ -40,144 +41,152 @@ __all__ = [
 Precision = Literal["fp32", "bf16"]
 
 NATIVE_KINDS = ("hedge", "mlp", "linear")
-"""Kinds of `spec.model` whose lookup, step and push are native code from end to end."""
+"""Kinds of `spec.model` whose lookup, step and push are native code."""
 
 State = Mapping[str, NDArray[Any]]
 """Dense state by name: `weights/…`, `optimizer/…`, `hedge/…`, `statistics/…`."""
 
 SERVING_PREFIXES = ("weights/", "hedge/", "statistics/")
-"""What a version's reader needs to serve it; `optimizer/` is for training on."""
+"""Prefixes of the state that serving loads; only training needs `optimizer/`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """What one batch gave. Gradients belong to the lane and are valid until its next batch."""
+    """Result of one batch. The lane reuses the gradients' memory for its next batch."""
 
     predictions: F32  # (B, L) of every head before the update: probability, or the number
-    gradients: Sequence[F32]  # per group (U, S): summed over occurrences, zeros where a slot got none
+    gradients: Sequence[F32]  # per group (U, S): sums over occurrences, zeros for slots without a gradient
     rows: F64  # (L,) weighted rows of each label
-    expert_losses: F64  # (L, K) summed over the batch's weighted rows; K is 1 for a model without experts
+    expert_losses: F64  # (L, K) sums over the batch's weighted rows; K is 1 for a model without experts
     counts: Sequence[U32] | None = None
-    """Per group (U,): how many of the gradients (G, S) are each row's, one behind the other in the order of
-    its steps. None: each row has one."""
+    """Per group (U,): number of each row's gradients, consecutive among the (G, S) gradients, in the order of
+    its steps. None: one per row."""
 
 
 class Lane(Protocol):
-    """One thread's scratch and sums. Not thread-safe; lanes of one model may run at the same time."""
+    """Scratch memory and sums of one thread. Not thread-safe; lanes of one model may run concurrently."""
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
-        """Predict, then take the loss's gradients; the dense ones add up in the lane until the next step.
+        """Predict, compute the loss's gradients and add the dense ones to the lane's sums.
 
-        `dense_weight` 0 leaves the dense state's sums alone and still returns row gradients (PROTOCOL 14).
-        Raises ValueError if the inputs do not fit the spec, RuntimeError if the model was built for serving.
+        `dense_weight` 0 skips the sums but still returns row gradients (PROTOCOL 14). Raises ValueError if
+        the inputs do not fit the spec, RuntimeError if the model was built for serving.
         """
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions; labels are not looked at."""
+        """Return (B, L) predictions; ignore labels."""
 
     def reduce_buffers(self) -> list[F32 | F64]:
-        """The lane's sums as flat arrays (views), which a trainer may all-reduce before `step`."""
+        """Return views of the lane's sums, flat arrays that a trainer may all-reduce before `step`."""
 
     def merge(self, other: Lane) -> None:
-        """Take another lane's sums and zero them: lanes of a rank are merged before an all-reduce."""
+        """Add another lane's sums to this lane's and zero them, as before an all-reduce of the rank."""
 
 
 @runtime_checkable
 class StepsRows(Protocol):
-    """A `Lane` that can step rows within a batch: later samples see what earlier ones taught.
+    """A `Lane` that steps rows within a batch, so later samples see the updates of earlier ones.
 
-    It steps copies of the rows, every 16 samples, as the store will step the rows themselves by the
-    gradients: a row has one for each step that it occurs in. One batch at a time.
+    It steps copies of the rows every 16 samples. A row has a gradient for each step in which it occurs, and
+    the store applies these one by one with the same result. One batch at a time.
     """
 
     def begin_batch(
         self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0, *, dense_steps: bool
     ) -> None:
-        """Predict a batch as a whole, from before all of its steps.
+        """Predict a whole batch before all of its steps.
 
         Args:
-            states: per group (U, T): optimiser state of the rows. The lane writes to these arrays.
-            dense_weight: as of `forward_backward`.
-            dense_steps: the model steps between two calls of `advance`; else one call does the whole batch.
+            inputs: Batch with labels.
+            states: Per group (U, T) float32: optimiser state of the rows. The lane writes to these arrays.
+            dense_weight: As in `forward_backward`.
+            dense_steps: The model steps after each call of `advance`; if false, one call trains on the whole
+                batch.
 
         Raises ValueError if states or inputs do not fit the spec.
         """
 
     def advance(self) -> bool:
-        """Train on the samples of the next dense step; False once that was the last of the batch."""
+        """Train on the samples of the next dense step; return False after the last of the batch."""
 
     def result(self) -> StepResult:
-        """What the batch gave, as far as `advance` came, with counts."""
+        """Return the result of the samples that `advance` has trained on, with counts."""
 
 
 class DenseModel(Protocol):
     """A model without its rows."""
 
     labels: int
-    experts: tuple[str, ...]  # names of the K members; one name for a model that is no hedge
+    experts: tuple[str, ...]  # K names; one for a model that is no hedge
 
     def lane(self) -> Lane:
-        """A new lane, for one thread. A model built for serving gives lanes that only score."""
+        """Create a lane for one thread; it can only score if the model was built for serving."""
 
     def step(self, lanes: Sequence[Lane]) -> None:
-        """One update from the lanes' sums, which are zeroed. Nothing changes if they hold no weighted row.
+        """Update once by the lanes' sums and zero them. Changes nothing if they hold no weighted row.
 
-        Called by one thread while no lane runs.
+        One thread calls it while no lane runs.
         """
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions. Thread-safe against other scores, not against `step` or `load_state`."""
+        """Return (B, L) predictions. Thread-safe, except during `step` or `load_state`."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of the dense state. Padding is not part of it."""
+        """Return a copy of the dense state, without padding."""
 
     def load_state(self, state: State, *, weights_only: bool = False) -> None:
-        """Take a state in; `weights_only` leaves the optimiser's part alone (serving).
+        """Load a state; `weights_only` (serving) skips the optimiser's part.
 
-        Raises Mismatch, naming the array, if one is missing or of another shape; nothing has changed then.
+        Raises Mismatch, before any change, if an array is missing or has another shape.
         """
 
     def finite(self) -> bool:
-        """Whether all of the dense state is finite; else it is never a restart point (PROTOCOL 23)."""
+        """Return whether the dense state is finite; otherwise it is no restart point (PROTOCOL 23)."""
 
     @property
     def step_count(self) -> int:
-        """Steps taken."""
+        """Number of steps made."""
 
     def mixture(self) -> F32:
-        """(L, K) present weights of the experts; ones for a model that is no hedge."""
+        """Return the (L, K) current weights of the experts; ones for a model that is no hedge."""
 
 
 @runtime_checkable
 class SplitStep(Protocol):
-    """A `DenseModel` whose step several threads can share: first `begin_step` by one of them, then every
-    part once, all at the same time. Together they do what `step` does, to the bit."""
+    """A `DenseModel` whose step several threads can share.
+
+    One thread calls `begin_step`, then threads call `step_part` once for each part, concurrently. The result
+    equals that of `step` to the bit.
+    """
 
     def begin_step(self, lanes: Sequence[Lane]) -> None:
-        """What is too small to share."""
+        """Make the parts of the step that are too small to share."""
 
     def step_part(self, lanes: Sequence[Lane], part: int, parts: int) -> None:
-        """Part `part` of `parts`, counted from 0."""
+        """Make part `part` of `parts`, counted from 0."""
 
     def dense_steps(self, rows: int) -> int:
-        """How many dense steps a batch of so many samples makes that is trained on from now on in steps
-        (`StepsRows`); at least 1 of a sample or more."""
+        """Return the dense steps of the next batch, of `rows` samples, if it is stepped within (`StepsRows`).
+
+        At least 1 if the batch has a sample.
+        """
 
 
 def build_model(
     spec: Spec, *, training: bool, precision: Precision | None = None, device: str = "cpu"
 ) -> DenseModel:
-    """The dense part that `spec.model.kind` names, in its initial state.
+    """Build the dense part that `spec.model.kind` names, in its initial state.
 
-    Native kinds (`hedge`, `mlp`, `linear`) and classes that make their own dense model import no torch; the
-    others do, here.
+    Imports torch, except for native kinds (`hedge`, `mlp`, `linear`) and classes that build their own dense
+    model.
 
     Args:
-        precision: that of the spec, if not given.
-        device: `cpu`, or for a torch network `cuda` or `cuda:N`; rows and their gradients are arrays here
-            whatever it is.
+        spec: Model spec.
+        training: Build a model that can train, not only score.
+        precision: None takes that of the spec.
+        device: `cpu`, or for a torch network `cuda` or `cuda:N`; rows and row gradients stay in host memory.
 
-    Raises ConfigError for a kind that does not exist, or a device that it cannot compute on.
+    Raises ConfigError for an unknown kind, or a device that the kind cannot run on.
     """
     precision = precision or spec.train.precision
     if device != "cpu" and not _is_torch(spec):
@@ -205,7 +214,7 @@ def _is_torch(spec: Spec) -> bool:
 
 
 def _own_hook(spec: Spec) -> Callable[..., DenseModel] | None:
-    """What makes the dense model of a class of the user's, if it makes its own."""
+    """Return the hook of a user's class that builds its own dense model; None if it has none."""
     if ":" not in spec.model.kind:
         return None
     from freshet.model.user_classes import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
@@ -217,5 +226,5 @@ def _own_hook(spec: Spec) -> Callable[..., DenseModel] | None:
 
 
 def ones_mixture(labels: int) -> F32:
-    """(L, 1) of ones."""
+    """Return (L, 1) ones."""
     return np.ones((labels, 1), np.float32)

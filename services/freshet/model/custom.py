@@ -1,4 +1,4 @@
-"""Models of your own: subclass `freshet.Model`, name it in the spec as `kind = "package.module:Class"`.
+"""Custom models: subclass `freshet.Model` and name the class in the spec, `kind = "package.module:Class"`.
 
     class TwoTowers(freshet.Model):
         def __init__(self, shape, *, width=64):
@@ -24,30 +24,30 @@ __all__ = ["Inputs", "Model", "Shape"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model is built for."""
+    """Sizes of a model's inputs and outputs."""
 
     labels: tuple[str, ...]  # L names, in the order of the columns of the logits
-    vectors: Mapping[str, int]  # feature -> length of its vector; dense and cross features have none
+    vectors: Mapping[str, int]  # feature -> dim of its vector; dense and cross features have none
     dense: int  # columns of `Inputs.dense`: numbers, then missing flags
     deep: tuple[int, ...]  # `model.deep` of the spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """One batch. Gradients flow back to `vectors` and `linear`, and from there to the rows."""
+    """One batch. Gradients of `vectors` and `linear` become row gradients."""
 
     size: int  # B
-    vectors: Mapping[str, torch.Tensor]  # feature -> (B, its dim); lists are pooled; a null's vector is zeros
-    concatenated: torch.Tensor  # (B, sum of dims) all vectors side by side, in the order of `Shape.vectors`
-    dense: torch.Tensor  # (B, Shape.dense) float32, standardised where the spec says so
-    linear: torch.Tensor  # (B, L) each label's sum of the rows' scalars; zeros if the model has none
+    vectors: Mapping[str, torch.Tensor]  # feature -> (B, dim); lists are pooled; a null's vector is zeros
+    concatenated: torch.Tensor  # (B, sum of dims) all vectors, in the order of `Shape.vectors`
+    dense: torch.Tensor  # (B, Shape.dense) float32, standardised if the spec says so
+    linear: torch.Tensor  # (B, L) sum of the rows' scalars for each label; zeros if the model has none
 
 
 class Model(torch.nn.Module):
     """A network from a batch's inputs to logits.
 
-    `forward` is called from several threads at once and must not change the module. Parameters and buffers
-    are saved by name; a bias per label is added outside, so the last layer needs none.
+    Several threads call `forward` concurrently, so it must not change the module. Versions hold parameters
+    and buffers by name. The caller adds a bias per label, so the last layer needs none.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -55,5 +55,5 @@ class Model(torch.nn.Module):
         self.shape = shape
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        """(B, L) logits: log-odds, or for a label that is a number its value in standard deviations."""
+        """Return (B, L) logits: log-odds, or for a numeric label its value in standard deviations."""
         raise NotImplementedError("a freshet.Model must define forward(self, x) -> logits (B, L)")

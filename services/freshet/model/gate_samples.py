@@ -1,4 +1,4 @@
-"""The samples by which versions are judged, as arrays that a version carries: a restart judges by them.
+"""The gate's samples as named arrays in a version, so that the gate uses the same samples after a restart.
 
 Letters are those of `inputs.py`.
 """
@@ -17,7 +17,7 @@ __all__ = ["arrays_of", "inputs_of", "joined"]
 
 
 def joined(batches: Sequence[ModelInputs]) -> ModelInputs:
-    """The samples of labelled batches of one model, at least one, as one batch with memory of its own."""
+    """Concatenate labelled batches of one model, at least one, to a batch that owns its memory."""
     first = batches[0]
     groups = [_joined_group([batch.groups[g] for batch in batches]) for g in range(len(first.groups))]
     labels = [batch.labels for batch in batches if batch.labels is not None]
@@ -37,12 +37,12 @@ def _joined_group(parts: Sequence[GroupInputs]) -> GroupInputs:
     shifts = np.cumsum([0, *(len(part.rows) for part in parts[:-1])])
     positions, ends, sizes = [], [], []
     for f in range(len(parts[0].list_ends)):
-        mine = []
+        shifted = []
         for part, shift in zip(parts, shifts.tolist(), strict=True):
             start, stop = part.feature_starts[f : f + 2].tolist()
             at = part.positions[start:stop]
-            mine.append(np.where(at < 0, at, at + shift).astype(np.int32))
-        before = np.cumsum([0, *(len(m) for m in mine[:-1])])
+            shifted.append(np.where(at < 0, at, at + shift).astype(np.int32))
+        before = np.cumsum([0, *(len(s) for s in shifted[:-1])])
         lists = [part.list_ends[f] for part in parts]
         ends.append(
             None
@@ -51,8 +51,8 @@ def _joined_group(parts: Sequence[GroupInputs]) -> GroupInputs:
                 [e + b for e, b in zip(lists, before.tolist(), strict=True) if e is not None]
             ).astype(np.uint32)
         )
-        positions += mine
-        sizes.append(sum(len(m) for m in mine))
+        positions += shifted
+        sizes.append(sum(len(s) for s in shifted))
     return GroupInputs(
         np.concatenate([part.rows for part in parts]),
         np.concatenate([np.empty(0, np.int32), *positions]),
@@ -62,8 +62,8 @@ def _joined_group(parts: Sequence[GroupInputs]) -> GroupInputs:
 
 
 def arrays_of(inputs: ModelInputs) -> dict[str, NDArray[Any]]:
-    """A labelled batch as arrays by name."""
-    assert inputs.labels is not None, "samples to judge by have labels"
+    """Return a labelled batch as arrays by name."""
+    assert inputs.labels is not None, "the gate's samples have labels"
     arrays: dict[str, NDArray[Any]] = {
         "dense": inputs.dense,
         "label": inputs.labels.index,
@@ -81,7 +81,10 @@ def arrays_of(inputs: ModelInputs) -> dict[str, NDArray[Any]]:
 
 
 def inputs_of(arrays: Mapping[str, NDArray[Any]]) -> ModelInputs:
-    """What `arrays_of` was given. Raises KeyError if arrays are missing."""
+    """Build a batch of B samples from the arrays of `arrays_of`, whose shapes are those of `ModelInputs`.
+
+    Raises KeyError if an array is missing.
+    """
     groups: list[GroupInputs] = []
     while f"{len(groups)}/rows" in arrays:
         index = len(groups)

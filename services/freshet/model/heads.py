@@ -1,7 +1,7 @@
-"""State of a model's heads and dense columns outside the network: biases, scales of numbers, running means.
+"""State of a torch model's heads and dense columns: biases, scales of numeric labels, running means.
 
-The rules are those of the native hedge (`hedge.cpp`, `hedge_start.hpp`), for models that torch runs. Letters:
-B samples, L labels, D dense columns.
+The rules are those of the native hedge (`hedge.cpp`, `hedge_start.hpp`).
+Letters: B samples, L labels, D dense columns, N words.
 """
 
 from __future__ import annotations
@@ -11,18 +11,47 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet.model.inputs import Labels
-from freshet.types import F32, F64, Bool
+from freshet.types import F32, F64, U64, Bool
 
-__all__ = ["Heads", "Sums"]
+__all__ = ["Heads", "Sums", "he_uniform", "uniform"]
+
+# --- Initial dense weights, equal on all platforms as they do not depend on a library's generator
+
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, stream: int, n: int) -> U64:
+    """Return (N,) 64-bit words of splitmix64 (Steele et al. 2014), started at mix(seed) + mix(stream + 1)."""
+    start = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
+    start = start + _mix(np.array([stream + 1], np.uint64))
+    with np.errstate(over="ignore"):
+        return _mix(start + _STEP * np.arange(1, n + 1, dtype=np.uint64))
+
+
+def he_uniform(seed: int, stream: int, shape: tuple[int, int]) -> F32:
+    """Return weights of `shape`, uniform in ±√(6 / shape[0]): the variance of He et al. 2015, eq. 10."""
+    words = uniform(seed, stream, shape[0] * shape[1])
+    unit = (words >> np.uint64(40)).astype(np.float64) / float(1 << 23) - 1.0  # 24 bits: exact in fp32
+    weights: F32 = (unit * np.sqrt(6.0 / shape[0])).astype(np.float32).reshape(shape)
+    return weights
+
+
+def _mix(x: U64) -> U64:
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
 
 VARIANCE_FLOOR = 1e-12
 
 STANDARD_LIMIT = 10.0
-"""Standardised numbers are clamped to this many deviations."""
+"""Limit of standardised numbers, in deviations."""
 
 
 class Sums:
-    """A lane's sums since the last step in one flat array (views into it), additive over lanes and ranks."""
+    """A lane's sums since the last step: views into one flat array, additive over lanes and ranks."""
 
     def __init__(self, labels: int, dense: int) -> None:
         self.all = np.zeros(1 + 4 * labels + 3 * dense)
@@ -32,22 +61,22 @@ class Sums:
 
     @property
     def rows(self) -> float:
-        """Weighted rows."""
+        """Sum of the rows' weights."""
         return float(self.label[:, 0].sum())
 
 
 @dataclass(slots=True, eq=False)
 class Heads:
-    """What is kept for each label and dense column."""
+    """State for each label and dense column."""
 
-    number: Bool  # (L,) whether the label is a number
-    standard: Bool  # (D,) whether the column is standardised
+    number: Bool  # (L,) the label is numeric
+    standard: Bool  # (D,) the column is standardised
     bias_lr: float
-    bias: F64 = field(init=False)
-    squares: F64 = field(init=False)  # Adagrad's accumulators of the biases
-    started: F64 = field(init=False)  # 1 where the bias has its starting value
-    scale: F64 = field(init=False)  # of a number: predictions are scale · z
-    label_sums: F64 = field(init=False)  # (L, 3) until started
+    bias: F64 = field(init=False)  # (L,)
+    squares: F64 = field(init=False)  # (L,) Adagrad's accumulators of the biases
+    started: F64 = field(init=False)  # (L,) 1 where the bias has its starting value
+    scale: F64 = field(init=False)  # (L,) predictions of a numeric label are scale · z
+    label_sums: F64 = field(init=False)  # (L, 3) rows, Σ y, Σ y², until started
     dense: F64 = field(init=False)  # (D, 3): count, mean, Σ (x - mean)²
 
     def __post_init__(self) -> None:
@@ -57,29 +86,29 @@ class Heads:
         self.dense = np.zeros((len(self.standard), 3))
 
     def standards(self) -> tuple[F64, F64]:
-        """(D,) means and 1 / deviation; a column not seen twice reads 0."""
+        """Return (D,) means and (D,) 1 / deviation, which is 0 for a column with fewer than two values."""
         count, mean, squares = self.dense.T
         deviation = np.sqrt(squares / np.maximum(count, 1) + VARIANCE_FLOOR)
         return np.ascontiguousarray(mean), np.where(count > 1, 1 / deviation, 0.0)
 
     def count(self, labels: Labels) -> F64:
-        """(L, 3) sums of a batch: rows, Σ y, Σ y², weighted."""
+        """Return a batch's (L, 3) weighted sums: rows, Σ y, Σ y²."""
         w, y = labels.weight.astype(np.float64), labels.value.astype(np.float64)
         columns = [np.bincount(labels.index, x, len(self.number)) for x in (w, w * y, w * y * y)]
         return np.stack(columns, 1).astype(np.float64)
 
     def count_dense(self, dense: F32, into: F64) -> None:
-        """Add a batch's dense numbers to the sums (D, 3)."""
+        """Add a batch's dense numbers, (B, D) float32, to the (D, 3) sums `into`."""
         away = np.where(np.isfinite(dense), dense - self.dense[:, 1], 0.0)
         columns = np.stack([np.isfinite(dense).sum(0), away.sum(0), (away**2).sum(0)], 1)
         into += columns * self.standard[:, None]
 
     def learning(self, seen: F64) -> tuple[F64, F64, Bool]:
-        """(bias, scale, whether it teaches), each (L,), that a batch of these sums learns with.
+        """Return (bias, scale, has a gradient), each (L,), for a batch with these (L, 3) sums.
 
-        A label not yet started takes starting values: the log-odds of its rows, with half a true and half a
-        false row added; or for a number the mean, in deviations. A number whose values were all equal
-        waits.
+        A label that is not started takes starting values: the log-odds of its rows, with half a positive and
+        half a negative row added; or for a numeric label the mean, in deviations. A numeric label has no
+        gradient until its values differ.
         """
         bias, scale, teaches = self.bias.copy(), self.scale.copy(), np.ones(len(self.bias), bool)
         for i in np.flatnonzero(self.started == 0):
@@ -97,8 +126,7 @@ class Heads:
         return bias, scale, teaches
 
     def step(self, sums: Sums) -> None:
-        """Start labels seen for the first time, step the biases of the others, merge the dense columns'
-        sums."""
+        """Start new labels, step the biases of the others and merge the sums of the dense columns."""
         bias, scale, teaches = self.learning(sums.label)
         seen = sums.label[:, 0] > 0
         fresh = seen & (self.started == 0)
@@ -115,7 +143,7 @@ class Heads:
                 column[0] = all_n
 
     def predict(self, logits: F32) -> F32:
-        """(B, L) logits without biases → probabilities, or numbers."""
+        """Convert (B, L) logits without biases to (B, L) probabilities or numbers."""
         z = logits + self.bias
         with np.errstate(over="ignore"):
             p = np.where(self.number, z * self.scale, 1 / (1 + np.exp(-z)))

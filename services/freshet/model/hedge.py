@@ -1,6 +1,7 @@
-"""The default model, a hedge of experts, and `mlp` or `linear` alone: all native, no torch.
+"""Native dense models, without torch: the default, a hedge of experts, and `mlp` or `linear` alone.
 
-The step is written out in C++ (`hedge.hpp`); here a spec becomes its plan and its arrays become named state.
+C++ implements the step (`hedge.hpp`). This module derives its plan from the spec and names its arrays.
+Letters: B samples, L labels, K experts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import Mismatch
 from freshet.model import Labels, Lane, ModelInputs, Precision, State, StepResult
-from freshet.model.initial import he_uniform
+from freshet.model.heads import he_uniform
 from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
 from freshet.tables import RowSteps
 from freshet.types import F32, F64, I64, U32
@@ -27,7 +28,7 @@ __all__ = ["HedgeDense", "HedgeLane"]
 
 
 class HedgeDense:
-    """`DenseModel` of kinds `hedge`, `mlp` and `linear`; steps in parts (`SplitStep`)."""
+    """`DenseModel` of kinds `hedge`, `mlp` and `linear`; implements `SplitStep`."""
 
     scores_requests = True
 
@@ -61,44 +62,43 @@ class HedgeDense:
 
     @cached_property
     def row_steps(self) -> list[RowSteps]:
-        """How rows of each group are stepped within a batch."""
+        """Update rule of rows within a batch, for each group."""
         return [RowSteps(group) for group in layout_of(self._spec).groups]
 
     def dense_steps(self, rows: int) -> int:
-        """How many dense steps a batch of so many rows makes that begins now: of 64 samples each, but a new
-        model's first ones of 1, 2, 4 and so on."""
+        """Return the dense steps of the next batch, of `rows` samples: one per 64, or per 1, 2, 4, … samples
+        in a new model's first steps."""
         return _native.dense_steps(rows, self.native.steps)
 
     def lane(self) -> HedgeLane:
-        """A new lane."""
+        """Create a lane."""
         return HedgeLane(self)
 
     def step(self, lanes: Sequence[Lane]) -> None:
-        """One update from the lanes' sums."""
+        """Update once by the lanes' sums and zero them."""
         self.native.step([lane.native for lane in lanes if isinstance(lane, HedgeLane)])
 
     def begin_step(self, lanes: Sequence[Lane]) -> None:
-        """The small things of a step; see `SplitStep`."""
+        """Step everything except the MLP's weights; see `SplitStep`."""
         self.native.begin_step([lane.native for lane in lanes if isinstance(lane, HedgeLane)])
 
     def step_part(self, lanes: Sequence[Lane], part: int, parts: int) -> None:
-        """A share of the MLP's weights."""
-        mine = [lane.native for lane in lanes if isinstance(lane, HedgeLane)]
-        self.native.step_part(mine, part, parts)
+        """Step a part of the MLP's weights; see `SplitStep`."""
+        self.native.step_part([lane.native for lane in lanes if isinstance(lane, HedgeLane)], part, parts)
 
     def scoring_lane(self) -> _native.HedgeLane:
-        """What scores on the calling thread."""
+        """Return the calling thread's lane for scores; create it at the first use."""
         lane: _native.HedgeLane | None = getattr(self._threads, "lane", None)
         if lane is None:
             lane = self._threads.lane = _native.HedgeLane(self.native, False)
         return lane
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions."""
+        """Return (B, L) predictions."""
         return _score(self, self.scoring_lane(), inputs)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of the dense state."""
+        """Return a copy of the dense state."""
         state = self._weights("weights", self.native.array("weights"))
         if self.training:
             state |= self._weights("optimizer/first", self.native.array("first_moment"))
@@ -116,39 +116,40 @@ class HedgeDense:
         return state
 
     def load_state(self, state: State, *, weights_only: bool = False) -> None:
-        """Take a state in."""
-        mine = self.state()
-        wanted = [n for n in mine if not (weights_only and n.startswith("optimizer/"))]
+        """Load a state. Raises Mismatch, before any change, if an array is missing or has another shape."""
+        expected = self.state()
+        wanted = [n for n in expected if not (weights_only and n.startswith("optimizer/"))]
         for name in wanted:
             if name not in state:
                 raise Mismatch(
                     f"the version has no array {name!r}: it was written by another spec or model kind"
                 )
-            if state[name].shape != mine[name].shape:
+            if state[name].shape != expected[name].shape:
                 raise Mismatch(
                     f"array {name!r} of the version has shape {state[name].shape},"
-                    f" this spec expects {mine[name].shape}: it was written by another spec"
+                    f" this spec expects {expected[name].shape}: it was written by another spec"
                 )
         self._write(state, weights_only=weights_only)
 
     def finite(self) -> bool:
-        """Whether all of the dense state is finite."""
+        """Return whether the dense state is finite."""
         return bool(self.native.finite())
 
     @property
     def step_count(self) -> int:
-        """Steps taken."""
+        """Number of steps made."""
         return int(self.native.steps)
 
     def mixture(self) -> F32:
-        """(L, K) present weights of the experts."""
+        """Return the (L, K) current weights of the experts."""
         return np.array(self.native.mixture(), np.float32).reshape(self.labels, -1)
 
     def _heads(self, name: str) -> NDArray[Any]:
         return self.native.array(name).reshape(self.labels, -1)
 
     def _layers(self) -> list[tuple[str, slice, tuple[int, ...], tuple[I64, ...]]]:
-        """(name, place in the flat array, padded shape, what of it is real) of each matrix and bias."""
+        """Return (name, slice of the flat array, padded shape, indexes without padding) of matrices and
+        biases."""
         if not self._has_mlp:
             return []
         layers: list[tuple[str, slice, tuple[int, ...], tuple[I64, ...]]] = []
@@ -174,7 +175,7 @@ class HedgeDense:
         return parts
 
     def _initial(self, seed: int) -> dict[str, NDArray[Any]]:
-        """He's initial weights, biases of zero; the last layer starts at zero, so deep starts as FM does."""
+        """Return He's initial weights and zero biases. The last layer is zero, so deep starts equal to FM."""
         state = self.state()
         for i in range(len(self._hidden)):
             name = f"weights/mlp/{i}/weight"
@@ -209,18 +210,22 @@ class HedgeLane:
     def __init__(self, model: HedgeDense) -> None:
         self.model = model
         self.native = _native.HedgeLane(model.native, model.training)
-        self._held = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
+        self._gradients = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
         self._copies = [np.empty((0, g[0]), np.float32) for g in model.plan.native[5]]
         self._batch: _native.InSteps | None = None
         self._predictions, self._sizes = np.empty((0, model.labels), np.float32), list[int]()
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
-        """Predict, then take the loss's gradients."""
+        """Predict, compute the loss's gradients and add the dense ones to the lane's sums.
+
+        Raises ValueError if the inputs do not fit the spec or have no labels, RuntimeError if the model was
+        built for serving.
+        """
         labels = self._labels_of(inputs)
         shape = self.model.labels, len(self.model.experts)
         result = StepResult(
             np.empty((inputs.size, shape[0]), np.float32),
-            [_first_of(self._held, g, len(group.rows)) for g, group in enumerate(inputs.groups)],
+            [_first_rows(self._gradients, g, len(group.rows)) for g, group in enumerate(inputs.groups)],
             np.empty(shape[0], np.float64),
             np.empty(shape, np.float64),
         )
@@ -242,7 +247,10 @@ class HedgeLane:
     def begin_batch(
         self, inputs: ModelInputs, states: Sequence[F32], dense_weight: float = 1.0, *, dense_steps: bool
     ) -> None:
-        """Predict a batch whose rows are stepped within it; see `StepsRows`."""
+        """Predict a batch before its rows are stepped within it; see `StepsRows`.
+
+        `states` has per group (U, T) float32. Raises ValueError if states or inputs do not fit the spec.
+        """
         labels = self._labels_of(inputs)
         self._predictions = np.empty((inputs.size, self.model.labels), np.float32)
         self._sizes = [len(group.rows) for group in inputs.groups]
@@ -256,48 +264,48 @@ class HedgeLane:
             dense_weight != 0.0,
             dense_steps,
             [steps.native for steps in self.model.row_steps],
-            [_first_of(self._copies, g, size) for g, size in enumerate(self._sizes)],
+            [_first_rows(self._copies, g, size) for g, size in enumerate(self._sizes)],
             list(states),
             self._predictions,
         )
 
     def advance(self) -> bool:
-        """Train on the samples of the next dense step."""
-        return self.native.advance_steps(self._begun())
+        """Train on the samples of the next dense step; return False after the last of the batch."""
+        return self.native.advance_steps(self._current_batch())
 
     def result(self) -> StepResult:
-        """What the batch gave."""
+        """Return the batch's result. Raises RuntimeError without a batch."""
         shape = self.model.labels, len(self.model.experts)
         rows, losses = np.empty(shape[0], np.float64), np.empty(shape, np.float64)
-        made = self.native.end_steps(self._begun(), losses, rows)
-        gradients = [_first_of(self._held, g, size) for g, size in enumerate(made)]
+        gradient_counts = self.native.end_steps(self._current_batch(), losses, rows)
+        gradients = [_first_rows(self._gradients, g, size) for g, size in enumerate(gradient_counts)]
         counts: list[U32] = [np.empty(size, np.uint32) for size in self._sizes]
-        for g, (of, into) in enumerate(zip(counts, gradients, strict=True)):
-            self.native.take_steps(g, of, into)
+        for g, (per_row, into) in enumerate(zip(counts, gradients, strict=True)):
+            self.native.take_steps(g, per_row, into)
         self._batch = None
         return StepResult(self._predictions, gradients, rows, losses, counts)
 
-    def _begun(self) -> _native.InSteps:
+    def _current_batch(self) -> _native.InSteps:
         if self._batch is None:
             raise RuntimeError("no batch was begun: call begin_batch first")
         return self._batch
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions."""
+        """Return (B, L) predictions."""
         return _score(self.model, self.native, inputs)
 
     def reduce_buffers(self) -> list[F32 | F64]:
-        """The lane's sums as flat arrays (views)."""
+        """Return flat views of the lane's sums."""
         return [self.native.gradients(), self.native.sums()]
 
     def merge(self, other: Lane) -> None:
-        """Take another lane's sums and zero them."""
+        """Add another lane's sums and zero them. Raises TypeError for a lane of another kind of model."""
         if not isinstance(other, HedgeLane):
             raise TypeError("lanes of different models cannot be merged")
         self.native.add(other.native)
 
     def _labels_of(self, inputs: ModelInputs) -> Labels:
-        """Raises ValueError without labels, RuntimeError if the model was built for serving."""
+        """Return the labels. Raises ValueError without, RuntimeError if the model was built for serving."""
         if inputs.labels is None:
             raise ValueError("training needs labels; to serve, use score")
         if not self.model.training:
@@ -305,11 +313,11 @@ class HedgeLane:
         return inputs.labels
 
 
-def _first_of(held: list[F32], group: int, rows: int) -> F32:
-    """The first rows of an array that the lane keeps and lets grow."""
-    if len(held[group]) < rows:
-        held[group] = np.empty((rows + rows // 4, held[group].shape[1]), np.float32)
-    return held[group][:rows]
+def _first_rows(buffers: list[F32], group: int, rows: int) -> F32:
+    """Return the first rows of a group's buffer; it grows to 1.25 times the rows."""
+    if len(buffers[group]) < rows:
+        buffers[group] = np.empty((rows + rows // 4, buffers[group].shape[1]), np.float32)
+    return buffers[group][:rows]
 
 
 def _score(model: HedgeDense, lane: _native.HedgeLane, inputs: ModelInputs) -> F32:

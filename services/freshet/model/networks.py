@@ -1,4 +1,4 @@
-"""Models that are one network: `dlrm`, `deepfm`, `dcnv2`, or a class of the user's."""
+"""Models of one torch network: `dlrm`, `deepfm`, `dcnv2`, or a user's class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, FreshetError
 from freshet.model import Precision
 from freshet.model.custom import Model
-from freshet.model.device import places
+from freshet.model.device import placement_factory
 from freshet.model.torch_model import TorchDense
 from freshet.model.towers import DLRM, DCNv2, DeepFM
 from freshet.model.user_classes import DENSE_MODEL_HOOK, class_of
@@ -19,15 +19,19 @@ KINDS: dict[str, type[Model]] = {"dlrm": DLRM, "deepfm": DeepFM, "dcnv2": DCNv2}
 
 
 def build_alone(spec: Spec, *, training: bool, precision: Precision, device: str = "cpu") -> TorchDense:
-    """Build the network that `spec.model.kind` names. Raises ConfigError if there is none, or it cannot be
-    built, or torch cannot compute on the device."""
+    """Build the network that `spec.model.kind` names.
+
+    Raises ConfigError if there is none, it cannot be built, or torch cannot compute on the device.
+    """
     kind = spec.model.kind
-    place_of = places(device)
+    new_placement = placement_factory(device)
     if kind in KINDS:
-        return TorchDense(spec, KINDS[kind], training=training, precision=precision, place_of=place_of)
+        return TorchDense(
+            spec, KINDS[kind], training=training, precision=precision, new_placement=new_placement
+        )
     build = partial(_network_class(kind, spec.folder), **dict(spec.model.options))
     try:
-        return TorchDense(spec, build, training=training, precision=precision, place_of=place_of)
+        return TorchDense(spec, build, training=training, precision=precision, new_placement=new_placement)
     except FreshetError:
         raise
     except TypeError as error:
@@ -38,7 +42,7 @@ def build_alone(spec: Spec, *, training: bool, precision: Precision, device: str
             f"arguments that {kind} takes after its shape",
             str(error),
         ) from error
-    except Exception as error:  # whatever a class of the user's raises
+    except Exception as error:  # a user's class may raise any error
         raise ConfigError(
             "spec",
             "model.kind",

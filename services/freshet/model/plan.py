@@ -1,4 +1,4 @@
-"""From a spec to what the native core must know: where each slot of each row goes.
+"""Plans of the native core for a spec: columns of the model's input, and experts.
 
 Letters: L labels, D dense columns, S float slots of a row.
 """
@@ -19,11 +19,11 @@ from freshet.types import I64
 __all__ = ["PAD", "InputPlan", "expert_plan", "groups_of", "input_plan", "padded"]
 
 PAD = 16
-"""Widths are padded to this many floats: one AVX-512 register."""
+"""Widths are padded to a multiple of this many floats, one AVX-512 register."""
 
 Expert = tuple[int, bool, bool, float, bool, bool, bool]
-"""First scalar or NO_SCALAR, whether FM adds to it, whether the MLP does, the share of its gradient that rows
-take, whether it has weights of dense columns, whether it is the expert counts, whether it is the stack."""
+"""First scalar or NO_SCALAR; FM adds to it; the MLP adds to it; share of its gradient that its rows get; has
+weights of dense columns; is `counts`; is `stack`."""
 
 NO_SCALAR = NO_SLOT = -1
 
@@ -34,31 +34,31 @@ NativeInput = tuple[int, int, int, int, list[tuple[bool, int]], list[GroupTuple]
 
 
 def padded(width: int) -> int:
-    """The next multiple of PAD."""
+    """Round up to a multiple of PAD."""
     return -(-width // PAD) * PAD
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputPlan:
-    """Where things stand in the model's input.
+    """Layout of the model's input.
 
-    The input of the MLP is [dense values | missing flags | zeros to 16 | vectors | zeros to 16]; vectors in
-    the order of groups, then features. Scalars of a sample form one run,
-    [wide L][fast L][cross L][linear L], of which those exist that an expert reads. FM pairs vectors of
-    equal dim; groups of equal dim share one sum.
+    The input of the MLP is [dense values | missing flags | zeros to 16 | vectors | zeros to 16], with vectors
+    in the order of groups, then features. The scalars of a sample form one run, [wide L][fast L][cross L]
+    [linear L], without those that no expert reads. FM pairs vectors of equal dim, so groups of equal dim
+    share one sum.
     """
 
     native: NativeInput
     width: int  # columns of the input, padding included
     vectors_from: int  # first column of vectors
-    columns: I64  # columns that are not padding, rising
-    scalars: dict[str, int]  # name of a run of L scalars -> where it starts
+    columns: I64  # columns that are not padding, ascending
+    scalars: dict[str, int]  # name of a run of L scalars -> its start
     vectors: tuple[tuple[int, int, int], ...]  # (index of the feature in the spec, first column, dim)
     flags: tuple[tuple[int, int], ...]  # (dense column, column of its missing flag)
 
 
 def input_plan(spec: Spec, *, fm: bool = True) -> InputPlan:
-    """Derive the plan; a pure function of the spec's identity keys."""
+    """Derive the plan, a pure function of the spec's identity keys."""
     layout = layout_of(spec)
     labels = len(spec.labels)
     present = [n for n in ("wide", "fast", "cross", "linear") if any(g.slot(n) for g in layout.groups)]
@@ -96,7 +96,7 @@ def input_plan(spec: Spec, *, fm: bool = True) -> InputPlan:
 
 
 def _dense(spec: Spec, columns: tuple[int, ...]) -> tuple[list[tuple[bool, int]], list[tuple[int, int]]]:
-    """Per dense column whether it is standardised and where its missing flag goes; and the flags alone."""
+    """Return (is standardised, column of its missing flag or -1) of each dense column, and the flags."""
     dense: list[tuple[bool, int]] = []
     flags: list[tuple[int, int]] = []
     for d, index in enumerate(columns):
@@ -110,7 +110,7 @@ def _dense(spec: Spec, columns: tuple[int, ...]) -> tuple[list[tuple[bool, int]]
 
 
 def _scalar_run(group: Group, scalars: dict[str, int], labels: int) -> tuple[int, int, int]:
-    """(first in the canonical run, first in the row, count): a group holds a contiguous part of the run."""
+    """Return (first in the run, first in the row, count) of a group's scalars, contiguous in the run."""
     held = [(scalars[s.name], s.start) for s in group.slots if s.name in scalars]
     if not held:
         return 0, 0, 0
@@ -122,8 +122,11 @@ def _scalar_run(group: Group, scalars: dict[str, int], labels: int) -> tuple[int
 
 
 def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], list[Expert]]:
-    """Names of the experts, the stack last, and how the native core makes each."""
-    columns = spec.defaults > 1  # models of before it have no weights of dense columns
+    """Return names and definitions of the experts, `stack` last.
+
+    Raises ConfigError for an unknown expert.
+    """
+    columns = spec.defaults > 1  # models with earlier defaults have no weights of dense columns
     if spec.model.kind == "linear":
         return ("linear",), [(scalars.get("linear", NO_SCALAR), False, False, 1.0, columns, False, False)]
     if spec.model.kind == "mlp":
@@ -137,7 +140,7 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
         "deep": ("linear", True, True),
     }
     experts = []
-    names = sorted(spec.model.experts, key="stack".__eq__)  # the stack sums up those before it
+    names = sorted(spec.model.experts, key="stack".__eq__)  # `stack` last, as it combines the others
     for name in names:
         if name == "stack":
             experts.append((NO_SCALAR, False, False, 1.0, False, False, True))
@@ -145,8 +148,8 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
         if name not in sources:
             raise ConfigError("spec", "model.experts", name, f"{', '.join(sources)} or stack")
         source, fm, mlp = sources[name]
-        scalar = scalars.get(source, NO_SCALAR)  # none in a model of numbers alone
-        if name == "counts":  # it teaches no rows
+        scalar = scalars.get(source, NO_SCALAR)  # none in a model without keys
+        if name == "counts":  # has no row gradients
             experts.append((scalar, False, False, 1.0, False, True, False))
             continue
         learners = [other for other in names if other in sources and other != "counts"]
@@ -157,5 +160,5 @@ def expert_plan(spec: Spec, scalars: dict[str, int]) -> tuple[tuple[str, ...], l
 
 
 def groups_of(inputs: ModelInputs) -> list[tuple[Any, ...]]:
-    """Groups as the native core takes them."""
+    """Return groups as the native core expects them."""
     return [(g.rows, g.positions, g.feature_starts, list(g.list_ends)) for g in inputs.groups]

@@ -1,8 +1,7 @@
-"""A torch network as a `DenseModel`: native gather and row gradients around autograd.
+"""`DenseModel` of a torch network: native gather and row gradients around autograd.
 
-Native code gathers a batch's inputs and sums the rows' gradients on this processor; the network between
-them, its gradients and its step are where its `Place` is. Letters: B samples, L labels, W columns of vectors,
-D dense columns.
+Native code gathers a batch's inputs and sums the row gradients on the CPU. The network, its gradients and its
+step run on the device of its `Placement`. Letters: B samples, L labels, W columns of vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import Lane, ModelInputs, Precision, State, StepResult, ones_mixture
 from freshet.model.custom import Inputs, Model, Shape
-from freshet.model.device import Here, Place
+from freshet.model.device import CpuPlacement, Placement
 from freshet.model.heads import STANDARD_LIMIT, Heads, Sums
 from freshet.model.inputs import Labels
 from freshet.model.plan import InputPlan, groups_of, input_plan
@@ -42,8 +41,8 @@ HEAD_STATE = {
 
 
 class TorchDense:
-    """`DenseModel` of a network; parameters lie in one flat tensor so that lanes sum and step them at
-    once."""
+    """`DenseModel` of a network. Its parameters are views of one flat tensor, so one operation sums or steps
+    all."""
 
     def __init__(
         self,
@@ -52,10 +51,11 @@ class TorchDense:
         *,
         training: bool,
         precision: Precision,
-        place_of: Callable[[], Place] = Here,
+        new_placement: Callable[[], Placement] = CpuPlacement,
     ) -> None:
-        """The network that `build` makes; `place_of` makes the lanes' places, all on one device."""
-        self.place, self.place_of = place_of(), place_of
+        """Build the network by `build`; `new_placement` returns a placement for each lane, all on one
+        device."""
+        self.placement, self.new_placement = new_placement(), new_placement
         self.spec, self.training, self.precision = spec, training, precision
         self.labels = len(spec.labels)
         self.experts: tuple[str, ...] = (spec.model.kind.rpartition(":")[2],)
@@ -68,34 +68,34 @@ class TorchDense:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.model.seed)
-            self.network = build(_shape(spec, self.plan)).to(self.place.device)
+            self.network = build(_shape(spec, self.plan)).to(self.placement.device)
         self.names, self.flat = _flatten(self.network)
         self.first, self.second = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self._steps = 0
         self._threads = threading.local()
 
     def lane(self) -> TorchLane:
-        """A new lane."""
+        """Create a lane."""
         return TorchLane(self)
 
     def step(self, lanes: Sequence[Lane]) -> None:
-        """One update from the lanes' sums."""
+        """Update once by the lanes' sums and zero them."""
         first, *others = [lane for lane in lanes if isinstance(lane, TorchLane)]
-        with self.place.running():
+        with self.placement.running():
             for other in others:
                 first.merge(other)
             rows = first.sums.rows
             if rows > 0:
                 self._steps += 1
                 self.heads.step(first.sums)
-                # A step of few rows is a small one. Were each the mean of its own rows, a click that comes
-                # alone would count as much as the hundreds of negatives that come together.
+                # Divide by at least `batch_rows`, so that a step of few rows is small: with the mean of its
+                # own rows, a single early click would weigh as much as a batch of hundreds of negatives.
                 self._adam(first.summed() / max(rows, self.spec.train.batch_rows))
             first.clear()
-            self.place.fetch({})  # lanes have streams of their own: it is done when they go on
+            self.placement.fetch({})  # wait, as the lanes' streams are not ordered after this one
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions."""
+        """Return (B, L) predictions."""
         lane = getattr(self._threads, "lane", None)
         if lane is None:
             lane = self._threads.lane = TorchLane(self)
@@ -103,7 +103,7 @@ class TorchDense:
         return scored
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of the dense state."""
+        """Return a copy of the dense state."""
         state = self._named("weights/network", self.flat)
         state |= {
             f"weights/buffer/{n}": b.detach().cpu().numpy().copy()
@@ -120,14 +120,14 @@ class TorchDense:
         return state
 
     def load_state(self, state: State, *, weights_only: bool = False) -> None:
-        """Take a state in."""
-        mine = self.state()
-        wanted = [n for n in mine if not (weights_only and n.startswith("optimizer/"))]
+        """Load a state. Raises Mismatch, before any change, if an array is missing or has another shape."""
+        expected = self.state()
+        wanted = [n for n in expected if not (weights_only and n.startswith("optimizer/"))]
         for name in wanted:
-            if name not in state or state[name].shape != mine[name].shape:
+            if name not in state or state[name].shape != expected[name].shape:
                 found = state[name].shape if name in state else "nothing"
                 raise Mismatch(
-                    f"array {name!r} of the version: found {found}, this spec expects {mine[name].shape};"
+                    f"array {name!r} of the version: found {found}, this spec expects {expected[name].shape};"
                     " it was written by another spec or another version of the model's class"
                 )
         parts = {"weights/network": self.flat, "optimizer/first": self.first, "optimizer/second": self.second}
@@ -140,7 +140,7 @@ class TorchDense:
                     assert flat[place].shape == (int(np.prod(shape)),)
         for name, buffer in _kept_buffers(self.network).items():
             buffer.copy_(torch.from_numpy(np.array(state[f"weights/buffer/{name}"])))
-        self.place.fetch({})
+        self.placement.fetch({})
         for name, field in HEAD_STATE.items():
             if name in wanted:
                 setattr(self.heads, field, np.array(state[name], np.float64))
@@ -148,16 +148,16 @@ class TorchDense:
             self._steps = int(state["optimizer/step"][0])
 
     def finite(self) -> bool:
-        """Whether all of the dense state is finite."""
+        """Return whether the dense state is finite."""
         return all(bool(np.isfinite(array).all()) for array in self.state().values())
 
     @property
     def step_count(self) -> int:
-        """Steps taken."""
+        """Number of steps made."""
         return self._steps
 
     def mixture(self) -> F32:
-        """(L, 1) of ones: this is no hedge."""
+        """Return (L, 1) ones, as the model has no experts."""
         return ones_mixture(self.labels)
 
     def _named(self, prefix: str, flat: torch.Tensor) -> dict[str, NDArray[Any]]:
@@ -165,10 +165,9 @@ class TorchDense:
         return {f"{prefix}/{name}": whole[place].reshape(shape).copy() for name, place, shape in self.names}
 
     def _adam(self, gradient: torch.Tensor) -> None:
-        """Adam with bias correction (Kingma & Ba 2015, algorithm 1); the step size rises over the warm-up.
+        """Step by Adam with bias correction (Kingma & Ba 2015, algorithm 1); the rate rises over the warm-up.
 
-        A row's gradient comes divided by `batch.rows`, and so is epsilon: the larger the batches that are
-        allowed, the less a step of few rows would be otherwise.
+        Epsilon is divided by `batch_rows`, as the gradient is, so it has the same weight at all batch sizes.
         """
         model, t = self.spec.model, self._steps
         self.first.mul_(0.9).add_(gradient, alpha=0.1)
@@ -183,22 +182,27 @@ class TorchLane:
     """`Lane` of a torch network."""
 
     def __init__(self, model: TorchDense) -> None:
-        self.model, self.place = model, model.place_of()
+        self.model, self.placement = model, model.new_placement()
         self.native = _native.InputLane(model.plan.native)
         self.sums = Sums(model.labels, len(model.heads.standard))
-        self._reduced: F32 | None = None  # the gradient where others add to it, until the step
-        with self.place.running():
+        self._reduced: F32 | None = None  # copy of the gradient for an all-reduce, until the step
+        with self.placement.running():
             self.gradient = torch.zeros_like(model.flat)
-            self.place.fetch({})
+            self.placement.fetch({})
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions."""
-        with torch.inference_mode(), self.place.running():
+        """Return (B, L) predictions."""
+        with torch.inference_mode(), self.placement.running():
             _, _, logits = self._forward(inputs, learning=False)
-            return self.model.heads.predict(self.place.fetch({"logits": logits.float()})["logits"])
+            return self.model.heads.predict(self.placement.fetch({"logits": logits.float()})["logits"])
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
-        """Predict, then take the loss's gradients."""
+        """Predict, compute the loss's gradients and add the dense ones to the lane's sums.
+
+        Raises:
+            ValueError: The inputs have no labels or do not fit the spec.
+            RuntimeError: The model was built for serving.
+        """
         model, labels = self.model, inputs.labels
         if labels is None:
             raise ValueError("forward_backward needs labels; to serve, use score")
@@ -207,14 +211,14 @@ class TorchLane:
         if inputs.size and int(labels.index.max()) >= model.labels:
             raise ValueError(f"label index {labels.index.max()} of a spec with {model.labels} labels")
         seen = model.heads.count(labels)
-        with self.place.running():
+        with self.placement.running():
             vectors, linear, logits = self._forward(inputs, learning=True)
             z, losses = self._losses(logits, labels, seen)
             parameters = list(model.network.parameters()) if dense_weight else []
             of_z, of_vectors, of_linear, *dense = _gradients(losses.sum(), [z, vectors, linear, *parameters])
             if dense:
                 self.gradient += torch.cat([g.reshape(-1) for g in dense])
-            found = self.place.fetch(
+            found = self.placement.fetch(
                 {
                     "logits": logits.float(),
                     "losses": losses,
@@ -236,26 +240,26 @@ class TorchLane:
         return result
 
     def reduce_buffers(self) -> list[F32 | F64]:
-        """The lane's sums as flat arrays; what is added to them is part of the next step."""
-        with self.place.running():
-            self._reduced = self.place.fetch({"gradient": self.gradient})["gradient"]
+        """Return the lane's sums as flat arrays; additions to them count in the next step."""
+        with self.placement.running():
+            self._reduced = self.placement.fetch({"gradient": self.gradient})["gradient"]
         return [self._reduced, self.sums.all]
 
     def summed(self) -> torch.Tensor:
-        """The gradient, with what others have added to it."""
+        """Return the gradient, as all-reduced if `reduce_buffers` was called."""
         if self._reduced is None:
             return self.gradient
-        return self.place.send("back/gradient", self._reduced)
+        return self.placement.send("back/gradient", self._reduced)
 
     def merge(self, other: Lane) -> None:
-        """Take another lane's sums and zero them."""
+        """Add another lane's sums and zero them. Raises TypeError for a lane of another kind of model."""
         if not isinstance(other, TorchLane):
             raise TypeError("lanes of different models cannot be merged")
         self.sums.all += other.sums.all
-        with self.place.running():
+        with self.placement.running():
             self.gradient += other.gradient
             other.clear()
-            self.place.fetch({})
+            self.placement.fetch({})
 
     def clear(self) -> None:
         """Zero the sums."""
@@ -266,19 +270,19 @@ class TorchLane:
     def _forward(
         self, inputs: ModelInputs, *, learning: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Leaves: vectors (B, W padded) and linear (B, L), and the logits (B, L)."""
+        """Return the leaves, vectors (B, W padded) and linear (B, L), and the logits (B, L)."""
         plan, model = self.model.plan, self.model
-        x = self.place.room("x", (inputs.size, plan.width))
-        scalars = self.place.room("scalars", (inputs.size, plan.native[2]))
+        x = self.placement.host_array("x", (inputs.size, plan.width))
+        scalars = self.placement.host_array("scalars", (inputs.size, plan.native[2]))
         mean, scale = model.heads.standards()
         mean, scale = np.where(model.heads.standard, mean, 0.0), np.where(model.heads.standard, scale, 1.0)
         self.native.gather(groups_of(inputs), inputs.dense, mean, scale, STANDARD_LIMIT, x, scalars)
-        whole = self.place.send("x", x)
+        whole = self.placement.send("x", x)
         vectors = whole[:, plan.vectors_from :]
         linear = (
-            self.place.send("scalars", scalars)
+            self.placement.send("scalars", scalars)
             if plan.scalars
-            else torch.zeros(inputs.size, model.labels, device=self.place.device)
+            else torch.zeros(inputs.size, model.labels, device=self.placement.device)
         )
         if learning:
             vectors, linear = vectors.requires_grad_(), linear.requires_grad_()
@@ -303,12 +307,11 @@ class TorchLane:
 
     def _precision(self) -> AbstractContextManager[Any]:
         bf16 = self.model.precision == "bf16"
-        return torch.autocast(self.place.device.type, torch.bfloat16, enabled=bf16)
+        return torch.autocast(self.placement.device.type, torch.bfloat16, enabled=bf16)
 
     def _losses(self, logits: torch.Tensor, labels: Labels, seen: F64) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each sample's logit for its own label, bias included, and its loss by the kind of the label; (B,)
-        both."""
-        send, heads = self.place.send, self.model.heads
+        """Return the (B,) logits of the samples' labels, with bias, and their (B,) losses by label kind."""
+        send, heads = self.placement.send, self.model.heads
         bias, scale, teaches = (a.astype(np.float32)[labels.index] for a in heads.learning(seen))
         own = send("own", labels.index.astype(np.int64))
         z = logits.float().gather(1, own[:, None])[:, 0] + send("bias", bias)
@@ -331,7 +334,7 @@ class TorchLane:
 
 
 def _gradients(loss: torch.Tensor, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of the loss; zeros where it does not depend on something."""
+    """Return the gradients of the loss; zeros for tensors that it does not depend on."""
     grads = torch.autograd.grad(loss, wanted, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, grads, strict=True)]
 
@@ -343,8 +346,7 @@ def _shape(spec: Spec, plan: InputPlan) -> Shape:
 
 
 def _flatten(network: Model) -> tuple[list[tuple[str, slice, tuple[int, ...]]], torch.Tensor]:
-    """Move all parameters into one flat float32 tensor, of which they become views; (name, place, shape) of
-    each."""
+    """Make all parameters views of one flat float32 tensor; return (name, slice, shape) of each, and it."""
     named = list(network.named_parameters())
     flat = torch.cat([p.detach().float().reshape(-1) for _, p in named]) if named else torch.zeros(0)
     names: list[tuple[str, slice, tuple[int, ...]]] = []
@@ -358,6 +360,6 @@ def _flatten(network: Model) -> tuple[list[tuple[str, slice, tuple[int, ...]]], 
 
 
 def _kept_buffers(network: Model) -> dict[str, torch.Tensor]:
-    """Buffers that belong to the network's state (`persistent`)."""
+    """Return the persistent buffers of the network, which are part of its state."""
     kept = network.state_dict(keep_vars=True).keys()
     return {name: buffer for name, buffer in network.named_buffers() if name in kept}

@@ -1,5 +1,4 @@
-"""The networks that can be trained alone: DLRM, DeepFM and DCN v2. All widths come from the spec's
-`model.deep`."""
+"""Networks DLRM, DeepFM and DCN v2, with widths of the spec's `model.deep`. Letters: B samples, L labels."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ __all__ = ["DLRM", "DCNv2", "DeepFM"]
 
 
 def mlp(inputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
-    """Linear and ReLU in turn."""
+    """Build layers of Linear and ReLU."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(inputs, width), nn.ReLU()]
@@ -22,15 +21,17 @@ def mlp(inputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
 
 
 def zero_head(inputs: int, labels: int) -> nn.Linear:
-    """A last layer that starts at zero: the model begins as its bias alone."""
+    """Build a last layer of zeros, so that the first predictions are the biases alone."""
     head = nn.Linear(inputs, labels, bias=False)
     nn.init.zeros_(head.weight)
     return head
 
 
 class DLRM(Model):
-    """Naumov et al. 2019: dot products of all pairs of vectors, the dense part made one of them, under an
-    MLP."""
+    """DLRM (Naumov et al. 2019): an MLP over dot products of all pairs of vectors and of the dense part.
+
+    Raises ConfigError unless all tables have the same dim.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -48,7 +49,7 @@ class DLRM(Model):
         self.head = zero_head(shape.deep[-1] if shape.deep else pairs.shape[1] + self.dim, len(shape.labels))
 
     def forward(self, x: Inputs) -> Tensor:
-        """(B, L) logits."""
+        """Return (B, L) logits."""
         vectors = x.concatenated.view(x.size, -1, self.dim)
         parts: list[Tensor] = []
         if self.bottom is not None:
@@ -62,8 +63,8 @@ class DLRM(Model):
 
 
 class DeepFM(Model):
-    """Guo et al. 2017: linear terms, factorisation machine and MLP, added. FM pairs vectors of equal
-    length."""
+    """DeepFM (Guo et al. 2017): sum of linear terms, factorisation machine and MLP. FM pairs vectors of equal
+    dim."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -73,7 +74,7 @@ class DeepFM(Model):
         self.dims = sorted(set(shape.vectors.values()))
 
     def forward(self, x: Inputs) -> Tensor:
-        """(B, L) logits."""
+        """Return (B, L) logits."""
         logits = self.head(self.deep(torch.cat([x.dense, x.concatenated], 1))) + x.linear
         for dim in self.dims:
             v = torch.stack([v for v in x.vectors.values() if v.shape[1] == dim])
@@ -83,7 +84,7 @@ class DeepFM(Model):
 
 
 class DCNv2(Model):
-    """Wang et al. 2021: full-rank cross layers beside an MLP, both on the concatenated input."""
+    """DCN v2 (Wang et al. 2021): full-rank cross layers beside an MLP, both on the concatenated input."""
 
     LAYERS = 3
 
@@ -95,7 +96,7 @@ class DCNv2(Model):
         self.head = zero_head(inputs + (shape.deep[-1] if shape.deep else inputs), len(shape.labels))
 
     def forward(self, x: Inputs) -> Tensor:
-        """(B, L) logits."""
+        """Return (B, L) logits."""
         first = torch.cat([x.dense, x.concatenated], 1)
         crossed = first
         for layer in self.cross:

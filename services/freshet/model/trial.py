@@ -1,7 +1,7 @@
-"""A class of the user's, tried before anything runs: built, shown random samples, trained a step, served.
+"""Trial of a user's class before anything runs: build it, train a step on random samples, serve it.
 
-What would otherwise end a trainer at its first batch, or let served scores differ from trained ones without a
-word, is said by `freshet check` and `freshet up`. Letters: B samples, U unique rows of a group.
+`freshet check` and `freshet up` report errors that would otherwise end a trainer at its first batch, or make
+served scores differ from trained ones silently.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from freshet.types import F32, I32, U32
 __all__ = ["random_inputs", "try_out"]
 
 SIZES = (8, 1)
-"""Samples of the batches shown: a batch of one is where `squeeze` and means over a batch come to light."""
+"""Sizes of the batches: one of a single sample shows errors by `squeeze` and by means over a batch."""
 
 UNIQUE = 5
 ROW_SCALE = 0.05
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 
 def try_out(spec: Spec, where: str = "spec", device: str = "cpu") -> None:
-    """Try the class that `model.kind` names; a kind of freshet's own needs no trial. Errors name `where`.
+    """Try the user's class that `model.kind` names, if it names one.
 
-    Trained on `device`, served on this processor.
+    Trains on `device`, serves on the CPU.
 
     Raises:
-        ConfigError: it cannot be imported, built or run, gives logits of another shape or that are not
-            finite, or is no function of its inputs alone.
+        ConfigError: The class cannot be imported, built or run, its logits have another shape or are not
+            finite, or its forward depends on more than its inputs. The error names `where`.
     """
     if ":" not in spec.model.kind:
         return
@@ -50,41 +50,40 @@ def try_out(spec: Spec, where: str = "spec", device: str = "cpu") -> None:
 def _try_out(spec: Spec, device: str) -> None:
     model = build_model(spec, training=True, device=device)
     if not issubclass(class_of(spec.model.kind, spec.folder), Model):
-        return  # it makes its own dense model, which may count on what only a trainer gives
+        return  # it builds its own dense model, which may need the inputs of a real trainer
     for size in SIZES:
-        _learn(spec, model, random_inputs(spec, size), exactly=device == "cpu")
+        _train_and_serve(spec, model, random_inputs(spec, size), exactly=device == "cpu")
 
 
-def _learn(spec: Spec, model: DenseModel, inputs: ModelInputs, *, exactly: bool) -> None:
+def _train_and_serve(spec: Spec, model: DenseModel, inputs: ModelInputs, *, exactly: bool) -> None:
     def same(a: F32, b: F32) -> bool:
         return np.array_equal(a, b) if exactly else np.allclose(a, b, rtol=1e-2, atol=1e-3)
 
-    def called(what: str, function: Callable[[], T]) -> T:
+    def call_forward(function: Callable[[], T]) -> T:
         try:
             return function()
         except FreshetError:
             raise
-        except Exception as error:  # whatever a class of the user's raises
-            hint = f"{what} raised {type(error).__name__}: {error}"
+        except Exception as error:  # a user's class may raise any error
+            hint = f"forward raised {type(error).__name__}: {error}"
             raise _error(spec, "forward(self, x) -> logits (B, L)", hint) from error
 
     lane = model.lane()
     before = model.state()
-    first = called("forward", lambda: lane.forward_backward(inputs))
+    first = call_forward(lambda: lane.forward_backward(inputs))
     predictions = first.predictions.copy()
     _check_finite(spec, first)
     changed = [name for name, array in model.state().items() if not np.array_equal(array, before[name])]
     if changed:
         hint = f"{changed[0]} changed, though several lanes run it at once: no BatchNorm, use LayerNorm"
         raise _error(spec, "a forward that leaves the module as it is", hint)
-    again = called("forward", lambda: lane.forward_backward(inputs)).predictions
-    if not same(predictions, again):
+    if not same(predictions, call_forward(lambda: lane.forward_backward(inputs)).predictions):
         hint = "called twice it gave two answers: no dropout and no draws, or serving scores otherwise"
         raise _error(spec, "a forward that is a function of its inputs", hint)
     model.step([lane])
     served = build_model(spec, training=False)
     served.load_state(model.state(), weights_only=True)
-    if not same(called("forward", lambda: served.score(inputs)), model.score(inputs)):
+    if not same(call_forward(lambda: served.score(inputs)), model.score(inputs)):
         hint = "a module made anew with the same parameters and buffers scores otherwise: keep no other state"
         raise _error(spec, "scores that follow from parameters and buffers", hint)
 
@@ -104,7 +103,8 @@ def _error(spec: Spec, expected: str, hint: str) -> ConfigError:
 
 
 def random_inputs(spec: Spec, size: int) -> ModelInputs:
-    """A batch as features make it: small rows, one of zeros; nulls, lists (some empty), missing numbers."""
+    """Draw a batch like those of real features: small rows, one of zeros, nulls, lists (some empty), missing
+    numbers."""
     rng = np.random.default_rng(size)
     layout = layout_of(spec)
     dense = rng.normal(size=(size, len(layout.dense))).astype(np.float32)
@@ -130,6 +130,6 @@ def _group(spec: Spec, group: Group, size: int, rng: np.random.Generator) -> Gro
         positions.append(rng.integers(-1, UNIQUE, count).astype(np.int32))
         starts.append(starts[-1] + count)
     rows = (rng.normal(size=(UNIQUE, group.width)) * ROW_SCALE).astype(np.float32)
-    rows[0] = 0.0  # as rows may start, and their scalars do
+    rows[0] = 0.0  # like a new row
     where = np.concatenate(positions) if positions else np.empty(0, np.int32)
     return GroupInputs(rows, where, np.array(starts, np.uint32), ends)

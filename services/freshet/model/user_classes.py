@@ -1,4 +1,4 @@
-"""Classes of the user's, named in the spec as `kind = "package.module:Class"`: found here, without torch."""
+"""Import of users' classes, `kind = "package.module:Class"` in the spec, without torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["DENSE_MODEL_HOOK", "class_of"]
 DENSE_MODEL_HOOK = "dense_model"
 """Name of a classmethod `(spec, *, training, precision) -> DenseModel`.
 
-A class that has it is no `freshet.Model` (a torch network); it makes the whole dense part itself, without
-torch if it likes: gradients of the rows, steps, state and scores, by `freshet.model.DenseModel`.
+A class that has it is no `freshet.Model` (a torch network): it implements the whole dense part, with or
+without torch, as a `freshet.model.DenseModel`.
 """
 
 
 def class_of(kind: str, folder: str) -> type[Any]:
-    """The class that `package.module:Class` names; the module may stand in the spec's folder.
+    """Import the class that `package.module:Class` names, also from the spec's folder.
 
     Raises ConfigError if there is none.
     """

@@ -1,7 +1,7 @@
-"""Decisions of a shard's flushes: which metas to write, and what an outcome means. No I/O.
+"""Decisions of a shard's flushes without I/O: the metas to write, and the consequences of an outcome.
 
-Rule 11 of PROTOCOL: what is stored is compared with what this owner wrote last; anything else than the last
-write, or its retry, means that the store lost or mixed writes, and the bucket is written anew, whole.
+PROTOCOL 11: the row store compares its meta with the one that this owner wrote last. Anything but that write,
+or its retry, means that the store lost or mixed writes; the bucket is then written whole.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ __all__ = ["FlushBook", "PushFences"]
 
 
 class PushFences:
-    """The highest fence that pushes of each partition have carried: a lower one is of an embedder that
-    another has replaced (PROTOCOL 9). Thread-safe."""
+    """The highest fence of the pushes of each partition. Thread-safe.
+
+    A lower fence comes from an embedder that another one has replaced (PROTOCOL 9).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._highest: dict[int, int] = {}
 
     def check(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
-        """Raise Fenced if a partition has seen a higher one."""
+        """Record the fence of a push; raises Fenced if one of its partitions has seen a higher one."""
         with self._lock:
             for r in ranges:
                 if fence < (seen := self._highest.get(r.partition, fence)):
@@ -40,25 +42,25 @@ class PushFences:
 
 
 class FlushBook:
-    """The last metas known to be stored, of the owned buckets. Used by the flush thread only.
+    """The last metas known to be stored, of the owned buckets. For the flush thread only.
 
-    B buckets of the model, P partitions of `samples`.
+    B buckets of the model, P partitions of `samples`, K buckets of a flush.
     """
 
     def __init__(self, *, buckets: int, partitions: int) -> None:
         """Own no bucket yet."""
         self._owned: Bool = np.zeros(buckets, np.bool_)
-        self._left: Bool = np.zeros(buckets, np.bool_)  # not owned, and not known to be served by others
+        self._left: Bool = np.zeros(buckets, np.bool_)  # released, and not known to be served by others
         self._fences: I64 = np.zeros(buckets, np.int64)
         self._seqs: I64 = np.zeros(buckets, np.int64)  # acknowledged last
-        self._sent: I64 = np.zeros(buckets, np.int64)  # highest that went out
+        self._sent: I64 = np.zeros(buckets, np.int64)  # highest sent
         self._applied: I64 = np.zeros((buckets, partitions), np.int64)
         self._rows_offsets: I64 = np.zeros(buckets, np.int64)
         self._clocks_ms: I64 = np.zeros(buckets, np.int64)
         self._rows: I64 = np.zeros(buckets, np.int64)
 
     def claimed(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        """Take over buckets as the row store returned them from the claim, under the fence that it wrote."""
+        """Own buckets with the metas that the row store returned for the claim."""
         for bucket, meta in metas.items():
             self._owned[bucket], self._left[bucket] = True, False
             self._fences[bucket] = meta.fence
@@ -68,14 +70,16 @@ class FlushBook:
             self._rows[bucket] = meta.rows
 
     def next_flush(self, flushed: Flushed, rows_offsets: I64, *, whole: bool = False) -> Flush:
-        """What the table copied out, with metas one after the last acknowledged ones: a retry writes the
-        same. A whole bucket goes out under a number that nothing else had: after two failovers a store may
-        hold what was sent before, and would take an equal number for this very write.
+        """Return a flush of copied rows, with metas one after the last acknowledged ones.
+
+        A retry therefore repeats its sequence numbers. A whole bucket gets an unused number: after two
+        failovers a store may hold an earlier flush, and would take an equal number for this one.
 
         Args:
-            flushed:      what changed.
-            rows_offsets: (ROWS_PARTITIONS,) where a reader of each partition of `rows` must follow from.
-            whole:        the copy holds each bucket's every row, and replaces what is stored.
+            flushed: the changed rows.
+            rows_offsets: (ROWS_PARTITIONS,) int64, from which a reader of each partition of `rows` must
+                follow.
+            whole: the copy holds every row of each bucket, and replaces the stored ones.
         """
         buckets = flushed.buckets
         seqs: I64 = (self._sent if whole else self._seqs)[buckets] + 1
@@ -93,17 +97,20 @@ class FlushBook:
         )
 
     def lost(self, buckets: Sequence[Bucket]) -> None:
-        """Own them no longer: somebody else does. The fences they were owned under are remembered."""
+        """Give up buckets that another shard owns; their fences are kept."""
         self._owned[buckets] = self._left[buckets] = False
 
     def left(self, buckets: Sequence[Bucket]) -> None:
-        """Own them no longer, before anybody else does: whoever claims them replays from what is stored.
-        `smallest_applied` and `smallest_rows_offset` cover that until they are `claimed` or `lost`."""
+        """Give up buckets before another shard owns them.
+
+        The next owner replays from the stored metas, so `smallest_applied` and `smallest_rows_offset` include
+        these buckets until they are `claimed` or `lost`.
+        """
         self._left[buckets] |= self._owned[buckets]
         self._owned[buckets] = False
 
     def found_stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        """What is stored of these is older than was written, or was written by somebody else."""
+        """Lower the offsets of buckets whose stored metas are older than written, or another owner's."""
         for bucket, meta in metas.items():
             applied = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
             self._applied[bucket] = np.minimum(self._applied[bucket], applied)
@@ -111,14 +118,20 @@ class FlushBook:
 
     @property
     def fences(self) -> I64:
-        """(B,) the fence under which each bucket is, or was last, owned."""
+        """(B,) int64 fences under which the buckets are, or were last, owned."""
         return self._fences
 
     def done(self, flush: Flush, outcomes: U8) -> tuple[I64, I64]:
-        """Take note of a flush's (K,) outcomes; returns the buckets that must be written whole, and those
-        that somebody else owns by now.
+        """Record the outcomes of a flush.
 
-        A bucket that was lost, or claimed anew, since the flush was copied is none of its affair.
+        A bucket that was lost or claimed anew after the copy is left out.
+
+        Args:
+            flush: the flush, K buckets.
+            outcomes: (K,) uint8, as `RowStore.flush` returned them.
+
+        Returns:
+            The buckets to write whole, and the buckets that another shard owns; int64.
         """
         current = self._owned[flush.buckets] & (self._fences[flush.buckets] == flush.fences)
         kept = current & (outcomes == FlushOutcome.DONE)
@@ -135,7 +148,7 @@ class FlushBook:
 
     @property
     def rows(self) -> I64:
-        """(B,) rows that the row store has of each bucket, as far as this owner knows."""
+        """(B,) int64 rows of each bucket in the row store, as far as this owner knows."""
         return self._rows
 
     @property
@@ -144,14 +157,16 @@ class FlushBook:
         return int(self._clocks_ms[self._owned].max(initial=0))
 
     def smallest_applied(self) -> dict[int, int]:
-        """{partition: smallest stored offset}: what the log must still hold (rule 12). Empty without a
-        bucket."""
+        """{partition: smallest stored offset}, which the log must retain (PROTOCOL 12); empty without
+        buckets."""
         owned = self._applied[self._owned | self._left]
         return dict(enumerate(owned.min(axis=0).tolist())) if len(owned) else {}
 
     def smallest_rows_offset(self, buckets: range) -> int | None:
-        """Smallest `rows` offset named by the stored metas of these buckets: retention of `rows` stays below
-        it. None if none of them is owned, or left."""
+        """Return the smallest `rows` offset in the stored metas of these buckets; None without owned ones.
+
+        Retention of `rows` must stay below it.
+        """
         within = slice(buckets.start, buckets.stop)
         offsets = self._rows_offsets[within][(self._owned | self._left)[within]]
         return int(offsets.min()) if len(offsets) else None

@@ -1,4 +1,4 @@
-"""A shard's listener: the service `Rows` over gRPC, on any row service that knows which buckets it holds."""
+"""The gRPC service `Rows` of a shard, on any row service that knows its buckets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = "Rows"
 
 
 class HeldRows(Protocol):
-    """A row service of some of a model's buckets."""
+    """A row service for some of a model's buckets."""
 
     def lookup(
         self,
@@ -40,25 +40,25 @@ class HeldRows(Protocol):
         create: bool = True,
         states: RowStates | None = None,
     ) -> None:
-        """As `RowService.lookup`."""
+        """As `RowService.lookup`; out: (U, S) float32 for each group."""
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""
 
     def applied(self) -> Mapping[int, Sequence[int]]:
-        """As `RowService.applied`, of the buckets held."""
+        """As `RowService.applied`, for the owned buckets."""
 
     def held(self) -> Sequence[Bucket]:
-        """The buckets held, rising."""
+        """The owned buckets, rising."""
 
 
 def identity_of(model: str, spec_hash: str) -> dict[str, str]:
-    """Metadata that tells a client's model and spec."""
+    """Return the metadata by which peers compare model and spec."""
     return {"freshet-model": model, "freshet-spec": spec_hash}
 
 
 def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None:
-    """Add the methods of `Rows` to a listener."""
+    """Register the methods of `Rows` with a gRPC server."""
     served = _Rows(rows, described, server)
     server.answered(ROWS, "Lookup", served.lookup)
     server.answered(ROWS, "Push", served.push)
@@ -83,30 +83,30 @@ class _Rows:
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
         with self._server.making(self._answer_bytes(groups, with_states=with_states)):
-            return self._looked_up(frame, groups, create=create, with_states=with_states)
+            return self._lookup_rows(frame, groups, create=create, with_states=with_states)
 
     def _answer_bytes(self, groups: Sequence[GroupKeys], *, with_states: bool) -> int:
-        """Of the rows and states that a lookup asks for, before they are made."""
+        """Size of the answer's rows and states, reserved before they are allocated."""
         widths, states = self._described.widths, self._described.states
         floats = sum(
             len(g.keys) * (widths[g.group] + (states[g.group] if with_states else 0)) for g in groups
         )
         return 4 * floats
 
-    def _looked_up(
+    def _lookup_rows(
         self, frame: Frame, groups: Sequence[GroupKeys], *, create: bool, with_states: bool
     ) -> bytes:
         widths = self._described.widths
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
-        asked = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
+        key_groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
         if not with_states:
-            self._rows.lookup(asked, list(out.values()), create=create)
+            self._rows.lookup(key_groups, list(out.values()), create=create)
             return rows_frame(frame.id, out, frame.codec)
         floats = self._described.states
-        made = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
-        states = RowStates(list(made.values()))
-        self._rows.lookup(asked, list(out.values()), create=create, states=states)
-        return rows_frame(frame.id, out, frame.codec, made, states.known)
+        state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
+        states = RowStates(list(state_rows.values()))
+        self._rows.lookup(key_groups, list(out.values()), create=create, states=states)
+        return rows_frame(frame.id, out, frame.codec, state_rows, states.known)
 
     def push(self, frame: Frame) -> bytes:
         request = push_of(frame, self._described.buckets, self._described.widths)
@@ -116,7 +116,7 @@ class _Rows:
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:
-        held = self._rows.held()  # first: a bucket that comes meanwhile is told of at the next asking
+        held = self._rows.held()  # first: a bucket added in between is missing here, and sent next time
         return applied_frame(frame.id, self._rows.applied(), held)
 
     def describe(self, frame: Frame) -> bytes:

@@ -1,4 +1,4 @@
-"""A shard as a process: its listener, its seat and its slices, from the start to the drain."""
+"""The paramserver process: listener, membership lease and slices of one shard, from start to drain."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from freshet.batches.message_sizes import streams, work_bytes
-from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.batches.frames import streams, work_bytes
 from freshet.config.spec.layout import layout_of
-from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import Unavailable
 from freshet.http.addresses import Address
-from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.observability.metrics import Metric, Reading, register
-from freshet.paramserver.balance_rules import Why
-from freshet.paramserver.balancer import DEFAULT_BOUNDS, Balancing, Bounds
+from freshet.paramserver.balance_rules import MeteredRows, PlanReason
+from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
 from freshet.paramserver.flusher import store_metrics, store_readings
-from freshet.paramserver.load_meter import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.paramserver.shard import Shard
-from freshet.paramserver.shard_manager import Keeper
+from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard_manager import ShardManager
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
-from freshet.rows.store import OnServers, RowStore
+from freshet.rows.store import OnServers
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
 
-__all__ = ["PARAMSERVER_METRICS", "ParamServer", "Place"]
+__all__ = ["PARAMSERVER_METRICS", "ParamServer", "ShardAddress"]
 
 log = structlog.get_logger("freshet.paramserver")
 
-SEAT_WAIT_S = 10 * LEASE_S
-"""How long a start waits for a former process of its name to be gone."""
+JOIN_TIMEOUT_S = 10 * LEASE_S
+"""Longest wait of a start for the lease of a former process of the same name."""
 
 PARAMSERVER_METRICS = (
     Metric("freshet_paramserver_slices", "gauge", "slices", "Slices of the model's buckets served here."),
-    Metric("freshet_paramserver_moved_slices", "counter", "slices", "What happened to slices.", ("how",)),
+    Metric(
+        "freshet_paramserver_moved_slices",
+        "counter",
+        "slices",
+        "Ownership changes of slices: `taken`, `given` to other shards, `lost` to them, `doubted` (changed "
+        "while loading, and claimed anew).",
+        ("how",),
+    ),
     Metric("freshet_paramserver_pushes", "counter", "pushes", "Pushes answered, by outcome.", ("outcome",)),
     Metric(
         "freshet_paramserver_room_blocks",
@@ -59,7 +62,7 @@ PARAMSERVER_METRICS = (
         "freshet_paramserver_loading_buckets",
         "gauge",
         "buckets",
-        "Buckets served here whose rows are still being loaded: read by key meanwhile, and not flushed.",
+        "Buckets served here whose rows still load; until then they are read by key, and not flushed.",
     ),
     Metric("freshet_paramserver_loading_rows", "gauge", "rows", "Rows of those buckets in the row store."),
     Metric("freshet_paramserver_read_keys", "counter", "keys", "Keys read one by one while buckets loaded."),
@@ -67,14 +70,14 @@ PARAMSERVER_METRICS = (
         "freshet_paramserver_damaged_slices",
         "gauge",
         "slices",
-        "Slices that the plan gives this shard and that it does not serve because their rows are damaged.",
+        "Slices planned for this shard that it does not serve because their rows are damaged.",
     ),
     Metric("freshet_paramserver_bytes", "gauge", "bytes", "Memory of rows, indexes and sketches."),
     Metric(
         "freshet_paramserver_memory_limit_bytes",
         "gauge",
         "bytes",
-        "What the rows' memory may grow to; 0: no limit.",
+        "Bound on the memory of rows; 0: no limit.",
     ),
     Metric(
         "freshet_paramserver_refused_lookups",
@@ -92,26 +95,24 @@ PARAMSERVER_METRICS = (
         "freshet_paramserver_unevenness",
         "gauge",
         "1",
-        "How far the shard that is worst off lies from its fair share of the load, as every shard sees it.",
+        "Largest deviation of a shard's load from its fair share, as a part of that; all shards report it.",
     ),
     Metric(
         "freshet_paramserver_plans",
         "counter",
         "plans",
-        "Plans of who should own which slice that this shard wrote, by what made them necessary.",
+        "Plans of the slices' owners that this shard published, by the reason.",
         ("why",),
     ),
     *store_metrics("paramserver"),
     Metric("freshet_paramserver_flushed_rows", "counter", "rows", "Rows written to the row store."),
-    Metric("freshet_paramserver_flushes", "counter", "flushes", "Flushes to the row store that are written."),
-    Metric(
-        "freshet_paramserver_flushes_failed", "counter", "flushes", "Attempts at a flush that were in vain."
-    ),
+    Metric("freshet_paramserver_flushes", "counter", "flushes", "Flushes written to the row store."),
+    Metric("freshet_paramserver_flushes_failed", "counter", "flushes", "Failed attempts at a flush."),
     Metric(
         "freshet_paramserver_unwritten_seconds",
         "gauge",
         "seconds",
-        "For how long there has been a flush that is not written, tried once or often; 0 between flushes.",
+        "Age of the flush that is not written yet, over all its attempts; 0 between flushes.",
     ),
     Metric("freshet_paramserver_published_rows", "counter", "rows", "Rows published for serving."),
     *STORE_METRICS,
@@ -120,56 +121,48 @@ PARAMSERVER_METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a shard stands."""
+class ShardAddress:
+    """Name of a shard, and the address on which it listens."""
 
-    name: str  # tells the shards of a model apart; kept over restarts
-    host: str  # listens here
-    port: int  # 0: a free one
-    advertised: str = ""  # host that clients reach it by; empty: `host`
+    name: str  # distinguishes the shards of a model; kept over restarts
+    host: str
+    port: int  # 0: any free one
+    advertised: str = ""  # host under which clients reach it; empty: `host`
 
 
 class ParamServer:
-    """One shard among others. `run` serves until told to stop, then drains."""
+    """A shard among others. `run` serves until `stop` is set, then drains."""
 
     def __init__(
         self,
-        spec: Spec,
-        log: EventLog,
-        rows: RowStore,
-        place: Place,
+        context: ShardContext,
+        place: ShardAddress,
         transport: Transport,
         *,
-        spec_hash: str,
         bounds: Bounds = DEFAULT_BOUNDS,
         evict_bytes: int = 0,
-        clock: Clock = SYSTEM_CLOCK,
         stop: threading.Event | None = None,
     ) -> None:
-        """Listen, take the seat and check the stores; no slice is claimed yet.
+        """Listen, acquire the membership lease and check the stores; no slice is claimed yet.
 
         Args:
-            evict_bytes: of rows; beyond it the least recently used are evicted. 0: none are for memory.
+            context: model and stores; clients must have the same spec hash.
+            place: name and address of this shard.
+            transport: gRPC options.
+            bounds: balancing and memory bounds.
+            evict_bytes: memory of rows beyond which the least recently used are evicted; 0: no bound.
+            stop: ends the wait for the membership lease.
 
         Raises:
             ConfigError: the address cannot be bound.
-            Unavailable: another process of this name lives, or `stop` was set before it was gone.
-            Mismatch: the stores are of another model, spec or log.
+            Unavailable: another process of this name lives, or `stop` was set before its lease expired.
+            Mismatch: the stores belong to another model, spec or log.
         """
+        spec, spec_hash, clock = context.spec, context.spec_hash, context.clock
         self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
-        topics = ensure_topics(log, spec)
+        topics = ensure_topics(context.log, spec)
         layout = layout_of(spec)
-        self.shard = Shard(
-            spec=spec,
-            layout=layout,
-            spec_hash=spec_hash,
-            topics=topics,
-            log=log,
-            rows=rows,
-            clock=clock,
-            name=place.name,
-            most_bytes=evict_bytes,
-        )
+        self.shard = Shard(context, name=place.name, most_bytes=evict_bytes)
         self.server = GrpcServer(
             str(Address(place.host, place.port)),
             transport,
@@ -181,19 +174,19 @@ class ParamServer:
         states = tuple(group.state_floats for group in layout.groups)
         described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths, states)
         with Cleanup() as cleanup:
-            claims = Claims(log, topics.control, clock)
+            claims = Claims(context.log, topics.control, clock)
             cleanup.add("claims", claims.close)
-            self.balancing = Balancing(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
-            self.rows = MeteredRows(self.shard, self.balancing.meter, lambda: self.balancing.full)
+            self.balancer = LoadBalancer(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
+            self.rows = MeteredRows(self.shard, self.balancer.meter, lambda: self.balancer.full)
             serve_rows(self.server, self.rows, described)
             self.server.start()
             cleanup.add("listener", lambda: self.server.stop(0.0))
             self.address = str(Address(place.advertised or place.host, self.server.port))
-            self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
-            self.keeper = Keeper(
+            self.watch = StoreWatch(context.rows) if isinstance(context.rows, OnServers) else None
+            self.manager = ShardManager(
                 self.shard,
                 claims,
-                self.balancing,
+                self.balancer,
                 name=place.name,
                 address=self.address,
                 life=uuid.uuid4().hex,
@@ -201,22 +194,24 @@ class ParamServer:
                 clock=clock,
             )
             self.shard.create()
-            self.keeper.take_seat(clock.monotonic() + SEAT_WAIT_S, stop)
+            self.manager.join(clock.monotonic() + JOIN_TIMEOUT_S, stop)
             self._cleanup = cleanup.pop_all()
 
     def run(self, stop: threading.Event, *, drain_s: float) -> None:
-        """Serve until `stop`, then give slices away, flush, release and close, all within `drain_s` of when
-        `stop` was set, whatever hangs. Raises what ended the shard, if anything did."""
+        """Serve until `stop` is set, then hand slices over, flush, release and close within `drain_s`.
+
+        The limit holds even if the row store or the log hangs. Raises the error that ended the shard, if any.
+        """
         drain, serving = Drain(drain_s, self._clock), True
 
-        def keep() -> None:
+        def manage() -> None:
             try:
-                self.keeper.run(stop)
+                self.manager.run(stop)
                 drain.begin()
                 if self.shard.failed is not None:
                     raise self.shard.failed
-                left_s = drain.left_s() - drain_s / 2  # the other half is for calls in work, and the flush
-                self.keeper.leave(self._clock.monotonic() + left_s)
+                left_s = drain.left_s() - drain_s / 2  # the other half is for open calls and the flush
+                self.manager.leave(self._clock.monotonic() + left_s)
             finally:
                 stop.set()
 
@@ -226,10 +221,10 @@ class ParamServer:
             self._cleanup.add("watch", self.watch.stop)
         self.shard.on_failed = stop.set
         try:
-            keeping = Task("keeper", keep)
+            managing = Task("shard manager", manage)
             stop.wait()
             drain.begin()
-            if not keeping.done(drain_s / 2) and self.shard.failed is not None:
+            if not managing.done(drain_s / 2) and self.shard.failed is not None:
                 raise self.shard.failed
             self.server.stop(drain.left_s() / 2)  # the rest is for the flush
             serving = False
@@ -241,29 +236,29 @@ class ParamServer:
                 self._cleanup.run(drain.left_s(LAST_S))
 
     def ready(self) -> str | None:
-        """None, or why it does not serve what it should."""
-        return str(self.shard.failed) if self.shard.failed is not None else self.keeper.ready
+        """None, or the reason why this shard does not serve its planned slices."""
+        return str(self.shard.failed) if self.shard.failed is not None else self.manager.ready
 
     def status(self) -> Mapping[str, Any]:
-        """Figures for `freshet status`."""
+        """Return the figures of `freshet status`."""
         memory = self.shard.store.memory()
         names = {table.id: table.name for table in self._spec.tables}
         return {
             "name": self._place.name,
             "address": self.address,
-            "slices": len(self.keeper.slices),
+            "slices": len(self.manager.slices),
             "loading": asdict(self.shard.loader.progress),
-            "moved": asdict(self.keeper.counts),
-            "damaged": dict(self.keeper.damaged),
+            "moved": asdict(self.manager.counts),
+            "damaged": dict(self.manager.damaged),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
             "row_bytes": {names[table]: size for table, size in memory.row_bytes.items()},
             "evicted": {names[table]: rows for table, rows in self.shard.store.evicted().items()},
             "bytes": memory.bytes,
             "memory_limit_bytes": self._bounds.memory_bytes,
             "load": {
-                "rows_per_s": round(self.balancing.rate),
-                "unevenness": round(self.balancing.unevenness, 3),
-                "plans": dict(self.balancing.plans),
+                "rows_per_s": round(self.balancer.rate),
+                "unevenness": round(self.balancer.unevenness, 3),
+                "plans": dict(self.balancer.plans),
             },
             "refused_lookups": self.rows.refused,
             "unwritten_s": round(self.shard.unwritten_s, 3),
@@ -273,11 +268,11 @@ class ParamServer:
         }
 
     def progress(self) -> Mapping[str, Any]:
-        """How far rows are published, of how many slices: what the console asks often, and no more."""
-        return {"slices": len(self.keeper.slices), "published": asdict(self.shard.published)}
+        """Return the slices and the progress of publishing, which the console polls."""
+        return {"slices": len(self.manager.slices), "published": asdict(self.shard.published)}
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Serve PARAMSERVER_METRICS from a registry."""
+        """Register PARAMSERVER_METRICS."""
         register(registry, PARAMSERVER_METRICS, self._readings)
 
     def _readings(self) -> Mapping[str, Reading]:
@@ -301,9 +296,9 @@ class ParamServer:
             "freshet_paramserver_bytes": status["bytes"],
             "freshet_paramserver_memory_limit_bytes": status["memory_limit_bytes"],
             "freshet_paramserver_refused_lookups": status["refused_lookups"],
-            "freshet_paramserver_load_rows_per_second": self.balancing.rate,
-            "freshet_paramserver_unevenness": self.balancing.unevenness,
-            "freshet_paramserver_plans": {(why.value,): self.balancing.plans[why.value] for why in Why},
+            "freshet_paramserver_load_rows_per_second": self.balancer.rate,
+            "freshet_paramserver_unevenness": self.balancer.unevenness,
+            "freshet_paramserver_plans": {(r.value,): self.balancer.plans[r.value] for r in PlanReason},
             **store_readings("paramserver", status["store"], counts.replaced_buckets),
             "freshet_paramserver_flushed_rows": counts.flushed_rows,
             "freshet_paramserver_flushes": counts.flushes,
@@ -315,20 +310,20 @@ class ParamServer:
         }
 
     def _flush_last(self, seconds: float, *, release: bool) -> None:
-        """Flush, with `release` as one that leaves. What is not written is replayed, as after a kill."""
+        """Flush and stop; with `release` also release all claims. Unwritten rows are replayed."""
 
         def flush() -> None:
             flushed = False
             try:
                 if release:
-                    self.keeper.drain()
+                    self.manager.drain()
                 flushed = True
             finally:
                 self.shard.stop(flush=flushed)
 
         try:
             done = within(seconds, "last-flush", flush)
-            reason = "" if done else f"the row store, or the log, has not answered within {seconds:.1f} s"
+            reason = "" if done else f"no answer of the row store or the log within {seconds:.1f} s"
         except Unavailable as error:
             reason = str(error)
         if reason:

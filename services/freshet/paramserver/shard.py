@@ -1,8 +1,6 @@
-"""A shard: lookups and pushes on the native store, and the life of its buckets around it.
+"""A shard: lookups and pushes on the native store, and the ownership of its buckets.
 
-What changed goes to serving (`publish`) and to the row store (`flush`), by threads of the shard's own. A
-flush copies rows and offsets together, publishes what it copied, and only then writes it (PROTOCOL 11 and
-17).
+Threads of the shard publish changed rows, flush them to the row store and load claimed buckets.
 """
 
 from __future__ import annotations
@@ -14,92 +12,77 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import structlog
 
-from freshet.clock import Clock
-from freshet.config.spec.layout import Layout
-from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import Topics
+from freshet.config.spec.layout import layout_of
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
-from freshet.log import EventLog
 from freshet.observability.tracing import Context, active
 from freshet.paramserver.bucket_loader import Loader
 from freshet.paramserver.core import PushFences
-from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
+from freshet.paramserver.flusher import Flusher, PublishedTo, ShardContext, ShardCounts
 from freshet.paramserver.tracing import answered, answering
 from freshet.rows.service import KeyGroup, Push, RowStates
-from freshet.rows.store import RowStore, StoreIdentity
+from freshet.rows.store import StoreIdentity
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
 from freshet.types import F32, I64, Bucket, BucketMeta, Fence, OffsetRange, TimeMs, TopicPartition
 
-__all__ = ["PublishedTo", "Shard", "ShardCounts"]
+__all__ = ["PublishedTo", "Shard", "ShardContext", "ShardCounts"]
 
 log = structlog.get_logger("freshet.paramserver")
 
 PUBLISH_SHARE = 0.1
-"""Of a core, spent on publishing at most: at full speed 1.6 M rows change a second, too many to publish each
-at once."""
+"""Largest share of a core for publishing: under full load 1.6 M rows change per second, too many to publish
+each change."""
 
 FLUSH_SHARE = 0.1
-"""Of a core, spent on flushing at most: at full speed each flush holds most of the rows in use,
-and back to back they took as much as a lane."""
+"""Largest share of a core for flushing: under full load each flush holds most rows in use, and flushes back
+to back would cost as much as a lane."""
 
 LONGEST_FLUSH_WAIT_S = 20.0
-"""However much a flush costs: what was not flushed is trained on again after a crash."""
+"""Longest wait for a flush, at any cost: a crash repeats the training since the last one."""
 
 EVICT_ROWS = 20_000
-"""Rows looked at for eviction between two flushes."""
+"""Rows checked for eviction between two flushes."""
 
-LOAD_AGAIN_S = 0.5
-"""Before a row store that was away is asked again for buckets that are being loaded."""
+LOAD_RETRY_S = 0.5
+"""Wait after a failed load of buckets."""
 
 
 class Shard:
-    """Buckets of a model: all of them under one claim, or those that it took. `RowService` to the embedder;
-    see there for lookups and pushes."""
+    """Buckets of a model: all of them under one claim, or some under claims of slices.
+
+    Lookups and pushes follow `RowService`, and `NativeRows` for pushes that the native core applies.
+    """
 
     def __init__(
         self,
+        context: ShardContext,
         *,
-        spec: Spec,
-        layout: Layout,
-        spec_hash: str,
-        topics: Topics,
-        log: EventLog,
-        rows: RowStore,
         fence: Fence | None = None,
-        clock: Clock,
         held: Callable[[], bool] = lambda: True,
         name: str = "",
         most_bytes: int = 0,
     ) -> None:
-        """Own no bucket yet.
+        """Start without buckets.
 
         Args:
-            fence: of the claim of every bucket, for `load`; without it buckets come and go by `take`,
-                `give_up` and `drop`, each under its claim's fence.
-            held: whether the claim behind `fence` still stands; without it nothing is written any more.
-            name: tells the shards of a model apart.
-            most_bytes: what rows may take; the least recently used go beyond it (`Store.of`). 0: no bound.
+            context: model and stores.
+            fence: fence of the one claim of all buckets, for `load`. Without it buckets are added by
+                `claim_buckets` and removed by `revoke`, `release` and `drop`, each under its claim's fence.
+            held: whether the claim of `fence` still stands; once it does not, nothing is written.
+            name: distinguishes the shards of a model.
+            most_bytes: memory of rows beyond which the least recently used are evicted (`Store.of`). 0: no
+                bound.
         """
-        self._spec, self._layout, self._spec_hash, self._topics = spec, layout, spec_hash, topics
-        self._log, self._rows, self._clock, self._held = log, rows, clock, held
+        spec, layout = context.spec, layout_of(context.spec)
+        self._spec, self._spec_hash, self._topics = spec, context.spec_hash, context.topics
+        self._log, self._rows, self._held = context.log, context.rows, held
         self._fence = fence
         self._store = Store.of(spec, layout, held=False, most_bytes=most_bytes)
-        self._loader = Loader(self._store, rows, buckets=spec.buckets)
+        self._loader = Loader(self._store, context.rows, buckets=spec.buckets)
         self._to_load = threading.Event()
-        self._telling, self._doubtful = threading.Lock(), set[Bucket]()
+        self._conflicts_lock, self._conflicted = threading.Lock(), set[Bucket]()
         self.counts = ShardCounts()
-        self._flusher = Flusher(
-            spec,
-            topics,
-            log,
-            rows,
-            self._store,
-            self.counts,
-            clock,
-            name=name,
-            alone=fence is not None,
-            drop=self.drop,
-        )
+        alone = fence is not None
+        self._flusher = Flusher(context, self._store, self.counts, name=name, alone=alone, drop=self.drop)
         self._book, self._flushing = self._flusher.book, self._flusher.lock
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -107,25 +90,27 @@ class Shard:
         self.on_failed: Callable[[], None] = lambda: None
         self._push_fences = PushFences()
 
-    # --- life
+    # --- ownership
 
     def load(self, stop: threading.Event | None = None) -> int:
-        """Create or check the row store, read every bucket under the one fence, and serve; returns rows read.
-        Raises as `take`; Unavailable, too, once `stop` is set."""
+        """Create or check the row store, read every bucket under the one fence and serve; returns rows read.
+
+        Raises as `claim_buckets`; also Unavailable once `stop` is set.
+        """
         if self._fence is None:
-            raise ValueError("a shard among others takes its buckets by `take`")
+            raise ValueError("a shard without a fence claims its buckets by `claim_buckets`")
         self.create()
         buckets = [Bucket(b) for b in range(self._spec.buckets)]
         stopping = stop.is_set if stop is not None else lambda: False
-        return self.take(buckets, self._fence, whole=True, stopping=stopping)
+        return self.claim_buckets(buckets, self._fence, whole=True, stopping=stopping)
 
     def create(self) -> None:
-        """Create the row store, or check that it is this model's (PROTOCOL 5). Raises Mismatch."""
+        """Create the row store, or check that it is this model's (PROTOCOL 5). Raises Mismatch if not."""
         buckets = [Bucket(b) for b in range(self._spec.buckets)]
         meta = BucketMeta(Fence(0), 0, 0, self._starts(), 0, TimeMs(0))
         self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
 
-    def take(
+    def claim_buckets(
         self,
         buckets: Sequence[Bucket],
         fence: Fence,
@@ -133,31 +118,38 @@ class Shard:
         whole: bool = False,
         stopping: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Claim buckets in the row store and serve them from now on (PROTOCOL 10); returns their rows.
+        """Claim buckets in the row store and serve them (PROTOCOL 10).
 
-        Their rows are read by key as they are asked for, and all of them by a thread of the shard's;
-        `whole`: all of them before this returns, unless it is told that this process is `stopping`.
+        Args:
+            buckets: the buckets to claim.
+            fence: fence of the claim that includes them.
+            whole: read all rows before this returns. Otherwise the load thread reads them, and lookups and
+                pushes read rows by key until then.
+            stopping: aborts a `whole` read once it returns True.
+
+        Returns:
+            The number of rows stored of these buckets.
 
         Raises:
-            DataLost: the log no longer holds what must be replayed (PROTOCOL 12).
+            DataLost: the log lacks samples that must be replayed (PROTOCOL 12).
             Fenced: another shard has a higher fence.
-            Unavailable: the row store is away, or still written to, or `stopping`; nothing is served.
+            Unavailable: the row store is away or still written to, or `stopping`; no bucket is served.
         """
         with self._flushing:
             self._forget(buckets)
             try:
                 metas = self._rows.claim(buckets, fence)
-                self._flusher.hold_retention(metas)  # from now on this shard's to hold
+                self._flusher.hold_retention(metas)  # by this shard from the claim on
                 if whole:
                     metas = self._loader.read_whole(metas, fence, stopping)
                 self._check_replay_is_possible(metas)
-                with self._flusher.taking(metas):
+                with self._flusher.owning(metas):
                     if whole:
                         for bucket, meta in metas.items():
                             self._store.set_applied(bucket, meta.applied, meta.clock_ms)
                     else:
                         self._loader.begin(metas, fence)
-            except FreshetError:  # nothing is owned yet
+            except FreshetError:  # no bucket is owned yet
                 self._forget(buckets)
                 raise
         self._to_load.set()
@@ -165,57 +157,65 @@ class Shard:
         log.info("buckets claimed", buckets=len(buckets), rows=stored, fence=int(fence), loaded=whole)
         return stored
 
-    def load_some(self) -> None:
-        """Load some of the buckets that are served already; the shard's thread does this until all are.
+    def load_next_part(self) -> None:
+        """Load the next part of the claimed buckets; the load thread calls this until all are loaded.
 
-        Those whose rows turn out not to be what they were at the claim are dropped, with what they have
-        learned, and told by `doubtful`. Raises Unavailable (the next call goes on), Corrupt.
+        Buckets that changed since the claim are dropped with the rows learned on top, and returned by
+        `pop_conflicted`. Raises Unavailable; the next call retries.
         """
-        doubtful = self._loader.load_some(self._stop.is_set)
-        if not doubtful:
+        changed = self._loader.load_next_part(self._stop.is_set)
+        if not changed:
             return
-        with self._flushing:  # nobody takes them meanwhile
-            doubtful = {b: doubtful[b] for b in sorted(doubtful.keys() & set(self._loader.loading()))}
-            self._book.found_stored(doubtful)
-            self.leave(list(doubtful))
-        with self._telling:
-            self._doubtful.update(doubtful)
+        with self._flushing:  # no bucket is claimed between the check and the release
+            changed = {b: changed[b] for b in sorted(changed.keys() & set(self._loader.loading()))}
+            self._book.found_stored(changed)
+            self.release(list(changed))
+        with self._conflicts_lock:
+            self._conflicted.update(changed)
         log.warning(
             "buckets were written to, or a failover took writes back, while they were loaded; dropped",
-            buckets=len(doubtful),
+            buckets=len(changed),
         )
 
-    def doubtful(self) -> set[Bucket]:
-        """Buckets that `load_some` has dropped, told once: they are to be claimed anew, so that whoever has
-        pushed replays (PROTOCOL 7)."""
-        with self._telling:
-            told, self._doubtful = self._doubtful, set()
-            return told
+    def pop_conflicted(self) -> set[Bucket]:
+        """Return the buckets dropped by `load_next_part` since the last call.
+
+        Their claims must be renewed: clients see the owner change, and replay their pushes (PROTOCOL 7).
+        """
+        with self._conflicts_lock:
+            conflicted, self._conflicted = self._conflicted, set()
+            return conflicted
 
     @property
     def loader(self) -> Loader:
-        """What is served already and still being loaded."""
+        """The loader of buckets that are served and not loaded yet."""
         return self._loader
 
-    def give_up(self, buckets: Sequence[Bucket]) -> None:
-        """Flush, then serve these no longer: their claim can be released. Raises Unavailable, and serves on.
+    def revoke(self, buckets: Sequence[Bucket]) -> None:
+        """Flush, then stop serving these buckets, so that their claim can be released.
 
-        What is pushed between the two is lost with the memory, and replayed from what was flushed: who pushed
-        learns that owners changed (PROTOCOL 7). So is what buckets learned that were still being loaded.
+        Pushes between the two, and rows of buckets that are still loading, are lost from memory; clients see
+        the owner change, and replay from the flushed offsets (PROTOCOL 7).
+
+        Raises:
+            Unavailable: the flush failed; the buckets are still served.
         """
         with self._flushing:
             self.flush()
-            self.leave(buckets)
+            self.release(buckets)
 
     def drop(self, buckets: Sequence[Bucket]) -> None:
-        """Serve these no longer, and write nothing of them: somebody else owns them."""
+        """Stop serving buckets that another shard owns; nothing of them is written any more."""
         self._forget(buckets)
         with self._flushing:
             self._book.lost(buckets)
 
-    def leave(self, buckets: Sequence[Bucket]) -> None:
-        """As `drop`, before anybody else owns them: retention of the log is held for them until they are
-        taken again or, once others serve them, dropped (PROTOCOL 12)."""
+    def release(self, buckets: Sequence[Bucket]) -> None:
+        """Stop serving buckets that no other shard owns yet.
+
+        Retention of the log is held for them until this shard claims them again, or drops them because
+        another one serves them (PROTOCOL 12).
+        """
         self._forget(buckets)
         with self._flushing:
             self._book.left(buckets)
@@ -226,7 +226,7 @@ class Shard:
             self._store.drop_bucket(bucket)
 
     def start(self) -> None:
-        """Publish, flush and load from now on, in threads."""
+        """Start the threads that publish, flush and load."""
         loops = (self._publish_loop, "publish"), (self._flush_loop, "flush"), (self._load_loop, "load")
         for target, name in loops:
             thread = threading.Thread(target=target, name=name, daemon=True)
@@ -234,8 +234,10 @@ class Shard:
             self._threads.append(thread)
 
     def stop(self, *, flush: bool = True) -> None:
-        """Stop the threads, then publish and flush what is left, if the claim still stands and nobody has
-        tried in vain just now. Raises Unavailable. Takes as long as the row store has patience."""
+        """Stop the threads; with `flush` also publish and flush the rest, if the claim still stands.
+
+        Blocks up to the row store's time-out. Raises Unavailable if the flush fails.
+        """
         self._stop.set()
         self._to_load.set()
         for thread in self._threads:
@@ -245,32 +247,31 @@ class Shard:
 
     @property
     def failed(self) -> FreshetError | None:
-        """Why the shard stopped writing, if it did; its process should end."""
+        """The error that stopped the shard, or None; the process must end on an error."""
         return self._failed
 
     @property
     def published(self) -> PublishedTo:
-        """How far rows are published; from any thread. Empty before `load`."""
+        """Progress of publishing; empty before `load`. Readable from any thread."""
         return self._flusher.published
 
     @property
     def unwritten_s(self) -> float:
-        """For how long there has been a flush that is not written; see `Flusher`."""
+        """Age of the flush that is not written yet; see `Flusher`."""
         return self._flusher.unwritten_s
 
     @property
     def store(self) -> Store:
-        """The native store, for tests and metrics."""
+        """The native store."""
         return self._store
 
     @property
     def stored_rows(self) -> I64:
-        """(buckets,) rows of each bucket in the row store, as of its last flush; of no account where the
-        bucket is not held."""
+        """(B,) int64 rows of each bucket in the row store as of its last flush; valid for owned buckets."""
         return self._book.rows
 
     def count_stored(self) -> I64:
-        """(buckets,) rows of each bucket in the row store, whoever owns it. Raises Unavailable."""
+        """Return (B,) int64 rows of each bucket in the row store, of all owners. Raises Unavailable."""
         metas = self._rows.metas([Bucket(b) for b in range(len(self._book.rows))])
         return np.array([metas[Bucket(b)].rows for b in range(len(metas))], np.int64)
 
@@ -284,27 +285,27 @@ class Shard:
         create: bool = True,
         states: RowStates | None = None,
     ) -> None:
-        """Write each key's slots into `out`; see the protocol."""
+        """Write each key's slots into `out`, (U, S) float32 for each group; see `RowService`."""
         if active() is None:
-            self._look_all_up(groups, out, create, states)
+            self._lookup_groups(groups, out, create, states)
             return
         with answering("Lookup"):
-            self._look_all_up(groups, out, create, states)
+            self._lookup_groups(groups, out, create, states)
 
-    def _look_all_up(
+    def _lookup_groups(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
     ) -> None:
         if states is None:
             for group, rows in zip(groups, out, strict=True):
-                self._look_up(groups, group, rows, create)
+                self._lookup_group(groups, group, rows, create)
             return
         read = []
         for group, rows, floats in zip(groups, out, states.floats, strict=True):
             read.append(np.empty((self._spec.buckets, self._spec.partitions), np.int64))
-            self._look_up(groups, group, rows, create, floats, read[-1])
+            self._lookup_group(groups, group, rows, create, floats, read[-1])
         states.known = KnownPushes.of(groups, read)
 
-    def _look_up(
+    def _lookup_group(
         self,
         groups: Sequence[KeyGroup],
         group: KeyGroup,
@@ -313,7 +314,7 @@ class Shard:
         states: F32 | None = None,
         known: I64 | None = None,
     ) -> None:
-        """One group's rows; if some must be read from the row store first, so are those of all groups."""
+        """Look one group up. Unread rows are first read from the row store, for all groups together."""
         k = group
         while True:
             try:
@@ -329,18 +330,21 @@ class Shard:
                 )
                 return
             except RowsUnread:
-                self._read(groups)
+                self._read_by_key(groups)
 
-    def _read(self, groups: Sequence[KeyGroup]) -> None:
-        """Read by key. Raises Unavailable, also where a page is damaged: the bucket is given up as it is
-        loaded, and whoever asks waits until it has an owner."""
+    def _read_by_key(self, groups: Sequence[KeyGroup]) -> None:
+        """Read rows of loading buckets.
+
+        Raises Unavailable; also for a damaged page, whose bucket the load thread drops, so that clients wait
+        for its next owner.
+        """
         try:
-            self._loader.read(groups)
+            self._loader.read_by_key(groups)
         except Corrupt as error:
             raise Unavailable(f"rows cannot be read: {error}") from error
 
     def push(self, push: Push) -> bool:
-        """Apply a batch's gradients; see the protocol."""
+        """Apply a batch's gradients; see `RowService`."""
         if active() is None:
             return self._apply(push)
         with answering("Push", push.span):
@@ -348,7 +352,7 @@ class Shard:
 
     def _apply(self, push: Push) -> bool:
         while (outcome := self._push(push)) is PushOutcome.UNREAD:
-            self._read(push.groups)
+            self._read_by_key(push.groups)
         if outcome is PushOutcome.REFUSED:
             raise self.refused(push.ranges)
         self.pushed(1, int(outcome is PushOutcome.SKIPPED))
@@ -357,19 +361,24 @@ class Shard:
     # --- NativeRows
 
     def pushed(self, pushes: int, skipped: int) -> None:
-        """Count pushes; see the protocol."""
+        """Count pushes; see `NativeRows`."""
         self.counts.pushes += pushes
         self.counts.skipped += skipped
 
     def refused(self, ranges: Sequence[OffsetRange]) -> Refused:
-        """Count a refused push; see the protocol."""
+        """Count a refused push and return its error; see `NativeRows`."""
         self.counts.refused += 1
-        applied = self._flusher.smallest_applied()  # of no partition where no bucket is held
+        applied = self._flusher.smallest_applied()  # empty where no bucket is owned
         text = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in ranges)
         return Refused(f"push of {text} does not continue what is applied", applied)
 
     def admit(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
-        """Let pushes of these ranges in; see the protocol."""
+        """Check the fence of a push before it is applied; see `NativeRows`.
+
+        Raises:
+            Unavailable: the shard has stopped.
+            Fenced: the shard's claim is lost, or a higher fence has pushed to one of the partitions.
+        """
         if self._failed is not None:
             raise Unavailable(f"the shard has stopped: {self._failed}")
         try:
@@ -381,7 +390,7 @@ class Shard:
             raise
 
     def answered(self, method: str, asked: Context, began_ns: int, end_ns: int) -> None:
-        """Tell a trace; see the protocol."""
+        """Record a span; see `NativeRows`."""
         if (tracer := active()) is not None:
             answered(tracer, method, tracer.new(asked), asked, began_ns, "", end_ns)
 
@@ -394,13 +403,13 @@ class Shard:
         return self._store.applied()
 
     def held(self) -> Sequence[Bucket]:
-        """The buckets that are owned here and served, rising."""
+        """The owned buckets, rising."""
         return self._store.held()
 
     # --- publish and flush
 
     def publish(self) -> int:
-        """Publish the rows that have changed so far; see `Flusher`."""
+        """Publish the rows changed so far; see `Flusher`."""
         return self._flusher.publish()
 
     def flush(self) -> None:
@@ -412,9 +421,9 @@ class Shard:
         wait = interval
         while not self._stop.wait(wait):
             began = time.thread_time()
-            self._guarded(self.publish, _not_published)
-            # Stretches when much changes: at most a tenth of a core goes into publishing. Counted in its own
-            # time: an append that waits 100 ms for the disk would otherwise hold the next one back for 900.
+            self._run_round(self.publish, _log_unpublished)
+            # Measured in CPU time of this thread: an append that waits 100 ms for the disk must not delay
+            # the next round by 900 ms.
             wait = max(interval, (time.thread_time() - began) * (1 / PUBLISH_SHARE - 1))
 
     def _flush_loop(self) -> None:
@@ -422,8 +431,8 @@ class Shard:
         wait = interval
         while not self._stop.wait(wait):
             began = time.thread_time()
-            self._guarded(self.flush, _not_written)
-            self._guarded(self._evict, _not_written)
+            self._run_round(self.flush, _log_unwritten)
+            self._run_round(self._evict, _log_unwritten)
             stretched = (time.thread_time() - began) * (1 / FLUSH_SHARE - 1)
             wait = max(interval, min(stretched, LONGEST_FLUSH_WAIT_S))
 
@@ -431,9 +440,9 @@ class Shard:
         while True:
             self._to_load.wait()
             self._to_load.clear()
-            while self._loader.waits and not self._stop.is_set():
-                if not self._guarded(self.load_some, _not_loaded):
-                    self._stop.wait(LOAD_AGAIN_S)
+            while self._loader.has_work and not self._stop.is_set():
+                if not self._run_round(self.load_next_part, _log_unloaded):
+                    self._stop.wait(LOAD_RETRY_S)
             if self._stop.is_set():
                 return
             if not self._loader.loading():
@@ -442,17 +451,19 @@ class Shard:
     def _evict(self) -> None:
         self._store.make_room(self._book.clock_ms, EVICT_ROWS)
 
-    def _guarded(self, work: Callable[[], object], tell: Callable[[Unavailable], None]) -> bool:
-        """Run one round, and say whether it was done; what is unavailable is told and tried again, what is
-        lost stops the shard."""
+    def _run_round(self, work: Callable[[], object], log_failure: Callable[[Unavailable], None]) -> bool:
+        """Run one round of a thread; True if it succeeded.
+
+        Unavailable is logged, and the thread tries again. Any other error stops the shard.
+        """
         if self._failed is not None or not self._held():
             return False
         try:
             work()
             return True
         except Unavailable as error:
-            tell(error)
-        except Exception as error:  # a thread that died in silence would leave rows unwritten for ever
+            log_failure(error)
+        except Exception as error:  # a dead thread would leave rows unwritten without a notice
             log.error("the shard stops", reason=str(error), exc_info=not isinstance(error, FreshetError))
             self._failed = error if isinstance(error, FreshetError) else FreshetError(repr(error))
             self.on_failed()
@@ -472,7 +483,7 @@ class Shard:
         )
 
     def _starts(self) -> dict[int, int]:
-        """{partition: where the log of samples starts}."""
+        """{partition: first offset in the log of samples}."""
         partitions = range(self._spec.partitions)
         return {p: self._log.bounds(TopicPartition(self._topics.samples, p)).start for p in partitions}
 
@@ -487,13 +498,13 @@ class Shard:
                 )
 
 
-def _not_published(error: Unavailable) -> None:
+def _log_unpublished(error: Unavailable) -> None:
     log.warning("rows were not published, tried again", reason=str(error))
 
 
-def _not_written(error: Unavailable) -> None:
+def _log_unwritten(error: Unavailable) -> None:
     log.warning("rows were not written, tried again", reason=str(error))
 
 
-def _not_loaded(error: Unavailable) -> None:
+def _log_unloaded(error: Unavailable) -> None:
     log.warning("rows were not loaded, tried again", reason=str(error))

@@ -1,4 +1,4 @@
-"""How the servers of the row store are: whether each has a replica, and how full it is."""
+"""Monitoring of the row store's servers: replicas and memory of each."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from freshet.rows.store import OnServers, StoreServer
 
 __all__ = ["STORE_METRICS", "StoreWatch"]
 
-LOOK_S = 10.0
+POLL_S = 10.0
 
-LEAVE_S = 0.2
-"""How long the end of a look is waited for, where it hangs: claims are released after it, within LAST_S."""
+STOP_TIMEOUT_S = 0.2
+"""Longest wait of `stop` for a poll that hangs: claims are released after it, within LAST_S."""
 
 STORE_METRICS = (
     Metric(
         "freshet_paramserver_store_replicas",
         "gauge",
         "replicas",
-        "Replicas that follow this master of the row store. None of these is there while a master is silent.",
+        "Replicas of this master of the row store. All of these gauges are absent while a master is silent.",
         ("server",),
     ),
     Metric(
@@ -37,7 +37,7 @@ STORE_METRICS = (
         "freshet_paramserver_store_limit_bytes",
         "gauge",
         "bytes",
-        "What it may use before it refuses writes; 0: no limit, or it does not say.",
+        "Memory at which this master refuses writes; 0: no limit, or it reports none.",
         ("server",),
     ),
 )
@@ -46,43 +46,43 @@ log = structlog.get_logger("freshet.paramserver")
 
 
 class StoreWatch:
-    """Looks now and then, on a thread of its own: a silent server must hold up nothing else."""
+    """Polls the servers on a thread of its own, because a silent server blocks a poll."""
 
-    def __init__(self, store: OnServers, look_s: float = LOOK_S) -> None:
-        """Nothing is looked at yet."""
-        self._store, self._look_s = store, look_s
+    def __init__(self, store: OnServers, poll_s: float = POLL_S) -> None:
+        """Start without figures."""
+        self._store, self._poll_s = store, poll_s
         self._stop = threading.Event()
-        self._in_vain = False  # the last look
+        self._failed = False  # the last poll
         self._thread = threading.Thread(target=self._run, name="store watch", daemon=True)
         self.seen: Sequence[StoreServer] = ()
-        """At the last look; empty if that was in vain, as former figures would say that all is well."""
+        """Servers at the last poll; empty if it failed, since old figures would hide the failure"""
 
     def start(self) -> None:
-        """Begin."""
+        """Start polling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a look that is under way is waited for, but not for long. Idempotent."""
+        """Stop polling; waits up to STOP_TIMEOUT_S for a running poll. Idempotent."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(LEAVE_S)
+            self._thread.join(STOP_TIMEOUT_S)
 
-    def look(self) -> None:
-        """Take one look."""
+    def poll_servers(self) -> None:
+        """Poll once."""
         try:
             self.seen = self._store.servers()
-            self._in_vain = False
-        except Exception as error:  # of stores of others, too: without looks former figures would stay
+            self._failed = False
+        except Exception as error:  # also of third-party stores: the thread must go on
             self.seen = ()
-            if not self._in_vain:
+            if not self._failed:
                 log.warning(
-                    "the row store's servers cannot be looked at; nothing is told of them until they can",
+                    "the row store's servers do not answer; their figures are absent until they do",
                     reason=str(error) if isinstance(error, FreshetError) else repr(error),
                 )
-            self._in_vain = True
+            self._failed = True
 
     def readings(self) -> Mapping[str, Reading]:
-        """Values of STORE_METRICS."""
+        """Return the values of STORE_METRICS."""
         return {
             "freshet_paramserver_store_replicas": {(s.name,): s.replicas for s in self.seen},
             "freshet_paramserver_store_used_bytes": {(s.name,): s.used_bytes for s in self.seen},
@@ -91,5 +91,5 @@ class StoreWatch:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.look()
-            self._stop.wait(self._look_s)
+            self.poll_servers()
+            self._stop.wait(self._poll_s)

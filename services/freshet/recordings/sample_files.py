@@ -29,17 +29,52 @@ from freshet.config.avro.schema import (
     field_at,
     sample_schema,
 )
-from freshet.config.spec.label_bounds import bounds_text, within
-from freshet.config.spec.model import Feature, Label, Spec
+from freshet.config.spec.model import Feature, Files, Label, Spec, TimeField
+from freshet.config.spec.rules import bounds_text, within
 from freshet.config.spec.schemas import load_schema
 from freshet.errors import BadInput
-from freshet.features.arrow import TableEncoder, bare, find
-from freshet.features.cells import Form, Misfit, plain, reals, times, truths
+from freshet.features.arrow import TableEncoder, find_column, strip_null
+from freshet.features.cells import CellFormat, Misfit, read_booleans, read_floats, read_times, unwrap_array
 from freshet.recordings.event_times import EventTimes
 from freshet.recordings.tables import Batch, TableFile
 from freshet.types import F32, I64, U64, Bool, BytesColumn
 
-__all__ = ["SampleRows", "needed_columns", "read_samples"]
+__all__ = ["SampleRows", "event_rows", "needed_columns", "read_samples"]
+
+# --- Rows of files with columns as Avro events of one stream, with their times. Needs the extra `replay`
+# (pyarrow).
+
+
+def event_rows(
+    path: Path, time: TimeField, schema: Record, files: Files
+) -> Iterator[tuple[int, I64, BytesColumn, Callable[[int], str]]]:
+    """Pieces of a file: (number of the first row from 0, event times in microseconds, Avro by the schema,
+    what says the place of a row).
+
+    Raises BadInput, naming file and row, for what cannot be read or does not fit its field.
+    """
+    file = TableFile(path, files)
+    form = CellFormat(files, cells=file.cells)
+    encoder = TableEncoder(schema, form, time_units={time.path: time.unit}, every_column=True)
+    for batch in file.batches():
+        try:
+            times_us = _event_files_times(find_column(batch.rows, time.path), time, form)
+            records = encoder.encode(batch.rows)
+        except Misfit as misfit:
+            raise refused(file, batch, misfit, misfit.path or time.path) from None
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+        yield batch.first, times_us, records, file.where
+
+
+def _event_files_times(array: Any, time: TimeField, form: CellFormat) -> I64:
+    if array is None:
+        raise BadInput(f"no column {time.path!r}, the event's time")
+    values, none = read_times(unwrap_array(array), form, time.unit, "us")
+    if none is not None and none.any():
+        raise Misfit(int(none.argmax()), time.path, "a time: every event needs one", "nothing")
+    return values
+
 
 NUMBER = Primitive("double")
 
@@ -110,7 +145,7 @@ class _Runs:
 
     def numbers(self, array: Any) -> U64:
         """(N,) for the values of a column."""
-        cells = plain(array)
+        cells = unwrap_array(array)
         if pa.types.is_nested(cells.type):
             raise BadInput(f"the column of requests is {cells.type}; expected numbers, texts or times")
         coded = cells.dictionary_encode()
@@ -136,7 +171,7 @@ class _Reader:
 
     def __init__(self, spec: Spec, file: TableFile, schema: Record, request: str | None, runs: _Runs) -> None:
         self._spec, self._file, self._schema, self._request, self._runs = spec, file, schema, request, runs
-        self._form = Form(spec.files, cells=file.cells)
+        self._form = CellFormat(spec.files, cells=file.cells)
         self._encoder = TableEncoder(schema, self._form)
 
     def rows(self, batch: Batch, first_row: int, share: float) -> SampleRows:
@@ -157,7 +192,7 @@ class _Reader:
 
     def _at(self, batch: Batch, column: str, make: Callable[[Any], Any]) -> Any:
         try:
-            return make(plain(find(batch.rows, column)) if column else None)
+            return make(unwrap_array(find_column(batch.rows, column)) if column else None)
         except Misfit as misfit:
             raise refused(self._file, batch, misfit, misfit.path or column) from None
         except BadInput as error:
@@ -221,7 +256,7 @@ def _nested(types: Mapping[str, Type], name: str, prefix: str) -> Record:
                 f"columns {prefix + head!r} and {path!r}: a column cannot hold a value and have fields too"
             )
         inner: Type = (
-            _nested(types, f"{name}_{head}", f"{prefix}{head}.") if rest else _nullable(bare(type_)[0])
+            _nested(types, f"{name}_{head}", f"{prefix}{head}.") if rest else _nullable(strip_null(type_)[0])
         )
         fields.append(AvroField(head, inner))
     return Record(name, tuple(fields))
@@ -269,14 +304,14 @@ def _look(
         for batch in file.batches(file.columns_of(open_)) if open_ else ():
             for path in open_:
                 if "text" not in kinds[path]:
-                    kinds[path] |= _kinds_of_cells(spec, find(batch.rows, path))
+                    kinds[path] |= _kinds_of_cells(spec, find_column(batch.rows, path))
         return
     for batch in file.batches(names):
         for path in kinds:
-            array = plain(find(batch.rows, path))
+            array = unwrap_array(find_column(batch.rows, path))
             while hasattr(array.type, "value_type") and not pa.types.is_dictionary(array.type):
                 lists.add(path)
-                array = plain(array.flatten())
+                array = unwrap_array(array.flatten())
             kinds[path] |= _kinds_of_type(file, path, array.type)
         return
 
@@ -344,12 +379,12 @@ def _agreed(path: str, kinds: set[str]) -> Type:
 # --- labels and times
 
 
-def _label(label: Label, form: Form, array: Any) -> tuple[F32, Bool]:
+def _label(label: Label, form: CellFormat, array: Any) -> tuple[F32, Bool]:
     """Values of a label, and where there is one. Raises Misfit for what its loss cannot take."""
     if label.loss == "logloss":
         return _truth_label(label, array, form)
     try:
-        values, none = reals(array, form, Primitive("float"))
+        values, none = read_floats(array, form, Primitive("float"))
     except Misfit as misfit:
         misfit.expected = f"a finite number, as the loss of label {label.name} is {label.loss}"
         raise
@@ -364,9 +399,9 @@ def _label(label: Label, form: Form, array: Any) -> tuple[F32, Bool]:
     return found, there
 
 
-def _truth_label(label: Label, array: Any, form: Form) -> tuple[F32, Bool]:
+def _truth_label(label: Label, array: Any, form: CellFormat) -> tuple[F32, Bool]:
     try:
-        truth, none = truths(array, form)
+        truth, none = read_booleans(array, form)
     except Misfit as misfit:
         misfit.expected = f"0 or 1 (or false or true), as the loss of label {label.name} is logloss"
         misfit.hint = _label_hint(misfit.found, label)
@@ -385,8 +420,8 @@ def _label_hint(found: str, label: Label) -> str:
     return f'a number to predict has a loss of its own: labels.{label.name} = {{ loss = "huber" }} or "mse"'
 
 
-def _times(array: Any, form: Form, unit: str) -> I64:
-    values, none = times(array, form, unit, "ms")
+def _times(array: Any, form: CellFormat, unit: str) -> I64:
+    values, none = read_times(array, form, unit, "ms")
     if none is not None and none.any():
         row = int(none.argmax())
         raise Misfit(row, "", "a time: every row needs one", "nothing")

@@ -1,23 +1,81 @@
-"""What every row store checks before it writes: a flush's columns, and that the store is the model's."""
+"""Checks of all row stores: a flush's columns and the model's identity. P partitions, K buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import numpy as np
+import orjson
 
 from freshet.config.spec.identity import explain_defaults
-from freshet.errors import Mismatch
+from freshet.errors import Corrupt, Mismatch
 from freshet.rows.store import StoreIdentity
 from freshet.tables.runs import check_runs
-from freshet.types import U32, Flush
+from freshet.types import I64, U32, Applied, Flush
 
-__all__ = ["A_STORE_OF_ITS_OWN", "check_flush", "check_identity"]
+__all__ = [
+    "A_STORE_OF_ITS_OWN",
+    "check_flush",
+    "check_identity",
+    "identity_text",
+    "offsets_text",
+    "offsets_texts",
+    "parse_identity",
+    "parse_offsets",
+]
+
+# --- Identity and offsets as row stores keep them: JSON.
+
+
+def offsets_text(applied: Applied) -> str:
+    """Encode {partition: offset} as JSON, as a bucket's meta holds it."""
+    return orjson.dumps({str(p): int(o) for p, o in applied.items()}).decode()
+
+
+def offsets_texts(applied: I64) -> list[str]:
+    """Encode (K, P) int64 offsets as `offsets_text` of each bucket; equal neighbours share a string."""
+    if not len(applied):
+        return []
+    new = (applied[1:] != applied[:-1]).any(1)
+    texts = [offsets_text(dict(enumerate(row))) for row in [applied[0].tolist(), *applied[1:][new].tolist()]]
+    return [texts[0], *(texts[i] for i in new.cumsum().tolist())]
+
+
+def parse_offsets(text: str | bytes, where: object) -> dict[int, int]:
+    """Decode the offsets of a meta. Raises Corrupt if the text is malformed."""
+    try:
+        return {int(partition): int(offset) for partition, offset in orjson.loads(text).items()}
+    except (orjson.JSONDecodeError, AttributeError, ValueError, TypeError) as error:
+        raise Corrupt(f"{where}: expected offsets in JSON, found {text!r}") from error
+
+
+def identity_text(identity: StoreIdentity) -> str:
+    """Encode a store's identity as JSON."""
+    return orjson.dumps(asdict(identity), option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def parse_identity(text: str | bytes, where: object) -> StoreIdentity:
+    """Decode a store's identity. Raises Corrupt if the text is malformed."""
+    try:
+        record = orjson.loads(text)
+        record["record_bytes"] = {int(table): size for table, size in record["record_bytes"].items()}
+        return StoreIdentity(**record)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"{where}: expected the store's identity in JSON, found {text!r}") from error
 
 
 def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
-    """Raise ValueError if columns do not fit each other or the store; rows are not looked into."""
+    """Check that a flush's columns fit each other and the store; row contents are not checked.
+
+    Args:
+        flush: the flush.
+        buckets_of_model: number of buckets of the model.
+        widths: (256,) uint32, bytes of a record by table id.
+
+    Raises:
+        ValueError: lengths differ, buckets do not rise, or runs are out of place.
+    """
     buckets, count, directory = flush.buckets, len(flush), flush.runs.directory
     columns = (
         buckets,
@@ -44,17 +102,17 @@ def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
 
 
 A_STORE_OF_ITS_OWN = (
-    "  a model has stores of its own: go on with the former spec and log, or give the new one another run\n"
-    "  folder; in a Redis of yours another name at the end of the URL, which its user may write to; with\n"
-    '  docker compose empty volumes (docs/compose.md, "Another model")'
+    "  each model needs stores of its own: continue with the former spec and log, or set another run folder\n"
+    "  for the new one; in your own Redis another name at the end of the URL, which its user may write to;\n"
+    '  with docker compose empty volumes (docs/compose.md, "Another model")'
 )
-"""What to do where rows are those of another model."""
+"""Advice for a store that belongs to another model."""
 
 
 def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity) -> None:
-    """Raise Mismatch, naming all that differs, if the store belongs to another model.
+    """Raise Mismatch, with all differences, if a store belongs to another model.
 
-    Where the store is of the same spec in another generation of defaults, the error says how to go on.
+    If only the generation of defaults differs, the message explains how to continue.
     """
     lines = []
     for field in fields(StoreIdentity):

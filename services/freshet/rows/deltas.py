@@ -1,9 +1,8 @@
-"""Row deltas: records of `<model>.rows`, by which shards tell serving what changed.
+"""Row deltas: records of `<model>.rows`, by which shards publish changed rows for serving.
 
-The layout is in `schemas/README.md`. A delta holds whole rows of one table, without optimiser state,
-under the fence of their owner. Written by a shard's publisher, read by inference; the last in the log wins
-(PROTOCOL 17).
-Letters: N rows, R removed keys, S floats of a row.
+The layout is in `schemas/README.md`. A delta holds whole rows of one table, without optimiser state, under
+the fence of their owner. Inference applies deltas in log order, so the last one of a row wins (PROTOCOL 17).
+N rows, R removed keys, S floats of a row.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ VERSION = 1
 _HEADER = struct.Struct("<BBBBIqqIIII")
 _MAX_COUNT = 0xFFFF_FFFF
 _CODECS = (RowCodec.FP32, RowCodec.BF16, RowCodec.FP16)
-"""That a delta may use: it has no place for scales."""
+"""Codecs of a delta; others need scales, for which its layout has no field."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowDelta:
-    """Changed and evicted rows of one table; keys may be of several buckets of one partition of `rows`."""
+    """Changed and evicted rows of one table; the keys' buckets belong to one partition of `rows`."""
 
     table: int  # table id, 0..255
-    fence: Fence  # of the buckets' owner; a reader drops what is lower than it has seen for the bucket
+    fence: Fence  # of the buckets' owner; readers drop deltas with a lower fence than seen for the bucket
     event_time_ms: TimeMs  # newest event time applied when this was written
     keys: U64  # (N,)
-    values: F32  # (N, S), as serving needs them
-    removed: U64  # (R,) evicted: drop them
+    values: F32  # (N, S) slots as serving needs them
+    removed: U64  # (R,) evicted keys
 
 
 def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32) -> bytes:
-    """One record. Raises ValueError if shapes do not agree or a number does not fit its field."""
+    """Encode a record. Raises ValueError if shapes do not agree or a number exceeds its field."""
     keys = np.ascontiguousarray(delta.keys, "<u8")
     removed = np.ascontiguousarray(delta.removed, "<u8")
     if delta.values.ndim != 2 or keys.ndim != 1 or removed.ndim != 1 or len(delta.values) != len(keys):
@@ -74,10 +73,10 @@ def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32) -> bytes:
 
 
 def decode_rows(record: bytes | memoryview) -> RowDelta:
-    """Read a record; `keys` and `removed` (and fp32 `values`) are read-only views of it.
+    """Decode a record; `keys`, `removed` and fp32 `values` are read-only views of it.
 
     Raises:
-        Corrupt: magic, version, codec, length or checksum is wrong. Lengths are checked first.
+        Corrupt: magic, version, codec, length or checksum is wrong; lengths are checked first.
     """
     data = memoryview(record)
     if len(data) < _HEADER.size:
@@ -111,5 +110,5 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
 
 
 def _crc32(body: bytes | memoryview) -> int:
-    """As zlib's, in a seventh of its time."""
+    """CRC-32 as zlib's, seven times as fast."""
     return _native.crc32(np.frombuffer(body, np.uint8), 0)

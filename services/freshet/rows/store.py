@@ -1,5 +1,7 @@
-"""The row store: rows, optimiser state and offsets of every bucket, durable (Redis Cluster; SQLite when
-embedded)."""
+"""The row store: durable rows, optimiser state and offsets of every bucket (SQLite, Redis Cluster).
+
+N keys, K buckets of a flush, R runs.
+"""
 
 from __future__ import annotations
 
@@ -14,123 +16,129 @@ __all__ = ["FlushOutcome", "OnServers", "RowStore", "Sound", "StoreIdentity", "S
 
 
 class FlushOutcome(enum.IntEnum):
-    """What became of one bucket of a flush."""
+    """Outcome of a flush for one bucket."""
 
     DONE = 0
-    FENCED = 1  # another owner has claimed the bucket: drop it
-    REPLACE = 2  # what is stored is not what this owner wrote last: flush the bucket whole
+    FENCED = 1  # another owner has claimed the bucket; drop it
+    REPLACE = 2  # the stored meta is not this owner's last; flush the bucket whole
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """What a store is tied to for life; opening it as another model is a Mismatch."""
+    """Identity to which a store is bound; opening it for another model raises Mismatch."""
 
     model: str
     spec_hash: str  # of the spec's identity keys
     buckets: int
-    tables: Mapping[str, int]  # table name -> id, given once
+    tables: Mapping[str, int]  # table name -> id, never changed
     record_bytes: Mapping[int, int]  # table id -> bytes of a packed row
     samples_log_id: str
 
 
 class RowStore(Protocol):
-    """Buckets of one model. Thread-safe; several processes may open the same store at once."""
+    """Buckets of one model. Thread-safe; several processes may open the same store."""
 
     def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
-        """Create the model's buckets with their starting offsets (PROTOCOL 5), or check that they are this
-        model's.
+        """Create the model's buckets at their start offsets (PROTOCOL 5), or check the existing ones.
 
-        Raises Mismatch, naming what differs, if the store belongs to another model, spec or log.
+        Raises:
+            Mismatch: the store belongs to another model, spec or log; the message names the differences.
         """
 
     def identity(self) -> StoreIdentity | None:
-        """What the store is tied to; None if it was never created."""
+        """Return the identity of the store; None before `create`."""
 
     def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
-        """Meta of each bucket, from the authoritative copy."""
+        """Return the meta of each bucket from the authoritative copy."""
 
     def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
-        """Write a higher fence into each bucket's meta, and return the metas as they then are (PROTOCOL 10).
+        """Write a higher fence into each bucket's meta and return the new metas (PROTOCOL 10).
 
-        From then on flushes under lower fences are FENCED. Raises Fenced if any bucket has a higher fence
-        already.
+        Later flushes under lower fences are FENCED. Raises Fenced if a bucket has a higher fence already.
         """
 
     def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
-        """All rows of these buckets, in pieces of bounded size (<= 64 MiB), each row once, newest state.
+        """Yield all rows of these buckets, each once in its newest state, in pieces of at most 64 MiB.
 
-        Buckets come in any order, but a bucket's rows are as of one moment, and no removed keys are among
-        them. Read `metas` before, and (as an owner) after: a scan is not a snapshot. Raises Corrupt if a
-        bucket is damaged.
+        Buckets come in any order and without removed keys; the rows of one bucket are of one state. A scan is
+        no snapshot, so read `metas` before it, and as an owner also after it. Raises Corrupt if a bucket is
+        damaged.
         """
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
-        """Rows by key: (found (N,), records (N, record_bytes); zeros where not found).
+        """Return (found (N,) bool, records (N, record_bytes) uint8) of keys (N,) uint64; zeros if absent.
 
-        A read that failed raises Unavailable; only a row that is absent is reported absent (PROTOCOL 13).
+        A failed read raises Unavailable; only an absent row is reported as absent (PROTOCOL 13).
         """
 
     def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
-        """Rows by key, of many buckets and tables: those that are there, in pieces of bounded size.
+        """Yield the rows that exist of many buckets and tables, in pieces of bounded size.
 
-        (N,) each, in any order, none twice. A key that is in no piece is absent once the last one has come; a
-        read that failed raises Unavailable (PROTOCOL 13). Each row is as of a moment of its own.
+        Each row is read at a time of its own. A key in no piece is absent once the iterator ends.
+
+        Args:
+            buckets: (N,) int64, of each key.
+            tables: (N,) uint8, table id of each key.
+            keys: (N,) uint64, in any order, each once with its table.
+
+        Raises:
+            Unavailable: a read failed (PROTOCOL 13).
         """
 
     def flush(self, flush: Flush) -> U8:
-        """Write changed rows, removed keys and metas of many buckets; each bucket all or nothing.
+        """Write changed rows, removed keys and metas of many buckets; each bucket atomically.
 
-        Called by the buckets' owner only, from its flush thread; may block up to the store's timeout. After
-        it returns, a reader that starts anew sees every bucket that is DONE. Nothing is promised about
-        readers in the middle of a scan. A bucket whose stored (fence, seq) equals the flush's is DONE already
-        (a retry after a lost answer); one that is not at (fence, seq - 1) is to be REPLACEd, if the flush is
-        not `whole`.
+        For the flush thread of the buckets' owner; may block up to the store's time-out. Afterwards new
+        readers see every bucket that is DONE; running scans may not. A bucket whose stored (fence, seq)
+        equals the flush's is DONE, as after a lost answer. One that is not at (fence, seq - 1) is to be
+        REPLACEd, unless the flush is `whole`.
 
         Returns:
-            (K,) a FlushOutcome for each bucket, in the flush's order.
+            (K,) uint8, the FlushOutcome of each bucket in the flush's order.
 
         Raises:
-            Unavailable: not written, or not known to be written; flushing the same again is safe.
+            Unavailable: the outcome is unknown; flushing the same again is safe.
             ValueError: the flush's columns do not fit each other or the store.
         """
 
     def close(self) -> None:
-        """Free what the store holds. Idempotent."""
+        """Release the store's resources. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sound:
-    """What can be read of one bucket that is damaged."""
+    """The readable rows of one damaged bucket."""
 
-    runs: RowRuns  # rows, each once; a row of a damaged page is absent, or is as an older page has it
-    damage: Sequence[str]  # of each page or segment that was left out: where it lies and what is wrong
+    runs: RowRuns  # rows, each once; rows of a damaged page are absent, or as in an older page
+    damage: Sequence[str]  # place and fault of each page or segment that was skipped
 
 
 @runtime_checkable
 class TellsDamage(Protocol):
-    """A row store that can leave out a bucket's damaged pages and read the others. Without it a damaged
-    bucket cannot be read."""
+    """A row store that can skip a bucket's damaged pages; otherwise a damaged bucket is unreadable."""
 
     def scan_sound(self, bucket: Bucket) -> Sound:
-        """Rows of a bucket without those of damaged pages: for readers that serve, never for an owner.
+        """Return the rows of a bucket without its damaged pages; for readers that serve, not for owners.
 
-        Raises Unavailable; Corrupt if no page of the bucket can be found.
+        Raises:
+            Unavailable: the store cannot be reached.
+            Corrupt: no page of the bucket can be found.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StoreServer:
-    """A server that rows are written to, as it says itself."""
+    """Figures of a server to which rows are written, as it reports them."""
 
     name: str  # host:port
-    replicas: int  # that follow it at the moment
-    used_bytes: int  # 0: it does not say
-    limit_bytes: int  # full at so many; 0: no limit, or it does not say
+    replicas: int  # connected
+    used_bytes: int  # 0: not reported
+    limit_bytes: int  # memory at which it refuses writes; 0: no limit, or not reported
 
 
 @runtime_checkable
 class OnServers(Protocol):
-    """A row store on servers of its own, which may fill up or stand alone."""
+    """A row store on separate servers, which may fill up or lack a replica."""
 
     def servers(self) -> Sequence[StoreServer]:
-        """Those that rows are written to. Raises Unavailable if one of them does not answer."""
+        """Return the servers to which rows are written. Raises Unavailable if one does not answer."""

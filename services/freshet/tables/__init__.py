@@ -1,7 +1,7 @@
 """The parameter table: unique keys of a batch (`Plan`); rows, optimiser state and offsets (`Store`).
 
-A facade over the native core, pure: no I/O, no clock but the event times it is given. Loaded when first
-used.
+A facade over the native core, without I/O; time is the event time of its arguments. Modules are imported on
+first use.
 
     plan = Plan(tables=feature_tables, buckets=1024)
     plan.build(keys, feature_starts)
@@ -15,11 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from freshet.tables.applied_pushes import KnownPushes
-    from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
-    from freshet.tables.native_arguments import RowKeys
-    from freshet.tables.plan import Plan
-    from freshet.tables.steps import RowSteps
+    from freshet.tables.changes import BucketChanges, Flushed, KnownPushes, Published, PublishedTable
+    from freshet.tables.plan import Plan, RowKeys, RowSteps
     from freshet.tables.store import (
         Evicted,
         Memory,
@@ -52,10 +49,10 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
-    "KnownPushes": "applied_pushes",
+    "KnownPushes": "changes",
     "Plan": "plan",
-    "RowKeys": "native_arguments",
-    "RowSteps": "steps",
+    "RowKeys": "plan",
+    "RowSteps": "plan",
     **dict.fromkeys(
         (
             "Evicted",
@@ -73,7 +70,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    import importlib  # noqa: PLC0415 - only when something of the native core is wanted
+    import importlib  # noqa: PLC0415 - deferred with the native core
 
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

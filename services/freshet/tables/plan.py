@@ -1,42 +1,132 @@
-"""The plan of a batch in one store group: its unique rows in order of their buckets, and who uses them."""
+"""The plan of a batch in one store group: its unique rows in order of their buckets, and their users.
+
+N occurrences of keys, F features of the group, U and V unique rows, S floats of a row, T floats of its
+optimiser state, B buckets of the model.
+"""
 
 from __future__ import annotations
 
-from freshet import _native
-from freshet.types import I32, U8, U32, U64
+from typing import Protocol, TypeAlias
 
-__all__ = ["Plan"]
+from freshet import _native
+from freshet.config.spec.layout import Group
+from freshet.types import F32, I32, U8, U32, U64
+
+__all__ = ["NativeSlot", "Plan", "RowKeys", "RowSteps", "native_slots"]
+
+# --- Arguments of the native core: unique keys of a batch, and the slots of a row.
+
+
+NativeSlot: TypeAlias = tuple[int, int, float, str, dict[str, float]]
+"""(start, width, init, name of the optimiser, its parameters)."""
+
+
+class RowKeys(Protocol):
+    """Unique keys of a batch in one store group, in order of their buckets, as `rows.service.KeyGroup`."""
+
+    @property
+    def group(self) -> int:
+        """Store group."""
+
+    @property
+    def keys(self) -> U64:
+        """(U,) unique by (table, key), sorted by bucket."""
+
+    @property
+    def tables(self) -> U8:
+        """(U,) table ids."""
+
+    @property
+    def bucket_starts(self) -> U32:
+        """(B + 1,) where each bucket's keys start."""
+
+
+def native_slots(group: Group) -> list[NativeSlot]:
+    """Return the slots of a group's rows, in order."""
+    return [
+        (s.start, s.width, float(s.init), s.optimizer.name, dict(s.optimizer.parameters)) for s in group.slots
+    ]
+
+
+# --- Steps of local copies of rows, equal to those of the store.
+
+
+class RowSteps:
+    """Optimiser steps of one store group, on rows that were looked up with their state. Thread-safe."""
+
+    def __init__(self, group: Group) -> None:
+        """Create for a group; values are float32 here, even if the group stores bf16."""
+        self._native = _native.RowSteps(native_slots(group))
+
+    @property
+    def native(self) -> _native.RowSteps:
+        """The native object."""
+        return self._native
+
+    @property
+    def state_floats(self) -> int:
+        """Floats of a row's optimiser state (T)."""
+        return self._native.state_floats
+
+    def step(self, local: RowKeys, values: F32, states: F32, pushed: RowKeys, gradients: F32) -> int:
+        """Step the rows of `local` that have gradients, in place, and return their number.
+
+        The result equals a push of these gradients to the store bit by bit, if the store holds float32. A row
+        whose gradient is not finite is unchanged.
+
+        Args:
+            local: keys of the U local rows.
+            values: (U, S) float32.
+            states: (U, T) float32.
+            pushed: keys of the V gradients.
+            gradients: (V, S) float32.
+
+        Raises:
+            ValueError: the arrays' shapes do not agree.
+        """
+        return self._native.step(
+            local.keys,
+            local.tables,
+            local.bucket_starts,
+            values,
+            states,
+            pushed.keys,
+            pushed.tables,
+            pushed.bucket_starts,
+            gradients,
+        )
 
 
 class Plan:
     """Unique (table, key) of a batch's occurrences, grouped by bucket.
 
-    One per lane and store group; not thread-safe. Results are views of memory that the plan owns and `build`
-    overwrites: copy what must outlive the next batch. No allocation once the largest batch has been seen.
-
-    Letters: N occurrences, F features of the group, U unique rows.
+    One per lane and store group; not thread-safe. Results are views of memory that the next `build`
+    overwrites. Memory grows to the largest batch and is reused.
     """
 
     def __init__(self, *, tables: U8, buckets: int) -> None:
-        """Plan batches of a group.
+        """Create a plan for a group.
 
         Args:
-            tables: (F,) table id of each feature of the group, in the group's order.
-            buckets: of the model; a power of two from 2 to 65536.
+            tables: (F,) uint8, table id of each feature of the group, in the group's order.
+            buckets: number of buckets of the model; a power of two from 2 to 65536.
 
-        Raises ValueError for other bucket counts.
+        Raises:
+            ValueError: `buckets` is another number.
         """
         self._tables = tables
         self._native = _native.Plan(buckets)
 
     def build(self, keys: U64, feature_starts: U32) -> int:
-        """Plan a batch; returns U. Equal input gives equal output, on every machine.
+        """Plan a batch and return U. The result depends on the arguments only, on every machine.
 
         Args:
-            keys: (N,) feature-major; 0 (`freshet.features.ABSENT_KEY`) makes no row.
-            feature_starts: (F + 1,) occurrences of feature f are [feature_starts[f], feature_starts[f + 1]).
+            keys: (N,) uint64, feature by feature; 0 (`freshet.features.ABSENT_KEY`) has no row.
+            feature_starts: (F + 1,) uint32; occurrences of feature f are
+                [feature_starts[f], feature_starts[f + 1]).
 
-        Raises ValueError if `feature_starts` does not rise from 0 to N.
+        Raises:
+            ValueError: `feature_starts` does not rise from 0 to N.
         """
         self._native.run(keys, feature_starts, self._tables)
         return self._native.unique
@@ -58,12 +148,12 @@ class Plan:
 
     @property
     def bucket_starts(self) -> U32:
-        """(buckets + 1,) unique rows of bucket b are [bucket_starts[b], bucket_starts[b + 1])."""
+        """(B + 1,) unique rows of bucket b are [bucket_starts[b], bucket_starts[b + 1])."""
         return self._native.bucket_starts
 
     @property
     def order(self) -> U32:
-        """Occurrences that have a row, by unique row, rising within each: the order of gradient sums."""
+        """Occurrences that have a row, sorted by unique row and position: the order of gradient sums."""
         return self._native.order
 
     @property

@@ -1,5 +1,8 @@
-"""Rows, optimiser state and applied offsets of one shard of a model, changed together
-(PROTOCOL 2, 3, 4, 8)."""
+"""The native store: rows, optimiser state and applied offsets of one shard, changed together
+(PROTOCOL 2, 3, 4, 8).
+
+U unique keys, S floats of a row, T floats of its optimiser state, N rows, P partitions, B buckets.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from freshet.config.spec.layout import Group, Layout
 from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
 from freshet.tables.changes import Flushed, Published, PublishedTable
-from freshet.tables.native_arguments import NativeSlot, RowKeys, native_slots
+from freshet.tables.plan import NativeSlot, RowKeys, native_slots
 from freshet.tables.runs import native_parts, widths_of
 from freshet.types import (
     F32,
@@ -44,113 +47,104 @@ __all__ = [
 ]
 
 INDEX_BYTES = 32
-"""Of a row beside the row itself, in indexes and room to grow: 9 to 28 were measured with 100,000 to
-3,000,000 rows of 64 bytes."""
+"""Bytes of a row in indexes and their free space; 9 to 28 were measured with 100,000 to 3,000,000 rows of
+64 bytes."""
 
 LEAST_ROWS = 10_000
-"""That a table may have, however little memory there is."""
+"""Rows that a table may have under any memory bound."""
 
 OVERFULL = 1.05
-"""Part of a table's `max_rows` from which eviction does not wait: a round over all rows then makes room for
-many, so that its cost (about 0.2 s of a core for a million rows) is spread."""
+"""Part of a table's `max_rows` from which eviction runs whole rounds: each evicts many rows, which spreads
+its cost, about 0.2 s of a core for a million rows."""
 
-_ROWS_UNREAD = -2  # as a native lookup says it
-_PUBLISH, _FLUSH = 0, 1  # consumers, as the native core numbers them
+_ROWS_UNREAD = -2  # result of a native lookup
+_PUBLISH, _FLUSH = 0, 1  # consumers of changes in the native core
 
 
 class PushOutcome(enum.Enum):
-    """What became of a push."""
+    """Outcome of a push."""
 
-    APPLIED = 0  # by at least one bucket; others may have had it
-    SKIPPED = 1  # every bucket had it already
-    REFUSED = (
-        2  # it does not continue what is applied, or holds rows of buckets not held; nothing was touched
-    )
-    UNREAD = 3  # it holds rows of a loading bucket that must be read first; nothing was touched
+    APPLIED = 0  # by at least one bucket; others may have applied it before
+    SKIPPED = 1  # every bucket had applied it before
+    REFUSED = 2  # it does not continue the applied offsets, or a bucket is not owned; nothing was changed
+    UNREAD = 3  # rows of a loading bucket must be read first; nothing was changed
 
 
 class RowsUnread(Unavailable):
-    """A loading bucket does not know yet whether there is such a row: read what `unread` names, and ask
-    again."""
+    """A loading bucket has not read these rows yet: read the keys of `unread`, then repeat the call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadKeys:
-    """Keys of loading buckets of which memory knows nothing yet."""
+    """Keys of loading buckets whose rows are neither here nor known to be absent."""
 
     buckets: I64  # (N,)
     tables: U8  # (N,)
     keys: U64  # (N,)
-    fences: I64  # (N,) of the claim that each bucket is loaded under
+    fences: I64  # (N,) fence of the claim under which each bucket loads
 
     def __len__(self) -> int:
-        """How many keys."""
+        """Number of keys."""
         return len(self.keys)
 
     def of(self, chosen: Bool) -> UnreadKeys:
-        """The chosen (N,) ones."""
+        """Return the keys chosen by (N,) bool."""
         return UnreadKeys(self.buckets[chosen], self.tables[chosen], self.keys[chosen], self.fences[chosen])
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """When rows of a table come and go."""
+    """Limits of a table's rows."""
 
-    ttl_ms: int | None = None  # evicted when not touched for this long of event time, in whole seconds
-    admission: int = (
-        1  # lookups for training (batches) in which a key is seen before it gets a row; at most 255
-    )
-    max_rows: int | None = None  # above it the least recently used are evicted
+    ttl_ms: int | None = None  # evict rows not touched for this long of event time, in whole seconds
+    admission: int = 1  # training batches in which a key is seen before it gets a row; at most 255
+    max_rows: int | None = None  # evict the least recently used rows beyond it
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
     """Progress of an eviction."""
 
-    examined: int  # rows looked at
-    evicted: int
-    finished: bool  # a round over all buckets is complete
+    examined: int  # rows
+    evicted: int  # rows
+    finished: bool  # the round over all buckets is complete
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a store holds."""
+    """Memory and rows of a store."""
 
-    bytes: int  # handed out to rows, indexes and sketches
+    bytes: int  # of rows, indexes and sketches
     rows: Mapping[int, int]  # table id -> rows
-    row_bytes: Mapping[int, int]  # table id -> bytes of its rows; indexes and room to grow are not counted
+    row_bytes: Mapping[int, int]  # table id -> bytes of its rows, without indexes and free space
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnpackedTable:
-    """Rows of one table, as a serving store takes them."""
+    """Values of rows of one table, for a serving store."""
 
     table: int  # table id
     keys: U64  # (N,) in order of their buckets
     values: F32  # (N, S) slots of the row, no optimiser state
-    touched: U32  # (N,) seconds since 1970, in event time, at which training had touched each
+    touched: U32  # (N,) seconds since 1970 of event time at which training touched each row last
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Events since the store was made."""
+    """Counts since the store's creation."""
 
     created: int  # rows, by lookups and pushes
-    evicted: int
-    not_finite: (
-        int  # gradients of rows that were not applied because they, or their squared length, were not finite
-    )
-    not_admitted: int  # gradients of rows dropped because their key had not been seen often enough
+    evicted: int  # rows
+    not_finite: int  # row gradients dropped because they, or their squared length, were not finite
+    not_admitted: int  # row gradients dropped because their key had not been seen often enough
 
 
 class Store:
-    """All store groups of one shard. Thread-safe; calls run on the caller's thread, the GIL released.
+    """All store groups of one shard. Thread-safe; calls release the GIL.
 
-    A new store holds all buckets at offset 0, or none (`set_applied` and `drop_bucket` change that). An
-    absent row's initial values are a function of (seed, table, key) alone: see `initial_stream` in the native
-    core. With `serving` it holds values only: no optimiser state, no pushes, rows come by `import_values`.
-
-    Letters: U keys, S floats of a row, N rows, P partitions.
+    A new store owns all buckets at offset 0, or none; `set_applied` and `drop_bucket` change that. Initial
+    values of an absent row depend on (seed, table, key) only; see `initial_stream` in the native core. With
+    `serving` the store has values only: no optimiser state and no pushes; rows come by `import_values`.
     """
 
     def __init__(
@@ -166,19 +160,19 @@ class Store:
         flush: bool = True,
         held: bool = True,
     ) -> None:
-        """Make an empty store.
+        """Create an empty store.
 
         Args:
             layout: groups with their slots, optimisers and precision.
-            buckets: of the model; a power of two from 2 to 65536.
-            partitions: of `samples`; pushes name them 0..partitions - 1.
-            seed: of initial values.
-            options: table id -> when its rows come and go; others keep all.
+            buckets: number of buckets of the model; a power of two from 2 to 65536.
+            partitions: number of partitions of `samples`; pushes name them 0..partitions - 1.
+            seed: seed of initial values.
+            options: {table id: limits of its rows}; other tables have none.
             serving: values only.
-            publish: keep lists for `collect_publish`; without them it yields nothing.
-            flush: keep lists for `collect_flush`; without them it yields no rows, and eviction waits for
-                none.
-            held: hold every bucket from the start, at offset 0; without it none until `set_applied`.
+            publish: record changes for `collect_publish`, which is empty otherwise.
+            flush: record changes for `collect_flush`; otherwise it has no rows, and eviction does not wait
+                for flushes.
+            held: own every bucket at offset 0 from the start; otherwise none until `set_applied`.
         """
         self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
         given = options or {}
@@ -212,11 +206,17 @@ class Store:
         held: bool = True,
         most_bytes: int = 0,
     ) -> Store:
-        """The store that a spec describes.
+        """Create the store of a spec.
 
         Args:
-            most_bytes: tables without a `max_rows` of their own share so many bytes evenly, less what the
-                others may take: each is bounded by its share. 0: they are not bounded.
+            spec: the model.
+            layout: its layout.
+            serving: as in `Store`, like the next three.
+            publish: see `Store`.
+            flush: see `Store`.
+            held: see `Store`.
+            most_bytes: memory of the tables without `max_rows`, after the maximum of the others; each gets an
+                equal share as its bound. 0: no bound.
         """
         options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
         if most_bytes:
@@ -237,7 +237,7 @@ class Store:
 
     @property
     def native(self) -> _native.Store:
-        """The native store, for native code that works on it batch after batch."""
+        """The native object, for native code that uses it itself."""
         return self._native
 
     # --- a batch
@@ -256,29 +256,38 @@ class Store:
         states: F32 | None = None,
         known: I64 | None = None,
     ) -> None:
-        """Write each key's slots into `out` (U, S), and whether it had a row into `found` (U,), if given.
+        """Write each key's slots into `out`, and optionally more of its row.
 
-        `touched` (U,), if given: seconds since 1970, in event time, at which each row had been touched last;
-        0 where there was none. Training touches rows that it looks up or steps. `states` (U, T), if given:
-        their optimiser state; of an absent row what a new one starts with, or zeros where `out` has zeros.
+        An absent row yields zeros, or with `create` its initial values; `create` also creates the row if the
+        table admits the key. A row that was only looked up is not flushed or published, as it can be created
+        again.
 
-        `known` (buckets, partitions), if given: what each bucket had applied as its rows were read, under one
-        lock; written for buckets that have keys.
-
-        Absent rows: with `create` their initial values, and a row comes into being if the table admits the
-        key; without it zeros. A row that is only looked up is not flushed or published: it can be made again.
+        Args:
+            group: store group.
+            keys: (U,) uint64, unique by (table, key), sorted by bucket.
+            tables: (U,) uint8, table id of each key.
+            bucket_starts: (B + 1,) uint32, where each bucket's keys start.
+            out: (U, S) float32, written.
+            create: initialise and create absent rows.
+            found: (U,) uint8, set to 1 for existing rows and 0 for absent ones.
+            touched: (U,) uint32, set to the seconds since 1970 of event time at which training, by a lookup
+                or a step, touched each row last; 0 for absent rows.
+            states: (U, T) float32, set to the optimiser state; of an absent row to its initial state, or
+                zeros where `out` is zero.
+            known: (B, P) int64, set to the offsets that each bucket with keys had applied, under the lock
+                under which its rows were read.
 
         Raises:
-            ValueError: keys are not sorted by bucket, or of another group, or shapes do not agree.
-            RowsUnread: a bucket is being loaded, and rows must be read first; `out` is unfinished.
-            Unavailable: a bucket is not held; `out` is unfinished.
+            ValueError: keys are not sorted by bucket or of another group, or shapes do not agree.
+            RowsUnread: a bucket is loading, and rows must be read first; `out` is incomplete.
+            Unavailable: a bucket is not owned; `out` is incomplete.
         """
         beside = (found, touched, states) if known is None else (found, touched, states, known)
         missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, *beside)
         if missing == _ROWS_UNREAD:
-            raise RowsUnread("a bucket is being loaded, and does not know all of these keys yet")
+            raise RowsUnread("a bucket is loading and has not read all of these rows yet")
         if missing >= 0:
-            raise Unavailable(f"bucket {missing} is not held by this shard; look up at its owner's")
+            raise Unavailable(f"bucket {missing} is not owned by this shard; send the lookup to its owner")
 
     def push(
         self,
@@ -289,15 +298,24 @@ class Store:
         *,
         owned: Bool | None = None,
     ) -> PushOutcome:
-        """Step rows by their summed gradients (U, S) and advance the offsets of every held bucket.
+        """Step rows by their gradients and advance the offsets of every owned bucket.
 
-        All buckets are checked before any is touched: one applies if all its offsets are at `start`, has had
-        the push if all are at or past `stop`; anything else refuses it. An absent row is created. A row whose
-        gradient is not finite stays as it is and is counted. `clock_ms`: largest event time of the batch.
-        `owned` (buckets,): touch these alone, and refuse the push if one of them is not held.
-        UNREAD: rows of buckets that are being loaded must be read first (`unread`), then push again.
+        All buckets are checked before any is changed. A bucket applies the push if all its offsets are at
+        `start`, and has applied it before if all are at or past `stop`; otherwise the push is refused. An
+        absent row is created. A row whose gradient is not finite is unchanged and counted.
 
-        Raises ValueError: unknown partition, no range, two ranges of a partition, or keys as in `lookup`.
+        Args:
+            ranges: offset ranges of the batch, at most one a partition.
+            clock_ms: largest event time of the batch.
+            groups: keys of each store group.
+            gradients: (U, S) float32 for each group, summed over the batch.
+            owned: (B,) bool; change only these buckets, and refuse the push if one is not owned.
+
+        Returns:
+            The outcome. UNREAD: read the rows of `unread`, then push again.
+
+        Raises:
+            ValueError: a partition is unknown or has two ranges, there is no range, or keys as in `lookup`.
         """
         spans = np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3)
         parts = [
@@ -309,19 +327,19 @@ class Store:
     # --- buckets
 
     def applied(self) -> dict[int, list[int]]:
-        """{partition: the distinct offsets that held buckets have applied up to, rising}."""
+        """Return {partition: the distinct offsets that owned buckets have applied up to, rising}."""
         return {p: sorted(offsets) for p, offsets in enumerate(self._native.applied())}
 
     def applied_of(self, bucket: int) -> dict[int, int]:
-        """{partition: next offset} of one bucket."""
+        """Return {partition: next offset} of one bucket."""
         return dict(enumerate(self._native.applied_of(bucket).tolist()))
 
     def clock_of(self, bucket: int) -> TimeMs:
-        """Largest event time applied by one bucket."""
+        """Return the largest event time that a bucket has applied."""
         return TimeMs(self._native.clock_of(bucket))
 
     def set_applied(self, bucket: int, applied: Applied, clock_ms: int) -> None:
-        """Hold a bucket from these offsets on (absent partitions: 0); recovery calls it after `import_rows`.
+        """Own a bucket from these offsets on (absent partitions: 0); recovery calls it after its import.
 
         Raises ValueError for unknown partitions.
         """
@@ -336,33 +354,32 @@ class Store:
         return np.array([applied.get(p, 0) for p in range(self.partitions)], np.int64)
 
     def drop_bucket(self, bucket: int) -> None:
-        """Forget a bucket's rows and hold it no longer; its memory is given back."""
+        """Remove a bucket with its rows, and free their memory."""
         self._native.drop_bucket(bucket)
 
     def held(self) -> list[Bucket]:
-        """The buckets held, rising."""
+        """Return the owned buckets, rising."""
         return [Bucket(b) for b in self._native.held()]
 
-    # --- buckets that answer while they are loaded
+    # --- buckets that are served while they load
 
     def begin_loading(self, bucket: int, applied: Applied, clock_ms: int, fence: int) -> None:
-        """Hold an empty bucket from these offsets on, whose rows are in the row store as the claim with
-        `fence` found them.
+        """Own an empty bucket from these offsets on, whose rows the claim with `fence` found stored.
 
-        Until `finish_loading` a row that is not here counts as unread, not as absent; the bucket is neither
-        flushed nor evicted from. Raises ValueError if it has rows.
+        Until `finish_loading` a missing row is unread, not absent; the bucket is not flushed, and none of its
+        rows are evicted. Raises ValueError if it has rows.
         """
         self._native.begin_loading(bucket, self._offsets(bucket, applied), clock_ms, fence)
 
     def unread(self, groups: Sequence[RowKeys]) -> UnreadKeys:
-        """Which of these keys must be read from the row store before they can be looked up or pushed."""
+        """Return the keys that must be read from the row store before a lookup or push."""
         parts = [(k.group, k.keys, k.tables, k.bucket_starts) for k in groups]
         return UnreadKeys(*self._native.unread(parts))
 
     def import_unread(self, runs: RowRuns, fence: int) -> None:
-        """Take stored rows of which nothing is known here, in buckets that are loaded under `fence`.
+        """Import stored rows into buckets that load under `fence`, unless a row is here already.
 
-        A row that is here may have learned since it was read, and stays. Raises Corrupt as `import_runs`.
+        A row that is here may have changed since it was read, and is kept. Raises Corrupt as `import_runs`.
         """
         try:
             self._native.import_unread(*native_parts(runs), fence)
@@ -370,27 +387,29 @@ class Store:
             raise Corrupt(f"packed rows cannot be imported: {error}") from error
 
     def settle(self, read: UnreadKeys, fence: int) -> None:
-        """What the row store had of these keys has been imported: the others are absent from now on."""
+        """Mark keys as absent whose rows were not among those imported by `import_unread`."""
         self._native.settle(read.buckets, read.tables, read.keys, fence)
 
     def finish_loading(self, bucket: int, fence: int) -> bool:
-        """All rows have been imported: what is not here is absent. False if the bucket is not being loaded
-        under this fence any more."""
+        """End loading after all rows were imported: missing rows are absent from then on.
+
+        False if the bucket no longer loads under this fence.
+        """
         return self._native.finish_loading(bucket, fence)
 
     # --- flush and publish
 
     def collect_flush(self, buckets: Iterable[int] | None = None) -> Flushed:
-        """What changed since the last flush of these buckets (all held ones), which are then clean.
+        """Copy the changes since the last flush of these buckets (None: all owned), and mark them flushed.
 
-        A bucket's rows, removals, offsets and clock are copied under one hold of its lock. Buckets without
-        changes are there too: their offsets must not age (PROTOCOL 12). Those that are being loaded, not
-        held, or were dropped a moment ago, are left out.
+        A bucket's rows, removals, offsets and clock are copied under one hold of its lock. Unchanged buckets
+        are included, because their offsets must advance (PROTOCOL 12); buckets that load or are not owned are
+        left out.
         """
         return self._collect(buckets, whole=False)
 
     def collect_whole(self, buckets: Iterable[int]) -> Flushed:
-        """All rows of these buckets that were ever changed, for a flush that replaces what is stored."""
+        """Copy all rows of these buckets that ever changed, for a flush that replaces the stored ones."""
         return self._collect(buckets, whole=True)
 
     def _collect(self, of: Iterable[int] | None, *, whole: bool) -> Flushed:
@@ -399,39 +418,39 @@ class Store:
         return Flushed(buckets, applied, clock_ms, stored, RowRuns(directory.view(RUN), body, self._widths))
 
     def collect_publish(self, max_rows: int) -> Published:
-        """Up to `max_rows` rows changed since they were last published, and their buckets' removed keys.
+        """Copy up to `max_rows` rows changed since they were published, and their buckets' removed keys.
 
-        Goes on where it stopped last time, so that no bucket starves.
+        Each call continues after the last one, so that all buckets have their turn.
         """
         tables, clock_ms, pending = self._native.collect_publish(max_rows)
         return Published(tuple(PublishedTable(*part) for part in tables), TimeMs(clock_ms), pending)
 
     def drained(self) -> int:
-        """Buckets that `collect_publish` has left without changed rows, in turn, since the store was made.
+        """Return how many times a bucket was published completely since the store's creation, in turn.
 
-        Once it has grown by `buckets`, every row that was changed before has been handed out.
+        After an increase by `buckets`, every row changed before has been copied.
         """
         return self._native.drained()
 
     def put_back_published(self, published: Published) -> None:
-        """A publish failed: its rows, as they then are, and its removals will be in a later one."""
+        """Mark rows and removals of a failed publish as changed again."""
         for part in published.tables:
             self._native.put_back_published(part.table, part.keys, part.removed)
 
     def pending_publish(self) -> int:
-        """Changed rows not yet published."""
+        """Return the number of changed rows not published yet."""
         return self._native.pending(_PUBLISH)
 
     def pending_flush(self) -> int:
-        """Changed rows not yet collected for a flush."""
+        """Return the number of changed rows not collected for a flush yet."""
         return self._native.pending(_FLUSH)
 
     # --- rows of whole buckets, as the row store has them
 
     def import_runs(self, runs: RowRuns) -> None:
-        """Take rows over those that are here; they count as stored, not as changed.
+        """Import rows, replacing rows that are here; they count as stored, not as changed.
 
-        All are checked before any is taken. Raises Corrupt naming the row and what is wrong with it.
+        All are checked before any is imported. Raises Corrupt if a row is malformed.
         """
         try:
             self._native.import_runs(*native_parts(runs))
@@ -439,8 +458,7 @@ class Store:
             raise Corrupt(f"packed rows cannot be imported: {error}") from error
 
     def unpack_runs(self, runs: RowRuns) -> list[UnpackedTable]:
-        """Values of packed rows, for a serving store; nothing is stored here. Raises Corrupt as
-        `import_runs`."""
+        """Decode the values of packed rows for a serving store. Raises Corrupt as `import_runs`."""
         try:
             return [UnpackedTable(*part) for part in self._native.unpack_runs(*native_parts(runs))]
         except ValueError as error:
@@ -449,17 +467,14 @@ class Store:
     # --- rows by key, in any order
 
     def import_rows(self, rows: PackedRows) -> None:
-        """Take rows as the row store has them, over rows that are here; they count as stored, not as changed.
-
-        All are checked before any is taken. Raises Corrupt naming the row and what is wrong with it.
-        """
+        """Import rows of one table as `import_runs`. Raises Corrupt if a row is malformed."""
         try:
             self._native.import_rows(rows.table, rows.keys, rows.records)
         except ValueError as error:
             raise Corrupt(f"packed rows cannot be imported: {error}") from error
 
     def export_rows(self, table: int, keys: U64) -> tuple[Bool, PackedRows]:
-        """(found (N,), rows; zeros where not found), packed as the row store keeps them."""
+        """Return (found (N,) bool, rows) of keys (N,) uint64 as packed rows; zeros where not found."""
         found, records = self._native.export_rows(table, keys)
         return found.view(np.bool_), PackedRows(table, keys, records)
 
@@ -473,34 +488,37 @@ class Store:
         touched: U32 | None = None,
         only_absent: bool = False,
     ) -> int:
-        """Set rows' values (N, S) in a serving store; returns how many were written.
+        """Set values of rows in a serving store; returns the number written.
 
-        `clock_ms` is their event time, and from then on that at which lookups touch rows: what
-        least-recently-used means here. Without it lookups touch nothing, and `touched` (N,), in seconds, says
-        when training had touched each row. With `only_absent` rows that are here stay as they are: a
-        read-through must not undo a delta (PROTOCOL 17).
+        Args:
+            table: table id.
+            keys: (N,) uint64.
+            values: (N, S) float32.
+            clock_ms: event time of the rows, and from then on the time at which lookups touch rows. 0:
+                lookups touch none.
+            touched: (N,) uint32, seconds since 1970 at which training touched each row, if `clock_ms` is 0.
+            only_absent: keep rows that are here, as a read-through must not undo a delta (PROTOCOL 17).
         """
         return self._native.import_values(table, keys, values, only_absent, clock_ms, touched)
 
     def remove(self, table: int, keys: U64) -> int:
-        """Remove rows, dirty or not; flush and publish will report them. Returns how many there were."""
+        """Remove rows of keys (N,) uint64, to be flushed and published; returns how many existed."""
         return self._native.remove(table, keys)
 
     def evict(self, now_event_ms: int, budget: int | None = None) -> Evicted:
         """Evict rows not touched within their table's `ttl_ms`, and the least recently used above `max_rows`.
 
-        Called by the owner's maintenance thread; a bucket's lock is held while its rows are examined. Goes on
-        where it stopped, examining about `budget` rows more (all). Rows not flushed stay: flush first. Ages
-        are in seconds, beyond 68 minutes with an error of 0.4 %; rows of one age go in any order.
+        Each call continues after the last one and examines about `budget` rows (None: all), with a bucket's
+        lock held. Rows with unflushed changes stay. Ages are in seconds, beyond 68 minutes with an error of
+        0.4 %; rows of equal age are evicted in any order.
         """
         return Evicted(*self._native.evict(now_event_ms, 1 << 62 if budget is None else budget))
 
     def make_room(self, now_event_ms: int, budget: int) -> None:
-        """Evict, as `evict` does, a piece of a round; while a table is OVERFULL whole rounds, so that a flood
-        of new rows is evicted as fast as it comes."""
+        """Evict about `budget` rows' worth of a round, or whole rounds while a table is OVERFULL."""
         if not self._overfull():
             self.evict(now_event_ms, budget)
-        for _ in range(2):  # the first may be the rest of a round that began before there were too many
+        for _ in range(2):  # the first may only complete a round that began below the limit
             if self._overfull():
                 self.evict(now_event_ms)
 
@@ -516,15 +534,15 @@ class Store:
 
     @property
     def memory_bytes(self) -> int:
-        """`Memory.bytes` alone: cheap enough for every lookup."""
+        """`Memory.bytes` alone; cheap enough for every lookup."""
         return self._native.bytes()
 
     def rows(self) -> dict[int, int]:
-        """{table id: rows held}."""
+        """Return {table id: rows}."""
         return {table: self._native.rows(table) for table in self.tables}
 
     def memory(self) -> Memory:
-        """What the store holds now."""
+        """Return the memory and rows of the store."""
         rows = {table: self._native.rows(table) for table in self.tables}
         return Memory(
             self.memory_bytes,
@@ -533,29 +551,29 @@ class Store:
         )
 
     def evicted(self) -> dict[int, int]:
-        """{table id: rows evicted since the store was made}."""
+        """Return {table id: rows evicted since the store's creation}."""
         return {table: self._native.evicted(table) for table in self.tables}
 
     def counts(self) -> Counts:
-        """Events since the store was made."""
+        """Return the counts since the store's creation."""
         return Counts(*self._native.counts())
 
     def resident_bytes(self, table: int) -> int:
-        """Bytes of a row of this table in memory, with its state; its share of the index not counted."""
+        """Return the bytes of a row of this table in memory with its state, without its share of indexes."""
         return self._native.record_bytes(self._group_of[table])
 
     def record_bytes(self, table: int) -> int:
-        """Bytes of a packed row of this table. Raises KeyError for an unknown one."""
+        """Return the bytes of a packed row of this table. Raises KeyError for an unknown table."""
         return self._native.packed_bytes(self._group_of[table])
 
 
 def _bounded(
     options: Mapping[int, TableOptions], sizes: Mapping[int, int], most_bytes: int
 ) -> dict[int, TableOptions]:
-    """Options with a bound for every table. `sizes`: bytes of a row of each."""
+    """Bound every table, by `sizes`, the bytes of a row of each."""
     open_ = [table for table in sizes if options.get(table, TableOptions()).max_rows is None]
-    taken = sum((o.max_rows or 0) * sizes[table] for table, o in options.items() if table in sizes)
-    share = max(most_bytes - taken, most_bytes // 10) // max(1, len(open_))
+    reserved = sum((o.max_rows or 0) * sizes[table] for table, o in options.items() if table in sizes)
+    share = max(most_bytes - reserved, most_bytes // 10) // max(1, len(open_))
     bounded = dict(options)
     for table in open_:
         rows = max(LEAST_ROWS, share // sizes[table])

@@ -3,7 +3,7 @@
 Consumes: batches (`BatchStream`).
 Produces: row gradients (through the stream), versions (`VersionStore`, `<model>.versions`), measures
 (`<model>.measures`).
-Owns: the dense weights and their `applied` vector, under the seat `trainer:0`.
-Guarantees: the vector changes in the same step as the weights; every sample is scored before it is trained
-on; a version that is not finite is never a restart point.
+Owns: the dense weights and their `applied` vector, under the membership lease `trainer:0`.
+Guarantees: the vector changes in the same step as the weights; every sample is scored before it is learned;
+a version that is not finite is never a restart point.
 """

@@ -1,9 +1,10 @@
-"""Lanes: threads that each take a batch through forward, backward and push, and step the dense weights
-together.
+"""Lanes: threads that take batches through forward, backward and push, and step the dense weights together.
 
-A round: every lane takes a batch or joins with none; one of them decides which batches count; each computes;
-one of them begins the dense step, of which each takes its share. Like DDP ranks, inside one process. A round
-of a native model is a run of batches (`freshet.trainer.native_lanes`).
+In a round every lane polls for a batch; one lane calls the step coordinator; each lane computes its batch;
+one lane begins the dense step, and each executes a part of it. A lane without a batch joins the round with
+none. For native models a round is a run of batches (`freshet.trainer.native_lanes`).
+
+Letters: B samples, L labels.
 """
 
 from __future__ import annotations
@@ -20,73 +21,68 @@ from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
 from freshet.observability.tracing import active
-from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
-from freshet.trainer.step_coordinator import Agreed, Rounds
+from freshet.trainer.step_coordinator import Agreed, BatchVerdict, StepCoordinator
 from freshet.trainer.tracing import Trained, taken, training
 from freshet.types import F32
 
-__all__ = ["STAGES", "Lanes", "Observer", "OtherFailed", "Seat"]
+__all__ = ["STAGES", "LaneRound", "Lanes", "Observer", "OtherLaneFailed"]
 
 POLL_S = 0.005
-"""How long a lane without data waits before it looks whether another lane has some. Idle cost: 200 looks a
-second."""
+"""Seconds that a lane without data waits before it checks whether another lane has some; an idle lane checks
+200 times a second."""
+
+OTHERS_WAIT_S = 0.001
+"""The wait of a rank that had no batch in the last round while other ranks had some: a rank with empty
+partitions must not delay every step of the others."""
+
+STAGES = ("wait", "forward_backward", "step", "tell")
+"""Stages of a lane: waiting for the other lanes, the model, the dense step, and the calls of the observer."""
 
 
 class Observer(Protocol):
-    """Who is told what the lanes did. Called between rounds, by one thread at a time."""
+    """Receives the progress of the lanes. Called between rounds, by one thread at a time."""
 
-    def trained(self, batch: TrainBatch, predictions: F32) -> None:
-        """A batch that counted, or several of a run, were scored and trained on; (B, L) of before that."""
+    def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
+        """A batch that counted, or several of a run, were trained on; (B, L) predictions before that."""
 
-    def stepped(self, step: int, rows: int) -> None:
-        """The dense weights and the vector moved; both are at rest until this returns."""
-
-
-IMPATIENT_S = 0.001
-"""The same for a rank that had nothing in the last round while other ranks had something: a rank whose
-partitions are empty must not hold up the others at every step."""
+    def on_stepped(self, step: int, rows: int) -> None:
+        """The dense weights and the vector changed; both stay unchanged until this returns."""
 
 
-STAGES = ("wait", "forward_backward", "step", "tell")
-"""Of a lane's work here: waiting for the others, the model, the dense step, and (one lane for all) telling of
-it."""
-
-
-class OtherFailed(Exception):
-    """Another lane has failed: this one ends too."""
+class OtherLaneFailed(Exception):
+    """Another lane failed, so this one ends."""
 
 
 @dataclass(slots=True)
-class Seat:
-    """What one lane brings to the round."""
+class LaneRound:
+    """The state of one lane in a round."""
 
-    lane: Lane | None = None  # of the model; None: native code has its own
+    lane: Lane | None = None  # of the model; None: native code holds it
     batch: TrainBatch | None = None
-    verdict: Counts | None = None
+    verdict: BatchVerdict | None = None
     result: StepResult | None = None
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
-    trained: Trained | None = None  # the batch's span, while it is traced
+    trained: Trained | None = None  # the batch's span, if it is traced
 
 
 @dataclass
 class Lanes:
-    """Runs the rounds of one rank until told to stop, or until its ranks agree to end; the first error of a
-    lane stops all and is raised by `run`.
+    """The rounds of one rank, until `stop` is set or the ranks agree to end.
 
-    After RankLost the model, the vector and `step` are those of the last step that was completed, and no
-    batch is out: what was not part of it has been given back unused.
+    The first error of a lane stops all lanes, and `run` raises it. After RankLost the model, the vector and
+    `step` are those of the last completed step; all batches outside it have been returned unused.
     """
 
     stream: BatchStream
     model: DenseModel
-    rounds: Rounds
+    coordinator: StepCoordinator
     observer: Observer
     lanes: int
-    wait_s: float  # a rank without data waits at most this long (PROTOCOL 14)
+    wait_s: float  # the longest wait of a rank without data (PROTOCOL 14)
     stop: threading.Event
     step: int = 0
-    _seats: list[Seat] = field(default_factory=list)
+    _lanes: list[LaneRound] = field(default_factory=list)
     _error: BaseException | None = None
     _agreed: Agreed = field(default_factory=lambda: Agreed((), steps=False))
     _work: threading.Event = field(default_factory=threading.Event)
@@ -95,198 +91,200 @@ class Lanes:
     _done: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _shared: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _dense_steps: int = 1  # of the round
-    _split: SplitStep | None = None  # the model, if lanes can share its step
-    _sharing: SplitStep | None = None  # the model, while they do
+    _split: SplitStep | None = None  # the model, if it can split its step between lanes
+    _splitting: SplitStep | None = None  # the model, while it does
     _summed: Sequence[Lane] = ()  # lanes that hold the sums of the step
-    _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the round that is over
-    _stepped: bool = False  # a round is over, and not reported yet
+    _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the last round
+    _unreported: bool = False  # the observer has not received the last round
     _over: bool = False  # no round follows
-    _patience_s: float = 0.0  # how long a lane without data waits in this round
+    _poll_limit_s: float = 0.0  # the longest wait of a lane without data in this round
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> None:
-        """Train until `stop` is set. `prepare` runs in each lane's thread first (torch's thread count,
-        say)."""
-        self._seats = self._new_seats()
-        self._patience_s = self.wait_s
-        self._split = self.model if isinstance(self.model, SplitStep) else None  # 5 us: not at every step
+        """Train until `stop` is set; raises the first error of a lane.
+
+        `prepare` runs first in each lane's thread, for example to set torch's thread count.
+        """
+        self._lanes = self._new_lanes()
+        self._poll_limit_s = self.wait_s
+        self._split = self.model if isinstance(self.model, SplitStep) else None  # the check costs 5 µs
         self._ready, self._done, self._shared = (_native.Gate(self.lanes) for _ in range(3))
         threads = [
-            threading.Thread(target=self._lane, args=(i, prepare), name=f"lane-{i}")
+            threading.Thread(target=self._run_lane, args=(i, prepare), name=f"lane-{i}")
             for i in range(1, self.lanes)
         ]
         for thread in threads:
             thread.start()
-        self._lane(0, prepare)
+        self._run_lane(0, prepare)
         for thread in threads:
             thread.join()
         if self._error is not None:
             raise self._error
 
-    def _new_seats(self) -> list[Seat]:
-        return [Seat(self.model.lane()) for _ in range(self.lanes)]
+    def _new_lanes(self) -> list[LaneRound]:
+        return [LaneRound(self.model.lane()) for _ in range(self.lanes)]
 
     def seconds(self) -> dict[str, float]:
-        """How long the lanes have been in each of STAGES, summed over them; while one steps, the others'
-        wait goes on."""
-        return summed([*(seat.stages for seat in self._seats), self._stepping])
+        """Return the seconds spent in each of STAGES, summed over the lanes.
 
-    def _lane(self, index: int, prepare: Callable[[], None]) -> None:
-        seat = self._seats[index]
+        While one lane begins a step, the others count as waiting.
+        """
+        return summed([*(lane.stages for lane in self._lanes), self._stepping])
+
+    def _run_lane(self, index: int, prepare: Callable[[], None]) -> None:
+        lane = self._lanes[index]
         try:
             prepare()
             while True:
-                self._take(index, seat)
-                seat.stages.begin()
-                self._meet(seat, self._ready, self._between)
+                self._await_work(index, lane)
+                lane.stages.begin()
+                self._synchronize(lane, self._ready, self._next_round)
                 if self._over:
                     break
-                self._train(index, seat)
-                self._give_back(index, seat)
-        except OtherFailed:
-            pass  # it has said why
+                self._train(index, lane)
+                self._push_gradients(index, lane)
+        except OtherLaneFailed:
+            pass  # `_error` holds the cause
         except BaseException as error:
             self._error = self._error or error
             self._abort()
         finally:
             if self._error is None or isinstance(self._error, RankLost):
-                self._give_back_unused(index, seat)
+                self._return_unused(index, lane)
 
     def _abort(self) -> None:
-        """Have the other lanes end."""
+        """End the other lanes."""
         self._ready.abort()
         self._done.abort()
         self._shared.abort()
 
     @staticmethod
-    def _meet(seat: Seat, gate: _native.Gate, alone: Callable[[], None]) -> None:
-        """Wait for all lanes; the last to come does `alone`, whose time is none of its wait, before any goes
-        on."""
+    def _synchronize(lane: LaneRound, gate: _native.Gate, last: Callable[[], None]) -> None:
+        """Wait for all lanes; the last to arrive runs `last`, which is no wait, before any continues."""
         turn = gate.arrive()
-        seat.stages.mark("wait")
+        lane.stages.mark("wait")
         if turn < 0:
-            raise OtherFailed
+            raise OtherLaneFailed
         if turn:
-            alone()
+            last()
             gate.open()
-            seat.stages.begin()
+            lane.stages.begin()
 
-    def _take(self, index: int, seat: Seat) -> None:
-        """Take the lane's work; gives up when its patience ends, or as soon as another lane has some and this
-        has not."""
-        waited, poll_s = 0.0, min(POLL_S, self._patience_s)
+    def _await_work(self, index: int, lane: LaneRound) -> None:
+        """Poll for the lane's work, until the limit or until another lane has some."""
+        waited, poll_s = 0.0, min(POLL_S, self._poll_limit_s)
         while not self.stop.is_set():
-            if self._poll(index, seat, poll_s):
+            if self._poll(index, lane, poll_s):
                 self._work.set()
                 return
             waited += POLL_S
-            if waited >= self._patience_s or self._work.is_set():
+            if waited >= self._poll_limit_s or self._work.is_set():
                 return
 
-    def _between(self) -> None:
-        """Between two rounds, with the dense weights at rest: tell of the last one, judge the next."""
-        if self._stepped:
+    def _next_round(self) -> None:
+        """Report the last round and agree on the next; the dense weights do not change meanwhile."""
+        if self._unreported:
             self._stepping.begin()
-            self._tell()
-            self._stepped = False
+            self._report_round()
+            self._unreported = False
             self._stepping.mark("tell")
         self._work.clear()
-        self._judge(stopping=self.stop.is_set())
+        self._agree(stopping=self.stop.is_set())
 
-    # --- one batch of each lane a round: of models and streams that work in Python
+    # --- rounds with one batch a lane, for models and streams that work in Python
 
-    def _poll(self, index: int, seat: Seat, wait_s: float) -> bool:
-        seat.batch = self.stream.take(index, wait_s)
-        if seat.batch is not None and (tracer := active()) is not None:
-            seat.trained = taken(tracer, seat.batch)
-        return seat.batch is not None
+    def _poll(self, index: int, lane: LaneRound, wait_s: float) -> bool:
+        lane.batch = self.stream.take(index, wait_s)
+        if lane.batch is not None and (tracer := active()) is not None:
+            lane.trained = taken(tracer, lane.batch)
+        return lane.batch is not None
 
-    def _judge(self, *, stopping: bool) -> None:
-        batches = [seat.batch for seat in self._seats]
-        self._agreed = self.rounds.agree(self.step, batches, stopping=stopping)
+    def _agree(self, *, stopping: bool) -> None:
+        batches = [lane.batch for lane in self._lanes]
+        self._agreed = self.coordinator.agree(self.step, batches, stopping=stopping)
         self._over = self._agreed.over
         self._dense_steps = 1
         if self._agreed.largest and self._split is not None:
             self._dense_steps = self._split.dense_steps(self._agreed.largest)
-        held_up = self._agreed.others and not any(seat.batch is not None for seat in self._seats)
-        self._patience_s = min(IMPATIENT_S, self.wait_s) if held_up else self.wait_s
-        for seat, verdict in zip(self._seats, self._agreed.verdicts, strict=True):
-            seat.verdict, seat.result = verdict, None
+        delays = self._agreed.others and not any(lane.batch is not None for lane in self._lanes)
+        self._poll_limit_s = min(OTHERS_WAIT_S, self.wait_s) if delays else self.wait_s
+        for lane, verdict in zip(self._lanes, self._agreed.verdicts, strict=True):
+            lane.verdict, lane.result = verdict, None
 
-    def _train(self, index: int, seat: Seat) -> None:
+    def _train(self, index: int, lane: LaneRound) -> None:
         """Compute the batch, and make the round's dense steps with the other lanes."""
-        goes_on = self._begin(seat)
+        unfinished = self._begin_batch(lane)
         for step in range(self._dense_steps):
-            if step:  # every lane has taken its share of the step before
-                self._meet(seat, self._shared, _nothing)
-            while goes_on is not None:
-                more = goes_on.advance()
+            if step:  # every lane has executed its part of the previous step
+                self._synchronize(lane, self._shared, _do_nothing)
+            while unfinished is not None:
+                more = unfinished.advance()
                 if not more:
-                    seat.result, goes_on = goes_on.result(), None
-                elif seat.verdict is Counts.WHOLE:
-                    break  # the rest comes after the step; a batch that counts for its rows alone needs none
-            seat.stages.mark("forward_backward")
-            self._meet(seat, self._done, self._begin_step)
-            if self._sharing is not None:
-                self._sharing.step_part(self._summed, index, self.lanes)
-                seat.stages.mark("step")
+                    lane.result, unfinished = unfinished.result(), None
+                elif lane.verdict is BatchVerdict.LEARN:
+                    break  # the rest follows the step; an APPLIED batch does not change the dense weights
+            lane.stages.mark("forward_backward")
+            self._synchronize(lane, self._done, self._begin_step)
+            if self._splitting is not None:
+                self._splitting.step_part(self._summed, index, self.lanes)
+                lane.stages.mark("step")
 
-    def _begin(self, seat: Seat) -> StepsRows | None:
-        """Begin the lane's batch; what goes on with it, None if it is done or there is none."""
-        batch, lane = seat.batch, seat.lane
-        if batch is None or seat.verdict is Counts.BACK:
+    def _begin_batch(self, lane: LaneRound) -> StepsRows | None:
+        """Begin the lane's batch; returns the model's lane if the batch takes several steps."""
+        batch, model_lane = lane.batch, lane.lane
+        if batch is None or lane.verdict is BatchVerdict.RETURN:
             return None
-        assert lane is not None
-        weight = 1.0 if seat.verdict is Counts.WHOLE else 0.0
-        if batch.states is None or not isinstance(lane, StepsRows):
-            seat.result = lane.forward_backward(batch.inputs, dense_weight=weight)
+        assert model_lane is not None
+        weight = 1.0 if lane.verdict is BatchVerdict.LEARN else 0.0
+        if batch.states is None or not isinstance(model_lane, StepsRows):
+            lane.result = model_lane.forward_backward(batch.inputs, dense_weight=weight)
             return None
-        lane.begin_batch(batch.inputs, batch.states, weight, dense_steps=self._agreed.largest > 0)
-        return lane
+        model_lane.begin_batch(batch.inputs, batch.states, weight, dense_steps=self._agreed.largest > 0)
+        return model_lane
 
     def _begin_step(self) -> None:
-        """Begin the dense step, or take it whole where the model cannot share it."""
+        """Begin the dense step; execute all of it if the model cannot split it."""
         self._stepping.begin()
         self._counted = [
-            (seat.batch, seat.result)
-            for seat in self._seats
-            if seat.batch is not None and seat.verdict is Counts.WHOLE and seat.result is not None
+            (lane.batch, lane.result)
+            for lane in self._lanes
+            if lane.batch is not None and lane.verdict is BatchVerdict.LEARN and lane.result is not None
         ]
-        self._sharing = None
+        self._splitting = None
         if self._agreed.steps:
-            self._summed = self.rounds.reduce([seat.lane for seat in self._seats if seat.lane is not None])
+            lanes = [lane.lane for lane in self._lanes if lane.lane is not None]
+            self._summed = self.coordinator.reduce(lanes)
             self.step += 1
             if self._split is not None:
                 self._split.begin_step(self._summed)
-                self._sharing = self._split
+                self._splitting = self._split
             else:
                 self.model.step(self._summed)
-        self._stepped = True
+        self._unreported = True
         self._stepping.mark("step")
 
-    def _tell(self) -> None:
+    def _report_round(self) -> None:
         for batch, result in self._counted:
-            self.observer.trained(batch, result.predictions)
-        self.observer.stepped(self.step, sum(len(batch) for batch, _ in self._counted))
+            self.observer.on_trained(batch, result.predictions)
+        self.observer.on_stepped(self.step, sum(len(batch) for batch, _ in self._counted))
         self._counted = []
 
-    def _give_back(self, index: int, seat: Seat) -> None:
-        batch, result, trained = seat.batch, seat.result, seat.trained
-        seat.batch = seat.result = seat.trained = None
+    def _push_gradients(self, index: int, lane: LaneRound) -> None:
+        batch, result, trained = lane.batch, lane.result, lane.trained
+        lane.batch = lane.result = lane.trained = None
         if batch is None:
             return
         gradients, counts = (None, None) if result is None else (result.gradients, result.counts)
         traced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if trained is not None:
             traced = training(trained, batch, index, self.step, result is not None)
-        # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL
-        # 6).
+        # Refused: the stream has rewound this lane to the applied offsets (PROTOCOL 6).
         with contextlib.suppress(Refused), traced:
             self.stream.give_back(index, batch, gradients, counts)
 
-    def _give_back_unused(self, index: int, seat: Seat) -> None:
-        if seat.batch is not None:
-            self.stream.give_back(index, seat.batch, None)
+    def _return_unused(self, index: int, lane: LaneRound) -> None:
+        if lane.batch is not None:
+            self.stream.give_back(index, lane.batch, None)
 
 
-def _nothing() -> None:
-    """The last to come has nothing to do before the others go on."""
+def _do_nothing() -> None:
+    pass

@@ -1,8 +1,7 @@
-"""Lanes of a native model: a round is a run of batches, which native code goes through without Python between
-two of them.
+"""Lanes of a native model: native code trains on a run of batches without returning to Python between them.
 
-All batches of a run are judged before it begins, in the order of its steps. A lane whose push is refused
-stops there, and the vector is set back to what the lane has learned before anything reads it.
+The coordinator decides on all batches of a run before it begins, in the order of its steps. A lane stops at a
+refused push; the vector then loses the batches after it before any other component reads it.
 
 Letters: K batches of a lane's run, L labels.
 """
@@ -19,9 +18,8 @@ from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.errors import Refused
 from freshet.model.native_loop import MOMENTS, Ended, NativeLoop, Ran
 from freshet.observability.tracing import active
-from freshet.trainer.core import Counts
-from freshet.trainer.lanes import Lanes, OtherFailed, Seat
-from freshet.trainer.step_coordinator import AgreedRuns, AloneRounds
+from freshet.trainer.lanes import LaneRound, Lanes, OtherLaneFailed
+from freshet.trainer.step_coordinator import AgreedRuns, BatchVerdict, LocalStepCoordinator
 from freshet.trainer.tracing import Trained, told
 from freshet.types import F32
 
@@ -29,21 +27,21 @@ __all__ = ["RunLanes"]
 
 
 @dataclass(slots=True)
-class _Brought:
-    """What one lane brings to the round."""
+class _LaneRun:
+    """The run of one lane in a round."""
 
     run: TrainRun | None = None
-    verdicts: list[Counts] = field(default_factory=list)  # of batches that are trained on
+    verdicts: list[BatchVerdict] = field(default_factory=list)  # of the batches to train on
     ran: Ran | None = None
-    done: list[tuple[TrainBatch, F32]] = field(default_factory=list)  # counted, not reported yet
+    done: list[tuple[TrainBatch, F32]] = field(default_factory=list)  # counted, not yet reported
 
 
 @dataclass
 class RunLanes(Lanes):
-    """See `Lanes`; of one process, on rows of the same process."""
+    """The `Lanes` of a native model: no other ranks, and rows in the same process."""
 
     loop: NativeLoop | None = None
-    _brought: list[_Brought] = field(default_factory=list)
+    _lane_runs: list[_LaneRun] = field(default_factory=list)
     _round: AgreedRuns = field(default_factory=lambda: AgreedRuns((), trains=False))
     _first_step: int = 0
 
@@ -51,81 +49,81 @@ class RunLanes(Lanes):
         assert self.loop is not None, "the loop that the lanes run"
         assert self.loop.lanes == self.lanes, "as many lanes as the loop has"
         self._first_step = self.step - self.loop.dense_steps
-        self._brought = [_Brought() for _ in range(self.lanes)]
+        self._lane_runs = [_LaneRun() for _ in range(self.lanes)]
 
     @property
-    def _runs(self) -> RunStream:
-        return self.stream  # type: ignore[return-value]  # whoever has a loop has such a stream
+    def _run_stream(self) -> RunStream:
+        return self.stream  # type: ignore[return-value]  # a trainer with a loop has such a stream
 
     def _abort(self) -> None:
         super()._abort()
         assert self.loop is not None
         self.loop.abort()
 
-    def _poll(self, index: int, seat: Seat, wait_s: float) -> bool:
-        brought = self._brought[index]
-        brought.run = self._runs.take_run(index, wait_s)
-        return brought.run is not None
+    def _poll(self, index: int, lane: LaneRound, wait_s: float) -> bool:
+        own = self._lane_runs[index]
+        own.run = self._run_stream.take_run(index, wait_s)
+        return own.run is not None
 
-    def _judge(self, *, stopping: bool) -> None:
-        assert isinstance(self.rounds, AloneRounds), "other ranks are met at every step"
-        self._round = self.rounds.agree_runs([b.run for b in self._brought], stopping=stopping)
+    def _agree(self, *, stopping: bool) -> None:
+        assert isinstance(self.coordinator, LocalStepCoordinator), "several ranks agree at every step"
+        self._round = self.coordinator.agree_runs([own.run for own in self._lane_runs], stopping=stopping)
         self._over = self._round.over
-        for brought, verdicts in zip(self._brought, self._round.verdicts, strict=True):
-            brought.verdicts, brought.ran = [v for v in verdicts if v is not Counts.BACK], None
+        for own, verdicts in zip(self._lane_runs, self._round.verdicts, strict=True):
+            own.verdicts, own.ran = [v for v in verdicts if v is not BatchVerdict.RETURN], None
 
-    def _train(self, index: int, seat: Seat) -> None:
-        brought, loop, trains = self._brought[index], self.loop, self._round.trains
+    def _train(self, index: int, lane: LaneRound) -> None:
+        own, loop, trains = self._lane_runs[index], self.loop, self._round.trains
         assert loop is not None
-        run, count = brought.run, len(brought.verdicts)
-        self._stepped = True
+        run, count = own.run, len(own.verdicts)
+        self._unreported = True
         if run is not None and count:
-            learn = np.array([v is Counts.WHOLE for v in brought.verdicts], np.uint8)
+            learn = np.array([v is BatchVerdict.LEARN for v in own.verdicts], np.uint8)
             ran = loop.run(index, run.batches, learn, keep=run.keep[:count], moments=run.traced)
-            brought.ran = ran
+            own.ran = ran
         elif trains:
             ran = loop.join(index)
         else:
             return
         for stage in ("wait", "forward_backward", "step"):
-            seat.stages.seconds[stage] += ran.seconds[stage]
+            lane.stages.seconds[stage] += ran.seconds[stage]
         if ran.ended is Ended.BROKEN:
-            raise OtherFailed
+            raise OtherLaneFailed
 
-    def _give_back(self, index: int, seat: Seat) -> None:
-        assert isinstance(self.rounds, AloneRounds)
-        brought = self._brought[index]
-        run, verdicts, ran = brought.run, brought.verdicts, brought.ran
-        brought.run = brought.ran = None
+    def _push_gradients(self, index: int, lane: LaneRound) -> None:
+        assert isinstance(self.coordinator, LocalStepCoordinator)
+        own = self._lane_runs[index]
+        run, verdicts, ran = own.run, own.verdicts, own.ran
+        own.run = own.ran = None
         if run is None:
             return
         trained = 0 if ran is None else ran.trained
-        brought.done = [] if ran is None else list(_counted(run, verdicts[:trained], ran))
-        self.rounds.ledger.set_back(run.batches.ranges[trained : len(verdicts)], verdicts[trained:])
+        own.done = [] if ran is None else list(_counted(run, verdicts[:trained], ran))
+        self.coordinator.ledger.undo(run.batches.ranges[trained : len(verdicts)], verdicts[trained:])
         if ran is not None and run.traced:
             self._trace(index, run, ran)
-        # Refused: the stream rewinds this lane; what it issues next continues what is applied (PROTOCOL 6).
+        # Refused: the stream rewinds this lane to the applied offsets (PROTOCOL 6).
         with contextlib.suppress(Refused):
-            self._runs.give_back_run(index, run, ran)
+            self._run_stream.give_back_run(index, run, ran)
 
-    def _give_back_unused(self, index: int, seat: Seat) -> None:
-        run, self._brought[index].run = self._brought[index].run, None
+    def _return_unused(self, index: int, lane: LaneRound) -> None:
+        run, self._lane_runs[index].run = self._lane_runs[index].run, None
         if run is not None:
-            self._runs.give_back_run(index, run, None)
+            self._run_stream.give_back_run(index, run, None)
 
-    def _tell(self) -> None:
+    def _report_round(self) -> None:
         assert self.loop is not None
         self.step = self._first_step + self.loop.dense_steps
         rows = 0
-        for brought in self._brought:
-            for part, predictions in brought.done:
+        for own in self._lane_runs:
+            for part, predictions in own.done:
                 rows += len(part)
-                self.observer.trained(part, predictions)
-            brought.done = []
-        self.observer.stepped(self.step, rows)
+                self.observer.on_trained(part, predictions)
+            own.done = []
+        self.observer.on_stepped(self.step, rows)
 
-    def _new_seats(self) -> list[Seat]:
-        return [Seat() for _ in range(self.lanes)]
+    def _new_lanes(self) -> list[LaneRound]:
+        return [LaneRound() for _ in range(self.lanes)]
 
     def _trace(self, index: int, run: TrainRun, ran: Ran) -> None:
         tracer, moments = active(), ran.moments_ns
@@ -151,11 +149,12 @@ class RunLanes(Lanes):
             )
 
 
-def _counted(run: TrainRun, verdicts: Sequence[Counts], ran: Ran) -> Iterator[tuple[TrainBatch, F32]]:
-    """Samples that count, with their predictions: batches side by side that are all replayed, or none."""
+def _counted(run: TrainRun, verdicts: Sequence[BatchVerdict], ran: Ran) -> Iterator[tuple[TrainBatch, F32]]:
+    """Yield the samples that count with their predictions (B, L), adjacent batches of one kind together."""
     starts = run.starts
     first = 0
-    kinds = [(verdict is Counts.WHOLE, again) for verdict, again in zip(verdicts, run.replayed, strict=False)]
+    learned = [verdict is BatchVerdict.LEARN for verdict in verdicts]
+    kinds = list(zip(learned, run.replayed, strict=False))
     for k, kind in enumerate(kinds):
         if k + 1 < len(kinds) and kinds[k + 1] == kind:
             continue

@@ -1,5 +1,7 @@
-"""Progressive quality: of the training model before each update, of what was predicted at serving, and of a
-baseline."""
+"""Progressive measures of the training model, of the served predictions, and of a baseline.
+
+Letters: B samples, L labels.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from freshet.batches.stream import TrainBatch
 from freshet.config.spec.model import Spec
 from freshet.evaluation import SOURCES, Figures, LabelKind, Measures, Popularity
-from freshet.evaluation.outliers import Typical
+from freshet.evaluation.descriptors import Typical
 from freshet.evaluation.popularity import Tally
 from freshet.model.inputs import Labels
 from freshet.types import F32, I64, U64, Bool
@@ -24,50 +26,50 @@ __all__ = ["TOGETHER_ROWS", "Observer", "Quality", "lateness_ms"]
 TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
 TOGETHER_ROWS = 4_096
-"""Rows that are worth counting at once: a batch of 256 alone costs 160 µs, nearly all of it per call."""
+"""Rows to count in one call: a batch of 256 costs 160 µs, nearly all of it per call."""
 MOST_WAITING = 65_536
-"""Rows that wait to be counted at most: 200 ms of training at full speed."""
+"""The most rows that wait to be counted: 200 ms of training at full speed."""
 MOST_OPEN = 60
-"""Windows that are held open at once; each holds a histogram for every value of every segment."""
+"""The most open windows; each holds a histogram for every value of every segment."""
 SETTLING_MS = 1_000
-"""From the moment in which a label is decided until its samples are trained on, with time to spare."""
+"""An upper bound of the time from the decision of a label until its samples are trained on."""
 ACTION_MS = 1
-"""The least time from an item's being served to what is done with it."""
+"""The least time between an impression and an action on it."""
 ADDED_LATER = (RANDOM, POPULARITY, RATES)
-"""What versions written before these were measured do not hold: they count from then on."""
+"""Parts of the state that older versions lack; they start empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Figures of the moment, without segments: {of: {label: {measure: value}}}."""
+    """Present figures without segments, as {source: {label: {measure: value}}}."""
 
     summary: dict[str, Any]  # since the beginning
-    lately: dict[str, Any]  # over the last windows that have closed
-    open: list[dict[str, Any]]  # records of the windows that have not
+    lately: dict[str, Any]  # of the last closed windows
+    open: list[dict[str, Any]]  # records of the open windows
 
 
 class Observer(Protocol):
-    """Receives each sample's predictions as they are measured; a backtest keeps them by sample."""
+    """Receives every sample with its predictions; a backtest stores them."""
 
     def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
-        """Take in B samples: ids, labels' values and event times, each (B,)."""
+        """Add samples: (B,) ids, values of their labels, and event times."""
 
     def add_predictions(self, learner: str, ids: I64, predictions: F32) -> None:
-        """Take in what the model (`training`) or the baseline (`popularity`) predicted, (B,)."""
+        """Add (B,) predictions of the model (`training`) or the baseline (`popularity`)."""
 
 
 class Quality:
-    """Measures of every sample, by where its prediction comes from: `freshet.evaluation.SOURCES`.
+    """Measures of every sample, by the source of its prediction (`freshet.evaluation.SOURCES`).
 
-    `add` and `state` are the lanes', in step with the dense weights; the rest may be called from any thread.
+    Lanes call `add` and `state` in step with the dense weights; the other methods are thread-safe.
 
-    Of a rank among others (`share`) samples are counted apart: each rank tells what it has counted since it
-    last did (`increment`), and takes in what all have told (`merge`), so that each has the figures of all.
+    With several ranks (`share`) a rank accumulates its own samples separately. `increment` returns them, and
+    `merge` adds the increments of all ranks, so that every rank has the figures of all.
     """
 
     def __init__(self, spec: Spec) -> None:
         self.observer: Observer | None = None
-        """Receives every sample with its predictions; called under the lock, by one thread at a time."""
+        """Called under the lock, by one thread at a time."""
         labels = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
         window_ms = spec.train.measure_window_ms
         self._of = {
@@ -86,18 +88,18 @@ class Quality:
         self._explores = explore.policy != "none" and explore.share > 0
         self._names = [label.name for label in spec.labels]
         self._typical = {label.index: Typical() for label in spec.labels if label.loss != "logloss"}
-        self._own: dict[str, Measures] | None = None  # of a rank among others: not yet told
-        self._tallies: list[Tally] = []  # likewise
-        self._lock = threading.Lock()  # guards all of it but what waits; taken first
-        self._adding = threading.Lock()  # guards what waits
+        self._own: dict[str, Measures] | None = None  # of this rank, not yet sent; None: there are no others
+        self._tallies: list[Tally] = []  # of this rank, not yet sent
+        self._lock = threading.Lock()  # guards all but `_waiting`; acquired before `_adding`
+        self._adding = threading.Lock()  # guards `_waiting` and `_waiting_rows`
         self._waiting: list[tuple[TrainBatch, F32]] = []
         self._waiting_rows = 0
 
     def add(self, batch: TrainBatch, predictions: F32) -> int:
-        """Take note of a batch with what the model predicted before it learned from it, (B, L).
+        """Queue a batch with the model's (B, L) predictions from before it was learned.
 
-        Cheap: batches are counted together, by `count` or when a figure is asked for. Returns how many rows
-        wait for that; beyond MOST_WAITING it is done here and now.
+        `count` or the next read of a figure counts the queued batches together; from MOST_WAITING rows on
+        this call does. Returns the rows that were queued.
         """
         with self._adding:
             self._waiting.append((batch, predictions))
@@ -108,12 +110,12 @@ class Quality:
         return waiting
 
     def count(self) -> None:
-        """Count what has been added; any thread may do that."""
+        """Count the queued batches."""
         with self._lock:
             self._count()
 
     def share(self, shared: bool) -> None:
-        """Whether this is one of several ranks from now on; what was counted apart is kept."""
+        """Set whether this is one of several ranks; samples accumulated separately are kept."""
         with self._lock:
             self._count()
             if shared:
@@ -126,7 +128,7 @@ class Quality:
                 self._tallies = []
 
     def increment(self) -> dict[str, NDArray[Any]]:
-        """What was counted apart since the last call, as arrays; empty if nothing was."""
+        """Return the measures of this rank since the last call as arrays; empty if there are none."""
         with self._lock:
             self._count()
             if self._own is None or not (self._tallies or any(m.windows() for m in self._own.values())):
@@ -140,7 +142,10 @@ class Quality:
             return arrays
 
     def merge(self, increments: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-        """Take in what the ranks have told, in rank order: all of them come to the same sums."""
+        """Add the increments of all ranks, in rank order: every rank gets the same sums.
+
+        The arrays have the shapes and dtypes that `increment` returned.
+        """
         with self._lock:
             for arrays in increments:
                 for name, measures in self._of.items():
@@ -153,7 +158,7 @@ class Quality:
                     self._take_tallies([_tally(arrays)])
 
     def finished_windows(self) -> list[dict[str, Any]]:
-        """Windows that have closed since the last call, as records of `<model>.measures`."""
+        """Return the windows closed since the last call, as records of `<model>.measures`."""
         with self._lock:
             self._count()
             closed = {name: measures.finished() for name, measures in self._of.items()}
@@ -161,15 +166,15 @@ class Quality:
 
     @property
     def outliers(self) -> int:
-        """Numbers of labels that this process left out as outliers."""
+        """Values of labels that this process excluded as outliers."""
         return sum(typical.outliers for typical in self._typical.values())
 
     def summary(self) -> dict[str, Any]:
-        """{of: {label: {measure: value}}} since the beginning, without segments."""
+        """Return {source: {label: {measure: value}}} since the beginning, without segments."""
         return self.now().summary
 
     def now(self) -> Now:
-        """How it is, for any thread."""
+        """Return the present figures."""
         with self._lock:
             self._count()
             views = {name: measures.view() for name, measures in self._of.items()}
@@ -181,13 +186,13 @@ class Quality:
         )
 
     def segments(self) -> list[dict[str, Any]]:
-        """Figures since the beginning of every segment's values."""
+        """Return the figures of every segment since the beginning."""
         with self._lock:
             self._count()
             return [_plain(figures) for figures in self._of[TRAINING].total() if figures.segment is not None]
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """All sums, as arrays to be saved in a version."""
+        """Return all sums as the arrays of a version."""
         with self._lock:
             self._count()
             return {
@@ -197,7 +202,7 @@ class Quality:
             }
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from a version's sums."""
+        """Load the sums of a version, with the shapes and dtypes that `state` returned."""
         for name, part in self._parts().items():
             mine = {k[len(name) + 1 :]: v for k, v in state.items() if k.startswith(f"{name}/")}
             if mine or name not in ADDED_LATER:
@@ -207,7 +212,7 @@ class Quality:
         return {**self._of, RATES: self._popularity}
 
     def _beside(self, part: _Seen, which: Bool) -> None:
-        """Score popularity on the samples that `which` (B,) keeps; it learns from all of them."""
+        """Score the baseline on the samples of the mask `which` (B,); it learns from all samples."""
         labels, times_ms, items = part.labels, part.times_ms, part.items
         assert items is not None
         rate = np.full(len(times_ms), np.nan, np.float32)
@@ -216,9 +221,9 @@ class Quality:
         counted = np.isfinite(labels.value)
         wanted = which if self.observer is None else np.ones_like(which)
         first = 0
-        for last in part.ends:  # popularity predicts each batch before it learns from it
-            asked = first + np.flatnonzero(wanted[first:last])
-            rate[asked] = self._popularity.predict(items[asked], labels.index[asked], times_ms[asked])
+        for last in part.ends:  # the baseline predicts each batch before it learns from it
+            at = first + np.flatnonzero(wanted[first:last])
+            rate[at] = self._popularity.predict(items[at], labels.index[at], times_ms[at])
             known = first + np.flatnonzero(counted[first:last])
             first = last
             if not len(known):
@@ -242,7 +247,7 @@ class Quality:
             self._popularity.take(tally)
 
     def _count(self) -> None:
-        """Count the batches that wait. Under the lock."""
+        """Count the queued batches. The caller holds the lock."""
         with self._adding:
             waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
         if not waiting:
@@ -261,9 +266,9 @@ class Quality:
                 self._beside(part, part.random if self._explores else np.ones_like(part.random))
 
     def _usual(self, part: _Seen) -> _Seen:
-        """The same with NaN, which measures leave out, for numbers that are outliers among their label's.
+        """Replace outliers of each label by NaN, which measures exclude.
 
-        Sums since the beginning would never get over one.
+        One outlier would dominate the sums since the beginning for ever.
         """
         value = part.labels.value
         for index, typical in self._typical.items():
@@ -277,7 +282,7 @@ class Quality:
         return part if value is part.labels.value else replace(part, labels=replace(part.labels, value=value))
 
     def _add(self, name: str, seen: Sequence[_Seen], predicted: Sequence[tuple[F32, Bool | None]]) -> None:
-        """Add of each batch's predictions the samples that its mask (B,) keeps; None: all of them."""
+        """Add the samples of each batch that its mask (B,) selects; None selects all."""
         kept = [
             (part, prediction, which)
             for part, (prediction, which) in zip(seen, predicted, strict=True)
@@ -301,18 +306,18 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """What measures need of a batch, B samples."""
+    """The columns of a batch that measures need."""
 
     sample_ids: I64  # (B,)
     predictions: F32  # (B, L)
     labels: Labels
     times_ms: I64  # (B,)
     segments: Mapping[str, U64]
-    served: F32  # (B,) what was served for each sample's own label; NaN where nothing was logged
-    known: Bool  # (B,) whether something was
-    random: Bool  # (B,) whether it was in random order too, if that is logged
+    served: F32  # (B,) served prediction for each sample's own label; NaN: none was logged
+    known: Bool  # (B,) whether one was logged
+    random: Bool  # (B,) whether one was logged and its order was random, if the log says so
     items: U64 | None
-    ends: Sequence[int]  # of the batches that it is
+    ends: Sequence[int]  # ends of the batches that it consists of
 
     @classmethod
     def of(cls, batch: TrainBatch, predictions: F32, names: Sequence[str]) -> _Seen:
@@ -354,16 +359,16 @@ def _segment(name: str) -> Callable[[_Seen], NDArray[Any]]:
 
 
 def _of(column: NDArray[Any], which: Bool | None) -> NDArray[Any]:
-    """(B,) or (B, L) without the samples that `which` leaves out."""
+    """Select the samples of a mask (B,) from a column (B,) or (B, L); None selects all."""
     return column if which is None else column[which]
 
 
 def lateness_ms(spec: Spec) -> int:
-    """How far event time passes the end of a window of measures before the window closes.
+    """Return the event time in ms between the end of a window of measures and its closing.
 
-    Until then its last negatives are decided: they come when the longest label's window and grace are over,
-    while event time goes on with the first positives (`early`) or with the shortest label. Of labels that
-    take longer than `MOST_OPEN` windows a window tells what was decided by then; totals have all.
+    By then its last negatives are decided: they follow the window and grace of the longest label, while the
+    first positives (`early`) or the shortest label advance event time. For labels that take longer than
+    MOST_OPEN windows, a window contains the labels decided by then; totals contain all.
     """
     decided = [label.window_ms + spec.join.grace_ms for label in spec.labels]
     ahead = max(decided) - (0 if spec.join.emit == "early" else min(decided))
@@ -376,7 +381,7 @@ def _by_label(figures: Sequence[Figures]) -> dict[str, dict[str, float]]:
 
 
 def _own(batch: TrainBatch, names: Sequence[str], labels: Labels) -> F32:
-    """(B,) what was served for each sample's own label, NaN where nothing was logged."""
+    """Return the (B,) served prediction for each sample's own label; NaN: none was logged."""
     if not batch.served:
         return np.full(len(batch), np.nan, np.float32)
     served = np.stack([batch.served[name] for name in names])
@@ -389,7 +394,7 @@ def _record(of: str, figures: Figures) -> dict[str, Any]:
 
 
 def _plain(figures: Figures) -> dict[str, Any]:
-    """As a record; by hand, since a replay closes thousands of windows a second."""
+    """Build a record field by field, since a replay closes thousands of windows a second."""
     return {
         "start_ms": figures.start_ms,
         "stop_ms": figures.stop_ms,

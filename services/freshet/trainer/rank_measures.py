@@ -1,8 +1,7 @@
-"""Measures of several ranks: what each has counted goes to all of them now and then, so that whoever leads
-tells of all.
+"""The exchange of measures between ranks, so that the leader's figures cover all of them.
 
-A rank that is lost takes its last increments with it, a quarter of a second's; nothing but measures depends
-on them.
+Each rank sends its increments to all others every EXCHANGE_S. The last increments of a lost rank are lost
+with it; only measures depend on them.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.trainer.quality import Quality
-from freshet.trainer.ranks import RankGroup
+from freshet.trainer.ranks import ProcessGroup
 
 __all__ = ["SharedMeasures", "pack_arrays", "unpack_arrays"]
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Named arrays as bytes; none for none."""
+    """Encode named arrays of any shape as safetensors; no bytes for no array."""
     packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return safetensors.numpy.save(packed) if packed else b""
 
 
 def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays that `pack_arrays` packed. Raises Corrupt."""
+    """Decode the bytes of `pack_arrays`. Raises Corrupt if they are not safetensors."""
     if not data:
         return {}
     try:
@@ -43,21 +42,23 @@ LENGTH_BYTES = 8
 
 
 class SharedMeasures:
-    """Between a rank's measuring thread, which makes and takes in increments, and its lanes, which carry
-    them."""
+    """Increments of measures between a rank's measuring thread and its lanes.
+
+    The measuring thread prepares and merges increments; the lanes exchange them. Thread-safe.
+    """
 
     def __init__(self, quality: Quality) -> None:
         self._quality = quality
-        self._lock = threading.Lock()  # guards what follows
-        self._ready = b""  # increments that are to be sent, each after its length
+        self._lock = threading.Lock()  # guards the fields below
+        self._ready = b""  # increments to send, each after its length
         self._received: list[Sequence[bytes]] = []
-        self._attempt: tuple[int, bytes] = (0, b"")  # the last exchange: its number, and what this rank sent
-        self.done = 0  # exchanges completed, of those that the figures of the ranks go back to
+        self._attempt: tuple[int, bytes] = (0, b"")  # number and sent bytes of the last exchange
+        self.done = 0  # completed exchanges that the figures contain
 
     def begin(self, ranks: int, done: int) -> None:
-        """A group of so many ranks begins, with the measures of a rank that had completed `done` exchanges.
+        """Start a group of `ranks` ranks with figures that contain `done` exchanges.
 
-        If the last one that this rank took part in is not among them, what it sent goes out again.
+        If they do not contain this rank's last exchange, its increments are sent again.
         """
         with self._lock:
             number, sent = self._attempt
@@ -67,18 +68,18 @@ class SharedMeasures:
             if ranks == 1:
                 self._received, self._ready = [[self._ready]], b""
         self._quality.share(ranks > 1)
-        self.take_in()
+        self.merge_received()
 
     def prepare(self, *, more: bool = False) -> None:
-        """Make an increment; not while one still waits, unless `more`."""
+        """Prepare an increment, unless one is waiting to be sent and `more` is False."""
         with self._lock:
-            if (more or not self._ready) and (made := pack_arrays(self._quality.increment())):
-                self._ready += len(made).to_bytes(LENGTH_BYTES, "little") + made
+            if (more or not self._ready) and (packed := pack_arrays(self._quality.increment())):
+                self._ready += len(packed).to_bytes(LENGTH_BYTES, "little") + packed
 
-    def exchange(self, group: RankGroup, last: bool) -> None:
-        """Send what waits, and receive what others send; for the lanes. `last`: make an increment first.
+    def exchange(self, group: ProcessGroup, last: bool) -> None:
+        """Send the prepared increments and receive those of the others; `last` prepares one first.
 
-        Raises RankLost: what was sent may have come to some of the others; `begin` finds that out.
+        Raises RankLost: some ranks may have received the increments; the next `begin` resolves that.
         """
         if last:
             self.prepare(more=True)
@@ -90,15 +91,15 @@ class SharedMeasures:
             self._received.append(received)
             self.done += 1
 
-    def take_in(self) -> None:
-        """Add up what was received; any thread."""
+    def merge_received(self) -> None:
+        """Merge the received increments into the figures."""
         with self._lock:
             received, self._received = self._received, []
             for parts in received:
-                self._quality.merge([unpack_arrays(made) for part in parts for made in _increments(part)])
+                self._quality.merge([unpack_arrays(one) for part in parts for one in _split(part)])
 
 
-def _increments(data: bytes) -> list[bytes]:
+def _split(data: bytes) -> list[bytes]:
     found, at = [], 0
     while at < len(data):
         start = at + LENGTH_BYTES

@@ -1,4 +1,4 @@
-"""The trainer as a part of a process: lanes in front, versions and measures behind them."""
+"""The trainer of a process: the training loop, with threads for versions and measures beside it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
 from freshet.log import Writer
 from freshet.model import DenseModel
-from freshet.process.liveness import Pulse
-from freshet.trainer.core import DenseLedger
+from freshet.process.lifecycle import Pulse
 from freshet.trainer.quality import TOGETHER_ROWS, Quality
 from freshet.trainer.rank_measures import SharedMeasures
-from freshet.trainer.ranks import RankGroup
+from freshet.trainer.ranks import ProcessGroup
 from freshet.trainer.state_sync import Progress
-from freshet.trainer.step_coordinator import EXCHANGE_S
-from freshet.trainer.training_loop import Course
+from freshet.trainer.step_coordinator import EXCHANGE_S, DenseLedger
+from freshet.trainer.training_loop import TrainingLoop
 from freshet.trainer.version_writer import Snapshot, Versioner
 from freshet.types import F32, Append, BytesColumn
 from freshet.versions import Manifest
@@ -32,18 +31,18 @@ __all__ = ["Progress", "Trainer"]
 log = structlog.get_logger("freshet.trainer")
 
 WINDOWS_EVERY_S = 1.0
-"""How often complete windows of measures are written: a console looks about as often."""
+"""Seconds between two writes of complete windows of measures: the console reads about as often."""
 
 
 class Trainer:
-    """One rank. `run` trains on the caller's thread (and the lanes' own) until told to stop."""
+    """One rank; the observer of its lanes."""
 
     def __init__(
         self,
         *,
         spec: Spec,
         model: DenseModel,
-        course: Course,
+        training_loop: TrainingLoop,
         ledger: DenseLedger,
         quality: Quality,
         versioner: Versioner,
@@ -53,9 +52,9 @@ class Trainer:
         progress: Progress,
         shared: SharedMeasures | None = None,
     ) -> None:
-        """`ledger`, `quality`, `progress` and the model's state are those of the version started from.
+        """Start no thread yet; `ledger`, `quality`, `progress` and the model continue one version.
 
-        `shared`: what carries the measures, of a rank among others.
+        `shared` exchanges measures with other ranks; None: there are none.
         """
         self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
         self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
@@ -68,21 +67,23 @@ class Trainer:
         self.progress = progress
         self.stop = threading.Event()
         self._over = threading.Event()
-        self._course = course
+        self._training_loop = training_loop
         self.pulse = Pulse()  # beats between two rounds
 
     def run(self) -> None:
-        """Train until `stop` is set; then write a last version. Raises what a lane or the version writer
-        raised."""
-        keeper = threading.Thread(target=self._keep_versions, name="versions", daemon=True)
+        """Train until `stop` is set, then write a last version.
+
+        Lane 0 runs on the caller's thread. Raises the error of a lane, the measures or the version writer.
+        """
+        versions = threading.Thread(target=self._write_versions, name="versions", daemon=True)
         measurer = threading.Thread(target=self._measure, name="measures", daemon=True)
-        keeper.start()
+        versions.start()
         measurer.start()
-        last: Snapshot | None = None  # a lane that failed leaves a vector ahead of the weights: no version
+        last: Snapshot | None = None  # none after an error: the vector is ahead of the weights
         try:
-            self._course.run(self, self.stop)
+            self._training_loop.run(self, self.stop)
             self.pulse.rest()
-            self._tell_windows()
+            self._write_windows()
             last = self.snapshot() if self._leads and self.progress.steps > self._last_step else None
         finally:
             self._over.set()
@@ -90,16 +91,16 @@ class Trainer:
             measurer.join()
             self._snapshots.put(last)
             self._snapshots.put(None)
-            keeper.join()
+            versions.join()
         if self._failed is not None:
             raise self._failed
 
     def begin(self) -> None:
-        """Write version 0 of a new model, unless that is done."""
+        """Write version 0 of a new model, unless the store has a version."""
         self._versioner.begin(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        """Dense state and vector as they are; between two steps only."""
+        """Copy the dense state and the vector. Call it between two steps only."""
         tensors = {name: np.array(tensor) for name, tensor in self._model.state().items()}
         tensors.update({f"measures/{name}": np.array(t) for name, t in self._quality.state().items()})
         return Snapshot(
@@ -112,13 +113,13 @@ class Trainer:
         )
 
     def stage_seconds(self) -> dict[str, float]:
-        """How long the lanes have been in each stage of their work, summed over them."""
-        return self._course.seconds()
+        """Return the seconds that the lanes have spent in each stage, summed over them."""
+        return self._training_loop.seconds()
 
     # --- Observer of the lanes
 
-    def trained(self, batch: TrainBatch, predictions: F32) -> None:
-        """Batches that counted: take note of their measures, unless some store had applied them before."""
+    def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
+        """Add a batch that counted, with its (B, L) predictions, to the measures unless it is replayed."""
         self.progress.samples += len(batch)
         newest = int(batch.event_times_ms.max(initial=0))
         self.progress.event_time_ms = max(self.progress.event_time_ms, newest)
@@ -127,8 +128,8 @@ class Trainer:
         if self._quality.add(batch, predictions) >= TOGETHER_ROWS:
             self._to_measure.set()
 
-    def stepped(self, step: int, rows: int) -> None:
-        """Between two steps: copy a snapshot when one is due."""
+    def on_stepped(self, step: int, rows: int) -> None:
+        """Copy a snapshot when a version is due."""
         self.pulse.beat()
         self.progress.steps = step
         now = self._clock.monotonic()
@@ -139,21 +140,20 @@ class Trainer:
         try:
             self._snapshots.put_nowait(self.snapshot())
         except queue.Full:
-            return  # the last one is still being written
+            return  # the writer still writes the last one
         self._last_step = step
         self._due = now + self._spec.train.version_interval_ms / 1000
 
-    def leveled(self, group: RankGroup) -> None:
-        """A new world: who leads writes versions and measures, under the world's fence."""
+    def on_state_synced(self, group: ProcessGroup) -> None:
+        """Adopt the quorum's fence; its rank 0 writes versions and measures from now on."""
         self._leads, self._versioner.fence = group.rank == 0, group.fence
         if self._leads:
             self.begin()
         else:
-            self.progress.version_error = ""  # who leads now tells of versions
+            self.progress.version_error = ""  # the leader reports on versions
 
     def _measure(self) -> None:
-        """Count what the lanes leave, and write windows that are complete: beside the lanes, which would wait
-        for each other meanwhile."""
+        """Count the added batches and write complete windows, on a thread of its own: lanes must not wait."""
         due = self._clock.monotonic()
         try:
             while not self._over.is_set():
@@ -161,41 +161,33 @@ class Trainer:
                 self._to_measure.clear()
                 self._quality.count()
                 if self._shared is not None:
-                    self._shared.take_in()
+                    self._shared.merge_received()
                     self._shared.prepare()
                 if (now := self._clock.monotonic()) >= due:
                     due = now + WINDOWS_EVERY_S
-                    self._tell_windows()
-        except Exception as error:  # the lanes stop, and `run` raises it
+                    self._write_windows()
+        except Exception as error:  # stops the lanes; `run` raises it
             log.error("samples cannot be measured", reason=str(error))
             self._failed = error
 
-    def _tell_windows(self) -> None:
-        windows = (
-            self._quality.finished_windows()
-        )  # of a rank that does not lead: its figures are the leader's
-        if windows and self._leads:
+    def _write_windows(self) -> None:
+        windows = self._quality.finished_windows()
+        if windows and self._leads:  # the figures of all ranks are the same
             values = [orjson.dumps(w, option=orjson.OPT_SERIALIZE_NUMPY) for w in windows]
             try:
                 self._writer.append([Append(self._topic, 0, BytesColumn.of(values))])
             except Unavailable as error:
                 log.warning("windows of measures were not written", reason=str(error), windows=len(windows))
 
-    def _keep_versions(self) -> None:
+    def _write_versions(self) -> None:
         while (snapshot := self._snapshots.get()) is not None:
             try:
                 manifest: Manifest = self._versioner.next(snapshot)
                 self.progress.version, self.progress.version_error = manifest.number, ""
-            except (
-                Unavailable,
-                Corrupt,
-                KeyError,
-                ValueError,
-                OSError,
-            ) as error:  # of the store, not of training
+            except (Unavailable, Corrupt, KeyError, ValueError, OSError) as error:  # of the version store
                 log.error("version not written; the next one is tried", step=snapshot.step, reason=str(error))
                 self.progress.version_error = str(error)
                 self.progress.versions_failed += 1
-            except Exception as error:  # the lanes stop, and `run` raises it
+            except Exception as error:  # stops the lanes; `run` raises it
                 log.error("versions cannot be written", step=snapshot.step, reason=str(error))
                 self._failed = error

@@ -1,4 +1,4 @@
-"""torch, loaded before ranks wait for each other: it takes seconds, on a busy machine many."""
+"""The import of torch, which takes seconds, before other ranks wait for this one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ __all__ = ["Loading"]
 
 
 def load_torch_ranks() -> None:
-    """Import what ranks meet by."""
+    """Import the module of process groups, and torch with it."""
     importlib.import_module("freshet.trainer.torch_ranks")
 
 
 class Loading:
-    """Loads it once, at the first asking: at once, or beside other work. Nobody asks who never sees another's
-    seat. Thread-safe."""
+    """One import of torch, started by the first call. Thread-safe.
+
+    A rank that never observes another member's lease never imports torch.
+    """
 
     def __init__(self, load: Callable[[], None] = load_torch_ranks) -> None:
         self._load = load
@@ -25,7 +27,7 @@ class Loading:
         self._error: Exception | None = None
 
     def begin(self) -> bool:
-        """Whether it is loaded; if it is not, a thread sees to it."""
+        """Start the import in a thread unless it was started; return whether it has ended."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="load-torch", daemon=True)
@@ -33,7 +35,7 @@ class Loading:
             return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Have it loaded when this returns. Raises what importing it raised: torch may not be installed."""
+        """Wait for the end of the import. Raises its error, such as ImportError if torch is not installed."""
         if not self.begin():
             assert self._thread is not None
             self._thread.join()

@@ -1,10 +1,10 @@
-"""A group of ranks on torch.distributed: gloo between hosts, with NCCL for the sums of models on GPUs.
+"""The process group of several ranks, on torch.distributed with gloo.
 
-Process groups are made directly, not by `init_process_group`: a process makes one for every generation of
-its world, and the library's global group could not be made anew while another rank is away. The group's store
-is hosted by the rank that wrote the world's record.
+The group is constructed directly, not by `init_process_group`: a process needs one for every quorum, and the
+global group of the library cannot be created anew while a rank is unreachable. The rank that wrote the
+quorum's record hosts the store.
 
-This is the only module of the trainer that imports torch.
+No other module of the trainer imports torch at its top.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from torch import distributed as _distributed
 
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
-from freshet.trainer.proposals import Offer, read_offer, size_of, write_offer
-from freshet.trainer.ranks import RankLost
+from freshet.trainer.ranks import Proposal, RankLost, decode_proposal, encode_proposal, proposal_size
 from freshet.types import F32, F64, Fence
 
-__all__ = ["Store", "TorchRanks", "connect_store", "host_store"]
+__all__ = ["Store", "TorchProcessGroup", "connect_store", "host_store"]
 
 distributed: Any = _distributed
-"""Without types: the library's stubs leave out process groups and stores."""
+"""Untyped: the library's stubs lack process groups and stores."""
 
 Store = Any
 """A `torch.distributed.TCPStore`."""
@@ -37,9 +36,9 @@ BACKLOG = 128
 
 
 def host_store(address: str, form_s: float) -> tuple[Store, str]:
-    """A store for one generation, listening at `address` only; with where others find it, `host:port`."""
+    """Host a store for one quorum that listens at `address` only; returns it and its `host:port`."""
     families = {family for family, *_ in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
-    family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6  # a name may be of both
+    family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6  # a name may have both
     listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
     port = listener.getsockname()[1]
     store = distributed.TCPStore(
@@ -53,25 +52,27 @@ def host_store(address: str, form_s: float) -> tuple[Store, str]:
     return store, str(Address(address, port))
 
 
-def connect_store(place: str, form_s: float) -> Store:
-    """The store that another rank hosts at `place`. Raises RankLost if it does not answer in time."""
+def connect_store(store_address: str, form_s: float) -> Store:
+    """Connect to the store at `host:port`. Raises RankLost if it does not answer within `form_s`."""
     try:
-        at = address_of(place)
+        at = address_of(store_address)
         return distributed.TCPStore(
             at.host, at.port, is_master=False, wait_for_workers=False, timeout=_seconds(form_s)
         )
     except (RuntimeError, ValueError) as error:
-        raise RankLost(f"the ranks' store at {place} cannot be reached: {_first_line(error)}") from error
+        raise RankLost(
+            f"the ranks' store at {store_address} cannot be reached: {_first_line(error)}"
+        ) from error
 
 
 def _device(address: str) -> Any:
-    """What gloo speaks by. Raises ConfigError for a transport that this torch does not have, RankLost."""
+    """Create gloo's device. Raises ConfigError if this torch lacks the transport, else RankLost."""
     try:
         return distributed.ProcessGroupGloo.create_device(hostname=address)
     except RuntimeError as error:
         transport = os.environ.get("GLOO_DEVICE_TRANSPORT", "")
         if "unsupported gloo device" not in str(error) or not transport:
-            _lost(error)
+            _raise_lost(error)
         raise ConfigError(
             "ranks", "GLOO_DEVICE_TRANSPORT", transport, "a transport that this build of torch has",
             "torch's own wheels have no TLS for gloo: unset it, and give ranks a network of their own, or "
@@ -79,8 +80,8 @@ def _device(address: str) -> Any:
         ) from error  # fmt: skip
 
 
-class TorchRanks:
-    """See `freshet.trainer.ranks.RankGroup`."""
+class TorchProcessGroup:
+    """A `freshet.trainer.ranks.ProcessGroup` of several ranks."""
 
     def __init__(
         self,
@@ -95,47 +96,56 @@ class TorchRanks:
         form_s: float,
         answer_s: float,
     ) -> None:
-        """Meet the other ranks.
+        """Connect to the other ranks of the quorum.
 
         Args:
-            store: of this generation. fence: of its record; no two generations have the same.
-            lanes: of every rank. partitions: of the model. address: of this host, as the others reach it.
-            form_s: how long to wait for the others now. answer_s: and at every later call.
+            store: the quorum's store.
+            fence: of the quorum's record; unique to the quorum.
+            rank: of this process.
+            size: ranks of the quorum.
+            lanes: of every rank.
+            partitions: of the model.
+            address: of this host, as the others reach it.
+            form_s: time-out of the connection.
+            answer_s: time-out of every later call.
 
-        Raises RankLost if not all of them come.
+        Raises:
+            RankLost: not all ranks connected.
+            ConfigError: this torch lacks the transport of GLOO_DEVICE_TRANSPORT.
         """
         self.rank, self.size, self.fence = rank, size, fence
         self._store, self._closed = store, False
-        self._offer_size = size_of(lanes, partitions)
-        self._offers = torch.zeros(size * self._offer_size, dtype=torch.int64)
+        self._proposal_size = proposal_size(lanes, partitions)
+        self._proposals = torch.zeros(size * self._proposal_size, dtype=torch.int64)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [_device(address)]
         options._timeout = _seconds(form_s)
-        options._threads = 2  # the two sums of a step are under way together
+        options._threads = 2  # the two sums of a step run concurrently
         try:
             prefix = distributed.PrefixStore(f"world-{int(fence)}", store)
             self._group = distributed.ProcessGroupGloo(prefix, rank, size, options)
-            self._meet()
+            self._count_ranks()
         except RuntimeError as error:
-            _lost(error)
+            _raise_lost(error)
         self._group._set_default_timeout(_seconds(answer_s))
 
-    def gather(self, offer: Offer) -> Sequence[Offer]:
-        """All ranks' offers."""
-        mine = torch.from_numpy(write_offer(offer, self._offer_size))
-        self._wait(lambda: [self._group._allgather_base(self._offers, mine)])
-        return [read_offer(part) for part in self._offers.numpy().reshape(self.size, -1)]
+    def gather(self, proposal: Proposal) -> Sequence[Proposal]:
+        """Return the proposals of all ranks."""
+        mine = torch.from_numpy(encode_proposal(proposal, self._proposal_size))
+        self._wait(lambda: [self._group._allgather_base(self._proposals, mine)])
+        return [decode_proposal(part) for part in self._proposals.numpy().reshape(self.size, -1)]
 
     def reduce(self, buffers: Sequence[F32 | F64]) -> None:
-        """Sum each array over the ranks, in place.
+        """Sum each (N,) array over the ranks in place.
 
-        Gloo adds up each part of an array on one rank and gives the others that sum: all have the same bits.
+        Gloo sums each part of an array on one rank and sends the result to the others, so all ranks get the
+        same bits.
         """
         tensors = [torch.from_numpy(buffer) for buffer in buffers if len(buffer)]
         self._wait(lambda: [self._group.allreduce([tensor]) for tensor in tensors])
 
     def exchange(self, data: bytes) -> Sequence[bytes]:
-        """All ranks' bytes."""
+        """Return the bytes of all ranks."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         mine = torch.tensor([len(data)])
         self._wait(lambda: [self._group._allgather_base(sizes, mine)])
@@ -150,7 +160,7 @@ class TorchRanks:
         return [rows[i, :size].tobytes() for i, size in enumerate(sizes.tolist())]
 
     def broadcast(self, data: bytes | None, source: int) -> bytes:
-        """The bytes of rank `source`."""
+        """Return the bytes of rank `source`."""
         options = distributed.BroadcastOptions()
         options.rootRank = source
         size = torch.tensor([0 if data is None else len(data)])
@@ -169,22 +179,22 @@ class TorchRanks:
             self._group.abort()
             del self._group, self._store
 
-    def _meet(self) -> None:
-        here = torch.ones(1, dtype=torch.int64)
-        self._group.allreduce([here]).wait()
-        if int(here[0]) != self.size:
-            raise RankLost(f"{int(here[0])} ranks met, expected {self.size}")
+    def _count_ranks(self) -> None:
+        ranks = torch.ones(1, dtype=torch.int64)
+        self._group.allreduce([ranks]).wait()
+        if int(ranks[0]) != self.size:
+            raise RankLost(f"{int(ranks[0])} ranks connected, expected {self.size}")
 
     def _wait(self, begin: Callable[[], list[Any]]) -> None:
         try:
             for work in begin():
                 work.wait()
         except RuntimeError as error:
-            _lost(error)
+            _raise_lost(error)
 
 
-def _lost(error: RuntimeError) -> NoReturn:
-    raise RankLost(f"a rank is gone or does not answer: {_first_line(error)}") from error
+def _raise_lost(error: RuntimeError) -> NoReturn:
+    raise RankLost(f"a rank ended or does not answer: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

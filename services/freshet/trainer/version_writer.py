@@ -1,4 +1,4 @@
-"""Writing dense versions, having them judged, and moving `stable`: the shell around the gate's decision."""
+"""The writer of dense versions: stores snapshots, applies the gate's decision, and moves `stable`."""
 
 from __future__ import annotations
 
@@ -15,41 +15,114 @@ from numpy.typing import NDArray
 from freshet.clock import Clock
 from freshet.config.spec.identity import explain_defaults
 from freshet.config.spec.model import Spec
-from freshet.config.spec.probes import Outcomes, outcomes_of
+from freshet.config.spec.transforms import Outcomes, outcomes_of
 from freshet.errors import Corrupt, FreshetError, Mismatch
 from freshet.evaluation.gate import Scored, Verdict, judge
-from freshet.log import Writer
+from freshet.log import EventLog, Writer
 from freshet.model import DenseModel
 from freshet.model.gate_samples import arrays_of, inputs_of, joined
 from freshet.model.inputs import ModelInputs
 from freshet.observability.skipped import skip
-from freshet.trainer.pins import Pin, Pins
 from freshet.trainer.tracing import publishing
-from freshet.types import Append, BytesColumn, Fence
+from freshet.types import Append, BytesColumn, Fence, TopicPartition
 from freshet.versions import Manifest, Version, VersionStore
+from freshet.versions.promotions import PEOPLE
+from freshet.versions.weights import MOST_DIGITS
 
-__all__ = ["Snapshot", "Versioner", "restart_point", "versions_record"]
+__all__ = ["Pin", "Pins", "Snapshot", "Versioner", "restart_point", "versions_record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A version at which `stable` must stay until an operator promotes one."""
+
+    number: int  # of the version that an operator rolled back to
+
+    @property
+    def reason(self) -> str:
+        """The reason for which the gate may not promote."""
+        return (
+            f"an operator rolled back to version {self.number}; `freshet version promote` lets the gate go on"
+        )
+
+
+class Pins:
+    """The pin of `stable`, from the alias moves in `<model>.versions`; an operator's last move decides.
+
+    One thread uses it.
+    """
+
+    def __init__(self, log: EventLog, topic: str) -> None:
+        self._log = log
+        self._at = TopicPartition(topic, 0)
+        self._next = log.bounds(self._at).start
+        self._reader = log.reader()
+        self._reader.assign({self._at: self._next})
+        self._pin: Pin | None = None
+        self._stable: int | None = None
+
+    def pin(self) -> Pin | None:
+        """Read new alias moves and return the pin; None if the gate may promote."""
+        end = self._log.bounds(self._at).end
+        while self._next < end:
+            for _, records in self._reader.poll(1000, 1.0):
+                for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
+                    self._read_move(value, f"{self._at} at offset {offset}")
+                self._next = records.next_offset
+        return self._pin
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    @property
+    def stable(self) -> int | None:
+        """The target of the newest move of `stable` that `pin` has read; None if there was none."""
+        return self._stable
+
+    def _read_move(self, value: bytes | None, where: str) -> None:
+        if not value:
+            return
+        try:
+            record = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            skip("versions", where, f"{where}: expected a record in JSON, found {value[:60]!r}: {error}")
+            return
+        if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+            skip("versions", where, f"{where}: expected an object with `kind`, found {value[:60]!r}")
+            return
+        if record["kind"] != "alias" or record.get("alias") != "stable":
+            return
+        number, by = record.get("number"), record.get("by")
+        if type(number) is not int or not 0 <= number < 10**MOST_DIGITS or not isinstance(by, str):
+            skip("versions", where, f"{where}: expected `number` and `by` of an alias, found {value[:120]!r}")
+            return
+        self._stable = number
+        if by in PEOPLE:
+            self._pin = Pin(number) if record.get("pinned") is True else None
+
 
 log = structlog.get_logger("freshet.trainer")
 
 Tensors = Mapping[str, NDArray[Any]]
 
 JUDGING = "judging/"
-"""Before the names of the tensors that hold the samples to judge by."""
+"""Prefix of the tensors that hold the gate's samples."""
 
 JUDGING_EVERY = 8
-"""One of so many versions carries them, and each before the first of these."""
+"""Every version below this number carries the gate's samples; after that every 8th, or more often if
+`keep_versions` is smaller."""
 
 _MOST_NUMBER = 10**15
 """Versions once a second for 30 million years."""
 
-_MOST_TAKEN = 100
-"""Numbers in a row whose places are taken by what is no version."""
+_MOST_OCCUPIED = 100
+"""Numbers in a row that entries other than versions may occupy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Dense state and vector, copied in the same moment, between two steps."""
+    """Dense state and applied vector, copied between two steps."""
 
     tensors: Tensors
     applied: Mapping[int, int]
@@ -60,14 +133,13 @@ class Snapshot:
 
 
 def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest | None:
-    """The newest version that training may start from: finite, of this spec and this log (PROTOCOL 23).
+    """Return the newest version that training may start from: finite, of this spec and log (PROTOCOL 23).
 
-    A damaged version is skipped, and so is one of another spec or log beside versions of this one: somebody
-    copied it there.
+    The search skips damaged versions, and versions of another spec or log if there are ones of this.
 
     Raises:
         Mismatch: all versions that can be read belong to another spec or log.
-        Corrupt: no stored version can be read, though there are some.
+        Corrupt: the store has versions, but none can be read.
     """
     numbers = list(store.numbers())
     foreign: Mismatch | None = None
@@ -102,9 +174,9 @@ def restart_point(store: VersionStore, spec_hash: str, log_id: str) -> Manifest 
 def _check_owner(manifest: Manifest, spec_hash: str, log_id: str) -> None:
     if manifest.spec_hash == spec_hash and manifest.log_id == log_id:
         return
-    what = "spec" if manifest.spec_hash != spec_hash else "event log"
+    kind = "spec" if manifest.spec_hash != spec_hash else "event log"
     raise Mismatch(
-        f"version {manifest.number} was trained under another {what}\n"
+        f"version {manifest.number} was trained under another {kind}\n"
         + (explain_defaults(spec_hash, manifest.spec_hash) or VERSIONS_OF_ITS_OWN)
     )
 
@@ -116,18 +188,18 @@ VERSIONS_OF_ITS_OWN = (
 
 
 def _next_number(numbers: Sequence[int]) -> int:
-    """The number of the next version. The largest possible numbers are of entries that no trainer wrote."""
+    """Return the next version's number. Entries above the limit were not written by a trainer."""
     return max((n for n in numbers if n < _MOST_NUMBER), default=-1) + 1
 
 
-def versions_record(kind: str, **what: object) -> BytesColumn:
-    """A record of `<model>.versions`."""
-    return BytesColumn.of([orjson.dumps({"v": 1, "kind": kind, **what}, option=orjson.OPT_NON_STR_KEYS)])
+def versions_record(kind: str, **fields: object) -> BytesColumn:
+    """Encode a record of `<model>.versions`."""
+    return BytesColumn.of([orjson.dumps({"v": 1, "kind": kind, **fields}, option=orjson.OPT_NON_STR_KEYS)])
 
 
 @dataclass
 class Versioner:
-    """Stores snapshots as versions; decides by the gate whether each one serves. Used by one thread."""
+    """Stores snapshots as versions and promotes those that pass the gate. One thread uses it."""
 
     spec: Spec
     spec_hash: str
@@ -137,26 +209,26 @@ class Versioner:
     topic: str
     fence: Fence
     clock: Clock
-    scorer: Callable[[], DenseModel]  # a new model to score with, without optimiser state
-    recent: Callable[[int], Sequence[ModelInputs]]
-    pins: Pins  # where an operator has put `stable` to stay, if one has
-    _kept: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
+    scorer: Callable[[], DenseModel]  # creates a model for scoring, without optimiser state
+    recent: Callable[[int], Sequence[ModelInputs]]  # at least so many of the newest samples
+    pins: Pins
+    _carried_over: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
     _resumed: bool = field(default=False, init=False)
 
     def first(self, snapshot: Snapshot) -> Manifest:
-        """Version 0: the initial weights, promoted at creation."""
+        """Store the initial weights as version 0 and promote it."""
         published = publishing(self.spec_hash)
         manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
         published(manifest)
         return manifest
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Version 0, unless there is a version already: of a rank that leads for the first time."""
+        """Store version 0 unless the store has a version: for a rank that leads for the first time."""
         if not self.store.numbers():
             self.first(snapshot)
 
     def next(self, snapshot: Snapshot) -> Manifest:
-        """Store the snapshot as the next version, judge it, and promote it or hold it with the reason."""
+        """Store the snapshot as the next version, then promote it, or hold it with the gate's reason."""
         published = publishing(self.spec_hash)
         manifest = self._next(snapshot)
         published(manifest)
@@ -166,7 +238,7 @@ class Versioner:
         manifest = self._put_next(snapshot)
         self._point("candidate", manifest.number, "trainer")
         verdict = self._judge(manifest, snapshot)
-        pin = self.pins.pin()  # judging takes a while, in which somebody may have rolled back
+        pin = self.pins.pin()  # an operator may have rolled back during `_judge`
         if pin is not None:
             self._restore(pin)
             verdict = replace(verdict, promote=False, reason=pin.reason) if verdict.promote else verdict
@@ -176,7 +248,7 @@ class Versioner:
         return manifest
 
     def _put_next(self, snapshot: Snapshot) -> Manifest:
-        number, taken = _next_number(self.store.numbers()), 0
+        number, occupied = _next_number(self.store.numbers()), 0
         while True:
             try:
                 return self._put(number, snapshot)
@@ -187,8 +259,8 @@ class Versioner:
                         "another trainer wrote this version; the next number is taken", version=number
                     )
                     number = max(_next_number(numbers), number + 1)
-                elif (taken := taken + 1) < _MOST_TAKEN:  # by an entry that is no version
-                    skip("version", f"version {number}", f"its place is taken by what is no version: {error}")
+                elif (occupied := occupied + 1) < _MOST_OCCUPIED:
+                    skip("version", f"version {number}", f"another entry occupies its place: {error}")
                     number += 1
                 else:
                     raise
@@ -213,7 +285,7 @@ class Versioner:
         return stored
 
     def _carried(self, number: int) -> Mapping[str, NDArray[Any]]:
-        """The samples to judge by, in one of JUDGING_EVERY versions: they are larger than most weights."""
+        """Return the gate's samples for a version that carries them: they exceed most models' weights."""
         if number >= JUDGING_EVERY and number % min(JUDGING_EVERY, self.spec.train.keep_versions):
             return {}
         batches = [batch for batch in self._judging() if batch.labels is not None and batch.size]
@@ -238,30 +310,30 @@ class Versioner:
         return judge(self.spec, candidate, self._scored_stable(stable, inputs), untrained=untrained)
 
     def _judging(self) -> list[ModelInputs]:
-        """The newest samples; where this process has not seen as many yet, a version's too."""
+        """Return the newest samples, with those of a version while this process has too few."""
         if not self._resumed:
             self._resumed = True
             self._resume(self.store.numbers())
         wanted = self.spec.serve.gate.samples
         newest = list(self.recent(wanted))
-        if self._kept is not None and sum(batch.size for batch in newest) >= wanted:
-            self._kept = None
-        return newest if self._kept is None else [self._kept, *newest]
+        if self._carried_over is not None and sum(batch.size for batch in newest) >= wanted:
+            self._carried_over = None
+        return newest if self._carried_over is None else [self._carried_over, *newest]
 
     def _resume(self, numbers: Sequence[int]) -> None:
-        """Judge by the samples that the newest of these versions carries, until others have come."""
+        """Load the samples of the newest version that carries some."""
         for number in sorted(numbers, reverse=True):
             try:
                 tensors = self.store.get(number, (JUDGING,)).tensors
                 mine = {k[len(JUDGING) :]: v for k, v in tensors.items() if k.startswith(JUDGING)}
                 if mine:
-                    self._kept = inputs_of(mine)
+                    self._carried_over = inputs_of(mine)
                     return
             except (FreshetError, KeyError, ValueError) as error:
-                log.warning("samples to judge by cannot be read", version=number, reason=str(error))
+                log.warning("the gate's samples cannot be read", version=number, reason=str(error))
 
     def _scored_stable(self, stable: Version | None, inputs: Sequence[ModelInputs]) -> Scored | None:
-        """None if there is no stable version, or its weights do not fit the model."""
+        """Score the stable version; None if there is none, or its weights do not fit the model."""
         if stable is None:
             return None
         try:
@@ -274,14 +346,14 @@ class Versioner:
             return None
 
     def _stable(self) -> Version | None:
-        """The version that serves; None if there is none, or it cannot be read any more."""
+        """Return the version that serves; None if there is none, or it cannot be read."""
         number = self.store.aliases().get("stable")
         if number is None:
             return None
         try:
             return self.store.get(number)
         except (Corrupt, KeyError) as error:
-            log.error("stable cannot be read, judged without it", version=number, reason=str(error))
+            log.error("stable cannot be read; the gate decides without it", version=number, reason=str(error))
             skip("version", f"version {number}", f"stable cannot be read: {error}")
             return None
 
@@ -316,14 +388,16 @@ class Versioner:
         self._announce("alias", alias=alias, number=number, by=by, **more)
 
     def _restore(self, pin: Pin) -> None:
-        """Put `stable` back where an operator put it, if a promotion was on its way at that moment."""
+        """Point `stable` at the pin again if a concurrent promotion moved it."""
         if self.store.aliases().get("stable") != pin.number and pin.number in self.store.numbers():
-            log.warning("stable was promoted while it was rolled back; it is put back", version=pin.number)
+            log.warning("a promotion overtook a rollback; stable is reset to the pin", version=pin.number)
             self._point("stable", pin.number, "trainer", reason=pin.reason)
 
     def _mend_stable(self) -> None:
-        """Point `stable` anew where it cannot be read, or names no stored version: where the log says that
-        it was moved last, or at the newest promoted version."""
+        """Repair `stable` if it cannot be read or names no stored version.
+
+        The target is that of the newest move in the log, or else the newest promoted version.
+        """
         numbers = self.store.numbers()
         if self.store.aliases().get("stable") in numbers:
             return
@@ -333,7 +407,7 @@ class Versioner:
         if number is None:
             return
         reason = "the alias could not be read, or named no stored version"
-        log.error("stable is pointed anew", version=number, reason=reason)
+        log.error("the alias stable is repaired", version=number, reason=reason)
         self._point("stable", number, "trainer", reason=reason)
 
     def _is_promoted(self, number: int) -> bool:
@@ -342,8 +416,8 @@ class Versioner:
         except (Corrupt, KeyError):
             return False
 
-    def _announce(self, kind: str, **what: object) -> None:
-        value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **what)
+    def _announce(self, kind: str, **fields: object) -> None:
+        value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **fields)
         self.writer.append([Append(self.topic, 0, value)])
 
     def _forget_old(self) -> None:
@@ -353,5 +427,5 @@ class Versioner:
             if number not in keep and number != 0:
                 try:
                     self.store.delete(number)
-                except ValueError as error:  # an alias was moved to it meanwhile
+                except ValueError as error:  # an alias points at it since
                     log.info("an old version is kept", version=number, reason=str(error))

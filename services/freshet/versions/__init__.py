@@ -1,4 +1,4 @@
-"""The version store: dense weights with their manifest, and the aliases that point at them."""
+"""Version store: dense weights with their manifest, and the aliases that point at them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ ALIASES = ("candidate", "stable", "canary")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a version says of itself; stored as JSON beside the weights."""
+    """Description of a version, stored as JSON beside the weights."""
 
     number: int  # 0, 1, 2, …; 0 holds the initial weights
     model: str
     spec_hash: str
     created_ms: int
-    step: int  # optimiser steps taken
+    step: int  # optimiser steps
     applied: Mapping[int, int]  # dense `applied`: {partition of samples: next offset}
     log_id: str  # of `samples`
-    event_time_ms: int  # newest event time learned from
-    measures: Mapping[str, Any]  # progressive measures when it was written
-    fence: int  # of the trainer's seat
+    event_time_ms: int  # time of the newest event that was learned
+    measures: Mapping[str, Any]  # progressive measures at the time of writing
+    fence: int  # of the trainer's membership lease
     sha256: str  # of the weights file
     verdict: str = "pending"  # "promoted", "held" or "pending"
-    reason: str = ""  # why it was held or promoted, for people
+    reason: str = ""  # why it was held or promoted, for operators
     transforms: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # see spec.outcomes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A manifest with its tensors: weights, optimiser state, hedge state, running statistics, state of the
-    measures."""
+    """A manifest with its tensors: weights, and states of optimiser, hedge, statistics and measures."""
 
     manifest: Manifest
     tensors: Mapping[str, NDArray[Any]]
@@ -45,55 +44,67 @@ class Version:
 
 
 class Aliases(dict[str, int]):
-    """{alias: number of its version}. An alias that was never set is absent, and so is one that cannot be
-    read."""
+    """{alias: number of its version}, without aliases that were never set or cannot be read."""
 
     def __init__(
         self, pointed: Mapping[str, int] | None = None, damaged: Mapping[str, str] | None = None
     ) -> None:
-        """Take what each alias points at, and of those that cannot be read why not."""
+        """Make it from the readable aliases, and the reason for each damaged one."""
         super().__init__(pointed or {})
         self.damaged: Mapping[str, str] = dict(damaged or {})
 
 
 class VersionStore(Protocol):
-    """Versions of one model. Thread-safe; written by the trainer, read by many."""
+    """Versions of one model. Thread-safe; the trainer writes, many processes read."""
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
-        """Store a version durably; `sha256` is filled in. A reader sees all of it or nothing.
+        """Store a version durably, with `sha256` set; returns its manifest. A reader sees all of it or
+        nothing.
 
-        Raises ValueError if the number exists, Unavailable if it could not be written.
+        Args:
+            manifest: with a number that does not exist.
+            tensors: by name, of any shape and dtype.
+
+        Raises:
+            ValueError: the number exists.
+            Unavailable: it could not be written.
         """
 
     def numbers(self) -> Sequence[int]:
-        """Numbers of the stored versions, rising; a version may still be damaged. Entries that are no
-        versions are left out, counted and logged."""
+        """Return the numbers of the stored versions, increasing; a version may be damaged. Other entries are
+        ignored, counted and logged."""
 
     def manifest(self, number: int) -> Manifest:
-        """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
+        """Return a version's manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
-        """A version with all tensors, or those whose names start with one of `prefixes`.
+        """Return a version with all tensors, or those whose names start with one of `prefixes`.
 
-        Raises KeyError, or Corrupt if the weights do not match their sha256.
+        Raises:
+            KeyError: there is no such version.
+            Corrupt: the weights do not match their sha256.
         """
 
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
-        """Record the gate's verdict in the manifest (atomic replacement)."""
+        """Store the gate's verdict in the manifest, which is replaced atomically; returns it."""
 
     def aliases(self) -> Aliases:
-        """Where each alias points; an alias never set is absent. One that cannot be read is absent, too, and
-        in `damaged`: readers go on with the others, and `point` sets it anew.
+        """Return the version of each alias, without aliases that were never set. One that cannot be read is
+        only in `damaged`; `point` sets it again.
 
         Raises Unavailable if the store cannot be reached.
         """
 
     def point(self, alias: str, number: int) -> None:
-        """Move an alias, durably and atomically. Raises KeyError for an unknown version, ValueError for an
-        unknown alias."""
+        """Move an alias, durably and atomically.
+
+        Raises:
+            KeyError: there is no such version.
+            ValueError: there is no such alias.
+        """
 
     def delete(self, number: int) -> None:
-        """Delete a version that no alias points at. Raises ValueError if one does."""
+        """Delete a version. Raises ValueError if an alias points at it."""
 
     def close(self) -> None:
-        """Free what the store holds. Idempotent."""
+        """Release the store's resources. Idempotent."""

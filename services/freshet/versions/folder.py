@@ -1,12 +1,11 @@
-"""The version store in a folder: a folder for each version, moved into place complete, and a file for each
-alias.
+"""Version store in a folder: a folder for each version, renamed when complete, and a file for each alias.
 
 ```
 <path>/0000000012/weights.safetensors  manifest.json
 <path>/aliases/stable                  the number, in decimal
 ```
-Everything is written under a new name, synced, renamed, and the folder synced: a reader sees all of it or
-nothing. A file or folder that this store did not write, or that was damaged, costs that one entry only.
+Everything is written under a new name, synced and renamed, and the folder is synced: a reader sees all of it
+or nothing. A damaged entry, or one that this store did not write, does not affect the others.
 """
 
 from __future__ import annotations
@@ -28,8 +27,16 @@ from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped import skip
 from freshet.sqlite import folder_of
 from freshet.versions import ALIASES, Aliases, Manifest, Version
-from freshet.versions.manifest import read_manifest, write_manifest
-from freshet.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
+from freshet.versions.weights import (
+    MOST_DIGITS,
+    check_alias,
+    check_number,
+    check_verdict,
+    pack,
+    read_manifest,
+    unpack,
+    write_manifest,
+)
 
 __all__ = ["FolderVersionStore", "open_url"]
 
@@ -45,17 +52,16 @@ _UNREADABLE = (
     errno.ENAMETOOLONG,
     errno.EIO,
 )
-"""Errors of one entry, which the same read gives again: it is damaged, where other errors may pass."""
+"""Errors that affect one entry and recur with each read: the entry is damaged. Other errors may pass."""
 
 
 def open_url(url: str) -> FolderVersionStore:
-    """Open the store of `file:/path`, a folder that is made if it is not there."""
+    """Open the store of `file:/path`; creates a missing folder."""
     return FolderVersionStore(folder_of(url))
 
 
 class FolderVersionStore:
-    """See `freshet.versions.VersionStore`. Several processes may use one folder; changes take a file
-    lock."""
+    """See `freshet.versions.VersionStore`. Several processes may use one folder; changes take a file lock."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,7 +69,10 @@ class FolderVersionStore:
             (folder / "aliases").mkdir(parents=True, exist_ok=True)
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
-        """Store a version durably; `sha256` is filled in."""
+        """Store a version durably, with `sha256` set; tensors may have any shape and dtype.
+
+        Raises ValueError if the number exists.
+        """
         check_number(manifest.number)
         final = self._path(manifest.number)
         weights, sha256 = pack(tensors)
@@ -72,17 +81,17 @@ class FolderVersionStore:
             if final.exists():
                 raise ValueError(f"{final}: version {manifest.number} exists; versions are never overwritten")
             self._sweep()
-            made = self._folder / f".new-{uuid.uuid4().hex}"
-            made.mkdir()
-            _write(made / _WEIGHTS, weights)
-            _write(made / _MANIFEST, write_manifest(manifest))
-            _sync_folder(made)
-            made.rename(final)
+            temporary = self._folder / f".new-{uuid.uuid4().hex}"
+            temporary.mkdir()
+            _write(temporary / _WEIGHTS, weights)
+            _write(temporary / _MANIFEST, write_manifest(manifest))
+            _sync_folder(temporary)
+            temporary.rename(final)
             _sync_folder(self._folder)
         return manifest
 
     def numbers(self) -> Sequence[int]:
-        """Numbers of the stored versions, rising."""
+        """Return the numbers of the stored versions, increasing."""
         with _disk(self._folder, "list"):
             entries = os.listdir(self._folder)
         found, strays = [], []
@@ -94,13 +103,13 @@ class FolderVersionStore:
                 strays.append(entry)
         for entry in strays:
             path = self._folder / entry
-            if _number(entry) is None or os.path.exists(path):  # else it was deleted meanwhile
+            if _number(entry) is None or os.path.exists(path):  # otherwise it was deleted meanwhile
                 reason = f"{path}: expected a version's folder with {_MANIFEST}; move it elsewhere"
                 skip("version", str(path), reason)
         return sorted(found)
 
     def manifest(self, number: int) -> Manifest:
-        """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
+        """Return a version's manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
         path = self._path(number) / _MANIFEST
         manifest = read_manifest(self._read(number, path), str(path))
         if manifest.number != number:
@@ -108,13 +117,13 @@ class FolderVersionStore:
         return manifest
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
-        """A version with all tensors, or those whose names start with one of `prefixes`."""
+        """Return a version with all tensors, or those whose names start with one of `prefixes`."""
         manifest = self.manifest(number)
         path = self._path(number) / _WEIGHTS
         return unpack(manifest, self._read(number, path), prefixes, str(path))
 
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
-        """Record the gate's verdict in the manifest (atomic replacement)."""
+        """Store the gate's verdict in the manifest, which is replaced atomically."""
         check_verdict(verdict)
         path = self._path(number) / _MANIFEST
         with self._locked(), _disk(path, "write"):
@@ -123,13 +132,13 @@ class FolderVersionStore:
         return manifest
 
     def aliases(self) -> Aliases:
-        """Where each alias points; an alias never set, or damaged, is absent."""
+        """Return the version of each alias, without aliases that were never set or are damaged."""
         found: dict[str, int] = {}
         damaged: dict[str, str] = {}
         for alias in ALIASES:
             path = self._folder / "aliases" / alias
             try:
-                found[alias] = _pointed(path)
+                found[alias] = _alias_target(path)
             except FileNotFoundError:
                 continue
             except Corrupt as error:
@@ -138,7 +147,7 @@ class FolderVersionStore:
         return Aliases(found, damaged)
 
     def point(self, alias: str, number: int) -> None:
-        """Move an alias, durably and atomically."""
+        """Move an alias, durably and atomically. Raises KeyError if there is no such version."""
         check_alias(alias)
         with self._locked(), _disk(self._folder, "write"):
             if not self._path(number).exists():
@@ -149,7 +158,7 @@ class FolderVersionStore:
             _replace(path, str(number).encode())
 
     def delete(self, number: int) -> None:
-        """Delete a version that no alias points at; one that is not there is no error."""
+        """Delete a version, if it exists. Raises ValueError if an alias points at it."""
         with self._locked(), _disk(self._folder, "write"):
             for alias, target in self.aliases().items():
                 if target == number:
@@ -160,7 +169,7 @@ class FolderVersionStore:
             _sync_folder(self._folder)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the store keeps nothing open."""
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:010d}"
@@ -176,12 +185,12 @@ class FolderVersionStore:
         except Unavailable as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _UNREADABLE:
                 raise Corrupt(
-                    f"{error}\n  mend the file or its rights, or delete version {number}"
+                    f"{error}\n  repair the file or its permissions, or delete version {number}"
                 ) from error
             raise
 
     def _sweep(self) -> None:
-        """Remove what a killed process left half-made, or half-deleted."""
+        """Remove incomplete folders of processes that were killed."""
         for left in self._folder.glob(".new-*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -197,27 +206,32 @@ class FolderVersionStore:
 
 
 def _number(entry: str) -> int | None:
-    """The number of a version's folder; None if this store gives no folder such a name."""
+    """Return the number of a version's folder; None for other names."""
     if not (entry.isascii() and entry.isdecimal() and len(entry) <= MOST_DIGITS):
         return None
     number = int(entry)
     return number if entry == f"{number:010d}" else None
 
 
-def _pointed(path: Path) -> int:
-    """The number in an alias's file. Raises FileNotFoundError, Corrupt, or Unavailable if reading may succeed
-    later."""
+def _alias_target(path: Path) -> int:
+    """Return the number in an alias's file.
+
+    Raises:
+        FileNotFoundError: the alias was never set.
+        Corrupt: the file has no number, or cannot be read.
+        Unavailable: a later read may succeed.
+    """
     try:
         with _disk(path, "read"), path.open("rb") as file:
             text = file.read(MOST_DIGITS + 1)
     except Unavailable as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _UNREADABLE:
-            raise Corrupt(f"{error}\n  `freshet version promote NUMBER` sets stable anew") from error
+            raise Corrupt(f"{error}\n  `freshet version promote NUMBER` sets stable again") from error
         raise
     if not text.isdigit() or len(text) > MOST_DIGITS:
         raise Corrupt(
             f"{path}: expected a version's number, found {text[:40]!r}\n"
-            "  the trainer sets stable anew with its next version, `freshet version promote NUMBER` at once"
+            "  the trainer sets stable again with its next version, `freshet version promote NUMBER` at once"
         )
     return int(text)
 
@@ -230,12 +244,12 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        _write(made, data)
-        made.replace(path)
+        _write(temporary, data)
+        temporary.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
@@ -249,7 +263,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _disk(path: Path, doing: str) -> Iterator[None]:
-    """Turn the system's errors into Unavailable; FileNotFoundError passes, its meaning is the caller's."""
+    """Raise Unavailable for errors of the system. FileNotFoundError passes: callers interpret it."""
     try:
         yield
     except FileNotFoundError:

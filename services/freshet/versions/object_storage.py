@@ -1,14 +1,13 @@
-"""A bucket of an object storage, as the version store needs it: whole objects, created or replaced on a
-condition that the storage itself decides (If-None-Match, If-Match), so that of two writers one learns that it
-came second.
+"""Bucket of an object storage: whole objects, created or replaced under a condition that the storage checks
+(If-None-Match, If-Match), so that the second of two writers gets an error.
 
 ```
 s3://bucket/prefix?endpoint=https://minio.example:9000&region=eu-central-1
 gs://bucket/prefix      az://container/prefix
 ```
-Credentials never stand in a URL: they come from the variables that the storage's own tools read
-(`AWS_ACCESS_KEY_ID` …, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY` …), from the machine's
-role, or from a file in the form of `~/.aws/credentials` that `AWS_SHARED_CREDENTIALS_FILE` names.
+URLs have no credentials: these come from the variables of the storage's own tools (`AWS_ACCESS_KEY_ID` …,
+`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY` …), from the machine's role, or from a file in
+the form of `~/.aws/credentials` that `AWS_SHARED_CREDENTIALS_FILE` names.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ __all__ = ["Bucket", "Conflict", "Listed", "Stored", "open_bucket"]
 
 _RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 _CLIENT: dict[str, Any] = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
-"""Of one request: an upload of 100 MB at 2 MB/s still fits."""
+"""Time-outs of one request: an upload of 100 MB at 2 MB/s fits."""
 
 _FILE_IS_GOOD_FOR = timedelta(minutes=5)
-"""A credentials file is read again so often: whoever rotates keys need not restart anything."""
+"""Time after which a credentials file is read again, so that rotated keys need no restart."""
 
 _OPTIONS = {
     "s3": {
@@ -57,39 +56,39 @@ _PROBE = "conditions"
 
 
 class Conflict(Exception):
-    """The condition of a write did not hold: somebody else was first. Never leaves this package."""
+    """The condition of a write did not hold: another writer was first. Never leaves this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object and the state of it that a replacement can name."""
+    """An object, and its state as a condition of its replacement."""
 
     data: bytes
-    state: UpdateVersion  # its ETag, and a version where the storage counts: what a replacement depends on
+    state: UpdateVersion  # ETag, and the version if the storage numbers versions
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object of a listing; the time is the storage's."""
+    """An object of a listing, with the storage's time."""
 
     key: str
     written: datetime
 
 
 class Bucket:
-    """Objects below one prefix. Thread-safe. Every method may block for about 20 s of retries, and raises
-    Unavailable then."""
+    """Objects below one prefix. Thread-safe. A method may block for about 20 s of retries before it raises
+    Unavailable."""
 
     def __init__(self, store: ObjectStore, where: str) -> None:
         self._store, self._where = store, where
         self._keeps_conditions = False
 
     def where(self, key: str) -> str:
-        """An object's place, for people."""
+        """Return an object's URL, for messages."""
         return f"{self._where}/{key}" if key else self._where
 
     def read(self, key: str) -> Stored | None:
-        """An object; None if it is not there."""
+        """Return an object; None if it does not exist."""
         with self._translated(key, "read"):
             try:
                 result = obstore.get(self._store, key)
@@ -103,8 +102,8 @@ class Bucket:
             return Stored(bytes(result.bytes()), state)
 
     def exists(self, key: str) -> bool:
-        """Whether an object is there."""
-        with self._translated(key, "look at"):
+        """Return whether an object exists."""
+        with self._translated(key, "check"):
             try:
                 obstore.head(self._store, key)
             except FileNotFoundError:
@@ -112,18 +111,17 @@ class Bucket:
             return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Write an object, whatever stood there; large ones in parts, seen by nobody before the last."""
+        """Write an object, or replace it; a large one in parts, which become visible together."""
         with self._translated(key, "write"):
             obstore.put(self._store, key, data)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write an object that must not be there. Raises Conflict if it is (or an answer was lost and what
-        stands there is ours: compare)."""
+        """Write a new object. Raises Conflict if it exists, or a response was lost."""
         with self._translated(key, "create"):
             obstore.put(self._store, key, data, mode="create")
 
     def replace(self, key: str, data: bytes, was: Stored) -> None:
-        """Replace an object that must be as it was read. Raises Conflict if it is not (or as `create`)."""
+        """Replace an object as it was read. Raises Conflict if it has changed, or as `create`."""
         with self._translated(key, "replace"):
             try:
                 obstore.put(self._store, key, data, mode=was.state)
@@ -131,22 +129,23 @@ class Bucket:
                 raise Conflict(self.where(key)) from error
 
     def list(self, prefix: str = "") -> list[Listed]:
-        """All objects below `prefix` (whole path segments), with the keys that the other methods take."""
+        """Return all objects below `prefix` (whole path segments), with their keys."""
         with self._translated(prefix, "list"):
             pages = obstore.list(self._store, prefix or None)
             return [Listed(meta["path"], meta["last_modified"]) for page in pages for meta in page]
 
     def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is no error."""
+        """Delete an object, if it exists."""
         with self._translated(key, "delete"), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, key)
 
     def demand_conditions(self) -> None:
-        """Make sure, once, that the storage decides conditions and does not only accept them: an older S3
-        server ignores the headers, and two writers would both win.
+        """Check, once, that the storage enforces conditions. An older S3 server ignores the headers, so that
+        two writers would both succeed.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: it ignores a condition.
+            Unavailable: the storage cannot be reached, or loses a written object.
         """
         if self._keeps_conditions:
             return
@@ -185,20 +184,22 @@ class Bucket:
 
     @contextlib.contextmanager
     def _translated(self, key: str, doing: str) -> Iterator[None]:
-        """The library's errors as ours; FileNotFoundError passes, its meaning is the caller's."""
+        """Translate the library's errors. FileNotFoundError passes: callers interpret it."""
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise Conflict(self.where(key)) from error
         except exceptions.BaseError as error:
-            raise Unavailable(f"{self.where(key)}: cannot {doing}: {_said(error)}{_hint(error)}") from error
+            raise Unavailable(
+                f"{self.where(key)}: cannot {doing}: {_first_line(error)}{_hint(error)}"
+            ) from error
 
 
 def open_bucket(url: str) -> Bucket:
-    """The bucket of a URL; nothing is asked of it yet.
+    """Return the bucket of a URL, without a request to the storage.
 
     Raises:
-        ConfigError: the URL is not understood, or carries a secret; what it carries is not repeated.
+        ConfigError: the URL is not valid, or contains a secret, which the message does not repeat.
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
@@ -210,13 +211,15 @@ def open_bucket(url: str) -> Bucket:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
         if name not in allowed:
-            raise _refused(f"{shown}?{name}=…", f"options {', '.join(allowed)}", "secrets have no place here")
+            raise _refused(
+                f"{shown}?{name}=…", f"options {', '.join(allowed)}", "a URL must not contain secrets"
+            )
     config = {allowed[name]: value for name, value in options.items()}
     prefix = parts.path.strip("/") or None
     try:
         return Bucket(_store(parts.scheme, parts.netloc, prefix, config), shown.rstrip("/"))
     except (exceptions.BaseError, ValueError) as error:
-        raise _refused(shown, "options that the storage's client takes", _said(error)) from error
+        raise _refused(shown, "options of the storage's client", _first_line(error)) from error
 
 
 def _store(scheme: str, bucket: str, prefix: str | None, config: dict[str, Any]) -> ObjectStore:
@@ -237,7 +240,7 @@ def _store(scheme: str, bucket: str, prefix: str | None, config: dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class _FromFile:
-    """Keys from a file in the form of `~/.aws/credentials`, read again every few minutes."""
+    """Keys from a file in the form of `~/.aws/credentials`, read again after every few minutes."""
 
     path: Path
     profile: str
@@ -255,7 +258,7 @@ class _FromFile:
             }
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path}: cannot be read ({type(error).__name__})") from None
-        except (configparser.Error, KeyError):  # whose messages may repeat a line of the file
+        except (configparser.Error, KeyError):  # their messages may repeat a line of the file
             raise ValueError(
                 f"{self.path}: expected [{self.profile}] with aws_access_key_id and aws_secret_access_key"
             ) from None
@@ -265,14 +268,14 @@ def _refused(found: str, expected: str, hint: str) -> ConfigError:
     return ConfigError("version store", "url", found, expected, hint)
 
 
-def _said(error: Exception) -> str:
-    """The first line of what the library says; it goes on with nested causes."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of the library's message, which continues with nested causes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 _HINTS: Mapping[type[Exception], str] = {
-    exceptions.PermissionDeniedError: "these credentials may not do it: grant read, write, list and delete",
-    exceptions.UnauthenticatedError: "the credentials are not accepted: are key and secret current?",
+    exceptions.PermissionDeniedError: "the credentials lack permissions: grant read, write, list and delete",
+    exceptions.UnauthenticatedError: "the credentials are not accepted: check whether they are current",
 }
 
 

@@ -1,17 +1,16 @@
-"""The version store on object storage: no locks, no renames; what decides is one conditional write.
+"""Version store on object storage: no locks, no renames; one conditional write decides.
 
 ```
-<prefix>/0000000012/<sha256>.safetensors   the weights, named by what they hold; written first
-<prefix>/0000000012/manifest.json          created on the condition that there is none: now the version exists
-<prefix>/aliases.json                      all aliases, and what is being deleted; replaced if still as read
+<prefix>/0000000012/<sha256>.safetensors   the weights, named by their hash; written first
+<prefix>/0000000012/manifest.json          created if it does not exist; from then on the version exists
+<prefix>/aliases.json                      all aliases, and the numbers being deleted; replaced if unchanged
 ```
-A writer that dies leaves weights that no manifest names: nobody sees them, and whoever puts that number, or
-deletes any version a day later, removes them. `aliases.json` is one object so that pointing at a version and
-deleting it cannot both succeed, and it carries a serial number so that no two states of it look alike. A
-number that was deleted must not be used again (the trainer's only rise).
+A writer that dies leaves weights without a manifest, which no reader sees. The next writer of that number, or
+the deletion of any version a day later, removes them. `aliases.json` is one object so that pointing at a
+version and deleting it cannot both succeed; its serial number makes all its states differ. A deleted number
+must not be used again (the trainer's numbers only increase).
 
-It relies on reads, and listings, that see every write that was answered before: S3 promises it, and so do
-Google's and Azure's storages.
+Reads and listings must include every acknowledged write; S3, Google's and Azure's storages guarantee that.
 """
 
 from __future__ import annotations
@@ -30,9 +29,17 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped import skip
 from freshet.versions import ALIASES, Aliases, Manifest, Version
-from freshet.versions.manifest import read_manifest, write_manifest
 from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
-from freshet.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
+from freshet.versions.weights import (
+    MOST_DIGITS,
+    check_alias,
+    check_number,
+    check_verdict,
+    pack,
+    read_manifest,
+    unpack,
+    write_manifest,
+)
 
 __all__ = ["ObjectVersionStore", "open_url"]
 
@@ -41,12 +48,10 @@ _FOLDER = re.compile(r"(\d{10,18})/(.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _LEFT_BEHIND_FOR = timedelta(days=1)
-"""Weights without a manifest that are older than this (beside the newest object) belong to a writer that is
-dead."""
+"""Age beside the newest object from which weights without a manifest belong to a dead writer."""
 
 _TRIES = 20
-"""Of a replacement that others are faster at; there are a handful of writers, which move an alias every few
-seconds."""
+"""Attempts of a replacement that other writers precede; the few writers move an alias every few seconds."""
 
 
 def open_url(url: str) -> ObjectVersionStore:
@@ -56,12 +61,12 @@ def open_url(url: str) -> ObjectVersionStore:
 
 @dataclass(frozen=True, slots=True)
 class _Aliases:
-    """What `aliases.json` holds."""
+    """Contents of `aliases.json`."""
 
     serial: int = 0
     aliases: Mapping[str, int] = field(default_factory=dict)
     deleting: Collection[int] = ()
-    damaged: Mapping[str, str] = field(default_factory=dict)  # not stored: why an alias cannot be read
+    damaged: Mapping[str, str] = field(default_factory=dict)  # alias -> why it cannot be read; not stored
 
     def dump(self) -> bytes:
         record = {"v": 1, "serial": self.serial, "aliases": self.aliases, "deleting": sorted(self.deleting)}
@@ -75,7 +80,10 @@ class ObjectVersionStore:
         self._bucket = bucket
 
     def put(self, manifest: Manifest, tensors: Mapping[str, NDArray[np.generic]]) -> Manifest:
-        """Store a version durably; `sha256` is filled in."""
+        """Store a version durably, with `sha256` set; tensors may have any shape and dtype.
+
+        Raises ValueError if the number exists.
+        """
         check_number(manifest.number)
         self._bucket.demand_conditions()
         key = _key(manifest.number, _MANIFEST)
@@ -90,7 +98,7 @@ class ObjectVersionStore:
         signed = _signed(write_manifest(manifest))
         try:
             self._bucket.create(key, signed)
-        except Conflict:  # or an answer was lost, and a repeat found our own
+        except Conflict:  # or the response was lost, and a retry found this writer's own
             stored = self._bucket.read(key)
             if stored is None or stored.data != signed:
                 if stored is not None:
@@ -100,28 +108,36 @@ class ObjectVersionStore:
         return manifest
 
     def numbers(self) -> Sequence[int]:
-        """Numbers of the stored versions, rising."""
+        """Return the numbers of the stored versions, increasing."""
         found = {n for n, name, _ in self._listed() if name == _MANIFEST}
         return sorted(found.difference(self._aliases()[0].deleting) if found else found)
 
     def manifest(self, number: int) -> Manifest:
-        """One manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
+        """Return a version's manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
         return self._parsed(number, self._stored(number))
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
-        """A version with all tensors, or those whose names start with one of `prefixes`."""
+        """Return a version with all tensors, or those whose names start with one of `prefixes`.
+
+        Raises:
+            KeyError: there is no such version.
+            Corrupt: the weights do not exist, or do not match their sha256.
+        """
         manifest = self.manifest(number)
         key = _weights_key(manifest)
         weights = self._bucket.read(key)
         if weights is None:
-            self._stored(number)  # it may have been deleted between the two reads: KeyError
+            self._stored(number)  # raises KeyError if it was deleted between the two reads
             raise Corrupt(
                 f"{self._bucket.where(key)}: expected an object, found none; delete version {number}"
             )
         return unpack(manifest, weights.data, prefixes, self._bucket.where(key))
 
     def judge(self, number: int, verdict: str, reason: str) -> Manifest:
-        """Record the gate's verdict in the manifest (atomic replacement)."""
+        """Store the gate's verdict in the manifest, which is replaced atomically.
+
+        Raises Unavailable if other writers always precede.
+        """
         check_verdict(verdict)
         self._bucket.demand_conditions()
         for _ in range(_TRIES):
@@ -133,7 +149,7 @@ class ObjectVersionStore:
         raise self._too_busy(_key(number, _MANIFEST))
 
     def aliases(self) -> Aliases:
-        """Where each alias points; an alias never set, or damaged, is absent."""
+        """Return the version of each alias, without aliases that were never set or are damaged."""
         read = self._aliases()[0]
         return Aliases(read.aliases, read.damaged)
 
@@ -149,7 +165,7 @@ class ObjectVersionStore:
         self._change(pointed)
 
     def delete(self, number: int) -> None:
-        """Delete a version that no alias points at; one that is not there is no error."""
+        """Delete a version, if it exists. Raises ValueError if an alias points at it."""
 
         def marked(now: _Aliases) -> _Aliases:
             for alias, target in now.aliases.items():
@@ -157,19 +173,19 @@ class ObjectVersionStore:
                     raise ValueError(f"version {number} is {alias!r}; point that elsewhere first")
             return replace(now, deleting={*now.deleting, number})
 
-        gone = self._change(marked).deleting  # with what others have begun to delete, and died
+        gone = self._change(marked).deleting  # includes unfinished deletions of dead processes
         listed = self._listed()
         doomed = [(name != _MANIFEST, entry.key) for n, name, entry in listed if n in gone]
-        for _, key in sorted(doomed):  # manifests first: one without its weights would be a damaged version
+        for _, key in sorted(doomed):  # manifests first: a version without its weights would be damaged
             self._bucket.delete(key)
         self._change(lambda now: replace(now, deleting=set(now.deleting).difference(gone)))
         self._sweep_dead(listed)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the store keeps nothing open."""
 
     def _change(self, change: Callable[[_Aliases], _Aliases]) -> _Aliases:
-        """Replace `aliases.json` by what `change` makes of it, again and again until nobody came between."""
+        """Replace `aliases.json` by the result of `change`; retries if another writer came first."""
         self._bucket.demand_conditions()
         for _ in range(_TRIES):
             now, stored = self._aliases()
@@ -204,20 +220,20 @@ class ObjectVersionStore:
         return manifest
 
     def _listed(self) -> list[tuple[int, str, Listed]]:
-        """Every object of a version: its number, its name there."""
+        """Return (version number, name, object) of every object of a version."""
         found = ((_FOLDER.fullmatch(listed.key), listed) for listed in self._bucket.list())
         named = [(int(match[1]), match, listed) for match, listed in found if match]
         return [(n, match[2], listed) for n, match, listed in named if match[1] == f"{n:010d}"]
 
     def _sweep(self, number: int, manifest: Manifest) -> None:
-        """Remove weights beside a version that are not its own: of writers that came second, or died."""
+        """Remove other weights beside a version's own, of writers that came second or died."""
         keep = {_key(number, _MANIFEST), _weights_key(manifest)}
         for listed in self._bucket.list(_key(number, "").rstrip("/")):
             if listed.key not in keep:
                 self._bucket.delete(listed.key)
 
     def _sweep_dead(self, listed: Sequence[tuple[int, str, Listed]]) -> None:
-        """Remove old weights whose manifest was never written."""
+        """Remove old weights whose manifest was not written."""
         exist = {n for n, name, _ in listed if name == _MANIFEST}
         newest = max((entry.written for _, _, entry in listed), default=None)
         for n, _, entry in listed:
@@ -226,14 +242,14 @@ class ObjectVersionStore:
 
     def _too_busy(self, key: str) -> Unavailable:
         return Unavailable(
-            f"{self._bucket.where(key)}: changed by others {_TRIES} times while it was to be replaced\n"
+            f"{self._bucket.where(key)}: other writers changed it {_TRIES} times during its replacement\n"
             "  do two trainers write to one version store? Nothing was changed; try again"
         )
 
 
 def _read_aliases(data: bytes, where: str) -> _Aliases:
-    """Parse `aliases.json`. What is not as `_Aliases.dump` writes it is left out, counted and logged; the
-    next change writes the object anew, under a serial number that no former state can have had."""
+    """Parse `aliases.json`. Entries in another form than `_Aliases.dump` writes are left out, counted and
+    logged; the next change writes the object with a serial number that no former state can have had."""
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -245,7 +261,7 @@ def _read_aliases(data: bytes, where: str) -> _Aliases:
         serial = uuid.uuid4().int >> 80
     damaged: dict[str, str] = {}
     aliases: dict[str, int] = {}
-    hint = "\n  the trainer sets stable anew with its next version, `freshet version promote NUMBER` at once"
+    hint = "\n  the trainer sets stable again with its next version, `freshet version promote NUMBER` at once"
     if not isinstance(pointed, dict):
         reason = f"{where}: expected aliases of format 1, found {data[:60]!r}{hint}"
         damaged = dict.fromkeys(ALIASES, reason)
@@ -262,7 +278,7 @@ def _read_aliases(data: bytes, where: str) -> _Aliases:
 
 
 def _signed(manifest: bytes) -> bytes:
-    """A manifest that can be told from another writer's equal one (readers ignore keys they do not know)."""
+    """Add a key that readers ignore, so that the manifest differs from another writer's equal one."""
     record = orjson.loads(manifest)
     return orjson.dumps({**record, "put": uuid.uuid4().hex}, option=orjson.OPT_INDENT_2)
 

@@ -1,5 +1,5 @@
-"""What a person does to `stable`: promote a version, or roll back and stay there. Written down in
-`<model>.versions`, from which the trainer's gate knows whether it may go on promoting.
+"""Moves of `stable` by an operator: promotion and rollback, recorded in `<model>.versions`, where the
+trainer's gate reads whether it may promote.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from freshet.versions import Manifest, VersionStore
 __all__ = ["PEOPLE", "manifest_of", "move", "version_to_roll_back_to"]
 
 PEOPLE = ("operator", "console")
-"""Who moves `stable` for a person: the command line and the console. Everybody else asks the gate."""
+"""Sources of moves by operators: the command line and the console. All other moves are the gate's."""
 
 SEE = "see `freshet version list`"
 
 
 def manifest_of(store: VersionStore, number: int) -> Manifest:
-    """A version's manifest. Raises ConfigError, with the numbers there are, if it is not stored."""
+    """Return a version's manifest. Raises ConfigError, with the stored numbers, if there is none."""
     try:
         return store.manifest(number)
     except KeyError:
@@ -31,7 +31,7 @@ def manifest_of(store: VersionStore, number: int) -> Manifest:
 
 
 def version_to_roll_back_to(store: VersionStore) -> int:
-    """The last promoted version before `stable`. Raises ConfigError if none is stored."""
+    """Return the last promoted version before `stable`. Raises ConfigError if none is stored."""
     stable = store.aliases().get("stable")
     older = [n for n in store.numbers() if stable is not None and n < stable]
     for number in reversed(older):
@@ -46,19 +46,23 @@ def version_to_roll_back_to(store: VersionStore) -> int:
 def move(
     store: VersionStore, log: EventLog, number: int, *, pinned: bool, by: str, now_ms: int
 ) -> dict[str, object]:
-    """Point `stable` at a version, and write down who did it; returns that record.
+    """Point `stable` at a version and record the move; returns the record.
 
     Args:
-        pinned: the gate promotes nothing until the next move that is not pinned (a rollback).
-        by:     one of PEOPLE.
+        store: of the versions.
+        log: that holds `<model>.versions`.
+        number: the version.
+        pinned: whether the gate must not promote until the next move that is not pinned (a rollback).
+        by: one of PEOPLE.
+        now_ms: wall-clock time.
 
     Raises:
         ConfigError: there is no such version.
-        Corrupt: it cannot be read; `stable` stays where it is.
-        Unavailable: store or log cannot be written; moving again is safe.
+        Corrupt: it cannot be read; `stable` does not move.
+        Unavailable: store or log cannot be written; repeating the move is safe.
     """
     manifest = manifest_of(store, number)
-    store.get(number)  # a version that cannot be read must not be pointed at
+    store.get(number)  # raises Corrupt if the version cannot be read
     store.point("stable", number)
     record: dict[str, object] = {
         "v": 1,

@@ -25,13 +25,13 @@ from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
 from freshet.model import build_model
 from freshet.testing.ledger import LedgerModel
-from freshet.trainer.core import DenseLedger
-from freshet.trainer.membership import Membership, Terms
+from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures
-from freshet.trainer.ranks import RankGroup
+from freshet.trainer.ranks import ProcessGroup
 from freshet.trainer.state_sync import DenseState, Progress
-from freshet.trainer.training_loop import ManyRanks
+from freshet.trainer.step_coordinator import DenseLedger
+from freshet.trainer.training_loop import ElasticTrainer
 from freshet.types import F32, Append
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 
@@ -81,16 +81,16 @@ class Told:
         self._state, self._rows = state, rows
         self._fresh = self._done = False
 
-    def leveled(self, group: RankGroup) -> None:
+    def on_state_synced(self, group: ProcessGroup) -> None:
         say(world=group.fence, rank=group.rank, ranks=group.size, step=self._state.progress.steps)
         self._fresh = True
 
-    def trained(self, batch: TrainBatch, predictions: F32) -> None:
+    def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
         self._state.progress.samples += len(batch)
         if not batch.replayed:
             self._state.quality.add(batch, predictions)
 
-    def stepped(self, step: int, rows: int) -> None:
+    def on_stepped(self, step: int, rows: int) -> None:
         if self._fresh and step > self._state.progress.steps:
             self._fresh = False
             say(stepped=step)
@@ -127,16 +127,18 @@ def main() -> None:
         "ledger",
     )
     claims = Claims(cast(EventLog, log), "control")
-    terms = Terms("127.0.0.1", given.lanes, PARTITIONS, form_s=10.0, answer_s=given.answer_s)
+    terms = QuorumOptions("127.0.0.1", given.lanes, PARTITIONS, form_s=10.0, answer_s=given.answer_s)
 
-    def stream_of(group: RankGroup, lanes: int) -> SharedStream:
+    def open_stream(group: ProcessGroup, lanes: int) -> SharedStream:
         every = group.size * lanes
         mine = [list(range(PARTITIONS))[group.rank * lanes + i :: every] for i in range(lanes)]
-        return SharedStream(rows, state.ledger.told, group.fence, mine, log.pause_if_told)
+        return SharedStream(rows, state.ledger.applied_offsets, group.fence, mine, log.pause_if_told)
 
-    course = ManyRanks(Membership(claims, terms, stop.is_set), state, stream_of, wait_s=0.02, mode=given.mode)
-    course.run(Told(state, rows), stop)
-    state.shared.take_in()
+    training_loop = ElasticTrainer(
+        Membership(claims, terms, stop.is_set), state, open_stream, wait_s=0.02, mode=given.mode
+    )
+    training_loop.run(Told(state, rows), stop)
+    state.shared.merge_received()
     summary = quality.summary()
     arrays = sorted((name, array.tobytes()) for name, array in model.state().items())
     say(
@@ -145,7 +147,7 @@ def main() -> None:
         dense=model.totals.tolist(),
         bits=hashlib.sha256(repr(arrays).encode()).hexdigest(),
         measured=summary["training"]["click"]["n"] if "click" in summary["training"] else 0,
-        lost=course.lost,
+        lost=training_loop.lost,
     )
     claims.close()
     log.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from freshet.batches.stream import TrainBatch
-from freshet.embedder.core import cut_points
+from freshet.embedder.core import rewind_offsets
 from freshet.errors import Fenced, Refused
 from freshet.model import GroupInputs, Labels, ModelInputs
 from freshet.testing.ledger import hash_of
@@ -124,9 +124,9 @@ class SharedStream:
         at = self._next[lane]
         if at is None:
             applied = {p: (o,) for p, o in self._rows.applied().items()}
-            starts, cuts = cut_points([applied, self._dense_applied()])
+            starts, splits = rewind_offsets([applied, self._dense_applied()])
             at = self._next[lane] = {p: starts[p] for p in self._partitions[lane]}
-            self._cuts[lane] = cuts
+            self._cuts[lane] = splits
         stop = self._rows.stop()
         waiting = [p for p in at if at[p] < stop]
         if not waiting:

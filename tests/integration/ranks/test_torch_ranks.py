@@ -15,9 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from freshet.model.hedge import HedgeDense
-from freshet.trainer.proposals import Offer, Offered
-from freshet.trainer.ranks import RankLost
-from freshet.trainer.torch_ranks import TorchRanks, connect_store, host_store
+from freshet.trainer.ranks import Proposal, ProposedBatch, RankLost
+from freshet.trainer.torch_ranks import TorchProcessGroup, connect_store, host_store
 from freshet.types import Fence, OffsetRange
 from tests.unit.model.specs import make_batch, make_spec
 
@@ -51,11 +50,11 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 def groups(
     size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWER_S, address: str = "127.0.0.1"
-) -> list[TorchRanks]:
+) -> list[TorchProcessGroup]:
     _, place = host_store(address, FORM_S)
     return at_once(
         *(
-            lambda rank=rank: TorchRanks(
+            lambda rank=rank: TorchProcessGroup(
                 connect_store(place, FORM_S),
                 fence=Fence(fence),
                 rank=rank,
@@ -72,16 +71,16 @@ def groups(
 
 
 @pytest.fixture(params=[2, 3])
-def made(request: pytest.FixtureRequest) -> Iterator[list[TorchRanks]]:
+def made(request: pytest.FixtureRequest) -> Iterator[list[TorchProcessGroup]]:
     found = groups(request.param, lanes=2)
     yield found
     for group in found:
         group.close()
 
 
-def test_offers_come_to_all_in_rank_order(made: list[TorchRanks]) -> None:
+def test_offers_come_to_all_in_rank_order(made: list[TorchProcessGroup]) -> None:
     offers = [
-        Offer(7, 9, (Offered((OffsetRange(rank, 5, 6 + rank),), 3), None), leaving=rank == 1)
+        Proposal(7, 9, (ProposedBatch((OffsetRange(rank, 5, 6 + rank),), 3), None), leaving=rank == 1)
         for rank in range(len(made))
     ]
 
@@ -90,7 +89,7 @@ def test_offers_come_to_all_in_rank_order(made: list[TorchRanks]) -> None:
     assert told == [offers] * len(made)
 
 
-def test_sums_of_any_kind_and_size_have_the_same_bits_on_all_ranks(made: list[TorchRanks]) -> None:
+def test_sums_of_any_kind_and_size_have_the_same_bits_on_all_ranks(made: list[TorchProcessGroup]) -> None:
     rng = np.random.default_rng(5)
     sizes = [0, 1, 2, 1000, 30_001]
     floats = [[rng.normal(size=n).astype(np.float32) for n in sizes] for _ in made]
@@ -105,7 +104,7 @@ def test_sums_of_any_kind_and_size_have_the_same_bits_on_all_ranks(made: list[To
         np.testing.assert_allclose(both[0][i], np.sum([of[i] for of in before], axis=0), rtol=0, atol=1e-6)
 
 
-def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[TorchRanks]) -> None:
+def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[TorchProcessGroup]) -> None:
     data = [bytes(range(17 * rank)) for rank in range(len(made))]  # of rank 0: none
 
     assert at_once(*(lambda g=g: g.exchange(data[g.rank]) for g in made)) == [data] * len(made)
@@ -135,11 +134,11 @@ def test_when_a_rank_closes_the_others_are_told_and_form_a_group_anew() -> None:
     first[2].close()
 
     for group in first[:2]:
-        with pytest.raises(RankLost, match="gone"):
-            group.gather(Offer(0, 0, (None,)))
+        with pytest.raises(RankLost, match="ended"):
+            group.gather(Proposal(0, 0, (None,)))
         group.close()
     second = groups(2, fence=2)
-    assert at_once(*(lambda g=g: len(g.gather(Offer(0, 0, (None,)))) for g in second)) == [2, 2]
+    assert at_once(*(lambda g=g: len(g.gather(Proposal(0, 0, (None,)))) for g in second)) == [2, 2]
     for group in second:
         group.close()
 
@@ -189,7 +188,7 @@ def state_bytes(model: HedgeDense) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in model.state().items()}
 
 
-def trained(group: TorchRanks, lanes: int, steps: int) -> HedgeDense:
+def trained(group: TorchProcessGroup, lanes: int, steps: int) -> HedgeDense:
     """A model of one rank after some steps with the others."""
     model = HedgeDense(SPEC, training=True, precision="fp32")
     own = [model.lane() for _ in range(lanes)]
@@ -216,7 +215,7 @@ def alone(lanes: int, steps: int) -> HedgeDense:
     return model
 
 
-def test_after_many_steps_all_ranks_have_the_same_model_to_the_bit(made: list[TorchRanks]) -> None:
+def test_after_many_steps_all_ranks_have_the_same_model_to_the_bit(made: list[TorchProcessGroup]) -> None:
     models: Sequence[HedgeDense] = at_once(*(lambda g=g: trained(g, 2, 20) for g in made))
 
     first = state_bytes(models[0])
@@ -233,7 +232,7 @@ def test_two_ranks_of_a_lane_are_one_process_of_two_lanes_to_the_bit() -> None:
 
 
 def test_ranks_of_several_lanes_differ_from_one_process_by_the_order_of_their_sums(
-    made: list[TorchRanks],
+    made: list[TorchProcessGroup],
 ) -> None:
     models = at_once(*(lambda g=g: trained(g, 2, 20) for g in made))
 

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from freshet.batches.frames import (
-    Asked,
     Names,
-    asked_of,
+    RequestHeader,
     batch_frame,
     batch_of,
+    decode_header,
     empty_frame,
     gradients_frame,
     gradients_of,
     take_frame,
 )
-from freshet.batches.read_my_writes import Looked
+from freshet.batches.read_my_writes import LookupResult
 from freshet.batches.stream import TrainBatch
 from freshet.errors import FreshetError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
@@ -29,7 +29,7 @@ from freshet.tables import KnownPushes
 from freshet.types import F32, U64, Fence, OffsetRange, bucket_of
 
 NAMES = Names(("country",), ("click", "buy"), (3, 1), (2, 0), 16)
-ASKED = Asked(7, Fence(9), 1, 2, 3, 2, 50)
+HEADER = RequestHeader(7, Fence(9), 1, 2, 3, 2, 50)
 MAX = 1 << 20
 
 
@@ -68,7 +68,7 @@ def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
         replayed=True,
         explored=rng.random(b) < 0.5,
         items=rng.integers(0, 9, b).astype(np.uint64),
-        looked=Looked(
+        looked=LookupResult(
             [
                 keys_of(g, np.sort(rng.integers(1, 2**63, u).astype(np.uint64) * 2))
                 for g, u in ((0, 5), (1, 2))
@@ -79,18 +79,18 @@ def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:
 
 
 def keys_of(group: int, keys: U64) -> KeyGroup:
-    """Keys in order of their buckets."""
+    """Sort keys by bucket."""
     starts = np.searchsorted(bucket_of(keys, NAMES.buckets), np.arange(NAMES.buckets + 1)).astype(np.uint32)
     return KeyGroup(group, keys, np.full(len(keys), 3, np.uint8), starts)
 
 
 @pytest.mark.parametrize("b", [1, 4, 100])
-def test_a_batch_comes_back_as_it_was_sent(b):
+def test_decoded_batch_equals_the_sent_one(b):
     sent = a_batch(b)
     data = batch_frame(3, 99, sent, NAMES, RowCodec.FP32)
-    made = batch_of(decode_frame(data, max_bytes=MAX), NAMES)
-    assert made is not None
-    number, batch = made
+    built = batch_of(decode_frame(data, max_bytes=MAX), NAMES)
+    assert built is not None
+    number, batch = built
     assert (number, batch.ranges, batch.fence, batch.replayed) == (99, sent.ranges, 12, True)
     for name in ("sample_ids", "request_ids", "event_times_ms", "explored", "items"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(sent, name))
@@ -118,33 +118,35 @@ def test_a_batch_comes_back_as_it_was_sent(b):
         assert states.flags.writeable, "they are stepped"
 
 
-def test_a_batch_whose_rows_nobody_brings_up_carries_no_keys():
+def test_batch_without_read_my_writes_carries_no_keys():
     sent = replace(a_batch(), looked=None)
     frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowCodec.FP32), max_bytes=MAX)
-    made = batch_of(frame, NAMES)
-    assert made is not None
-    assert made[1].looked is None
+    built = batch_of(frame, NAMES)
+    assert built is not None
+    assert built[1].looked is None
     assert not frame.has(Part.KEYS)
 
 
-def test_an_empty_answer_is_no_batch():
+def test_empty_answer_decodes_to_none():
     assert batch_of(decode_frame(empty_frame(1), max_bytes=MAX), NAMES) is None
 
 
-def test_who_asks_and_the_dense_vector_arrive():
-    asked, applied = asked_of(decode_frame(take_frame(5, ASKED, {0: 7, 3: 9}), max_bytes=MAX), Kind.TAKE)
-    assert (asked, applied) == (ASKED, {0: 7, 3: 9})
-    assert asked.place == 5
+def test_request_header_and_dense_vector_arrive():
+    header, applied = decode_header(
+        decode_frame(take_frame(5, HEADER, {0: 7, 3: 9}), max_bytes=MAX), Kind.TAKE
+    )
+    assert (header, applied) == (HEADER, {0: 7, 3: 9})
+    assert header.global_lane == 5
 
 
-def test_gradients_of_another_shape_than_the_batch_are_refused():
+def test_gradients_of_another_shape_are_refused():
     sent = [np.ones((5, 3), np.float32), np.ones((2, 1), np.float32)]
-    frame = decode_frame(gradients_frame(5, ASKED, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
-    made, counts = gradients_of(frame, a_batch())
-    np.testing.assert_array_equal(made[0], sent[0])
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
+    built, counts = gradients_of(frame, a_batch())
+    np.testing.assert_array_equal(built[0], sent[0])
     assert counts is None
     wider = [np.ones((6, 3), np.float32), sent[1]]
-    frame = decode_frame(gradients_frame(5, ASKED, {}, 1, wider, RowCodec.FP32), max_bytes=MAX)
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, wider, RowCodec.FP32), max_bytes=MAX)
     with pytest.raises(BadFrame):
         gradients_of(frame, a_batch())
 
@@ -153,23 +155,23 @@ COUNTS = [np.array([1, 3, 1, 2, 4], np.uint32), np.array([2, 1], np.uint32)]
 
 
 def in_steps(b: int = 4) -> TrainBatch:
-    """A batch whose embedder takes several gradients a row."""
+    """Return a batch that accepts several gradients a row."""
     batch = a_batch(b)
     assert batch.looked is not None
     return replace(batch, states=batch.looked.states.floats)
 
 
 def counted_frame(codec: RowCodec = RowCodec.FP32) -> tuple[Frame, list[F32]]:
-    """Gradients of COUNTS, and those."""
+    """Return gradients with COUNTS, and COUNTS."""
     rng = np.random.default_rng(3)
     sent = [
         rng.normal(size=(int(of.sum()), width)).astype(np.float32)
         for of, width in zip(COUNTS, NAMES.widths, strict=True)
     ]
-    return decode_frame(gradients_frame(5, ASKED, {}, 1, sent, codec, COUNTS), max_bytes=MAX), sent
+    return decode_frame(gradients_frame(5, HEADER, {}, 1, sent, codec, COUNTS), max_bytes=MAX), sent
 
 
-def test_gradients_of_several_steps_come_back_as_they_were_sent():
+def test_decoded_gradients_of_several_steps_equal_the_sent_ones():
     frame, sent = counted_frame()
     gradients, counts = gradients_of(frame, in_steps())
     assert counts is not None
@@ -178,19 +180,19 @@ def test_gradients_of_several_steps_come_back_as_they_were_sent():
         np.testing.assert_array_equal(gradients[g], sent[g])
 
 
-def test_a_rank_is_told_whether_its_embedder_takes_several_gradients():
+def test_batch_flag_permits_several_gradients_a_row():
     for sent in (in_steps(), a_batch()):
-        made = batch_of(decode_frame(batch_frame(3, 9, sent, NAMES, RowCodec.FP32), max_bytes=MAX), NAMES)
-        assert made is not None
-        assert made[1].looked is not None
-        assert (made[1].states is None) == (sent.states is None)
-        for mine, floats in zip(made[1].states or (), made[1].looked.states.floats, strict=False):
+        built = batch_of(decode_frame(batch_frame(3, 9, sent, NAMES, RowCodec.FP32), max_bytes=MAX), NAMES)
+        assert built is not None
+        assert built[1].looked is not None
+        assert (built[1].states is None) == (sent.states is None)
+        for mine, floats in zip(built[1].states or (), built[1].looked.states.floats, strict=False):
             assert mine is floats
 
 
-def test_several_gradients_of_a_batch_that_takes_one_are_refused():
+def test_several_gradients_without_states_are_refused():
     frame, _ = counted_frame()
-    with pytest.raises(BadFrame, match="without the states"):
+    with pytest.raises(BadFrame, match="without states"):
         gradients_of(frame, a_batch())
 
 
@@ -199,13 +201,13 @@ def test_several_gradients_of_a_batch_that_takes_one_are_refused():
     [
         np.array([1, 3, 1, 2, 3], np.uint16),  # one gradient belongs to no row
         np.array([1, 3, 1, 2, 5], np.uint16),  # more than samples
-        np.array([0, 4, 1, 2, 4], np.uint16),  # a row without one
+        np.array([0, 4, 1, 2, 4], np.uint16),  # a row without a gradient
         np.array([1, 3, 1, 2], np.uint16),  # fewer than rows
         np.array([1, 3, 1, 2, 4], np.uint32),  # of another type
         np.array([[1, 3, 1, 2, 4]], np.uint16),
     ],
 )
-def test_counts_that_do_not_fit_are_refused(counts):
+def test_counts_that_do_not_fit_the_batch_are_refused(counts):
     good, _ = counted_frame()
     bad = replace(good, sections={**good.sections, (Part.COUNTS, 0): counts})
     with pytest.raises(BadFrame):
@@ -221,9 +223,7 @@ def test_counts_that_do_not_fit_are_refused(counts):
     st.lists(st.integers(0, 12), min_size=1, max_size=2),
     st.integers(0, 2**32 - 1),
 )
-def test_whatever_gradients_arrive_fit_their_rows_or_are_refused(
-    flags, codec, part, group, dtype, shape, seed
-):
+def test_any_gradients_fit_their_rows_or_are_refused(flags, codec, part, group, dtype, shape, seed):
     good, _ = counted_frame(codec)
     drawn = np.random.default_rng(seed).integers(0, 5 if part == Part.COUNTS else 100, shape)
     sections = {**good.sections, (part, group): drawn.astype(dtype)}
@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_columns_that_do_not_fit_are_refused(what):
+def test_inconsistent_columns_are_refused(what):
     good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowCodec.FP32), max_bytes=MAX)
     part, group, array = WRONG[what]
     bad = Frame(good.kind, good.id, good.codec, good.flags, {**good.sections, (part, group): array})
@@ -276,32 +276,32 @@ def test_columns_that_do_not_fit_are_refused(what):
     st.lists(st.integers(0, 6), min_size=1, max_size=2),
     st.integers(0, 2**32 - 1),
 )
-def test_whatever_arrives_is_a_batch_that_fits_or_is_refused(kind, part, group, dtype, shape, seed):
+def test_any_frame_is_a_consistent_batch_or_is_refused(kind, part, group, dtype, shape, seed):
     good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowCodec.FP32), max_bytes=MAX)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == "?" else 256, size).astype(np.uint8)
     array = raw.view(dtype).reshape(shape)
     bad = Frame(good.kind, kind, good.codec, 0, {**good.sections, (part, group): array})
     try:
-        made = batch_of(bad, NAMES)
+        built = batch_of(bad, NAMES)
     except FreshetError:
         return
-    assert made is not None
-    if made[1].looked is not None:
-        for keys, inputs in zip(made[1].looked.groups, made[1].inputs.groups, strict=True):
+    assert built is not None
+    if built[1].looked is not None:
+        for keys, inputs in zip(built[1].looked.groups, built[1].inputs.groups, strict=True):
             assert len(keys.keys) == len(keys.tables) == len(inputs.rows) == keys.bucket_starts[-1]
-    for one in made[1].inputs.groups:
+    for one in built[1].inputs.groups:
         assert -1 <= one.positions.min(initial=-1) <= one.positions.max(initial=-1) < max(len(one.rows), 1)
         assert one.feature_starts[-1] == len(one.positions)
 
 
 @given(st.sampled_from(list(Part)), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
-def test_whoever_asks_is_a_lane_that_can_be_or_is_refused(part, numbers):
-    good = decode_frame(take_frame(5, ASKED, {0: 7}), max_bytes=MAX)
+def test_any_header_names_a_possible_lane_or_is_refused(part, numbers):
+    good = decode_frame(take_frame(5, HEADER, {0: 7}), max_bytes=MAX)
     bad = Frame(good.kind, 1, good.codec, 0, {**good.sections, (part, 0): np.array(numbers, np.int64)})
     try:
-        asked, _ = asked_of(bad, Kind.TAKE)
+        header, _ = decode_header(bad, Kind.TAKE)
     except FreshetError:
         return
-    assert 0 <= asked.rank < asked.ranks
-    assert 0 <= asked.lane < asked.lanes
+    assert 0 <= header.rank < header.ranks
+    assert 0 <= header.lane < header.lanes

@@ -38,12 +38,12 @@ def reference(scene: RemoteScene) -> ReferenceRowService:
 
 
 def owning(scene: RemoteScene, *, batch_rows: int = 1):
-    """Two embedders, a partition each."""
+    """Start two embedders with one partition each."""
     return [scene.embedder([p], batch_rows) for p in range(PARTITIONS)]
 
 
 def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
-    """Train until the rows have applied this; the samples trained on."""
+    """Train until the rows have applied these offsets; returns the samples."""
     seen: list[int] = []
     deadline = time.monotonic() + DEADLINE_S
     while {p: o[0] for p, o in scene.rows.applied().items()} != applied:
@@ -55,12 +55,12 @@ def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
     return seen
 
 
-def test_a_lane_takes_in_turn_from_the_embedders_that_own_partitions_of_its_own(scene):
+def test_lane_takes_batches_from_its_embedders_round_robin(scene):
     many = 200
     embedders = owning(scene)
     stream = scene.rank(lambda: {p: e.address for p, e in enumerate(embedders)})
 
-    def connected() -> bool:  # the first to be must not be done when the other one is
+    def connected() -> bool:  # one embedder must not finish before the other is connected
         assert stream.take(0, 0.01) is None
         return all(embedder.server.counts.frames["Take"] for embedder in embedders)
 
@@ -78,7 +78,7 @@ def test_a_lane_takes_in_turn_from_the_embedders_that_own_partitions_of_its_own(
     assert order not in ([0] * many + [1] * many, [1] * many + [0] * many), "one waited for the other"
 
 
-def test_a_rank_that_vanishes_returns_its_credits_and_its_batches_are_issued_again(scene):
+def test_batches_of_a_lost_rank_are_issued_again(scene):
     for i in range(6):
         scene.append(0, [i])
     embedder = scene.embedder(range(PARTITIONS), 1, 1)
@@ -92,10 +92,10 @@ def test_a_rank_that_vanishes_returns_its_credits_and_its_batches_are_issued_aga
     second = scene.rank(lambda: owners, seat=Fence(11))
     assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
     settle(second)
-    wait_for(lambda: embedder.batches.stream().desk.batches() == 0, DEADLINE_S)
+    wait_for(lambda: embedder.batches.stream().limiter.batches() == 0, DEADLINE_S)
 
 
-def test_a_rank_that_was_replaced_gets_nothing_any_more(scene):
+def test_replaced_rank_gets_no_batches(scene):
     scene.append(0, [1])
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
@@ -108,7 +108,7 @@ def test_a_rank_that_was_replaced_gets_nothing_any_more(scene):
     assert take(new).sample_ids.tolist() == [2]
 
 
-def test_batches_of_an_embedder_that_was_replaced_are_refused(scene):
+def test_batches_of_a_replaced_embedder_are_refused(scene):
     for i in range(3):
         scene.append(0, [i])
     zombie = scene.embedder([0], 1, 0, fence=Fence(10))
@@ -127,7 +127,7 @@ def test_batches_of_an_embedder_that_was_replaced_are_refused(scene):
     assert drain(scene, stream, {0: 3, 1: 0}) == [1, 2]
 
 
-def test_a_rank_whose_token_an_embedder_does_not_know_yet_goes_on_once_it_does(scene, tmp_path):
+def test_rank_continues_once_the_embedder_knows_its_token(scene, tmp_path):
     clock, ours, theirs = SettableClock(), tmp_path / "rank", tmp_path / "embedder"
     theirs.write_text("old\n")
     ours.write_text("new\n")
@@ -144,7 +144,7 @@ def test_a_rank_whose_token_an_embedder_does_not_know_yet_goes_on_once_it_does(s
     assert drain(scene, stream, {0: 1, 1: 0}) == [7]
 
 
-def test_partitions_that_move_to_another_embedder_lose_and_repeat_nothing(scene):
+def test_moved_partitions_lose_and_repeat_no_sample(scene):
     for i in range(40):
         scene.append(i % 2, [i])
     first, second = owning(scene)
@@ -160,25 +160,25 @@ def test_partitions_that_move_to_another_embedder_lose_and_repeat_nothing(scene)
     assert stream.take(0, 0.05) is None
 
 
-def test_an_embedder_that_is_away_is_waited_for(scene):
+def test_rank_waits_for_an_unreachable_embedder(scene):
     scene.append(0, [1])
     embedder = scene.embedder([0])
-    owners = {0: "127.0.0.1:9"}  # nobody listens there
+    owners = {0: "127.0.0.1:9"}  # no server listens there
     stream = scene.rank(lambda: owners)
     assert stream.take(0, 0.5) is None
     owners = {0: embedder.address}
     assert take(stream).sample_ids.tolist() == [1]
 
 
-def test_gradients_for_which_an_embedder_has_no_room_are_sent_again(scene):
-    """Any request in work is more than this one takes: even one that only waits for a batch."""
+def test_gradients_refused_as_overload_are_sent_again(scene):
+    """The embedder's memory budget is below any single request."""
     scene.append(0, [1])
     embedder = scene.embedder(range(PARTITIONS), work_bytes=1)
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     stream = scene.rank(lambda: owners)
     batch = take(stream)
     refused = embedder.server.counts.refused
-    wait_for(lambda: embedder.server.counts.frames["Take"] > 1, DEADLINE_S)  # it waits, there is nothing else
+    wait_for(lambda: embedder.server.counts.frames["Take"] > 1, DEADLINE_S)  # the only request waits
     stream.give_back(0, batch, gradients_of(batch))
     wait_for(lambda: refused["overloaded"], DEADLINE_S)
 
@@ -187,7 +187,7 @@ def test_gradients_for_which_an_embedder_has_no_room_are_sent_again(scene):
     assert stream.counts.broken == 0
 
 
-def test_requests_that_are_refused_as_too_many_leave_what_is_out_out(scene, monkeypatch):
+def test_overload_keeps_batches_that_are_out(scene, monkeypatch):
     for i in range(4):
         scene.append(0, [i])
     embedder = scene.embedder(range(PARTITIONS))
@@ -207,8 +207,8 @@ def test_requests_that_are_refused_as_too_many_leave_what_is_out_out(scene, monk
     assert (left, stream.counts.broken) == ([], 0)
 
 
-def test_what_is_given_back_after_a_refused_batch_goes_behind_it(scene, monkeypatch):
-    """Shards would refuse the later one, and both were issued again."""
+def test_gradients_keep_their_order_after_an_overload(scene, monkeypatch):
+    """In the other order the shards would refuse the later batch, and both would be issued again."""
     left, give = [1], BatchServer.give
 
     def refuse_first(self: BatchServer, frame: Frame) -> bytes:
@@ -238,7 +238,7 @@ def test_what_is_given_back_after_a_refused_batch_goes_behind_it(scene, monkeypa
     ("codec", "within"),
     [(RowCodec.FP32, 0.0), (RowCodec.FP16, 1e-3), (RowCodec.BF16, 1e-2), (RowCodec.INT8, 2e-2)],
 )
-def test_rows_and_gradients_arrive_as_exactly_as_their_codec_is(tmp_path, codec, within):
+def test_rows_and_gradients_are_as_exact_as_their_codec(tmp_path, codec, within):
     log = SqliteEventLog(tmp_path)
     scene = RemoteScene(log, codec=codec)
     for _ in range(2):
@@ -256,7 +256,7 @@ def test_rows_and_gradients_arrive_as_exactly_as_their_codec_is(tmp_path, codec,
     log.close()
 
 
-def test_two_lanes_of_a_rank_have_partitions_of_their_own(scene):
+def test_lanes_of_a_rank_have_disjoint_partitions(scene):
     for i in range(8):
         scene.append(i % 2, [i])
     embedders = owning(scene)
@@ -269,7 +269,7 @@ def test_two_lanes_of_a_rank_have_partitions_of_their_own(scene):
     assert seen == {0: {0}, 1: {1}}
 
 
-def test_a_refused_batch_is_put_right_by_its_embedder(scene):
+def test_embedder_recovers_from_a_refused_push(scene):
     for i in range(4):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=1)
@@ -279,7 +279,7 @@ def test_a_refused_batch_is_put_right_by_its_embedder(scene):
     assert set(drain(scene, stream, {0: 4, 1: 0})) <= {1, 2, 3}
 
 
-def test_what_no_retry_can_mend_ends_the_embedder_and_is_told_to_the_rank(scene):
+def test_fatal_error_ends_embedder_and_reaches_the_rank(scene):
     scene.rows = ReferenceRowService([WIDTH], {0: 7, 1: 0})  # the log holds no offset 7
     embedder = scene.embedder([0])
     stream = scene.rank(lambda: {0: embedder.address})
@@ -288,7 +288,7 @@ def test_what_no_retry_can_mend_ends_the_embedder_and_is_told_to_the_rank(scene)
     assert isinstance(embedder.batches.failed, DataLost)
 
 
-def test_a_push_that_is_fenced_ends_the_stream_and_not_the_embedder(scene):
+def test_fenced_push_ends_the_stream_but_not_the_embedder(scene):
     scene.append(0, [1])
     scene.rows = Faulty(scene.rows)
     scene.rows.script("push", nth=1, error=Fenced("a higher fence"))

@@ -1,4 +1,4 @@
-"""How long messages may become is known at the start, and refused there."""
+"""The largest message of a spec is known at the start; too small a limit is refused there."""
 
 import threading
 from dataclasses import replace
@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.apps.distributed import Embedding
-from freshet.batches.frames import batch_frame
-from freshet.batches.message_sizes import check_messages, largest_batch_bytes, streams
+from freshet.batches.frames import batch_frame, check_messages, largest_batch_bytes, streams
 from freshet.clock import Stages
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.embedder.batch_builder import Maker
+from freshet.embedder.batch_builder import BatchBuilder
 from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
 from freshet.embedder.service import names_of
@@ -52,7 +51,7 @@ batch = {{ rows = {rows}, behind = {rows} }}
 
 
 def fullest(spec: Spec) -> int:
-    """Bytes of a batch whose lists are as long as they may be, of keys of which no two are equal."""
+    """Return the bytes of a batch with lists of maximal length and distinct keys."""
     layout, rows = layout_of(spec), spec.train.behind_rows(native_loop=False)
     groups, many = [], 1
     for group in layout.groups:
@@ -72,15 +71,15 @@ def fullest(spec: Spec) -> int:
     ids, ones = np.arange(rows), np.ones(rows, np.float32)
     decoded = DecodedBatch(columns, ids, ids.astype(np.uint64), ids, np.zeros(rows, np.uint8), ones, ones)
     plan = BatchPlan((OffsetRange(0, 0, 1),), BytesColumn.of([]), (), rows)
-    maker = Maker(spec, layout, states=True)
-    made = maker.make(plan, decoded, maker.slot(), replayed=False, stages=Stages(("plan",)))
-    assert made.looked is not None
-    # as many moments as shards and pushes in flight could make
+    builder = BatchBuilder(spec, layout, states=True)
+    built = builder.build(plan, decoded, builder.slot(), replayed=False, stages=Stages(("plan",)))
+    assert built.looked is not None
+    # the most moments that shards and pushes in flight produce
     moments = {g: np.zeros(spec.buckets, np.uint32) for g in range(len(groups))}
-    made.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
-    for memory in [*(inputs.rows for inputs in made.inputs.groups), *made.looked.states.floats]:
+    built.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
+    for memory in [*(inputs.rows for inputs in built.inputs.groups), *built.looked.states.floats]:
         memory[:] = 0
-    return len(batch_frame(1, 1, made.batch(Fence(1), looked=True), names_of(spec, layout), RowCodec.FP32))
+    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), names_of(spec, layout), RowCodec.FP32))
 
 
 @settings(deadline=None, max_examples=25)
@@ -90,13 +89,13 @@ def fullest(spec: Spec) -> int:
     longest=st.integers(1, 9),
     rows=st.integers(256, 700),
 )
-def test_no_batch_is_longer_than_what_its_spec_says_and_some_nearly_are(dim, optimizer, longest, rows):
+def test_largest_batch_size_is_a_tight_bound(dim, optimizer, longest, rows):
     spec = spec_of(dim, optimizer, longest, rows)
     bound, found = largest_batch_bytes(spec, layout_of(spec)), fullest(spec)
     assert found <= bound < found + 2**18 + rows * 64
 
 
-def test_a_limit_too_small_for_the_specs_batches_ends_the_start_and_says_what_to_raise_it_to():
+def test_too_small_message_limit_fails_with_the_needed_limit():
     spec = spec_of(16, "adam", 5000, 4096)
     needed = -(-largest_batch_bytes(spec, layout_of(spec)) // MOST_PIECES)
     with pytest.raises(
@@ -106,13 +105,13 @@ def test_a_limit_too_small_for_the_specs_batches_ends_the_start_and_says_what_to
     check_messages(spec, Transport(max_message_bytes=needed))
 
 
-def test_usual_specs_need_no_other_limit_than_the_default():
+def test_usual_specs_fit_the_default_limit():
     check_messages(spec_of(64, "adam", 50, 4096), Transport())
     check_messages(spec_of(16, "rowwise_adagrad", 50, 65_536), Transport(max_message_bytes=64 * MIB))
 
 
 @pytest.mark.parametrize("longest", [1, 2000])
-def test_an_embedder_has_room_for_the_gradients_of_every_lane_at_once(tmp_path, longest):
+def test_memory_budget_fits_gradients_of_every_lane(tmp_path, longest):
     spec = spec_of(16, "adam", longest, 4096)
     log, given = SqliteEventLog(tmp_path), {"FRESHET_EMBEDDER_PORT": "0"}
     embedding = Embedding(spec, log, load_settings(given, run_folder=str(tmp_path)), "hash")
@@ -126,7 +125,7 @@ def test_an_embedder_has_room_for_the_gradients_of_every_lane_at_once(tmp_path, 
     assert room > spec.partitions * largest_batch_bytes(spec, layout_of(spec))
 
 
-def test_every_lane_may_keep_its_two_streams_to_one_embedder_and_connect_again():
+def test_stream_limit_lets_every_lane_reconnect():
     spec = replace(spec_of(16, "adam", 1, 4096), partitions=100)
     assert streams(spec, STREAMS) == 400
     assert streams(replace(spec, partitions=1), STREAMS) == STREAMS

@@ -1,4 +1,4 @@
-"""What a stream has pushed is in the rows that it hands out, whether or not their lookup could know it."""
+"""Rows of a stream contain all its pushes, even those that their lookup missed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.batches.read_my_writes import Looked, OwnWrites
+from freshet.batches.read_my_writes import LookupResult, ReadMyWrites
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -26,10 +26,10 @@ NO_STATE = np.empty((1, 0), np.float32)
 
 
 class Writes:
-    """Own writes of one-row batches, block after block of partition 0, and what was freed."""
+    """Pending writes of one-row batches, block by block of partition 0; records the freed ones."""
 
     def __init__(self) -> None:
-        self.own = OwnWrites(layout_of(parse_spec(SPEC)))
+        self.own = ReadMyWrites(layout_of(parse_spec(SPEC)))
         self.freed: list[int] = []
         self.blocks = 0
 
@@ -37,16 +37,16 @@ class Writes:
         group, _ = keys_of([row])
         gradients: F32 = np.full((1, WIDTH), gradient, np.float32)
         block, self.blocks = self.blocks, self.blocks + 1
-        return self.own.given(
+        return self.own.add(
             [OffsetRange(0, block, block + 1)], [group], [gradients], lambda: self.freed.append(block)
         )
 
     def row_of(self, begun=None, row=A, pushed: int = 0) -> float:
-        """The first float of a row that was 0 when it was looked up, and knew the blocks below `pushed`."""
+        """Return a row's first float after pending writes; it was 0, with the blocks below `pushed`."""
         group, _ = keys_of([row])
         values = np.zeros((1, WIDTH), np.float32)
         states = RowStates([NO_STATE], KnownPushes(np.array([[pushed]])))
-        self.own.bring_up(Looked([group], states), [values], begun)
+        self.own.apply_pending(LookupResult([group], states), [values], begun)
         return float(values[0, 0])
 
 
@@ -55,44 +55,44 @@ def writes() -> Writes:
     return Writes()
 
 
-def test_rows_are_stepped_by_what_they_do_not_know(writes):
+def test_rows_get_the_writes_that_their_lookup_missed(writes):
     for gradient in (1.0, 10.0, 100.0):
         writes.give(gradient=gradient)
     assert [writes.row_of(pushed=n) for n in range(4)] == [-111.0, -110.0, -100.0, 0.0]
     assert writes.own.stepped_rows == 6
 
 
-def test_a_partition_that_nothing_is_known_of_knows_no_write(writes):
+def test_partition_without_known_pushes_contains_no_write(writes):
     writes.give()
     group, _ = keys_of([A])
     values = np.zeros((1, WIDTH), np.float32)
-    writes.own.bring_up(
-        Looked([group], RowStates([NO_STATE], KnownPushes(np.empty((1, 0), np.int64)))), [values]
+    writes.own.apply_pending(
+        LookupResult([group], RowStates([NO_STATE], KnownPushes(np.empty((1, 0), np.int64)))), [values]
     )
     assert values[0, 0] == -1.0
 
 
-def test_rows_are_stepped_by_writes_that_others_of_their_lookup_know(writes):
-    """A push was on its way from bucket to bucket while the rows were read."""
+def test_rows_get_writes_that_other_buckets_contain(writes):
+    """A push had reached some of the buckets when the rows were read."""
     group, rows = keys_of([A, C])
     assert len({int(bucket) for bucket in bucket_of(group.keys, BUCKETS)}) == 2
     gradients: F32 = np.full((2, WIDTH), 1.0, np.float32)
-    writes.own.given([OffsetRange(0, 0, 1)], [group], [gradients])
+    writes.own.add([OffsetRange(0, 0, 1)], [group], [gradients])
     for reached in (A, C):
         moments = np.zeros(BUCKETS, np.uint32)
         moments[bucket_of(group.keys[[rows.index(reached)]], BUCKETS)] = 1
         values = np.zeros((2, WIDTH), np.float32)
         states = RowStates([np.empty((2, 0), np.float32)], KnownPushes(np.array([[0], [1]]), {0: moments}))
-        writes.own.bring_up(Looked([group], states), [values])
+        writes.own.apply_pending(LookupResult([group], states), [values])
         assert dict(zip(rows, values[:, 0].tolist(), strict=True)) == {A: -1.0, C: -1.0} | {reached: 0.0}
 
 
-def test_what_was_acknowledged_before_the_lookup_is_known_whatever_shards_tell(writes):
-    """A shard that has just taken over does not know how far pushes have come."""
-    early = writes.own.looking()
+def test_lookup_contains_writes_acknowledged_before_it(writes):
+    """A new owner of a shard does not know which pushes are applied."""
+    early = writes.own.begin_lookup()
     write = writes.give()
-    writes.own.acknowledged(write)
-    late = writes.own.looking()
+    writes.own.acknowledge(write)
+    late = writes.own.begin_lookup()
     assert (writes.row_of(late), writes.row_of(early)) == (0.0, -1.0)
 
 
@@ -101,50 +101,50 @@ def test_only_rows_of_the_write_are_stepped(writes):
     assert [writes.row_of(row=row) for row in (A, B, C)] == [-1.0, 0.0, 0.0]
 
 
-def test_a_write_is_kept_until_no_lookup_is_left_that_can_have_missed_it(writes):
-    early = writes.own.looking()
+def test_write_is_kept_while_a_lookup_may_have_missed_it(writes):
+    early = writes.own.begin_lookup()
     write = writes.give()
-    other = writes.own.looking()
-    writes.own.acknowledged(write)
-    after = writes.own.looking()
+    other = writes.own.begin_lookup()
+    writes.own.acknowledge(write)
+    after = writes.own.begin_lookup()
     assert writes.freed == []
     assert writes.row_of(early) == -1.0
     assert writes.freed == []
-    writes.own.forget(other)
+    writes.own.end_lookup(other)
     assert writes.freed == [0]
     assert writes.row_of(after) == 0.0
 
 
-def test_what_was_given_up_steps_nothing_and_is_freed_at_once(writes):
-    begun = writes.own.looking()
+def test_dropped_write_steps_no_rows_and_is_freed(writes):
+    begun = writes.own.begin_lookup()
     for write in (writes.give(), writes.give()):
         writes.own.drop(write)
     assert writes.freed == [0, 1]
     assert writes.row_of(begun) == 0.0
 
 
-def test_a_batch_from_before_voids_what_was_given_from_there_on(writes):
+def test_earlier_batch_drops_the_writes_from_there_on(writes):
     for gradient in (1.0, 10.0, 100.0):
         writes.give(gradient=gradient)
-    writes.own.restarted([OffsetRange(0, 3, 4)])
-    writes.own.restarted([OffsetRange(1, 0, 1)])
+    writes.own.drop_from([OffsetRange(0, 3, 4)])
+    writes.own.drop_from([OffsetRange(1, 0, 1)])
     assert writes.freed == []
-    writes.own.restarted([OffsetRange(0, 1, 2)])
+    writes.own.drop_from([OffsetRange(0, 1, 2)])
     assert writes.freed == [1, 2]
     assert writes.row_of() == -1.0
 
 
-def test_the_newest_are_kept_for_who_is_told_of_no_acknowledgement(writes):
+def test_keep_newest_keeps_only_the_newest_writes(writes):
     for gradient in (1.0, 10.0, 100.0):
         writes.give(gradient=gradient)
-    writes.own.keep(2)
+    writes.own.keep_newest(2)
     assert writes.freed == [0]
     assert writes.row_of() == -110.0
 
 
-def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(writes):
-    """The slot's memory may be used again by the next batch."""
-    begun, write = writes.own.looking(), writes.give()
+def test_write_dropped_during_a_step_is_freed_after_it(writes):
+    """The next batch may reuse the memory of the slot."""
+    begun, write = writes.own.begin_lookup(), writes.give()
     stepping, go_on = threading.Event(), threading.Event()
     steps = writes.own._steps[0]
 
@@ -172,16 +172,16 @@ def test_a_write_that_is_given_up_while_rows_are_stepped_by_it_is_freed_after(wr
 def scene(tmp_path: Path, request: pytest.FixtureRequest):
     log = SqliteEventLog(tmp_path)
     if request.param == "in one process":
-        yield PipelinedScene(log, own_writes=True)
+        yield PipelinedScene(log, read_my_writes=True)
     else:
-        remote = RemoteScene(log, own_writes=True)
+        remote = RemoteScene(log, read_my_writes=True)
         yield remote
         remote.close()
     log.close()
 
 
-def test_rows_looked_up_ahead_are_as_if_they_had_been_looked_up_now(scene):
-    """All lookups are answered before anything is pushed, and all batches are of one row."""
+def test_prefetched_rows_equal_rows_looked_up_now(scene):
+    """All lookups are answered before the first push, and every batch has one row."""
     scene.rows = rows = HeldRows()
     for _ in range(6):
         scene.append(0, [7] * BATCH)
@@ -211,7 +211,7 @@ def test_rows_looked_up_ahead_are_as_if_they_had_been_looked_up_now(scene):
     np.testing.assert_allclose(found[0] - np.array(values), 111111.0, rtol=1e-5)
 
 
-def test_what_a_lookup_has_seen_is_not_stepped_again(scene):
+def test_writes_in_a_lookup_are_not_applied_again(scene):
     scene.rows = rows = HeldRows()
     for _ in range(8):
         rows.lookups.release()
@@ -229,8 +229,8 @@ def test_what_a_lookup_has_seen_is_not_stepped_again(scene):
     stream.close()
 
 
-def test_samples_that_come_again_are_not_taken_for_new_ones(scene):
-    """A lane starts again from what is applied: nothing that was given up is in its rows."""
+def test_reissued_samples_do_not_count_as_new(scene):
+    """After a rewind the rows contain no dropped write."""
     scene.rows = rows = HeldRows()
     for _ in range(8):
         rows.lookups.release()
@@ -240,10 +240,10 @@ def test_samples_that_come_again_are_not_taken_for_new_ones(scene):
     first = take(stream)
     before = first.inputs.groups[0].rows[0].copy()
     second = take(stream)
-    stream.give_back(0, second, None)  # the lane is void: what is out comes again
+    stream.give_back(0, second, None)  # voids the lane: batches that are out are issued again
     stream.give_back(0, first, gradients_of(first, 1.0))
     again = take(stream)
-    while again.ranges != first.ranges:  # sent before its embedder knew
+    while again.ranges != first.ranges:  # sent before the embedder rewound
         stream.give_back(0, again, None)
         again = take(stream)
     np.testing.assert_array_equal(again.inputs.groups[0].rows[0], before)

@@ -40,9 +40,9 @@ ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples" / "quickstart" / "freshet.toml"
 
 WHAT_TO_DO = """\
-  The hash found is that of this spec with `defaults = 1`; the spec now means `defaults = 2`.
-  To go on with that model as it was, put `defaults = 1` at the top of the spec.
-  To begin anew with `defaults = 2`, give the model another name, or a new store."""
+  The hash found is the hash of this spec with `defaults = 1`; the spec now has `defaults = 2`.
+  To continue with that model unchanged, put `defaults = 1` at the top of the spec.
+  To start a new model with `defaults = 2`, use another name, or a new store."""
 
 HASHES = {  # as the last release without the key `defaults` hashed them: without, and with, their schemas
     "examples/custom-model": (
@@ -267,7 +267,7 @@ def _ranks(own: str, before: str, settings: Settings) -> None:
     ledger, progress = SimpleNamespace(applied={}), SimpleNamespace(steps=0)
     state = DenseState(*cast(Any, (None, ledger, None, None, progress, own)))
     other = orjson.dumps({"step": 0, "spec": before, "vector": []})
-    state.level(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
+    state.sync(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
 
 
 def _served_rows(own: str, before: str, settings: Settings) -> None:
@@ -341,9 +341,9 @@ def test_the_whole_message_of_a_start() -> None:
         f"  spec_hash: expected '{own}', found '{before}'\n{WHAT_TO_DO}"
     )
     assert explain_defaults(before, own) == (
-        "  The hash found is that of this spec with `defaults = 2`; the spec now means `defaults = 1`.\n"
-        "  To go on with that model as it was, put `defaults = 2` at the top of the spec.\n"
-        "  To begin anew with `defaults = 1`, give the model another name, or a new store."
+        "  The hash found is the hash of this spec with `defaults = 2`; the spec now has `defaults = 1`.\n"
+        "  To continue with that model unchanged, put `defaults = 2` at the top of the spec.\n"
+        "  To start a new model with `defaults = 1`, use another name, or a new store."
     )
 
 

@@ -1,4 +1,4 @@
-"""Ownership decided in the log: the rules by arithmetic, the shell on a SQLite log and on Kafka."""
+"""Ownership decided in the log: rules without I/O, and claims on a SQLite log and on Kafka."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ from freshet.coordination.claims import Claims
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.log import EventLog
 from freshet.observability.skipped import skipped
-from freshet.paramserver.balance_rules import Balance
+from freshet.paramserver.balance_rules import BalanceRules
 from freshet.testing.clock import SettableClock
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 from tests.system.waiting import wait_for
@@ -61,7 +61,7 @@ def watch(book: ClaimBook, start_s: float, seconds: float) -> float:
     return start_s + seconds
 
 
-def test_of_two_claims_that_replace_the_same_the_first_in_the_log_wins() -> None:
+def test_first_of_two_competing_claims_wins() -> None:
     book = book_of(claim_record("x", "a", None), claim_record("x", "b", None))
     claim = book.claim("x")
     assert claim is not None
@@ -77,7 +77,7 @@ def test_a_claim_must_name_the_one_that_stands() -> None:
     assert (claim.owner, claim.fence) == ("b", 1)
 
 
-def test_what_nobody_claimed_or_was_released_is_claimable_at_once() -> None:
+def test_unclaimed_and_released_things_are_claimable_at_once() -> None:
     book = book_of(claim_record("x", "a", None), release_record("x", Fence(0)))
     assert book.claimable("x")
     assert book.claimable("never seen")
@@ -101,7 +101,7 @@ def test_a_claim_needs_a_full_lease_without_heartbeat() -> None:
     assert book.claimable("x")
 
 
-def test_heartbeats_of_others_and_of_replaced_claims_keep_nothing_alive() -> None:
+def test_heartbeats_of_other_or_replaced_claims_have_no_effect() -> None:
     book = book_of(claim_record("x", "a", None), claim_record("x", "b", Fence(0)))
     watch(book, 0.0, 3.2)
     book.apply(2, parse_record(heartbeat_record([Fence(0), Fence(77)]), "here"))
@@ -111,7 +111,7 @@ def test_heartbeats_of_others_and_of_replaced_claims_keep_nothing_alive() -> Non
 def test_nothing_expires_while_the_log_is_away() -> None:
     book = book_of(claim_record("x", "a", None))
     now = watch(book, 0.0, 2.5)
-    book.blind()
+    book.suspend()
     book.observe(now + 60.0)
     assert not book.claimable("x")
     assert book.silent_s("x") < 2.6
@@ -128,7 +128,7 @@ def test_an_observer_that_was_stopped_does_not_count_the_time() -> None:
     st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from("abc"), st.integers(-1, 12)), max_size=12),
     st.data(),
 )
-def test_a_reader_that_starts_from_a_state_record_comes_to_the_same_owners(
+def test_reader_starting_from_a_state_record_finds_same_owners(
     made: list[tuple[str, str, int]], data: st.DataObject
 ) -> None:
     records = [claim_record(what, owner, None if r < 0 else Fence(r)) for what, owner, r in made]
@@ -187,21 +187,21 @@ def test_kinds_and_keys_of_later_versions_are_ignored() -> None:
     assert list(book.claims()) == ["x"]
 
 
-# The shell
+# With a log
 
 
 class WatchedClock(SettableClock):
-    """Knows how often it was asked. Claims that hold nothing ask it whenever they have read to the end."""
+    """A clock that counts its reads. Claims without held things read it each time they reach the end."""
 
-    asked = 0
+    reads = 0
 
     def monotonic(self) -> float:
-        self.asked += 1  # before the time is read: who counts a question knows that its answer is newer
+        self.reads += 1  # before the read: a counted read returns a later time
         return super().monotonic()
 
-    def wait_until_asked(self) -> None:
-        asked = self.asked
-        wait_for(lambda: self.asked > asked, WAIT_S)
+    def wait_until_read(self) -> None:
+        asked = self.reads
+        wait_for(lambda: self.reads > asked, WAIT_S)
 
 
 class Unreachable:
@@ -211,7 +211,7 @@ class Unreachable:
         self._log, self.away, self._refused = log, threading.Event(), 0
 
     def was_noticed(self) -> bool:
-        """Has its reader failed, and come back for more."""
+        """Return whether its reader has failed and polled again."""
         return self._refused > 1
 
     def __getattr__(self, name: str) -> Any:
@@ -259,7 +259,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
 
 @pytest.fixture
 def start(log: EventLog) -> Iterator[Callable[..., Claims]]:
-    """Start claims as another process would; short leases, so that a test waits for one in real time."""
+    """Start claims as another process would, with leases short enough to wait for."""
     started: list[Claims] = []
 
     def make(clock: SettableClock | None = None, lease_s: float = LEASE_S, log: EventLog = log) -> Claims:
@@ -288,11 +288,11 @@ def test_fences_rise_from_owner_to_owner(start: Callable[..., Claims], log: Even
 
 
 def live_on(log: EventLog, owner: SettableClock, watcher: WatchedClock, seconds: float) -> None:
-    """Let time pass for an owner and for who watches it: a heartbeat and a look at each step."""
+    """Advance time for an owner and its observer: a heartbeat and a read at each step."""
     for _ in range(round(seconds / HEARTBEAT_S)):
         _one_heartbeat(log, owner)
         watcher.advance(HEARTBEAT_S)
-        watcher.wait_until_asked()
+        watcher.wait_until_read()
 
 
 def _one_heartbeat(log: EventLog, owner: SettableClock) -> None:
@@ -329,7 +329,7 @@ def test_a_log_that_comes_back_finds_the_owners_it_had(start: Callable[..., Clai
     held.check()
 
 
-def test_a_silent_owner_is_replaced_and_told(start: Callable[..., Claims]) -> None:
+def test_silent_owner_is_replaced_and_notified(start: Callable[..., Claims]) -> None:
     stopped = SettableClock()  # its heartbeats never fall due again
     first, second = start(stopped), start()
     held = first.acquire("seat", "a", stopped.monotonic() + 1.0)
@@ -365,7 +365,7 @@ def test_of_many_that_claim_at_once_one_wins(start: Callable[..., Claims]) -> No
     assert sum(isinstance(result, Unavailable) for result in results) == 3
 
 
-def test_who_is_told_late_of_a_loss_is_told_at_once(start: Callable[..., Claims]) -> None:
+def test_callback_added_after_a_loss_is_called_at_once(start: Callable[..., Claims]) -> None:
     stopped = SettableClock()
     held = start(stopped).acquire("seat", "a", stopped.monotonic() + 1.0)
     start().acquire("seat", "b", soon())
@@ -389,9 +389,9 @@ def test_a_stop_ends_the_wait_for_a_claim(start: Callable[..., Claims]) -> None:
     second, stop = start(lease_s=1000.0), threading.Event()
     stop.set()
 
-    with pytest.raises(Unavailable, match="asked to stop while seat is held by a"):
+    with pytest.raises(Unavailable, match="stopped while seat is held by a"):
         second.acquire("seat", "b", time.monotonic() + 1000.0, stop)
-    assert second.acquire("other", "b", soon(), stop).owner == "b"  # what need not be waited for is had
+    assert second.acquire("other", "b", soon(), stop).owner == "b"  # a free thing needs no wait
 
 
 def test_closing_on_a_sick_log_leaves_the_claim_to_its_lease(
@@ -408,14 +408,14 @@ def test_closing_on_a_sick_log_leaves_the_claim_to_its_lease(
     assert log.bounds(CONTROL).end > held.fence
 
 
-def test_a_latecomer_reads_who_owns_what(start: Callable[..., Claims]) -> None:
+def test_late_reader_finds_all_owners(start: Callable[..., Claims]) -> None:
     first = start()
     first.acquire("a", "one", soon())
     first.acquire("b", "one", soon())
     assert {what: claim.owner for what, claim in start().owners().items()} == {"a": "one", "b": "one"}
 
 
-def test_a_long_topic_is_trimmed_without_forgetting_owners_or_the_plan(
+def test_trimming_a_long_topic_keeps_owners_and_plan(
     start: Callable[..., Claims], log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims_module, "_STATE_EVERY", 10)
@@ -462,11 +462,13 @@ GARBAGE = [
     b'{"v":1,"kind":"load","by":"seat","fence":0,"bytes":1,"limit":0,"slices":[[0,1,9007199254740993]]}',
     b'{"v":1,"kind":"state","upto":5,"claims":[["seat","b",-1,false]],"plan":null}',
 ]
-"""Records of control that say nothing."""
+"""Records of control without effect."""
 
 
 @pytest.mark.parametrize("when", ["while it runs", "before it starts"])
-def test_garbage_in_control_ends_no_claims(start: Callable[..., Claims], log: EventLog, when: str) -> None:
+def test_invalid_records_in_control_end_no_claims(
+    start: Callable[..., Claims], log: EventLog, when: str
+) -> None:
     first = start()
     held = first.acquire("seat", "a", soon())
     claims = first if when == "while it runs" else None
@@ -476,13 +478,11 @@ def test_garbage_in_control_ends_no_claims(start: Callable[..., Claims], log: Ev
     claims.acquire("other", "a", soon())
     held.check()
     assert claims.owners()["seat"].owner == "a"
-    # Of an empty value, as a tombstone is read, there is nothing to tell.
+    # An empty value, as of a tombstone, is not counted.
     assert skipped()["control"] >= len(GARBAGE) - 1
 
 
-def test_a_claim_of_a_later_release_stops_claims_and_keeps_what_is_held(
-    start: Callable[..., Claims], log: EventLog
-) -> None:
+def test_claim_of_a_later_release_stops_new_claims_only(start: Callable[..., Claims], log: EventLog) -> None:
     claims = start()
     held = claims.acquire("seat", "a", soon())
     log.writer().append([Append("control", 0, BytesColumn.of([b'{"v":3,"kind":"claims","all":true}']))])
@@ -526,12 +526,12 @@ def test_any_json_in_control_is_applied_or_skipped(base: bytes, change: dict[str
         if record["kind"] == "state":
             book.restore(record)
         book.observe(1.0)
-        balance = Balance(2, bound=0.1, interval_s=1.0)
-        balance.hear(book.loads, 1.0)
+        balance = BalanceRules(2, bound=0.1, interval_s=1.0)
+        balance.record_reports(book.loads, 1.0)
         balance.decide(("seat", None), ["seat"], 5.0)
 
 
-# Several things at once
+# Claims of several things
 
 
 def test_a_claim_of_several_things_is_one_fence_for_all() -> None:
@@ -539,7 +539,7 @@ def test_a_claim_of_several_things_is_one_fence_for_all() -> None:
     assert [(c.owner, c.fence) for c in book.claims().values()] == [("a", 0), ("a", 0)]
 
 
-def test_a_claim_of_several_things_is_none_if_one_has_another_owner_by_then() -> None:
+def test_claim_of_several_things_is_void_if_one_has_an_owner() -> None:
     book = book_of(claim_record("x", "a", None), claims_record("b", {"y": None, "x": None}))
     assert {what: c.owner for what, c in book.claims().items()} == {"x": "a"}
 
@@ -551,7 +551,7 @@ def test_things_of_one_claim_are_released_one_by_one() -> None:
     assert [book.claimable(what) for what in "xyz"] == [True, False, True]
 
 
-def test_every_change_of_owners_is_told_and_nothing_else() -> None:
+def test_changes_counts_every_change_of_owners_only() -> None:
     book = book_of(claims_record("a", {"x": None, "y": None}))
     seen = book.changes
     book.apply(1, parse_record(heartbeat_record([Fence(0)]), "here"))
@@ -566,20 +566,20 @@ def test_the_last_plan_counts() -> None:
     assert book_of(*(plan_record(plan) for plan in plans)).plan == plans[1]
 
 
-def test_a_shards_last_report_of_its_load_counts() -> None:
+def test_last_load_record_of_a_shard_counts() -> None:
     later = replace(LOAD, bytes=6_000, slices=())
     seat = claim_record("shard:a", "a", None)
     assert book_of(seat, load_record(LOAD)).loads == {"shard:a": LOAD}
     assert book_of(seat, load_record(LOAD), load_record(later)).loads == {"shard:a": later}
 
 
-def test_reports_of_load_by_who_has_not_the_seat_are_ignored() -> None:
+def test_load_of_a_process_without_membership_lease_is_ignored() -> None:
     assert book_of(load_record(LOAD)).loads == {}
     seats = claim_record("shard:a", "a", None), claim_record("shard:a", "b", Fence(0))
     assert book_of(*seats, load_record(LOAD)).loads == {}, "it was replaced"
 
 
-def test_a_reader_that_does_not_know_reports_of_load_may_ignore_them() -> None:
+def test_earlier_readers_may_ignore_load_records() -> None:
     assert json.loads(load_record(LOAD))["v"] == 1
 
 
@@ -588,7 +588,7 @@ def test_a_reader_that_does_not_know_reports_of_load_may_ignore_them() -> None:
     st.integers(0, 2**40),
     st.lists(st.builds(SliceLoad, *[st.integers(0, 2**53)] * 3), max_size=70),
 )
-def test_a_report_of_load_comes_back_as_it_was_told(held: int, limit: int, slices: list[SliceLoad]) -> None:
+def test_load_record_reads_back(held: int, limit: int, slices: list[SliceLoad]) -> None:
     told = Load("shard:a", Fence(0), held, limit, tuple(slices))
     assert book_of(claim_record("shard:a", "a", None), load_record(told)).loads == {"shard:a": told}
 
@@ -607,12 +607,12 @@ def test_a_report_of_load_comes_back_as_it_was_told(held: int, limit: int, slice
         {"slices": [[1, 2, 3.0]]},
     ],
 )
-def test_a_report_of_load_of_a_wrong_shape_is_corrupt(change: dict[str, object]) -> None:
+def test_load_record_of_a_wrong_shape_is_corrupt(change: dict[str, object]) -> None:
     with pytest.raises(Corrupt, match="here"):
         parse_record(json.dumps(json.loads(load_record(LOAD)) | change).encode(), "here")
 
 
-def test_a_reader_that_does_not_know_claims_of_several_things_must_not_ignore_them() -> None:
+def test_earlier_readers_must_not_ignore_joint_claims() -> None:
     assert json.loads(claims_record("a", {"x": None}))["v"] == 2
 
 
@@ -637,10 +637,8 @@ def test_a_record_of_several_things_of_a_wrong_shape_is_corrupt(kind: str, chang
         parse_record(json.dumps(json.loads(made[kind]) | change).encode(), "here")
 
 
-def test_what_was_released_while_the_log_was_away_is_free_once_it_is_back(
-    start: Callable[..., Claims], log: EventLog
-) -> None:
-    """Heartbeats for what is still held of the same claim must not keep it."""
+def test_release_during_an_outage_is_written_after_it(start: Callable[..., Claims], log: EventLog) -> None:
+    """Heartbeats for the other things of the claim must not keep it."""
     away = Unreachable(log)
     first, second = start(log=away, lease_s=1000.0), start(lease_s=1000.0)
     held = first.acquire_all(["x", "y"], "a", soon())

@@ -1,4 +1,4 @@
-"""Partitions are shared by a rule that each process applies by itself."""
+"""Partition assignment by a rule that each process applies by itself."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,47 +8,52 @@ from hypothesis import strategies as st
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import Shares, mine
+from freshet.coordination.partition_assignment import PartitionAssignment, assigned_partitions
 from freshet.log.sqlite.event_log import SqliteEventLog
 
 
 @given(st.lists(st.text(min_size=1), unique=True, min_size=1), st.integers(1, 64))
-def test_partitions_are_dealt_evenly_and_each_to_one(seats: list[str], partitions: int) -> None:
-    shares = [mine(seats, seat, partitions) for seat in seats]
+def test_partitions_are_assigned_evenly_to_one_owner_each(seats: list[str], partitions: int) -> None:
+    shares = [assigned_partitions(seats, seat, partitions) for seat in seats]
 
     assert sorted(p for share in shares for p in share) == list(range(partitions))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @given(st.lists(st.sampled_from("abcd"), unique=True), st.integers(1, 64))
-def test_who_has_no_seat_has_no_partition(seats: list[str], partitions: int) -> None:
-    assert mine(seats, "e", partitions) == set()
+def test_process_without_membership_lease_has_no_partition(seats: list[str], partitions: int) -> None:
+    assert assigned_partitions(seats, "e", partitions) == set()
 
 
-def test_the_oldest_seat_keeps_its_first_partition_when_others_come() -> None:
-    assert 0 in mine(["a"], "a", 8) & mine(["a", "b"], "a", 8) & mine(["a", "b", "c"], "a", 8)
+def test_oldest_member_keeps_its_first_partition() -> None:
+    assert 0 in assigned_partitions(["a"], "a", 8) & assigned_partitions(
+        ["a", "b"], "a", 8
+    ) & assigned_partitions(["a", "b", "c"], "a", 8)
 
 
-def test_partitions_are_let_go_of_before_another_can_claim_them(tmp_path: Path) -> None:
+def test_partitions_are_revoked_before_others_claim_them(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path)
     log.create_topic("control", partitions=1)
     claims = [Claims(log, "control") for _ in range(2)]
-    a, b = (Shares(c, "joiner", "join", n, n, 4, SYSTEM_CLOCK) for c, n in zip(claims, "ab", strict=True))
-    a.sit(1.0)
-    a.look(lambda _: None)
+    a, b = (
+        PartitionAssignment(c, "joiner", "join", n, n, 4, SYSTEM_CLOCK)
+        for c, n in zip(claims, "ab", strict=True)
+    )
+    a.join(1.0)
+    a.update(lambda _: None)
     assert list(a.fences) == [0, 1, 2, 3]
-    b.sit(1.0)
+    b.join(1.0)
     let_go: list[int] = []
 
     def end(partitions: Iterable[int]) -> None:
         let_go.extend(partitions)
-        b.look(lambda _: None)
+        b.update(lambda _: None)
         assert list(b.fences) == []
 
-    while not let_go:  # until a has read that b sits
-        a.look(end)
+    while not let_go:  # until a has read that b has joined
+        a.update(end)
     while len(b.fences) < 2:
-        b.look(lambda _: None)
+        b.update(lambda _: None)
 
     assert sorted(let_go) == list(b.fences) == [1, 3]
     assert list(a.fences) == [0, 2]

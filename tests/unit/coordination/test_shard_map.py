@@ -1,4 +1,4 @@
-"""Who owns what, as a client of several shards reads it from the claims."""
+"""Shard map, as a client of several shards reads it from the claims."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def test_slices_cover_all_buckets_once(buckets, slices):
     assert [b for part in made.values() for b in part] == list(range(buckets))
 
 
-def test_an_owner_tells_its_address_and_its_seat():
+def test_owner_text_contains_address_and_membership_lease():
     assert (address_of(B), seat_of(B)) == ("host.name:7021", "shard:b")
     assert (address_of("trainer-17"), seat_of("trainer-17")) == (None, None)
 
@@ -56,7 +56,7 @@ def test_owners_follow_the_claims_and_every_change_has_a_number(claims):
     assert [owners().addresses[i] for i in owners().of_bucket].count("host.name:7021") == 2
 
 
-def test_what_a_trainer_holds_itself_can_be_reached_by_nobody(claims):
+def test_slices_of_an_embedded_shard_have_no_address(claims):
     claims.acquire_all(list(slices_of(4)), "trainer-17", time.monotonic() + 30)
     with pytest.raises(Unavailable, match="no owner"):
         ShardMap(claims, 4)().check_whole()

@@ -1,4 +1,4 @@
-"""A row service at the other end of a link, as a test wants it: answers come late, or get lost."""
+"""Row services with faults: delayed, lost or refused requests and answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freshet.types import F32
 
 
 class HeldRows(ReferenceRowService):
-    """Lookups and pushes wait for a test's leave. `asked` counts those that have arrived."""
+    """Lookups and pushes block until the test releases them; `asked` counts them."""
 
     def __init__(self) -> None:
         super().__init__([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
@@ -60,7 +60,7 @@ class LossyRows:
         self._flushed = dict(self._applied), dict(self._counts)
         self._owners = 0
         self._inbox: queue.Queue[tuple[Push, Future[bool]] | None] = queue.Queue()
-        self.quiet = threading.Event()  # set: nothing is lost any more
+        self.quiet = threading.Event()  # set: no fault any more
         self.refused = self.lost = 0
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -74,7 +74,7 @@ class LossyRows:
         states: RowStates | None = None,
     ) -> None:
         if self._chance(self._losses):
-            raise Unavailable("the link is cut")
+            raise Unavailable("the link is down")
         for rows in out:
             rows[:] = 0
 

@@ -1,4 +1,4 @@
-"""What a batch stream stands between: blocks that are only their ids, and rows in a dict."""
+"""A batch stream between a log of blocks that contain only ids and a row service in memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from freshet.batches.frames import Names
-from freshet.batches.grpc_client import RemoteStream, Seat
-from freshet.batches.read_my_writes import OwnWrites
+from freshet.batches.grpc_client import RankAssignment, RemoteStream
+from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import BatchStream
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
@@ -16,9 +16,9 @@ from freshet.config.spec.parse import parse_spec
 from freshet.embedder.block_decoder import BlockDecoder, DecodedBatch, Places
 from freshet.embedder.core import partitions_of_lane
 from freshet.embedder.local_stream import LocalStream
-from freshet.embedder.pipelined_stream import OwnWritesOf, PipelinedStream, Share
-from freshet.embedder.recent_samples import Recent
-from freshet.embedder.server import BatchServer, Shape
+from freshet.embedder.pipelined_stream import PipelinedStream, ReadMyWritesBy, Share
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.server import BatchServer, LaneShape
 from freshet.embedder.service import names_of
 from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -51,7 +51,7 @@ batch = {{ rows = 1, behind = 1 }}
 
 
 class IdDecoder:
-    """Stands in for the spec's decoder: a sample's one feature is its id; the payload is not looked at."""
+    """A decoder with the sample's id as the only feature; it ignores payloads."""
 
     def decode(self, blocks: BytesColumn, places: Places = ()) -> DecodedBatch:
         read = read_blocks(blocks)
@@ -90,7 +90,7 @@ class LocalScene:
         self.rows = rows or ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
         self.dense_applied: dict[int, int] = {}
         self.decoder: Callable[[], BlockDecoder] = IdDecoder  # type: ignore[assignment]  # stands in for it
-        self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # instead, if it moves
+        self.told: Callable[[], Mapping[int, Sequence[int]]] | None = None  # overrides the fixed vector
         log.create_topic("samples", partitions=PARTITIONS)
         self.writer = log.writer()
 
@@ -131,7 +131,7 @@ class LocalScene:
 
 
 class PipelinedScene(LocalScene):
-    """The same with the stream that looks ahead, with or without its own writes in its rows."""
+    """A scene with the prefetching stream, with or without read-my-writes."""
 
     def __init__(
         self,
@@ -139,10 +139,10 @@ class PipelinedScene(LocalScene):
         text: str = SPEC,
         rows: RowService | None = None,
         *,
-        own_writes: bool = False,
+        read_my_writes: bool = False,
     ) -> None:
         super().__init__(log, text, rows)
-        self.own_writes: OwnWritesOf | None = "here" if own_writes else None
+        self.read_my_writes: ReadMyWritesBy | None = "stream" if read_my_writes else None
 
     def stream(
         self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
@@ -153,12 +153,12 @@ class PipelinedScene(LocalScene):
             lanes=shares,
             batch_rows=batch_rows,
             staleness_rows=staleness_rows,
-            own_writes=self.own_writes,
+            read_my_writes=self.read_my_writes,
         )
 
 
 class ServedEmbedder:
-    """A batch server on a free port."""
+    """Start a batch server on a free port."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ServedEmbedder:
         self.batches.close()
         self.server.stop(0.0)
 
-    def _make(self, shape: Shape, told: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
+    def _make(self, shape: LaneShape, told: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
         shares, places = [], []
         for place in range(shape.places):
             mine = [p for p in self._owned if p % shape.places == place]
@@ -196,7 +196,7 @@ class ServedEmbedder:
 
 
 class RemoteScene(LocalScene):
-    """The same over gRPC: an embedder that owns every partition, and a trainer's rank."""
+    """A scene over gRPC: an embedder that owns every partition, and a trainer rank."""
 
     def __init__(
         self,
@@ -205,11 +205,11 @@ class RemoteScene(LocalScene):
         rows: RowService | None = None,
         *,
         codec: RowCodec = RowCodec.FP32,
-        own_writes: bool = False,
+        read_my_writes: bool = False,
         max_message_bytes: int = MIB,
     ) -> None:
         super().__init__(log, text, rows)
-        self.codec, self.own_writes = codec, own_writes
+        self.codec, self.read_my_writes = codec, read_my_writes
         self.transport = Transport(max_message_bytes=max_message_bytes)
         self.ends: list[Callable[[], None]] = []
 
@@ -230,11 +230,11 @@ class RemoteScene(LocalScene):
         fence: Fence = FENCE,
         work_bytes: int = WORK_BYTES,
     ) -> ServedEmbedder:
-        """One that owns these partitions, and listens."""
+        """Start an embedder that owns these partitions."""
         parts = self.parts(mode)
         del parts["dense_applied"]
         parts |= {"batch_rows": batch_rows, "staleness_rows": staleness_rows}
-        parts["own_writes"] = "taker" if self.own_writes else None
+        parts["read_my_writes"] = "trainer" if self.read_my_writes else None
         embedder = ServedEmbedder(parts, self.names, owned, fence, self.codec, self.transport, work_bytes)
         self.ends.append(embedder.stop)
         return embedder
@@ -247,11 +247,11 @@ class RemoteScene(LocalScene):
         mode: str = "hybrid",
         seat: Fence = FENCE,
     ) -> RemoteStream:
-        """A trainer of one rank."""
+        """Return the stream of a single rank."""
         parts = self.parts(mode)
-        recent = Recent(self.spec.serve.gate.samples, SYSTEM_CLOCK)
+        recent = RecentSamples(self.spec.serve.gate.samples, SYSTEM_CLOCK)
         stream = RemoteStream(
-            seat=Seat(0, 1, lanes, seat),
+            assignment=RankAssignment(0, 1, lanes, seat),
             names=self.names,
             partitions=PARTITIONS,
             owners=owners,
@@ -264,7 +264,7 @@ class RemoteScene(LocalScene):
             topic="samples",
             clock=SYSTEM_CLOCK,
             ahead=0 if mode == "sync" else 3,
-            own=OwnWrites(layout_of(self.spec)) if self.own_writes and mode != "sync" else None,
+            own=ReadMyWrites(layout_of(self.spec)) if self.read_my_writes and mode != "sync" else None,
             codec=self.codec,
         )
         self.ends.append(stream.close)

@@ -1,4 +1,4 @@
-"""No batch has more rows than `train.batch.rows`, unless one request alone has more."""
+"""Batches have at most `train.batch.rows` rows, unless a single request has more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freshet.apps.sample_files import block_ends
 from freshet.config.spec.learning import Train
 from freshet.config.spec.parse import load_spec
 from freshet.embedder.core import Assembler
-from freshet.embedder.partition_reader import Sizes, Source
+from freshet.embedder.partition_reader import BatchSizes, PartitionReader
 from freshet.features.blocks import MAX_SAMPLES, block_samples
 from freshet.joiner.blocks import encode
 from freshet.joiner.core import Samples
@@ -50,11 +50,11 @@ def records_of(blocks: BytesColumn) -> Records:
 
 
 @given(REQUESTS, REQUESTS, st.integers(1, 300))
-def test_no_batch_has_more_rows_than_the_spec_says(here: list[int], there: list[int], rows: int) -> None:
+def test_batch_has_at_most_the_rows_of_the_spec(here: list[int], there: list[int], rows: int) -> None:
     assembler = Assembler({0: 0, 1: 0})
     for partition, requests in enumerate((here, there)):
         blocks = encode(samples_of(requests), max_samples=block_samples(rows))
-        assembler.offer(partition, records_of(blocks))
+        assembler.add(partition, records_of(blocks))
     seen = 0
     while (plan := assembler.next(rows)) is not None:
         seen += plan.rows
@@ -64,7 +64,7 @@ def test_no_batch_has_more_rows_than_the_spec_says(here: list[int], there: list[
 
 
 @given(REQUESTS, st.integers(1, 300))
-def test_a_backtest_cuts_as_the_joiner_does(requests: list[int], rows: int) -> None:
+def test_backtest_and_joiner_cut_the_same_blocks(requests: list[int], rows: int) -> None:
     samples = samples_of(requests)
     ends = block_ends(samples.requests, rows, before=rows)
     cut = np.diff(ends, prepend=0)
@@ -75,7 +75,7 @@ def test_a_backtest_cuts_as_the_joiner_does(requests: list[int], rows: int) -> N
     assert len(blocks) == len(ends)
 
 
-def test_the_joiner_closes_blocks_at_the_rows_of_a_batch() -> None:
+def test_joiner_closes_blocks_at_the_rows_of_a_batch() -> None:
     spec = load_spec(Path(__file__).parents[3] / "examples" / "quickstart" / "freshet.toml")
     for rows, most in ((16, 16), (64, 64), (4_096, MAX_SAMPLES)):
         assert join_plan(replace(spec, train=replace(spec.train, batch_rows=rows))).block_samples == most
@@ -89,16 +89,14 @@ def test_the_joiner_closes_blocks_at_the_rows_of_a_batch() -> None:
         (Train(batch_behind_rows=128), 128, 128),
     ],
 )
-def test_models_whose_batches_cost_python_take_more_when_behind(
-    train: Train, native: int, others: int
-) -> None:
+def test_python_models_take_larger_batches_when_behind(train: Train, native: int, others: int) -> None:
     assert train.behind_rows(native_loop=True) == native
     assert train.behind_rows(native_loop=False) == others
 
 
 @pytest.fixture
 def long_log(tmp_path: Path) -> Iterator[SqliteEventLog]:
-    """50,000 samples, a request each, in blocks of 64."""
+    """Write 50,000 samples, one a request, in blocks of 64."""
     log = SqliteEventLog(tmp_path)
     log.create_topic("samples", partitions=1)
     writer = log.writer()
@@ -109,9 +107,9 @@ def long_log(tmp_path: Path) -> Iterator[SqliteEventLog]:
 
 
 @pytest.mark.parametrize("behind", [64, 256, 20_000])
-def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, behind: int) -> None:
+def test_lane_far_behind_takes_the_largest_batches(long_log: SqliteEventLog, behind: int) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(64, behind, 0), clock)
+    source = PartitionReader(long_log, "samples", [0], BatchSizes(64, behind, 0), clock)
     source.rewind([{0: (0,)}])
 
     sizes = []
@@ -124,22 +122,22 @@ def test_a_lane_far_behind_takes_what_the_spec_allows(long_log: SqliteEventLog, 
     source.close()
 
 
-def test_the_first_batches_of_a_new_model_are_short(long_log: SqliteEventLog) -> None:
+def test_new_model_begins_with_short_batches(long_log: SqliteEventLog) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(256, 256, 0, ramps=True), clock)
+    source = PartitionReader(long_log, "samples", [0], BatchSizes(256, 256, 0, warms_up=True), clock)
     sizes = []
     for start in (0, 1):
         source.rewind([{0: (start,)}])
         sizes.append([plan.rows for plan in source.assemble_run(clock.monotonic(), 1_000, 1_000)])
 
-    assert sizes[0][:4] == [64, 64, 128, 256]  # whole blocks, but at most a row more than came before
+    assert sizes[0][:4] == [64, 64, 128, 256]  # whole blocks, at most one row more than before
     assert sizes[1][:2] == [256, 256]
     source.close()
 
 
-def test_a_run_is_as_long_as_asked_until_the_log_ends(long_log: SqliteEventLog) -> None:
+def test_run_has_the_requested_length_until_the_log_ends(long_log: SqliteEventLog) -> None:
     clock = SettableClock()
-    source = Source(long_log, "samples", [0], Sizes(64, 64, 0), clock)
+    source = PartitionReader(long_log, "samples", [0], BatchSizes(64, 64, 0), clock)
     source.rewind([{0: (0,)}])
 
     runs = []

@@ -1,4 +1,4 @@
-"""Blocks decode alike in one native call and the long way; what is out of the ordinary goes the long way."""
+"""The native call and the general path decode alike; invalid blocks take the general path."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
-from freshet.embedder.block_decoder import LETTER_BYTES, BlockDecoder, DecodedBatch
-from freshet.embedder.refused_samples import BAD_IN_A_ROW, RefusedSamples
+from freshet.embedder.block_decoder import MOST_PAYLOAD_BYTES, BlockDecoder, DecodedBatch
+from freshet.embedder.partition_reader import BAD_IN_A_ROW, RefusedSamples
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
 from freshet.types import BytesColumn
@@ -70,18 +70,18 @@ def same(found: DecodedBatch, expected: DecodedBatch) -> None:
 
 
 @given(BLOCKS)
-def test_blocks_of_the_schema_seen_last_decode_to_the_same_in_one_call(
+def test_one_call_decodes_blocks_of_the_last_schema_alike(
     rows: list[list[tuple[Any, int]]],
 ) -> None:
     blocks = blocks_of(rows)
     blocks_decoder = made()
     the_long_way = blocks_decoder.decode(blocks)
-    assert blocks_decoder._usual(blocks) is not None
+    assert blocks_decoder._decode_usual(blocks) is not None
     same(blocks_decoder.decode(blocks), the_long_way)
 
 
 @given(BLOCKS)
-def test_a_sample_that_cannot_be_decoded_is_refused_whatever_was_seen_before(
+def test_invalid_sample_is_refused_after_any_schema(
     rows: list[list[tuple[Any, int]]],
 ) -> None:
     refused: list[bytes] = []
@@ -135,14 +135,14 @@ BAD_RECORDS = {
         max_size=8,
     )
 )
-def test_where_each_block_s_good_samples_end_is_known(parts: list[Any]) -> None:
-    """A run's batches are blocks of one decoding: what is refused of one must not move the next."""
+def test_block_ends_count_the_good_samples(parts: list[Any]) -> None:
+    """A run decodes its batches together: a refused sample must not shift the next batch."""
     good = [0 if isinstance(part, str) else len(part) for part in parts]
     records = [BAD_RECORDS[part][0] if isinstance(part, str) else blocks_of([part])[0] for part in parts]
     refused: list[bytes] = []
     blocks_decoder = BlockDecoder(looking(schema_of), LABELS, refused.extend)
 
-    for _ in range(2):  # the second time it knows the schema
+    for _ in range(2):  # the second time the schema is known
         found = blocks_decoder.decode(BytesColumn.of(records))
         assert found.block_ends is not None
         assert found.block_ends.tolist() == np.cumsum(good, dtype=np.int64).tolist()
@@ -151,7 +151,7 @@ def test_where_each_block_s_good_samples_end_is_known(parts: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", BAD_RECORDS)
 @pytest.mark.parametrize("seen", [False, True])
-def test_a_bad_record_of_samples_is_refused_alone(kind: str, seen: bool) -> None:
+def test_bad_record_is_refused_alone(kind: str, seen: bool) -> None:
     bad, why = BAD_RECORDS[kind]
     letters: list[bytes] = []
     refused = RefusedSamples(letters.extend, lambda: 0.0)
@@ -171,7 +171,7 @@ def test_a_bad_record_of_samples_is_refused_alone(kind: str, seen: bool) -> None
 
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("value", [1e18, -0.5, math.nan, math.inf])
-def test_a_label_value_out_of_bounds_is_refused_alone(value: float, seen: bool) -> None:
+def test_label_value_out_of_bounds_is_refused_alone(value: float, seen: bool) -> None:
     letters: list[bytes] = []
     refused = RefusedSamples(letters.extend, lambda: 0.0)
     blocks_decoder = BlockDecoder(looking(schema_of), LABELS, refused, bounds={1: (0.0, 1.0)})
@@ -190,7 +190,7 @@ def test_a_label_value_out_of_bounds_is_refused_alone(value: float, seen: bool) 
     assert len(other.label_value) == 3  # a label without bounds takes any finite number
 
 
-def test_a_sample_at_which_a_transform_raises_is_refused_alone() -> None:
+def test_sample_with_failing_transform_is_refused_alone() -> None:
     inner = decoder()
 
     class Raises:
@@ -209,7 +209,7 @@ def test_a_sample_at_which_a_transform_raises_is_refused_alone() -> None:
     assert [(x["offset"], x["index"], x["why"]) for x in map(orjson.loads, letters)] == [(5, 1, "transform")]
 
 
-def test_the_log_away_refuses_nothing() -> None:
+def test_unavailable_log_refuses_no_sample() -> None:
     def away(schema_id: int) -> Record:
         raise Unavailable("the log is away")
 
@@ -221,7 +221,7 @@ def test_the_log_away_refuses_nothing() -> None:
     assert not letters
 
 
-def test_a_schema_that_comes_later_is_found() -> None:
+def test_schema_registered_later_is_found() -> None:
     known: dict[int, Record] = {}
     letters: list[bytes] = []
     blocks_decoder = BlockDecoder(looking(known.__getitem__), LABELS, letters.extend)
@@ -232,16 +232,16 @@ def test_a_schema_that_comes_later_is_found() -> None:
     assert len(letters) == 1
 
 
-def test_a_large_block_leaves_a_short_letter() -> None:
+def test_dead_letter_of_a_large_block_is_short() -> None:
     letters: list[bytes] = []
-    damaged = good_block() + bytes(10 * LETTER_BYTES)
+    damaged = good_block() + bytes(10 * MOST_PAYLOAD_BYTES)
     made(letters).decode(BytesColumn.of([damaged]), ((2, np.array([4])),))
     (letter,) = map(orjson.loads, letters)
     assert letter["size"] == len(damaged)
-    assert base64.b64decode(letter["bytes"]) == damaged[:LETTER_BYTES]
+    assert base64.b64decode(letter["bytes"]) == damaged[:MOST_PAYLOAD_BYTES]
 
 
-def test_only_refused_samples_in_a_row_make_trouble() -> None:
+def test_only_consecutive_refusals_end_readiness() -> None:
     letters: list[bytes] = []
     refused = RefusedSamples(letters.extend, lambda: 0.0)
     blocks_decoder = BlockDecoder(decoder(), LABELS, refused)
@@ -256,7 +256,7 @@ MUTANTS = int(os.environ.get("FRESHET_TEST_POISON", "0")) * 2_000 or 5_000
 
 
 def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
-    """A good block with some bytes changed or cut; its checksum is often made good again."""
+    """Draw a good block with changed or missing bytes, often with a corrected checksum."""
     record = bytearray(chance.choice(seeds))
     for _ in range(chance.choice([0, 1, 1, 2, 4])):
         record[chance.randrange(len(record))] = chance.randrange(256)
@@ -267,8 +267,9 @@ def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(record)
 
 
-def test_mutants_of_blocks_raise_nothing() -> None:
-    """Each block is learned from, refused whole, or refused by samples; as many samples as are left."""
+@pytest.mark.long
+def test_mutated_blocks_raise_no_error() -> None:
+    """Each block is decoded, refused as a whole, or refused by samples; the counts add up."""
     chance, letters = random.Random(1), list[bytes]()
     refused = RefusedSamples(letters.extend, lambda: 0.0)
     blocks_decoder = BlockDecoder(looking(schema_of), LABELS, refused)

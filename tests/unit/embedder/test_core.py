@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 from freshet.embedder.core import (
     SAMPLE_BYTES,
     Assembler,
-    Credits,
-    cut_points,
+    Permits,
     lanes_for,
     partitions_of_lane,
+    rewind_offsets,
     rows_of_blocks,
 )
 from freshet.types import BytesColumn, OffsetRange, Records
 
 
 def block(rows: int) -> bytes:
-    """A block of zeros: only its count and its size are looked at here."""
+    """Return a block of zeros; these tests read only its count and size."""
     return bytes([0xB1, 1, 0, 0]) + bytes(4) + rows.to_bytes(4, "little") + bytes(4 + rows * SAMPLE_BYTES)
 
 
@@ -32,9 +32,9 @@ def records(offsets: list[int], rows: list[int], next_offset: int | None = None)
     )
 
 
-def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
+def test_batch_has_whole_blocks_up_to_the_row_limit():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0, 1, 2], [100, 100, 100]))
+    assembler.add(0, records([0, 1, 2], [100, 100, 100]))
 
     plan = assembler.next(256)
 
@@ -44,9 +44,9 @@ def test_a_batch_is_whole_blocks_up_to_the_rows_asked_for():
     assert len(plan.blocks) == 2
 
 
-def test_a_block_larger_than_a_batch_goes_alone():
+def test_block_larger_than_a_batch_is_a_batch_alone():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0, 1], [900, 10]))
+    assembler.add(0, records([0, 1], [900, 10]))
 
     plan = assembler.next(256)
 
@@ -54,10 +54,10 @@ def test_a_block_larger_than_a_batch_goes_alone():
     assert plan.ranges == (OffsetRange(0, 0, 1),)
 
 
-def test_low_traffic_over_many_partitions_still_fills_a_batch():
+def test_batch_fills_from_many_partitions():
     assembler = Assembler(dict.fromkeys(range(4), 0))
     for p in range(4):
-        assembler.offer(p, records([0], [10]))
+        assembler.add(p, records([0], [10]))
 
     plan = assembler.next(256)
 
@@ -65,9 +65,9 @@ def test_low_traffic_over_many_partitions_still_fills_a_batch():
     assert plan.ranges == tuple(OffsetRange(p, 0, 1) for p in range(4))
 
 
-def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
+def test_offset_gap_belongs_to_the_range_after_it():
     assembler = Assembler({0: 5})
-    assembler.offer(0, records([7, 9], [1, 1]))
+    assembler.add(0, records([7, 9], [1, 1]))
 
     plan = assembler.next(1)
     after = assembler.next(1)
@@ -78,10 +78,10 @@ def test_a_gap_in_the_offsets_belongs_to_the_range_that_follows_it():
     assert after.ranges == (OffsetRange(0, 8, 10),)
 
 
-def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
+def test_no_range_crosses_a_split():
     assembler = Assembler({0: 0, 1: 0}, {0: [2]})
-    assembler.offer(0, records([0, 1, 2, 3], [1, 1, 1, 1]))
-    assembler.offer(1, records([0], [1]))
+    assembler.add(0, records([0, 1, 2, 3], [1, 1, 1, 1]))
+    assembler.add(1, records([0], [1]))
 
     seen = []
     while plan := assembler.next(256):
@@ -91,18 +91,18 @@ def test_no_range_crosses_a_cut_point_and_a_cut_partition_stands_alone():
     assert not any(r.partition == 0 and r.start < 2 < r.stop for ranges in seen for r in ranges)
 
 
-def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_range():
+def test_trailing_markers_are_covered():
     assembler = Assembler({0: 0})
-    assembler.offer(0, records([0], [1], next_offset=2))
+    assembler.add(0, records([0], [1], next_offset=2))
     assembler.next(1)
     assert assembler.covered() == {0: 2}
-    assembler.offer(0, records([], [], next_offset=3))
+    assembler.add(0, records([], [], next_offset=3))
 
     assert assembler.positions() == {0: 1}
     assert assembler.covered() == {0: 3}
     assert assembler.next(1) is None
 
-    assembler.offer(0, records([3], [1], next_offset=5))
+    assembler.add(0, records([3], [1], next_offset=5))
     assert assembler.covered() == {0: 1}
     plan = assembler.next(1)
 
@@ -110,9 +110,9 @@ def test_markers_behind_the_last_block_count_as_covered_and_belong_to_the_next_r
     assert plan.ranges == (OffsetRange(0, 1, 4),)
 
 
-def test_a_cut_behind_a_gap_ends_the_range_before_it():
+def test_split_behind_a_gap_ends_the_range_before_it():
     assembler = Assembler({0: 0}, {0: [3]})
-    assembler.offer(0, records([0, 4], [1, 1]))
+    assembler.add(0, records([0, 4], [1, 1]))
 
     assert [plan.ranges for plan in iter(lambda: assembler.next(256), None)] == [
         (OffsetRange(0, 0, 3),),
@@ -120,10 +120,10 @@ def test_a_cut_behind_a_gap_ends_the_range_before_it():
     ]
 
 
-def test_a_cut_without_a_block_before_it_gets_a_range_of_none():
+def test_split_without_a_block_gets_an_empty_range():
     assembler = Assembler({0: 2, 1: 0}, {0: [4]})
-    assembler.offer(0, records([5], [1]))
-    assembler.offer(1, records([0], [1]))
+    assembler.add(0, records([5], [1]))
+    assembler.add(1, records([0], [1]))
 
     plans = list(iter(lambda: assembler.next(256), None))
 
@@ -133,11 +133,11 @@ def test_a_cut_without_a_block_before_it_gets_a_range_of_none():
     assert assembler.positions() == {0: 6, 1: 1}
 
 
-def test_blocks_that_do_not_follow_what_was_offered_are_refused():
+def test_blocks_out_of_order_are_refused():
     assembler = Assembler({0: 5})
 
     with pytest.raises(ValueError, match="must follow offset 4, found 3"):
-        assembler.offer(0, records([3], [1]))
+        assembler.add(0, records([3], [1]))
 
 
 @given(
@@ -145,11 +145,11 @@ def test_blocks_that_do_not_follow_what_was_offered_are_refused():
     st.integers(1, 512),
     st.data(),
 )
-def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, rows, data):
-    cuts = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
-    assembler = Assembler(dict.fromkeys(blocks, 0), cuts)
+def test_every_block_is_in_one_batch_of_contiguous_ranges(blocks, rows, data):
+    splits = {p: data.draw(st.lists(st.integers(0, len(b)), max_size=3)) for p, b in blocks.items()}
+    assembler = Assembler(dict.fromkeys(blocks, 0), splits)
     for p, sizes in blocks.items():
-        assembler.offer(p, records(list(range(len(sizes))), sizes))
+        assembler.add(p, records(list(range(len(sizes))), sizes))
 
     position = dict.fromkeys(blocks, 0)
     while plan := assembler.next(rows):
@@ -157,72 +157,72 @@ def test_every_block_is_in_exactly_one_batch_and_ranges_are_contiguous(blocks, r
         assert plan.rows <= rows or len(plan.blocks) == 1
         for r in plan.ranges:
             assert r.start == position[r.partition]
-            assert not any(r.start < c < r.stop for c in cuts[r.partition])
+            assert not any(r.start < c < r.stop for c in splits[r.partition])
             position[r.partition] = r.stop
     assert position == {p: len(b) for p, b in blocks.items()}
 
 
-def test_rows_of_blocks_are_read_from_their_headers_and_a_stump_counts_as_one():
+def test_rows_of_blocks_are_those_of_their_headers():
     assert rows_of_blocks(BytesColumn.of([block(7), b"x", block(70_000)])).tolist() == [7, 1, 70_000]
 
 
-def test_work_starts_again_at_the_smallest_offset_and_the_others_are_cut_points():
-    starts, cuts = cut_points([{0: [3, 7], 1: [4]}, {0: [5], 1: [4]}])
+def test_rewind_starts_at_the_smallest_applied_offset():
+    starts, splits = rewind_offsets([{0: [3, 7], 1: [4]}, {0: [5], 1: [4]}])
 
     assert starts == {0: 3, 1: 4}
-    assert cuts == {0: [5, 7], 1: []}
+    assert splits == {0: [5, 7], 1: []}
 
 
-def test_a_lookup_waits_while_the_rows_of_other_batches_exceed_the_bound():
-    credits = Credits(512)
-    first = credits.take(256)
-    credits.take(256)
-    assert credits.free()
-    credits.take(256)
-    assert not credits.free()
+def test_lookup_waits_while_rows_in_flight_exceed_the_bound():
+    permits = Permits(512)
+    first = permits.acquire(256)
+    permits.acquire(256)
+    assert permits.is_available()
+    permits.acquire(256)
+    assert not permits.is_available()
 
-    credits.give_back(first)
-    credits.give_back(first)
+    permits.release(first)
+    permits.release(first)
 
-    assert credits.free()
-
-
-def test_a_void_batch_keeps_its_credit_for_the_lane_that_issues_it_again():
-    credits = Credits(4)
-    credits.take(4, lane=1)
-    void = credits.take(4, lane=0)
-
-    credits.keep(void)
-
-    assert not credits.free(lane=1)
-    assert credits.free(lane=0)
-    credits.take(4, lane=0)
-    assert not credits.free(lane=0)
+    assert permits.is_available()
 
 
-def test_what_a_lane_kept_is_free_once_everything_void_was_issued_again():
-    credits = Credits(0)
-    credits.keep(credits.take(4, lane=0))
-    assert not credits.free(lane=1)
+def test_lane_holds_the_permit_of_its_void_batch():
+    permits = Permits(4)
+    permits.acquire(4, lane=1)
+    void = permits.acquire(4, lane=0)
 
-    credits.settle(0)
+    permits.hold(void)
 
-    assert credits.free(lane=1)
+    assert not permits.is_available(lane=1)
+    assert permits.is_available(lane=0)
+    permits.acquire(4, lane=0)
+    assert not permits.is_available(lane=0)
 
 
-def test_in_mode_sync_nothing_is_looked_up_between_a_steps_first_push_and_its_last_acknowledgement():
-    credits = Credits(1_000, sync=True)
-    step = [credits.take(4, lane) for lane in (0, 1)]
-    assert not credits.free(0)
-    assert credits.free(2)
+def test_held_permits_are_released_after_the_reissue():
+    permits = Permits(0)
+    permits.hold(permits.acquire(4, lane=0))
+    assert not permits.is_available(lane=1)
 
-    credits.step_over()
-    credits.give_back(step[0])
-    assert not credits.free(0)
-    assert not credits.free(2)
-    credits.give_back(step[1])
+    permits.release_held(0)
 
-    assert credits.free(0)
+    assert permits.is_available(lane=1)
+
+
+def test_sync_mode_looks_up_after_all_pushes_of_a_step():
+    permits = Permits(1_000, sync=True)
+    step = [permits.acquire(4, lane) for lane in (0, 1)]
+    assert not permits.is_available(0)
+    assert permits.is_available(2)
+
+    permits.end_step()
+    permits.release(step[0])
+    assert not permits.is_available(0)
+    assert not permits.is_available(2)
+    permits.release(step[1])
+
+    assert permits.is_available(0)
 
 
 def test_lanes_follow_cores_staleness_and_partitions():

@@ -6,8 +6,8 @@ import pytest
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claims import Claims
-from freshet.embedder.ownership import address_of, embedders_of
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.core import address_of, embedders_of
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, embedder_readings
 from freshet.errors import Fenced
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -23,13 +23,13 @@ DEADLINE_S = 20.0
 LEASE_S = 0.6
 
 
-def test_an_owner_says_where_it_is_reached():
+def test_owner_contains_the_address():
     assert address_of("a@10.0.0.1:7021/abc") == "10.0.0.1:7021"
     assert address_of("trainer-17") == ""
 
 
 class Process:
-    """An embedder with claims of its own, in a thread."""
+    """Run an embedder with its own claims in a thread."""
 
     def __init__(
         self, scene: RemoteScene, name: str, *, heartbeat_s: float = 0.1, lease_s: float = 8.0
@@ -81,7 +81,7 @@ def scene(tmp_path: Path):
     log.close()
 
 
-def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_trains(scene):
+def test_embedders_take_partitions_over_during_training(scene):
     for i in range(60):
         scene.append(i % 2, [i])
     watching = Claims(scene.log, "control", lease_s=8.0, heartbeat_s=0.1)
@@ -113,7 +113,7 @@ def test_embedders_share_partitions_and_take_over_from_each_other_while_a_rank_t
     assert second.error is None
 
 
-def test_an_embedder_whose_seat_was_taken_while_it_was_silent_stops(scene):
+def test_embedder_without_its_membership_lease_stops(scene):
     silent = Process(scene, "a", heartbeat_s=1000.0, lease_s=LEASE_S)
     wait_for(lambda: silent.owned == [0, 1], DEADLINE_S)
     heir = Process(scene, "a", lease_s=LEASE_S)

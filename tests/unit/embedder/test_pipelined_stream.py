@@ -11,7 +11,7 @@ from freshet.testing.contracts.batches import gradients_of, take
 from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
-from freshet.trainer.core import Counts, DenseLedger
+from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
 from tests.unit.embedder.linked import HeldRows, LossyRows
 from tests.unit.embedder.scene import IdDecoder, PipelinedScene
 
@@ -32,7 +32,7 @@ def wait_for(condition, of: HeldRows):
 
 
 @pytest.mark.parametrize("k", [0, 1, 3])
-def test_with_staleness_of_k_batches_one_and_k_are_in_flight_and_no_more(scene, k):
+def test_staleness_of_k_batches_allows_k_plus_1_in_flight(scene, k):
     scene.rows = rows = HeldRows()
     for i in range(12):
         scene.append(0, [i] * BATCH)
@@ -44,14 +44,14 @@ def test_with_staleness_of_k_batches_one_and_k_are_in_flight_and_no_more(scene, 
     batches = [take(stream) for _ in range(1 + k)]
     assert stream.take(0, 0.1) is None
     assert rows.lookups_asked == 1 + k, "a lookup went ahead without a credit"
-    assert stream.desk.batches() == 1 + k
+    assert stream.limiter.batches() == 1 + k
 
     stream.give_back(0, batches[0], gradients_of(batches[0]))
     wait_for(lambda: rows.pushes_asked == 1, rows)
-    assert stream.take(0, 0.05) is None, "the push is not acknowledged: its credit is not free"
+    assert stream.take(0, 0.05) is None, "the push is not acknowledged: its permit is not free"
     rows.pushes.release()
     batches.append(take(stream))
-    assert stream.desk.batches() == 1 + k
+    assert stream.limiter.batches() == 1 + k
     for _ in range(12):
         rows.pushes.release()
     for batch in batches[1:]:
@@ -59,7 +59,7 @@ def test_with_staleness_of_k_batches_one_and_k_are_in_flight_and_no_more(scene, 
     stream.close()
 
 
-def test_a_lane_that_looks_far_ahead_leaves_a_credit_to_the_other(scene):
+def test_prefetching_lane_leaves_a_permit_to_the_other(scene):
     scene.rows = rows = HeldRows()
     for _ in range(30):
         rows.lookups.release()
@@ -70,7 +70,7 @@ def test_a_lane_that_looks_far_ahead_leaves_a_credit_to_the_other(scene):
     first = [take(stream, 0), take(stream, 0)]
     scene.append(1, [100] * BATCH)
     deadline = time.monotonic() + DEADLINE_S
-    while stream.desk.waiting() < 2:
+    while stream.limiter.waiting() < 2:
         assert time.monotonic() < deadline
 
     stream.give_back(0, first[0], gradients_of(first[0]))
@@ -82,7 +82,7 @@ def test_a_lane_that_looks_far_ahead_leaves_a_credit_to_the_other(scene):
     stream.close()
 
 
-def test_gradients_are_copied_before_give_back_returns(scene):
+def test_gradients_are_copied_before_the_call_returns(scene):
     scene.rows = rows = HeldRows()
     scene.append(0, [1])
     rows.lookups.release()
@@ -100,14 +100,14 @@ def test_gradients_are_copied_before_give_back_returns(scene):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_once(scene, seed):
-    """Requests and answers get lost, shards die and forget what they had not flushed."""
+def test_every_sample_is_learned_once_despite_faults(scene, seed):
+    """Requests and answers are lost; shards restart without their unflushed rows."""
     scene.rows = rows = LossyRows(seed, losses=0.1, deaths=0.03)
     for i in range(400):
         scene.append(i % 2, [i])
     ledger = DenseLedger({0: 0, 1: 0})
     dense: list[int] = []
-    scene.told = ledger.told
+    scene.told = ledger.applied_offsets
     stream = scene.stream(lanes=2, batch_rows=5, staleness_rows=20)
     deadline = time.monotonic() + DEADLINE_S
     while sum(rows.counts().values()) < 400 or not rows.quiet.is_set():
@@ -116,8 +116,10 @@ def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_
         verdicts = ledger.decide([batch and batch.ranges for batch in taken])
         for lane, (batch, verdict) in enumerate(zip(taken, verdicts, strict=True)):
             if batch is not None:
-                dense += batch.sample_ids.tolist() if verdict is Counts.WHOLE else []
-                stream.give_back(lane, batch, None if verdict is Counts.BACK else gradients_of(batch, 1.0))
+                dense += batch.sample_ids.tolist() if verdict is BatchVerdict.LEARN else []
+                stream.give_back(
+                    lane, batch, None if verdict is BatchVerdict.RETURN else gradients_of(batch, 1.0)
+                )
         if sum(rows.counts().values()) >= 300:
             rows.quiet.set()
     stream.close()
@@ -125,11 +127,11 @@ def test_whatever_is_lost_or_replaced_rows_and_dense_weights_learn_every_sample_
 
     assert set(rows.counts().values()) == {1}
     assert sorted(dense) == list(range(400))
-    assert stream.desk.batches() == 0
+    assert stream.limiter.batches() == 0
     assert rows.lost > 0
 
 
-def test_owners_that_change_while_nothing_comes_have_the_lost_samples_trained_again(scene):
+def test_owner_change_during_idle_reissues_lost_samples(scene):
     scene.rows = rows = LossyRows(0, losses=0.0, deaths=0.0)
     for i in range(10):
         scene.append(0, [i])
@@ -150,7 +152,7 @@ def test_owners_that_change_while_nothing_comes_have_the_lost_samples_trained_ag
     assert set(rows.counts().values()) == {1}
 
 
-def test_what_a_vanished_trainer_held_is_issued_again(scene):
+def test_batches_of_a_lost_trainer_are_issued_again(scene):
     for i in range(6):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=2, staleness_rows=2)
@@ -168,7 +170,7 @@ def test_what_a_vanished_trainer_held_is_issued_again(scene):
     stream.close()
 
 
-def test_a_void_batch_that_is_given_back_late_changes_nothing(scene):
+def test_void_batch_returned_late_changes_no_row(scene):
     for i in range(4):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=2, staleness_rows=100)
@@ -185,7 +187,7 @@ def test_a_void_batch_that_is_given_back_late_changes_nothing(scene):
 
 
 @pytest.mark.parametrize("method", ["push", "lookup"])
-def test_a_shard_that_is_away_is_waited_for(scene, method):
+def test_lane_waits_for_an_unreachable_shard(scene, method):
     scene.rows = Faulty(scene.rows)
     for i in range(4):
         scene.append(0, [i])
@@ -199,7 +201,7 @@ def test_a_shard_that_is_away_is_waited_for(scene, method):
     stream.close()
 
 
-def test_a_claim_that_was_lost_ends_the_stream(scene):
+def test_lost_claim_ends_the_stream(scene):
     scene.rows = Faulty(scene.rows)
     scene.append(0, [1])
     scene.rows.script("push", nth=1, error=Fenced("a higher fence"))
@@ -212,7 +214,7 @@ def test_a_claim_that_was_lost_ends_the_stream(scene):
     stream.close()
 
 
-def test_samples_that_the_log_has_lost_end_the_stream(scene):
+def test_samples_lost_by_the_log_end_the_stream(scene):
     scene.rows = ReferenceRowService([WIDTH], {0: 7, 1: 0})
     stream = scene.stream(batch_rows=1)
     with pytest.raises(DataLost):
@@ -220,7 +222,7 @@ def test_samples_that_the_log_has_lost_end_the_stream(scene):
     stream.close()
 
 
-def test_memory_is_used_again(scene):
+def test_memory_is_reused(scene):
     for i in range(40):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=1, staleness_rows=2)
@@ -240,15 +242,15 @@ def test_closing_leaves_no_thread(scene):
     assert set(threading.enumerate()) <= before
 
 
-def test_a_lane_whose_decoder_waits_for_the_log_goes_on_when_it_is_back(scene):
-    """Reporting a sample that cannot be decoded takes the log: each attempt gives its memory back."""
+def test_lane_continues_when_the_log_is_back(scene):
+    """Dead letters need the log: each failed attempt releases its memory."""
     scene.append(0, [1] * BATCH)
     attempts: list[int] = []
 
     class Reporting(IdDecoder):
         def decode(self, *arguments):
             attempts.append(1)
-            if len(attempts) <= 12:  # more than the lane has room for
+            if len(attempts) <= 12:  # more than the slots of the lane
                 raise Unavailable("what cannot be decoded cannot be reported")
             return super().decode(*arguments)
 

@@ -1,4 +1,4 @@
-"""Batches that come from elsewhere teach in steps what they teach in the native loop: to the bit."""
+"""Steps within remote batches learn the same as the native loop, to the bit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from freshet.model.native_loop import Ended, LoopBatches, NativeLoop
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes, PushOutcome, Store
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import AloneRounds
+from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
 from freshet.types import F32, I64, Append, BytesColumn
 from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 
@@ -49,12 +48,12 @@ deep = [16]
 batch = {{ rows = 64 }}
 """
 BLOCKS = [5, 3, 130, 64, 64, 200, 1, 60]
-"""Samples of each; a batch is whole blocks, so some have more than 64."""
+"""Samples of each request; a batch has whole blocks, so some have more than 64."""
 BATCHES = [5, 3, 130, 64, 64, 200, 61]
 STALENESS_ROWS = 3 * 64
-"""An embedder then has as many batches on their way as the scene's rank keeps own writes for."""
+"""An embedder then has as many batches in flight as the rank keeps pending writes for."""
 USERS = 12
-"""So few that a row is stepped several times within a batch."""
+"""So few that a batch steps a row several times."""
 TIME_MS = 1_700_000_000_000
 
 
@@ -64,7 +63,7 @@ class StoreRows:
     def __init__(self, text: str = TEXT) -> None:
         spec = parse_spec(text)
         self.store = Store.of(spec, layout_of(spec))
-        self.several = 0  # pushes in which a row has several gradients
+        self.several = 0  # pushes with several gradients of a row
 
     def lookup(
         self,
@@ -105,18 +104,18 @@ class StoreRows:
 
 @dataclass
 class Notes:
-    """What was trained on, until all of it was."""
+    """Records the learned samples; stops the lanes after the last."""
 
     samples: int
     stop: threading.Event
     batches: list[TrainBatch] = field(default_factory=list)
     predictions: list[F32] = field(default_factory=list)
 
-    def trained(self, batch: TrainBatch, predictions: F32) -> None:
+    def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
         self.batches.append(batch)
         self.predictions.append(predictions.copy())
 
-    def stepped(self, step: int, rows: int) -> None:
+    def on_stepped(self, step: int, rows: int) -> None:
         if sum(map(len, self.batches)) >= self.samples:
             self.stop.set()
 
@@ -139,12 +138,12 @@ def append_all(scene: LocalScene, blocks: Sequence[int] = BLOCKS) -> None:
 
 
 def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: int = sum(BLOCKS)) -> Notes:
-    """One lane, until all samples are learned from."""
+    """Train one lane until all samples are learned."""
     stop = threading.Event()
     notes, ledger = Notes(samples, stop), DenseLedger(dict.fromkeys(range(PARTITIONS), 0))
     timer = threading.Timer(60.0, stop.set)
     timer.start()
-    Lanes(stream, model, AloneRounds(ledger), notes, 1, 0.02, stop).run()
+    Lanes(stream, model, LocalStepCoordinator(ledger), notes, 1, 0.02, stop).run()
     timer.cancel()
     assert stream.settled(10.0)
     deadline = time.monotonic() + 10.0  # the embedder acknowledges gradients before it has pushed them
@@ -156,7 +155,7 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
 
 
 def natively(notes: Notes) -> tuple[dict[str, Any], list[F32]]:
-    """What the native loop of one lane learns from the same batches; its predictions."""
+    """Train the native loop of one lane on the same batches; returns its predictions."""
     spec = parse_spec(TEXT)
     layout = layout_of(spec)
     model, store = HedgeDense(spec, training=True, precision="fp32"), Store.of(spec, layout)
@@ -190,10 +189,10 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 Make = Callable[..., LocalScene]
 SCENES: dict[str, tuple[Make, str]] = {
-    "looked up ahead": (lambda *of: PipelinedScene(*of, own_writes=True), "hybrid"),
-    "looked up ahead by an embedder": (lambda *of: RemoteScene(*of, own_writes=True), "hybrid"),
+    "looked up ahead": (lambda *of: PipelinedScene(*of, read_my_writes=True), "hybrid"),
+    "looked up ahead by an embedder": (lambda *of: RemoteScene(*of, read_my_writes=True), "hybrid"),
     "looked up in turn": (PipelinedScene, "sync"),
-    "looked up in turn by an embedder": (lambda *of: RemoteScene(*of, own_writes=True), "sync"),
+    "looked up in turn by an embedder": (lambda *of: RemoteScene(*of, read_my_writes=True), "sync"),
 }
 
 
@@ -205,7 +204,7 @@ def log(tmp_path: Path) -> Iterator[SqliteEventLog]:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_batches_from_elsewhere_teach_what_the_native_loop_learns(log: SqliteEventLog, name: str) -> None:
+def test_remote_batches_teach_what_the_native_loop_learns(log: SqliteEventLog, name: str) -> None:
     make, mode = SCENES[name]
     rows = StoreRows()
     scene = make(log, TEXT, rows)

@@ -1,5 +1,7 @@
-"""The tables of `measures.cells` in the plainest way: whole keys are sorted, and everything is added up at
-once. What is quicker must be equal to the bit."""
+"""Reference implementation of `freshet.evaluation.cells`: sorts whole keys and adds all rows up at once.
+
+The tests compare it with the package bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.evaluation.auc import COARSE_BITS, bins_of
-from freshet.evaluation.cells import KEY, Table
-from freshet.evaluation.sums import PROBABILITY_FLOOR, Samples
+from freshet.evaluation.cells import KEY, PROBABILITY_FLOOR, Samples, Table
 from freshet.types import F64, I64, U64, Bool
 
 __all__ = ["coarse", "merge", "same_bits", "table_of"]
 
 
 def coarse(bins: I64) -> I64:
-    """The middle of the wider bin around each bin: those of segments."""
+    """Return the middle of the coarse bin around each bin (B,), as segments have."""
     middles: I64 = (bins >> COARSE_BITS << COARSE_BITS) + (1 << (COARSE_BITS - 1))
     return middles
 
 
 def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
-    """As `grouping.table_of`."""
+    """Group samples as `cells.table_of`."""
     sums, bins, counts = terms(samples, number)
     parts = []
     for field in range(1 + len(values)):
@@ -44,7 +45,7 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
 
 
 def merge(tables: Sequence[Table]) -> Table:
-    """As `Table.merge`, one after the other."""
+    """Merge tables as `Table.merge`, one after the other."""
     total = Table.empty()
     for table in tables:
         total = grouped(
@@ -58,7 +59,7 @@ def merge(tables: Sequence[Table]) -> Table:
 
 
 def same_bits(a: Table, b: Table) -> bool:
-    """Are two tables equal to the last bit."""
+    """Return whether two tables are equal to the bit."""
     return all(
         getattr(a, name).dtype == getattr(b, name).dtype
         and getattr(a, name).tobytes() == getattr(b, name).tobytes()
@@ -67,23 +68,27 @@ def same_bits(a: Table, b: Table) -> bool:
 
 
 def grouped(keys: NDArray[np.void], sums: F64, cell: I64, bins: I64, counts: F64) -> Table:
-    """A table of cells and entries in any order."""
+    """Create a table from cells and entries in any order."""
     kept, group = np.unique(keys, return_inverse=True)
     code, at = np.unique(group[cell] * (1 << 32) + bins, return_inverse=True)
     return Table(
-        kept, added(sums, group, len(kept)), code >> 32, code & 0xFFFFFFFF, added(counts, at, len(code))
+        kept,
+        sum_rows(sums, group, len(kept)),
+        code >> 32,
+        code & 0xFFFFFFFF,
+        sum_rows(counts, at, len(code)),
     )
 
 
-def added(rows: F64, group: I64, groups: int) -> F64:
-    """Rows summed by group, in their order."""
+def sum_rows(rows: F64, group: I64, groups: int) -> F64:
+    """Sum rows by group, in their order."""
     total = np.zeros((groups, rows.shape[1]))
     np.add.at(total, group, rows)
     return total
 
 
 def terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
-    """Summands, bins and places in the histogram of samples."""
+    """Return the summands, bins and histogram weights of samples."""
     p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
     finite = np.isfinite(p) & np.isfinite(y)
     p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)

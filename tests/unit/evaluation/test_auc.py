@@ -31,14 +31,14 @@ def test_exact_auc_is_the_share_of_pairs_in_the_right_order(pairs: list[tuple[in
     assert found == pytest.approx(wanted)
 
 
-def test_a_weight_of_three_is_as_good_as_three_samples() -> None:
+def test_weight_of_three_equals_three_samples() -> None:
     once = auc([0.1, 0.4, 0.3, 0.9], [0, 1, 1, 0], [1, 3, 1, 1])
     assert once == pytest.approx(auc([0.1, 0.4, 0.4, 0.4, 0.3, 0.9], [0, 1, 1, 1, 1, 0]))
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("bias", [-5.0, 0.0])
-def test_binning_costs_less_than_a_ten_thousandth(spread: float, bias: float) -> None:
+def test_error_of_binned_auc_is_below_1e_4(spread: float, bias: float) -> None:
     rng = np.random.default_rng(1)
     logit = rng.normal(size=200_000) * spread + bias
     p = (1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -47,12 +47,12 @@ def test_binning_costs_less_than_a_ten_thousandth(spread: float, bias: float) ->
 
 
 @given(st.floats(0, 1, width=32))
-def test_every_probability_has_a_bin_and_bins_do_not_fall(p: float) -> None:
+def test_bins_rise_with_the_probability(p: float) -> None:
     low, high = bins_of(np.array([p, min(1.0, p + 0.01)]))
     assert 0 <= low <= high <= 40 * 512
 
 
-def test_the_coarser_bins_of_segments_cost_little_of_the_figure() -> None:
+def test_coarse_bins_of_segments_have_a_small_error() -> None:
     rng = np.random.default_rng(3)
     truth = rng.normal(-3, 1, 20_000)
     labels = rng.random(20_000) < 1 / (1 + np.exp(-truth))

@@ -1,4 +1,4 @@
-"""When a version may serve."""
+"""Verdicts of the gate."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ FEW = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floo
 def scored(
     n: int = 2000, *, factor: float = 1.0, noise: float = 0.0, rate: float = 0.3, seed: int = 0
 ) -> Scored:
-    """Predictions of a model that is right but for a factor, and for noise in its logits; labels depend on
-    seed only."""
+    """Return predictions that are right but for a factor and noise; labels depend on the seed only."""
     rng = np.random.default_rng(seed)
     logit = rng.normal(size=n) + np.log(rate / (1 - rate))
     y = (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -26,7 +25,7 @@ def scored(
     return Scored(p[:, None].astype(np.float32), np.zeros(n, np.uint8), y, np.ones(n, np.float32))
 
 
-def test_a_candidate_as_good_as_stable_is_promoted_with_its_figures() -> None:
+def test_candidate_equal_to_stable_is_promoted_with_figures() -> None:
     verdict = judge(SPEC, scored(), scored())
     assert verdict.promote
     assert verdict.reason.startswith("y0: normalised entropy 0.")
@@ -48,7 +47,7 @@ def test_calibration_outside_the_bounds_holds_a_version(factor: float) -> None:
     assert "outside 0.9 to 1.1" in verdict.reason
 
 
-def test_a_stable_that_is_further_off_does_not_keep_a_better_calibrated_candidate_out() -> None:
+def test_better_calibration_than_stable_is_promoted() -> None:
     assert judge(SPEC, scored(factor=1.3), scored(factor=1.5)).promote
 
 
@@ -56,7 +55,7 @@ def test_calibration_on_few_true_samples_is_not_trusted() -> None:
     assert judge(SPEC, scored(200, factor=1.25, rate=0.03), None).promote
 
 
-def test_a_normalised_entropy_worse_by_more_than_allowed_holds_a_version() -> None:
+def test_normalised_entropy_above_the_limit_holds_a_version() -> None:
     verdict = judge(SPEC, scored(noise=0.5), scored())
     assert not verdict.promote
     assert "worse than stable's 0." in verdict.reason
@@ -69,12 +68,12 @@ def test_the_allowed_difference_comes_from_the_spec() -> None:
     assert judge(spec, scored(noise=0.5), scored()).promote
 
 
-def test_a_rare_label_among_many_samples_is_judged_by_its_own() -> None:
+def test_rare_label_is_judged_by_its_own_samples() -> None:
     spec = make_spec(losses=("logloss", "logloss"))
     rare = (np.arange(2000) < 60).astype(np.uint8)
 
     def both(seed: int, noise: float) -> Scored:
-        """The first label as by a perfect model, the second with noise."""
+        """Return predictions that are right for the first label, and noisy for the second."""
         first, second = scored(seed=seed), scored(noise=noise, seed=seed)
         return replace(first, predictions=np.hstack([first.predictions, second.predictions]), label=rare)
 
@@ -83,19 +82,19 @@ def test_a_rare_label_among_many_samples_is_judged_by_its_own() -> None:
     assert sum(v.promote for v in worse) >= 15
 
 
-def test_with_few_samples_a_difference_within_chance_is_no_reason() -> None:
+def test_difference_within_chance_on_few_samples_is_promoted() -> None:
     worse = [judge(FEW, scored(60, noise=0.3, seed=s), scored(60, seed=s)) for s in range(20)]
     assert sum(v.promote for v in worse) >= 15
 
 
 @pytest.mark.parametrize("n", [0, 1, 99])
-def test_too_few_samples_to_judge_by_hold_a_version(n: int) -> None:
+def test_fewer_samples_than_the_floor_hold_a_version(n: int) -> None:
     verdict = judge(SPEC, scored(n), scored(n))
     assert not verdict.promote
-    assert verdict.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+    assert verdict.reason == f"{n} labelled samples, fewer than serve.gate.floor = 100"
 
 
-def test_initial_weights_are_replaced_by_what_has_learned_from_few() -> None:
+def test_untrained_stable_is_replaced_below_the_floor() -> None:
     assert judge(SPEC, scored(0), scored(0), untrained=True).promote
     assert judge(SPEC, scored(0), None).promote
 
@@ -105,7 +104,7 @@ NUMBER = make_spec(losses=("huber",))
 
 @pytest.mark.parametrize("extreme", [1e18, -1e18, 1e30, 3e38])
 @pytest.mark.parametrize("times", [1, 3, 15])
-def test_a_few_extreme_labels_do_not_open_the_gate(extreme: float, times: int) -> None:
+def test_few_extreme_labels_do_not_promote_a_bad_version(extreme: float, times: int) -> None:
     rng = np.random.default_rng(0)
     y = (rng.normal(size=2000) * 5 + 30).astype(np.float32)
     wrong = y.copy()
@@ -121,7 +120,7 @@ def test_a_few_extreme_labels_do_not_open_the_gate(extreme: float, times: int) -
 
 
 @pytest.mark.parametrize("extreme", [0.0, 1.0])
-def test_a_few_predictions_that_are_certain_and_wrong_do_not_close_the_gate(extreme: float) -> None:
+def test_few_certain_and_wrong_predictions_do_not_hold_a_version(extreme: float) -> None:
     candidate, stable = scored(noise=0.0), scored(noise=0.2)
     sure = np.flatnonzero(candidate.value != extreme)[:3]
     candidate.predictions[sure] = extreme
@@ -157,7 +156,7 @@ def test_one_bad_label_of_two_holds_a_version() -> None:
     assert verdict.reason.startswith("y1: calibration")
 
 
-def test_predictions_far_above_labels_that_are_all_false_hold_a_version() -> None:
+def test_infinite_calibration_holds_a_version() -> None:
     candidate = replace(scored(), value=np.zeros(2000, np.float32))
     verdict = judge(SPEC, candidate, None)
     assert not verdict.promote

@@ -1,4 +1,4 @@
-"""Figures of many cells at once are those of each cell alone."""
+"""Figures of many cells at once equal those of each cell alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def samples(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
     }
 
 
-def made(parts: list[tuple[dict[str, np.ndarray], int]]) -> Measures:
+def measure(parts: list[tuple[dict[str, np.ndarray], int]]) -> Measures:
     measures = Measures([LabelKind("click", False), LabelKind("price", True)], ["shop"], window_ms=1_000)
     for part, window in parts:
         times = np.full(len(part["label"]), window * 1_000, np.int64)
@@ -26,13 +26,13 @@ def made(parts: list[tuple[dict[str, np.ndarray], int]]) -> Measures:
     return measures
 
 
-def test_a_windows_figures_do_not_depend_on_the_windows_beside_it() -> None:
+def test_figures_of_a_window_do_not_depend_on_other_windows() -> None:
     rng = np.random.default_rng(7)
     parts = [(samples(rng, size), window) for window, size in enumerate([1, 300, 2, 40_000, 5, 17])]
-    parts[2][0]["weight"][:] = 1e12  # must not show in any other window
-    together = made(parts).windows()
+    parts[2][0]["weight"][:] = 1e12  # must not affect other windows
+    together = measure(parts).windows()
 
-    alone = [figures for part in parts for figures in made([part]).windows()]
+    alone = [figures for part in parts for figures in measure([part]).windows()]
 
     assert len(together) == len(alone) == 20
     for one, other in zip(together, alone, strict=True):

@@ -1,4 +1,4 @@
-"""The past rate of items: smoothed, in bounded memory, and known no earlier than it was decided."""
+"""Past rates of items: smoothed, in bounded memory, from samples decided before serving."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from freshet.types import F32, U64
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 HORIZON_MS = 10_000
 LATER_MS = 1 << 40
-"""Long after all that these tests add."""
+"""Later than all samples of these tests."""
 
 
 def items(*numbers: int) -> U64:
-    """Keys as the decoder's are: spread over 64 bits."""
+    """Return keys spread over 64 bits, like the decoder's."""
     return np.array(numbers, np.uint64) * GOLDEN
 
 
@@ -31,7 +31,7 @@ def make(labels: int = 1, *, slots: int = 1 << 10) -> Popularity:
 def add(
     popularity: Popularity, keys: U64, values: list[float], label: int = 0, known_ms: int = 0
 ) -> Popularity:
-    """Add samples that were all decided at once."""
+    """Add samples decided at the same time."""
     n = len(keys)
     labels, weight = np.full(n, label, np.uint8), np.ones(n, np.float32)
     popularity.add(keys, labels, np.array(values, np.float32), weight, np.full(n, known_ms))
@@ -46,21 +46,21 @@ def test_nothing_is_known_before_the_first_sample() -> None:
     assert rate(make(), items(1, 2)).tolist() == [0.5, 0.5]
 
 
-def test_an_item_is_its_own_rate_drawn_towards_the_mean_of_all() -> None:
+def test_rate_is_smoothed_towards_the_mean_of_all() -> None:
     popularity = add(make(), items(*[1] * 100, *[2] * 100), [1.0] * 50 + [0.0] * 150)
     mean = 50.5 / 201
     expected = [(50 + PRIOR * mean) / (100 + PRIOR), PRIOR * mean / (100 + PRIOR), mean]
     assert rate(popularity, items(1, 2, 3)) == pytest.approx(expected)
 
 
-def test_labels_have_rates_of_their_own() -> None:
+def test_labels_have_separate_rates() -> None:
     popularity = add(make(2), items(*[1] * 50), [1.0] * 50, label=0)
     add(popularity, items(*[1] * 50), [0.0] * 50, label=1, known_ms=HORIZON_MS)
     assert rate(popularity, items(1), 0)[0] > 0.9
     assert rate(popularity, items(1), 1)[0] < 0.1
 
 
-def test_an_item_that_is_not_known_counts_in_the_mean_only() -> None:
+def test_unknown_item_counts_in_the_mean_only() -> None:
     popularity = add(make(), np.zeros(10, np.uint64), [1.0] * 10)
     assert rate(popularity, np.zeros(1, np.uint64)) == rate(popularity, items(9))
 
@@ -71,7 +71,7 @@ def test_a_value_that_is_not_finite_does_not_count() -> None:
     assert rate(popularity, items(1, 2)).tolist() == rate(straight, items(1, 2)).tolist()
 
 
-def test_what_was_served_before_a_snapshot_is_answered_by_the_one_before() -> None:
+def test_rate_is_that_of_the_last_snapshot_before_serving() -> None:
     popularity = make()
     add(popularity, items(*[1] * 30), [1.0] * 30, known_ms=1_000)
     add(popularity, items(*[1] * 90), [0.0] * 90, known_ms=5_000)
@@ -93,7 +93,7 @@ def test_snapshots_are_an_interval_apart() -> None:
     assert Popularity(1, 36_000_000).interval_ms == 3_600_000
 
 
-def test_what_was_served_within_the_horizon_is_answered_and_what_is_older_is_not_guessed_at() -> None:
+def test_snapshots_cover_the_horizon_and_nothing_older() -> None:
     popularity = make()
     steps = range(0, 100_000, 100)
     for known_ms in steps:
@@ -105,26 +105,23 @@ def test_what_was_served_within_the_horizon_is_answered_and_what_is_older_is_not
 
 
 class Plain:
-    """Popularity written down: every sample with the moment at which it was decided, in the order of coming.
-
-    A look is taken when the clock has moved on by an interval: it knows the samples that had come by then.
-    """
+    """Reference implementation: a list of all samples, with the lengths at which snapshots were taken."""
 
     def __init__(self, interval_ms: int) -> None:
-        self.interval_ms, self.looks = interval_ms, list[tuple[int, int]]()
+        self.interval_ms, self.snapshots = interval_ms, list[tuple[int, int]]()
         self.samples: list[tuple[int, int, float, float, int]] = []
 
     def add(self, batch: list[tuple[int, int, float, float, int]]) -> None:
         self.samples += batch
         clock = max(known for *_, known in self.samples)
-        if not self.looks or clock >= self.looks[-1][0] + self.interval_ms:
-            self.looks.append((clock, len(self.samples)))
+        if not self.snapshots or clock >= self.snapshots[-1][0] + self.interval_ms:
+            self.snapshots.append((clock, len(self.samples)))
 
     def rate(self, item: int, label: int, served_ms: int) -> float:
-        looks = [came for at, came in self.looks[-SNAPSHOTS:] if at <= served_ms]
+        lengths = [length for at, length in self.snapshots[-SNAPSHOTS:] if at <= served_ms]
         sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         overall = [0.0, 0.0]
-        for one, of, value, weight, _ in self.samples[: looks[-1] if looks else 0]:
+        for one, of, value, weight, _ in self.samples[: lengths[-1] if lengths else 0]:
             if of == label:
                 for total in (overall, sums[one]):
                     total[0] += weight
@@ -156,7 +153,7 @@ def feed(popularity: Popularity, batch: list[tuple[int, int, float, float, int]]
 
 
 @given(BATCHES, st.lists(st.integers(0, 50_000), min_size=1, max_size=6), st.integers(0, 30))
-def test_rates_are_those_of_what_was_known_whatever_comes_in_which_order_and_over_a_restart(
+def test_rates_equal_those_of_the_plain_model_across_a_restart(
     batches: list[list[tuple[int, int, float, float, int]]], served: list[int], restart: int
 ) -> None:
     popularity, plain = make(2), Plain(1_000)
@@ -189,7 +186,7 @@ def test_a_late_positive_cannot_raise_its_own_score(
     assert rates[0] == rates[1]
 
 
-def test_memory_is_bounded_however_many_items_there_are() -> None:
+def test_memory_is_bounded_for_any_number_of_items() -> None:
     popularity = make(slots=64)
     rng = np.random.default_rng(0)
     for turn in range(20):
@@ -201,7 +198,7 @@ def test_memory_is_bounded_however_many_items_there_are() -> None:
     assert rate(popularity, keys).mean() == pytest.approx(0.2, abs=0.03)
 
 
-def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
+def test_loaded_state_continues_as_without_a_restart() -> None:
     rng = np.random.default_rng(1)
     straight, first = make(), make()
     pieces = [
@@ -216,7 +213,7 @@ def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
         add(straight, keys, values, known_ms=known_ms)
     for keys, values, known_ms in pieces[:30]:
         add(first, keys, values, known_ms=known_ms)
-    resumed = add(make(), items(7), [1.0])  # what it knew before is forgotten
+    resumed = add(make(), items(7), [1.0])  # `load_state` replaces this sample
     resumed.load_state(first.state())
     for keys, values, known_ms in pieces[30:]:
         add(resumed, keys, values, known_ms=known_ms)
@@ -226,7 +223,7 @@ def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
         assert rate(resumed, every, served_ms=served_ms).tolist() == wanted.tolist()
 
 
-def test_a_state_is_not_changed_by_what_comes_after() -> None:
+def test_state_is_independent_of_later_samples() -> None:
     popularity = add(make(), items(1), [1.0])
     state = popularity.state()
     kept = {name: array.copy() for name, array in state.items()}
@@ -235,11 +232,11 @@ def test_a_state_is_not_changed_by_what_comes_after() -> None:
     assert all((state[name] == kept[name]).all() for name in kept)
 
 
-def test_a_state_written_before_there_were_snapshots_goes_on_from_its_sums() -> None:
+def test_state_without_snapshots_continues_from_its_sums() -> None:
     state = add(make(), items(*[1] * 100), [1.0] * 100, known_ms=50_000).state()
     resumed = add(make(), items(2), [1.0], known_ms=90_000)
     resumed.load_state({name: state[name] for name in ("slots", "at", "sums", "overall")})
-    assert rate(resumed, items(1)).tolist() == [0.5]  # nobody knows since when it was known
+    assert rate(resumed, items(1)).tolist() == [0.5]  # the state holds no snapshot
     add(resumed, items(3), [0.0], known_ms=60_000)
     assert rate(resumed, items(1), served_ms=59_999).tolist() == [0.5]
     assert rate(resumed, items(1), served_ms=60_000)[0] > 0.9

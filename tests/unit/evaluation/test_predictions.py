@@ -1,4 +1,4 @@
-"""Predictions kept by learner and sample: figures over all samples, after the first fifth, by windows."""
+"""Predictions by learner and sample: figures over all samples, after the first fifth, and by windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLICK, BUY, WATCH = LabelKind("click", False), LabelKind("buy", False), LabelKin
 
 
 def stream(samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predictions, values and times of samples whose labels follow their predictions."""
+    """Draw predictions, labels that follow them, and times."""
     rng = np.random.default_rng(seed)
     p = rng.random(samples).astype(np.float32)
     return p, (rng.random(samples) < p).astype(np.float32), np.arange(samples) * 1_000
@@ -93,7 +93,7 @@ def test_windows_follow_each_other_and_hold_all_samples() -> None:
 
 
 @pytest.mark.parametrize("delay_rows", [1, 7, 64, 100_000])
-def test_a_mean_knows_the_batches_before_its_own(delay_rows: int) -> None:
+def test_mean_is_over_the_batches_before_its_own(delay_rows: int) -> None:
     _, y, times = stream(3_001)
     label = np.arange(len(y)) % 2
 
@@ -126,7 +126,7 @@ def test_numbers_have_squared_errors_and_no_auc() -> None:
     assert "auc" not in figures
 
 
-def test_a_pass_of_no_samples_has_figures_of_none() -> None:
+def test_pass_without_samples_has_empty_figures() -> None:
     with Scored([CLICK]) as scored:
         scored.add_means("mean", 10)
 

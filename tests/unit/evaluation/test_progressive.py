@@ -13,7 +13,7 @@ CLICK, WATCH = LabelKind("click", False), LabelKind("watch", True)
 
 
 class Stream:
-    """Samples whose labels follow their predictions."""
+    """Random samples with labels that follow their predictions."""
 
     def __init__(self, n: int, *, seed: int = 0, segments: int = 3) -> None:
         rng = np.random.default_rng(seed)
@@ -99,7 +99,7 @@ def test_segments_have_figures_of_their_own_samples() -> None:
         assert found["auc"] == pytest.approx(wanted, abs=1e-3)  # its bins are coarse; chance is .02 here
 
 
-def test_values_beyond_the_first_hundred_of_a_segment_are_counted_together() -> None:
+def test_segment_values_beyond_the_first_hundred_count_as_other() -> None:
     stream, measures = Stream(5000, segments=300), make(max_values=100)
     stream.into(measures)
     clicks = [f for f in measures.total() if f.label == "click" and f.segment == "country"]
@@ -116,7 +116,7 @@ def test_the_size_of_additions_does_not_change_the_figures() -> None:
     same(whole.windows(), pieces.windows())
 
 
-def test_a_window_closes_once_when_event_time_has_passed_it_by_the_lateness() -> None:
+def test_window_closes_once_after_the_lateness() -> None:
     stream, measures = Stream(5000), make(lateness_ms=30_000)
     stream.into(measures, stream.times < 80_000)
     assert measures.finished() == []
@@ -130,7 +130,7 @@ def test_a_window_closes_once_when_event_time_has_passed_it_by_the_lateness() ->
     assert {f.start_ms for f in measures.windows()} == {240_000}
 
 
-def test_a_late_sample_counts_since_the_beginning_but_opens_no_closed_window() -> None:
+def test_late_sample_counts_in_total_but_opens_no_closed_window() -> None:
     stream, measures = Stream(5000), make(lateness_ms=0)
     stream.into(measures)
     measures.finished()
@@ -141,12 +141,12 @@ def test_a_late_sample_counts_since_the_beginning_but_opens_no_closed_window() -
     assert 0 not in {f.start_ms for f in measures.windows()}
 
 
-def test_nothing_counted_has_no_figures() -> None:
+def test_no_samples_have_no_figures() -> None:
     measures = make()
     assert measures.total() == measures.windows() == measures.finished() == []
 
 
-def test_a_saved_state_goes_on_as_if_never_stopped() -> None:
+def test_loaded_state_continues_as_without_a_restart() -> None:
     stream, straight, saved = Stream(6000), make(), make()
     half = slice(0, 3000), slice(3000, None)
     for part in half:
@@ -167,7 +167,7 @@ def test_a_state_of_other_segments_is_refused() -> None:
         make().load_state(Measures([CLICK, WATCH]).state())
 
 
-def test_another_window_length_keeps_only_what_was_counted_since_the_beginning() -> None:
+def test_state_of_another_window_length_counts_in_total_only() -> None:
     stream, measures = Stream(1000), make()
     stream.into(measures)
     longer = Measures([CLICK, WATCH], ["country"], window_ms=120_000)
@@ -199,7 +199,7 @@ def test_predictions_that_are_not_finite_are_counted_apart() -> None:
     assert found["logloss"] == pytest.approx(np.log(2))
 
 
-def test_a_state_written_before_squared_weights_were_kept_goes_on_with_the_weights() -> None:
+def test_state_without_squared_weights_uses_the_weights() -> None:
     stream, measures, resumed = Stream(3000), make(), make()
     stream.weight[:] = 1.0
     stream.into(measures)
@@ -209,7 +209,7 @@ def test_a_state_written_before_squared_weights_were_kept_goes_on_with_the_weigh
     same(resumed.total(), measures.total())
 
 
-def test_a_view_is_what_was_added_so_far_whatever_is_added_later() -> None:
+def test_view_is_independent_of_later_samples() -> None:
     stream, measures, half = Stream(6000), make(), make()
     stream.into(measures, slice(0, 3000))
     stream.into(half, slice(0, 3000))
@@ -223,14 +223,14 @@ def test_a_view_is_what_was_added_so_far_whatever_is_added_later() -> None:
 def test_figures_without_segments_are_those_of_all_samples() -> None:
     stream, measures = Stream(GROUP_SAMPLES + 3000), make()
     stream.into(measures, slice(0, GROUP_SAMPLES))
-    stream.into(measures, slice(GROUP_SAMPLES, None))  # some are grouped by now, some wait
+    stream.into(measures, slice(GROUP_SAMPLES, None))  # the first samples are grouped, the last are not
     overall = measures.overall()
     same(overall.total(), [f for f in measures.total() if f.segment is None])
     same(overall.windows(), [f for f in measures.windows() if f.segment is None])
 
 
 def clicks(p: np.ndarray, rng: np.random.Generator, weight: np.ndarray | None = None) -> Figures:
-    """Figures of one window of samples whose labels come true as predicted."""
+    """Return the figures of one window of samples with labels drawn from their predictions."""
     measures = Measures([CLICK])
     n = len(p)
     measures.add(
@@ -243,7 +243,7 @@ def clicks(p: np.ndarray, rng: np.random.Generator, weight: np.ndarray | None = 
     return find(measures.total(), "click")
 
 
-def test_the_error_of_normalised_entropy_is_its_spread_over_windows() -> None:
+def test_ne_error_equals_the_spread_of_ne_over_windows() -> None:
     rng = np.random.default_rng(3)
     p = 1 / (1 + np.exp(-rng.normal(-3, 1, 2000)))  # rare labels, as clicks are
     found = [clicks(p, rng).measures for _ in range(400)]
@@ -251,7 +251,7 @@ def test_the_error_of_normalised_entropy_is_its_spread_over_windows() -> None:
     assert np.mean([m["ne_error"] for m in found]) == pytest.approx(spread, rel=0.15)
 
 
-def test_predicting_the_mean_label_has_a_normalised_entropy_of_one_without_error() -> None:
+def test_mean_label_as_prediction_has_ne_of_one_without_error() -> None:
     rng = np.random.default_rng(4)
     measures = Measures([CLICK])
     value = (rng.random(5000) < 0.05).astype(np.float32)
@@ -269,11 +269,11 @@ def test_a_sample_of_weight_four_is_no_four_samples() -> None:
     assert heavy["ne_error"] == pytest.approx(light["ne_error"])
 
 
-def test_a_window_without_true_labels_has_no_error_of_normalised_entropy() -> None:
+def test_window_without_true_labels_has_no_ne_error() -> None:
     assert np.isnan(clicks(np.full(10, 1e-6), np.random.default_rng(0)).measures["ne_error"])
 
 
-def test_reliability_says_what_came_true_of_what_was_predicted() -> None:
+def test_reliability_has_mean_prediction_and_mean_label() -> None:
     rng = np.random.default_rng(6)
     p = 1 / (1 + np.exp(-rng.normal(-2, 1.5, 50_000)))
     curve = np.array(clicks(p, rng).reliability)
@@ -285,7 +285,7 @@ def test_reliability_says_what_came_true_of_what_was_predicted() -> None:
     assert (np.abs(labelled - predicted) < 4 * error + 1e-3).all()
 
 
-def test_reliability_has_at_most_fifteen_bins_however_wide_predictions_spread() -> None:
+def test_reliability_has_at_most_fifteen_bins_at_any_spread() -> None:
     curve = clicks(1 / (1 + np.exp(-np.linspace(-19, 19, 9000))), np.random.default_rng(7)).reliability
     assert curve is not None
     assert len(curve) <= 15
@@ -299,7 +299,7 @@ def test_numbers_and_segments_have_no_reliability() -> None:
     )
 
 
-def test_lately_is_of_the_last_windows_that_have_closed_and_of_all_samples_in_them() -> None:
+def test_lately_sums_the_last_closed_windows_of_all_samples() -> None:
     window_ms = 60_000 // (2 * RECENT_WINDOWS)
     stream = Stream(6000)
     stream.times = stream.times // 5  # a minute: twice as many windows as count

@@ -1,4 +1,4 @@
-"""Tables of samples, and what comes of merging them late: equal to the bit to sorting and adding at once."""
+"""Tables of samples and their merges, equal to the bit to the reference implementation."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 
 from freshet.evaluation import LabelKind, Measures
 from freshet.evaluation import progressive as streaming
-from freshet.evaluation.cells import Table
-from freshet.evaluation.sums import Samples, table_of
+from freshet.evaluation.cells import Samples, Table, table_of
 from freshet.types import I64, U64, Bool
 from tests.unit.evaluation import by_sorting
 
 NUMBER = np.array([False, True, False])
 LABELS = [LabelKind("click", False), LabelKind("watch", True), LabelKind("buy", False)]
 VALUES = (np.array([0, 3, 5, 9], np.uint64), np.array([0], np.uint64))
-"""Told apart of two segment fields; of the second nothing is."""
+"""Values with a cell of their own, of two segment fields; the second has none."""
 
 
 def draw(rng: np.random.Generator, n: int) -> Samples:
-    """Samples of all kinds: numbers among true/false labels, odd weights, predictions that are not finite."""
+    """Draw samples with number and true/false labels, odd weights, and predictions that are not finite."""
     label = rng.integers(0, 3, n).astype(np.uint8)
     prediction = np.where(NUMBER[label], rng.normal(20, 5, n), rng.random(n) ** 3)
     prediction[rng.random(n) < 0.02] = rng.choice([np.nan, np.inf])
@@ -42,7 +41,7 @@ def grouped(samples: Samples, window_ms: int) -> Table:
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 400), st.sampled_from([1, 700, 30_000, 1 << 30]))
-def test_samples_become_the_table_that_sorting_makes(seed: int, n: int, window_ms: int) -> None:
+def test_grouped_table_equals_that_of_sorting(seed: int, n: int, window_ms: int) -> None:
     samples = draw(np.random.default_rng(seed), n)
     window = samples.times_ms - samples.times_ms % window_ms
     assert by_sorting.same_bits(
@@ -50,7 +49,7 @@ def test_samples_become_the_table_that_sorting_makes(seed: int, n: int, window_m
     )
 
 
-def test_samples_of_more_windows_than_can_be_numbered_by_counting_become_the_same_table() -> None:
+def test_more_than_65536_windows_give_the_same_table() -> None:
     samples = draw(np.random.default_rng(1), 30_000)
     assert len(grouped(samples, 1).keys) > 1 << 16
     assert by_sorting.same_bits(
@@ -59,7 +58,7 @@ def test_samples_of_more_windows_than_can_be_numbered_by_counting_become_the_sam
 
 
 @given(st.integers(0, 1 << 32), st.lists(st.integers(0, 300), min_size=1, max_size=5))
-def test_tables_merged_together_are_those_merged_one_by_one(seed: int, sizes: list[int]) -> None:
+def test_merge_of_all_equals_merges_one_by_one(seed: int, sizes: list[int]) -> None:
     rng = np.random.default_rng(seed)
     tables = [grouped(draw(rng, n), 30_000) if n else Table.empty() for n in sizes]
     assert by_sorting.same_bits(Table.merge(tables), by_sorting.merge(tables))
@@ -74,18 +73,16 @@ def test_windows_moved_into_one_are_added_in_their_order(seed: int) -> None:
     assert by_sorting.same_bits(table.moved_to(-7), wanted)
 
 
-def test_nothing_moves_nowhere() -> None:
+def test_empty_table_moves_to_an_empty_table() -> None:
     assert by_sorting.same_bits(Table.empty().moved_to(5), Table.empty())
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_stream_has_the_state_that_grouping_by_sorting_and_merging_at_once_gives(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_equals_that_of_sorting_and_merging_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "GROUP_SAMPLES", 1_000)
     monkeypatch.setattr(streaming, "MERGE_ENTRIES", 3_000)
     quick = stream(seed)
-    monkeypatch.setattr(streaming, "table_of", plainly)
+    monkeypatch.setattr(streaming, "table_of", table_by_sorting)
     monkeypatch.setattr(streaming, "MERGE_ENTRIES", -1)
     monkeypatch.setattr(Table, "merge", staticmethod(by_sorting.merge))
     plain = stream(seed)
@@ -94,12 +91,12 @@ def test_a_stream_has_the_state_that_grouping_by_sorting_and_merging_at_once_giv
         assert {k: v.tobytes() for k, v in one.items()} == {k: v.tobytes() for k, v in other.items()}
 
 
-def plainly(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
+def table_by_sorting(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
     return by_sorting.table_of(samples, window, number, values)
 
 
 def stream(seed: int) -> list[dict[str, np.ndarray]]:
-    """States of measures on a random stream, with figures asked for now and then."""
+    """Return states of measures on a random stream, with figures computed now and then."""
     rng = np.random.default_rng(seed)
     measures = Measures(LABELS, ["x", "y"], window_ms=20_000, lateness_ms=10_000, max_values=5)
     states = []

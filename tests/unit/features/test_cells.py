@@ -13,10 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Fixed, Primitive
-from freshet.config.spec.file_formats import Files
-from freshet.features.cells import Form, Misfit, reals, texts, times, truths, wholes
+from freshet.config.spec.events import Files
+from freshet.features.cells import (
+    CellFormat,
+    Misfit,
+    read_booleans,
+    read_floats,
+    read_integers,
+    read_texts,
+    read_times,
+)
 
-TYPED, CELLS = Form(Files()), Form(Files(), cells=True)
+TYPED, CELLS = CellFormat(Files()), CellFormat(Files(), cells=True)
 WIDE = Context(prec=100)
 DECIMAL = Primitive("bytes", "decimal", (("precision", 38), ("scale", 10)))
 
@@ -26,16 +34,16 @@ NUMBERS = [pa.int64(), pa.uint64(), pa.decimal128(38, 0), pa.decimal256(60, 0)]
 
 
 READERS: list[Callable[[Any], Any]] = [
-    lambda array: wholes(array, TYPED, Primitive("long"), None),
-    lambda array: wholes(array, TYPED, Primitive("long"), "us"),
-    lambda array: wholes(array, TYPED, Primitive("long"), "ns"),
-    lambda array: wholes(array, TYPED, Primitive("int"), "d"),
-    lambda array: wholes(array, TYPED, Primitive("int"), "time ms"),
-    lambda array: reals(array, TYPED, Primitive("double")),
-    lambda array: truths(array, TYPED),
-    lambda array: texts(array, TYPED, Primitive("string")),
-    lambda array: texts(array, TYPED, DECIMAL),
-    lambda array: times(array, TYPED, "ms", "ms"),
+    lambda array: read_integers(array, TYPED, Primitive("long"), None),
+    lambda array: read_integers(array, TYPED, Primitive("long"), "us"),
+    lambda array: read_integers(array, TYPED, Primitive("long"), "ns"),
+    lambda array: read_integers(array, TYPED, Primitive("int"), "d"),
+    lambda array: read_integers(array, TYPED, Primitive("int"), "time ms"),
+    lambda array: read_floats(array, TYPED, Primitive("double")),
+    lambda array: read_booleans(array, TYPED),
+    lambda array: read_texts(array, TYPED, Primitive("string")),
+    lambda array: read_texts(array, TYPED, DECIMAL),
+    lambda array: read_times(array, TYPED, "ms", "ms"),
 ]
 
 
@@ -56,8 +64,8 @@ def test_any_typed_value_is_read_or_refused(kind: Any, value: int, read: Callabl
 @given(st.integers(-(10**38) + 1, 10**38 - 1))
 def test_a_decimal_keeps_all_its_digits(unscaled: int) -> None:
     value = Decimal(unscaled).scaleb(-10, WIDE)
-    typed, _ = texts(pa.array([value], pa.decimal128(38, 10)), TYPED, DECIMAL)
-    cells, _ = texts(pa.array([format(value, "f").encode()]), CELLS, DECIMAL)
+    typed, _ = read_texts(pa.array([value], pa.decimal128(38, 10)), TYPED, DECIMAL)
+    cells, _ = read_texts(pa.array([format(value, "f").encode()]), CELLS, DECIMAL)
 
     assert [int.from_bytes(v, "big", signed=True) for v in (*typed, *cells)] == [unscaled, unscaled]
 
@@ -65,9 +73,9 @@ def test_a_decimal_keeps_all_its_digits(unscaled: int) -> None:
 @pytest.mark.parametrize("text", ["0.00000000001", "1.00000000001", "1e999999999", "1e-999999999", "x"])
 def test_a_decimal_that_does_not_fit_is_refused(text: str) -> None:
     with pytest.raises(Misfit):
-        texts(pa.array([b"1", text.encode()]), CELLS, DECIMAL)
+        read_texts(pa.array([b"1", text.encode()]), CELLS, DECIMAL)
     with pytest.raises(Misfit):
-        texts(pa.array([text.encode()]), CELLS, Fixed("F", 4, "decimal", DECIMAL.attributes))
+        read_texts(pa.array([text.encode()]), CELLS, Fixed("F", 4, "decimal", DECIMAL.attributes))
 
 
 @given(st.integers(-(2**33), 2**33), st.integers(0, 10**9 - 1))
@@ -75,19 +83,19 @@ def test_a_text_of_nanoseconds_is_read_or_refused(second: int, nanos: int) -> No
     day = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
     array = pa.array([f"{day:%Y-%m-%dT%H:%M:%S}.{nanos:09d}Z".encode()])
 
-    (exact,), _ = wholes(array, CELLS, Primitive("long"), "ns")
-    (rounded,), _ = times(array, CELLS, "ms", "us")
+    (exact,), _ = read_integers(array, CELLS, Primitive("long"), "ns")
+    (rounded,), _ = read_times(array, CELLS, "ms", "us")
 
     assert exact == second * 10**9 + nanos
     assert rounded == second * 10**6 + nanos // 1000
     if nanos % 1000:
         with pytest.raises(Misfit, match="microseconds"):
-            wholes(array, CELLS, Primitive("long"), "us")
+            read_integers(array, CELLS, Primitive("long"), "us")
 
 
 def test_a_column_of_two_kinds_of_times_is_refused_with_the_reason() -> None:
     with pytest.raises(Misfit) as refused:
-        times(pa.array([b"1790000000000", b"2026-01-31"]), CELLS, "ms", "ms")
+        read_times(pa.array([b"1790000000000", b"2026-01-31"]), CELLS, "ms", "ms")
 
     assert (refused.value.row, refused.value.found) == (1, "'2026-01-31'")
     assert "rows before it hold the other kind" in refused.value.hint

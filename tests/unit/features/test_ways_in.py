@@ -18,7 +18,7 @@ from freshet.config.spec.model import Files
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
 from freshet.features import Column, ColumnEncoder, Decoded, JsonTranscoder, SampleDecoder
-from freshet.features.arrow import Form, TableEncoder
+from freshet.features.arrow import CellFormat, TableEncoder
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
 
@@ -140,7 +140,7 @@ def test_every_way_in_reaches_the_same_keys_and_numbers(rows: list[Any]) -> None
     fields = [("request", pa.int64()), ("user", user), ("recent", pa.list_(pa.int64())), ("tags", tags)]
     table = pa.Table.from_pylist(rows, pa.schema([*fields, ("price", pa.float64())]))
     batch = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
-    by_arrow = TableEncoder(SCHEMA, Form(Files()), every_column=True).encode(batch[0])
+    by_arrow = TableEncoder(SCHEMA, CellFormat(Files()), every_column=True).encode(batch[0])
     assert list(by_arrow) == list(direct)
 
 

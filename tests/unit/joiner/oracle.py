@@ -1,4 +1,4 @@
-"""The join written plainly, with dicts and lists, to compare the native one with."""
+"""Reference join with dicts and lists, to compare the native join with."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Oracle:
         self.waiting.setdefault(event.impression, []).append(Waiting(event, self.arrivals))
 
     def apply(self, one: Impression, event: Action | Shown, *, counted: bool = False) -> bool:
-        """False: after every window; it goes on waiting."""
+        """Apply an event; returns False after every window, where the event continues to wait."""
         outcome = self.shown(one, event) if isinstance(event, Shown) else self.acted(one, event)
         if outcome != "beyond" and not counted:
             self.counts[f"{'shown' if isinstance(event, Shown) else 'actions'}_{outcome}"] += 1
@@ -157,7 +157,8 @@ class Oracle:
                 self.release(one, i)
 
     def release(self, one: Impression, i: int) -> None:
-        """A positive is held for a part of the wait that falls from all of it to nothing over the ramp."""
+        """Hold a positive for a part of the wait that falls from all to none during the label-delay
+        warm-up."""
         assert self.began is not None
         ramp, wait = self.plan.ramp, self.windows[i] + self.plan.grace_ms
         age = max(0, one.time - self.began)
@@ -167,7 +168,7 @@ class Oracle:
             times.append(one.matched_at[self.plan.labels[i].given])
         if self.plan.require_shown:
             times.append(one.shown_at)
-        if until == one.time or max(times) >= until:  # became true when nothing held it any more
+        if until == one.time or max(times) >= until:  # became true after its hold
             self.emit(one, i, 1.0, 1.0, "trained_positive")
         elif self.w >= until:
             self.emit(one, i, 1.0, float(np.float32(1 - 1 / ramp)), "trained_positive")

@@ -1,4 +1,4 @@
-"""Events of a small world for the join's tests: their columns, and a decoder of their records (JSON)."""
+"""Events for the join's tests: their columns, and a decoder of their records (JSON)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def impressions(events: Sequence[Served], offsets: Sequence[int] | None = None) 
     data = b""
     spans, elements, names, of = [], [], [], []
     for e, event in enumerate(events):
-        begin = len(data) + 3  # framing that belongs to nobody
+        begin = len(data) + 3  # framing, outside any event
         data += b"###" + f"<{event.request}|".encode()
         prefix = len(data)
         for item in event.items:
@@ -161,7 +161,7 @@ def actions(plan: JoinPlan, events: Sequence[Action], offsets: Sequence[int] | N
 
 
 class JsonDecoder:
-    """Decodes the records of `Served`, `Shown` and `Action`; anything else is refused."""
+    """Decodes records of `Served`, `Shown` and `Action`; refuses others."""
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
@@ -196,7 +196,7 @@ def _parse(records: Records) -> tuple[list[int], list[dict], Refused]:  # type: 
 
 
 def records_of(events: Sequence[Event | bytes], start: int = 0, time_ms: int | None = None) -> Records:
-    """Records as a log would give them; logged when they happened unless `time_ms` says otherwise."""
+    """Make records as a log returns them, logged at their event time or at `time_ms`."""
     values = [e if isinstance(e, bytes) else e.record() for e in events]
     times = [time_ms if time_ms is not None else 0 if isinstance(e, bytes) else e.time for e in events]
     return Records(

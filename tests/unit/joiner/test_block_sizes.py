@@ -1,4 +1,4 @@
-"""Blocks never exceed what the log takes, whatever requests and contexts are; nothing is lost by a split."""
+"""Blocks never exceed the log's limit for any requests and contexts, and splits lose no sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.config.spec.record_sizes import MAX_EXPANDED_BYTES, RecordLimits, block_bytes, largest_records
+from freshet.config.spec.topics import MAX_EXPANDED_BYTES, RecordLimits, block_bytes, largest_records
 from freshet.features.blocks import MAX_SAMPLES, read_blocks
 from freshet.joiner.blocks import cuts, encode
 from freshet.joiner.core import ImpressionColumns, Samples
@@ -18,7 +18,7 @@ from .world import limits_for
 
 
 def samples_of(requests: list[tuple[int, int, int]]) -> Samples:
-    """From (schema, samples, payload bytes of each) of each request."""
+    """Make samples from (schema, samples, payload bytes of each) of each request."""
     schemas = [s for s, n, _ in requests for _ in range(n)]
     ids = [r for r, (_, n, _) in enumerate(requests) for _ in range(n)]
     payloads = [bytes([i % 251]) * size for i, (_, n, size) in enumerate(requests) for _ in range(n)]
@@ -77,9 +77,7 @@ def test_blocks_of_ordinary_requests_hold_256_samples() -> None:
 
 
 @given(st.integers(0, 5_000), st.lists(st.integers(1, 400), max_size=60), st.integers(1, 3))
-def test_what_is_not_refused_leads_to_records_that_fit(
-    context: int, elements: list[int], labels: int
-) -> None:
+def test_accepted_events_yield_records_that_fit(context: int, elements: list[int], labels: int) -> None:
     limits = RecordLimits({"served": 4_000}, 4_000 - block_bytes(1, 0), 60_000, 2_000, 2_000, 4_000)
     event = Served("r" * context, tuple("e" * size for size in elements), 7)
     columns = impressions([event])

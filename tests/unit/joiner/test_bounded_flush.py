@@ -1,5 +1,4 @@
-"""One flush holds a bounded part of what is decided, one commit names a bounded number of events, and a
-partition that fails leaves its neighbours alone."""
+"""Bounds of one flush and one commit; a partition that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from typing import ClassVar, cast
 
 import pytest
 
-from freshet.coordination.partition_assignment import Shares
-from freshet.errors import TooLarge
+from freshet.coordination.partition_assignment import PartitionAssignment
+from freshet.errors import Mismatch, TooLarge
 from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
 from freshet.joiner.service import JoinerService, Pace
@@ -37,7 +36,7 @@ def commits(world: World) -> list[Commit]:
 def test_windows_that_close_together_are_flushed_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "READY_BYTES", 200_000)  # those of ten requests
+    monkeypatch.setattr(tasks, "READY_BYTES", 200_000)  # samples of ten requests
     whole, parts = World(tmp_path / "whole", PLAN, 1), World(tmp_path / "parts", PLAN, 1)
     for world in (whole, parts):
         world.send(requests(100))
@@ -60,7 +59,7 @@ def test_a_joiner_killed_between_the_parts_goes_on(tmp_path: Path, monkeypatch: 
     world = World(tmp_path, PLAN, 1)
     world.send(requests(60))
     for _ in range(40):
-        joiner = world.joiner(Pace(flush_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0))
+        joiner = world.joiner(Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0))
         joiner.open()
         joiner.step()
         joiner.close()
@@ -82,16 +81,16 @@ def test_repeats_that_a_commit_names_are_few_or_whole_records(
     world.send([*first, *again, *wider])
     world.joiner().run(until_end=True)
 
-    named = [c.skips.elements_count for c in commits(world)]
+    named = [c.exclusions.elements_count for c in commits(world)]
     assert sum(named) == 80 * 8
     assert max(named) <= 40 + 8 * 3
-    assert sum(len(c.skips.records.get("served", ())) for c in commits(world)) == 80
+    assert sum(len(c.exclusions.records.get("served", ())) for c in commits(world)) == 80
     assert len(world.samples()) == 80 * 9
     world.close()
 
 
 class Refusing:
-    """A writer of a log that does not take this partition's samples, while `refuses`."""
+    """A writer that refuses this partition's samples while `refuses` is set."""
 
     refuses = True
 
@@ -110,35 +109,33 @@ class Refusing:
 
 
 class Mine:
-    """All partitions are this joiner's."""
+    """An assignment of all partitions to this joiner."""
 
     fences: ClassVar = {p: Fence(1) for p in range(4)}
 
-    def sit(self, wait_s: float) -> None:
-        """The seat is free."""
+    def join(self, wait_s: float) -> None:
+        """Join at once."""
 
-    def look(self, letting_go: Callable[[AbstractSet[int]], None]) -> bool:
+    def update(self, on_revoke: Callable[[AbstractSet[int]], None]) -> bool:
         return False
 
 
-def test_a_partition_that_cannot_be_written_leaves_others_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_partition_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Refusing.refuses = True
     world = World(tmp_path, PLAN, 4)
     world.send([Served(f"r{n}", ("a", "b"), 1_000 + n) for n in range(200)])
     world.send([Served(f"late{n}", ("a",), 50_000) for n in range(200)])
-    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, share_interval_ms=0)
+    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, assignment_interval_ms=0)
     joiner = JoinerService(
         world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
-        all_partitions=False, shares=cast(Shares, Mine()), clock=world.clock, pace=pace,
+        all_partitions=False, assignment=cast(PartitionAssignment, Mine()), clock=world.clock, pace=pace,
     )  # fmt: skip
     inner = joiner.writer_of
 
     def writer_of(group: tuple[int, ...]) -> Writer:
         return Refusing(inner(group), 2)
 
-    monkeypatch.setattr(joiner._entering, "_writer_of", writer_of)
+    monkeypatch.setattr(joiner._recovery, "_writer_of", writer_of)
     joiner.open()
 
     def until(done: Callable[[], bool]) -> None:
@@ -165,4 +162,24 @@ def test_a_partition_that_cannot_be_written_leaves_others_alone(
     joiner.close()
     ids = [sample.id for sample in world.samples()]
     assert len(ids) == len(set(ids)) == 600
+    world.close()
+
+
+def test_log_with_inexact_writers_ends_a_joiner_with_assignment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, PLAN, 4)
+    joiner = JoinerService(
+        world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
+        all_partitions=False, assignment=cast(PartitionAssignment, Mine()), clock=world.clock,
+        pace=Pace(assignment_interval_ms=0),
+    )  # fmt: skip
+
+    def writer_of(group: tuple[int, ...]) -> Writer:
+        raise Mismatch("found Kafka 4.3 or later")
+
+    monkeypatch.setattr(joiner._recovery, "_writer_of", writer_of)
+
+    with pytest.raises(Mismatch, match=r"4\.3 or later"):
+        joiner.run()
     world.close()

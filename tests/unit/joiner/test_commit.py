@@ -1,4 +1,4 @@
-"""Commits, ledgers and cuts of blocks: what is written is what is read back."""
+"""Commits, ledgers and block boundaries read back as written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt
 from freshet.features import read_blocks
 from freshet.joiner import blocks
-from freshet.joiner.commit import LONG_AGO_MS, Commit, Skips, _unspan, spans
+from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, _unspan, spans
 from freshet.joiner.core import Joiner, Samples
 from freshet.types import BytesColumn
 
@@ -28,7 +28,7 @@ COMMIT = Commit(
     ledger=Joiner(plan_of(label("click"), label("buy"))).ledger(refused=2),
     written_ms=99,
     began_ms=1_001,
-    skips=Skips({"action": [3, 4, 5, 9]}, {"served": [(4, 0), (4, 2)]}),
+    exclusions=ReplayExclusions({"action": [3, 4, 5, 9]}, {"served": [(4, 0), (4, 2)]}),
 )
 
 
@@ -36,7 +36,7 @@ def test_a_commit_reads_back() -> None:
     assert Commit.decode(COMMIT.encode(), "here") == COMMIT
 
 
-def test_a_commit_of_before_the_ramp_began_long_ago() -> None:
+def test_commit_without_began_ms_began_long_ago() -> None:
     older = {name: value for name, value in WHOLE.items() if name != "began_ms"}
 
     assert Commit.decode(orjson.dumps(older), "here").began_ms == LONG_AGO_MS
@@ -72,7 +72,7 @@ def test_a_damaged_commit_is_corrupt_or_a_commit(field: str, value: object) -> N
     try:
         Commit.decode(orjson.dumps({**WHOLE, field: value}), "here")
     except Corrupt as error:
-        assert "here" in str(error)  # noqa: PT017 - it may also be fine
+        assert "here" in str(error)  # noqa: PT017 - it may also be valid
 
 
 def test_a_commit_of_another_format_is_corrupt() -> None:

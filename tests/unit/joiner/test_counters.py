@@ -1,4 +1,4 @@
-"""What joiners count of events adds up to the ledger, whoever goes on from whose commits."""
+"""Counts of several joiners add up to the ledger, in any order of restarts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PLAN = plan_of(label("click", 300), grace_ms=100)
 PACE = Pace(
     flush_interval_ms=0,
     commit_interval_ms=0,
-    look_interval_ms=10**9,
-    keep_interval_ms=10**9,
+    end_check_interval_ms=10**9,
+    pin_interval_ms=10**9,
     status_interval_ms=0,
 )
 
@@ -33,7 +33,7 @@ def ledger_of(world: World) -> Ledger:
     return Ledger.total(list(last.values()))
 
 
-def test_of_joiners_that_go_on_from_one_another_each_counts_what_it_committed_itself(tmp_path: Path) -> None:
+def test_successive_joiners_each_count_their_own_commits(tmp_path: Path) -> None:
     world, chance = World(tmp_path, PLAN), random.Random(7)
     events: list[Event | bytes] = [*random_events(chance, PLAN, requests=60, disorder_ms=50)]
     for at in range(5, len(events), 40):
@@ -58,7 +58,7 @@ def test_of_joiners_that_go_on_from_one_another_each_counts_what_it_committed_it
     world.close()
 
 
-def test_late_actions_and_times_that_cannot_be_are_counted_as_such(tmp_path: Path) -> None:
+def test_late_actions_and_impossible_times_are_counted(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, partitions=1)
     joiner = world.joiner(PACE)
     joiner.open()
@@ -81,8 +81,8 @@ def test_late_actions_and_times_that_cannot_be_are_counted_as_such(tmp_path: Pat
     world.close()
 
 
-def test_events_read_do_not_get_fewer_where_a_joiner_begins_its_partitions_again(tmp_path: Path) -> None:
-    """A counter that falls is a restart to Prometheus: all that it then counts would have come at once."""
+def test_count_of_events_read_never_falls_on_a_restart(tmp_path: Path) -> None:
+    """Prometheus treats a falling counter as a restart, and would count all events again."""
     world = World(tmp_path, PLAN)
     joiner = world.joiner(PACE)
     joiner.open()

@@ -17,7 +17,7 @@ from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.features import SampleDecoder, hash_text
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.partition import Task, Topics
@@ -79,7 +79,7 @@ FORMATS: dict[str, Callable[[], Seeds]] = {"avro": framed_seeds, "bare": bare_se
 
 
 def mutant(chance: random.Random, seeds: list[bytes]) -> bytes:
-    """A seed with bytes changed, cut, repeated or put in; now and then as it is."""
+    """Return a seed with bytes changed, removed, repeated or inserted; sometimes unchanged."""
     value = bytearray(chance.choice(seeds))
     for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
         at = chance.randrange(len(value) + 1)
@@ -97,6 +97,7 @@ def mutant(chance: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS)
 def test_mutants_of_events_raise_nothing(form: str) -> None:
     chance = random.Random(form)
@@ -124,7 +125,7 @@ def test_mutants_of_events_raise_nothing(form: str) -> None:
             if append.topic == TOPICS.samples:
                 places = ((0, np.arange(len(append.values))),)
                 learned += len(trainer.decode(append.values, places).sample_ids)
-        task.appended(outputs, 0)
+        task.on_appended(outputs, 0)
 
     seeds = FORMATS[form]()
     while sent < MUTANTS:
@@ -133,7 +134,7 @@ def test_mutants_of_events_raise_nothing(form: str) -> None:
         start = task.next[role]
         offsets = np.arange(start, start + BATCH, dtype=np.int64)
         keys = BytesColumn.of([b""] * BATCH)
-        task.take(
+        task.join_records(
             role,
             Records(offsets, np.full(BATCH, LOG_MS, np.int64), keys, BytesColumn.of(values), start + BATCH),
         )

@@ -1,4 +1,4 @@
-"""Real records of a spec's streams, to columns: several schemas at once, and what is refused."""
+"""Decoding of a spec's streams to columns: several schemas at once, and refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ LEFT_OUT: dict[str, Any] = {**ACTION, "fields": ACTION["fields"][:-1]}
 
 
 class Fixed:
-    """Schemas by id, as a test gives them."""
+    """A source of schemas set by the test."""
 
     def __init__(self) -> None:
         self.known: dict[int, Written] = {
@@ -140,7 +140,7 @@ def decoder() -> SpecDecoder:
     return SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
 
 
-def test_a_schema_registered_between_two_batches_is_found_whatever_came_before(
+def test_schema_registered_between_two_batches_is_found(
     tmp_path: Path,
 ) -> None:
     log = open_url(f"sqlite:{tmp_path}/log")
@@ -150,7 +150,7 @@ def test_a_schema_registered_between_two_batches_is_found_whatever_came_before(
 
     assert decoder.actions(records(*made_up))[1].no_schema == 200
     schema_id = SchemaRegistry(log).register(json.dumps(ACTION))
-    clock.advance(0.001)  # a batch that comes later
+    clock.advance(0.001)  # a later batch
     good = b"\0" + schema_id.to_bytes(4, "big") + action("a", 1, 5_000)[5:]
     columns, refused = decoder.actions(records(*made_up, good))
 
@@ -158,7 +158,7 @@ def test_a_schema_registered_between_two_batches_is_found_whatever_came_before(
     log.close()
 
 
-def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: SpecDecoder) -> None:
+def test_events_of_several_schemas_join_in_record_order(decoder: SpecDecoder) -> None:
     spec = parse_spec(SPEC)
     joiner = Joiner(join_plan(spec, hash_text))
     batch, refused = decoder.served(
@@ -178,7 +178,7 @@ def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: S
     joiner.on_actions(deeds)
     joiner.advance(10_000)
 
-    samples = joiner.take()
+    samples = joiner.take_samples()
     got = []
     for payload, schema, label, value in zip(
         samples.payloads,
@@ -197,7 +197,7 @@ def test_events_of_several_schemas_join_in_the_order_of_their_records(decoder: S
     ]
 
 
-def test_shown_events_find_their_impressions_though_their_types_differ(decoder: SpecDecoder) -> None:
+def test_shown_events_match_impressions_of_another_key_type(decoder: SpecDecoder) -> None:
     batch, _ = decoder.served(records(served("a", 1_000, 1, 2)))
     seen, refused = decoder.shown(records(framed(3, SHOWN, r="a", id=2, ts=1.5), b"\0\0\0"))
 
@@ -216,7 +216,7 @@ def test_shown_events_find_their_impressions_though_their_types_differ(decoder: 
         (framed(5, LEFT_OUT, r="a", id=1, e="", ts=1, type=""), "seconds", "no_schema"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_reason(
+def test_unreadable_events_are_refused_with_a_reason(
     decoder: SpecDecoder, value: bytes, reason: str, counted: str
 ) -> None:
     deeds, refused = decoder.actions(records(action("a", 1, 5), value, action("a", 2, 5)))
@@ -264,7 +264,7 @@ def test_streams_of_json_join_with_those_of_avro() -> None:
     joiner = Joiner(join_plan(spec, hash_text))
     joiner.on_served(batch)
     joiner.advance(10_000)
-    samples = joiner.take()
+    samples = joiner.take_samples()
     assert len(set(samples.schemas.tolist())) == 1
     flat = fastavro.parse_schema(
         {**SERVED, "fields": [{**f, "type": ITEM} if f["name"] == "items" else f for f in SERVED["fields"]]}
@@ -276,7 +276,7 @@ def test_streams_of_json_join_with_those_of_avro() -> None:
 
 
 def test_an_event_without_a_features_field_is_refused() -> None:
-    """Of a field that only a feature reads; the trainer could not decode its samples."""
+    """Only a feature reads the field; the trainer could not decode the samples."""
     spec = parse_spec(SPEC.replace("[serve]", 'new = { field = "new", table = "item" }\n[serve]'))
     decoder = SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
     batch = records(wider("a", 1_000, 1), served("b", 1_000, 1, 2), b"junk", wider("c", 1_000, 3))

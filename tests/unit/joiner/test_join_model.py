@@ -1,4 +1,4 @@
-"""The native join against the plain one, on random events."""
+"""Native join against the reference join, on random events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.joiner.core import NOT_IN_A_REPLAY, Joiner
+from freshet.joiner.core import REPLAY_EXCLUDED, Joiner
 from freshet.joiner.plan import JoinPlan
 
 from .oracle import Oracle
@@ -59,14 +59,14 @@ STEPS = st.lists(st.tuples(st.lists(EVENTS, max_size=12), st.integers(-5, 60)), 
 
 
 class Native:
-    """The joiner, fed as the service feeds it."""
+    """The joiner, with batches as the service makes them."""
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan, self.joiner = plan, Joiner(plan)
         self.next = {Served: 0, Shown: 0, Action: 0}
 
     def feed(self, events: list[Event]) -> None:
-        """Runs of one kind in one batch each."""
+        """Join runs of one kind, one batch each."""
         while events:
             kind = type(events[0])
             n = next((i for i, e in enumerate(events) if type(e) is not kind), len(events))
@@ -81,7 +81,7 @@ class Native:
                 self.joiner.on_actions(actions(self.plan, run, offsets))  # type: ignore[arg-type]
 
     def take(self) -> list[tuple[str, int, float, float]]:
-        s = self.joiner.take()
+        s = self.joiner.take_samples()
         columns = (s.labels.tolist(), s.values.tolist(), s.weights.tolist())
         return sorted((p.decode(), *rest) for p, *rest in zip(s.payloads, *columns, strict=True))
 
@@ -100,7 +100,7 @@ def test_the_native_join_does_what_the_plain_one_does(
         native.joiner.advance(w)
         oracle.advance(w)
         assert native.take() == oracle.take()
-    assert sorted(p.decode() for p in native.joiner.take_late().payloads) == sorted(
+    assert sorted(p.decode() for p in native.joiner.take_late_samples().payloads) == sorted(
         oracle.late * len(plan.labels)
     )
     ledger = native.joiner.ledger()
@@ -115,7 +115,7 @@ def test_the_native_join_does_what_the_plain_one_does(
 
 @settings(max_examples=150, deadline=None)
 @given(PLANS, STEPS, st.randoms(use_true_random=False))
-def test_between_two_watermarks_the_order_of_the_streams_does_not_matter(
+def test_order_of_streams_between_watermarks_does_not_matter(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], chance: random.Random
 ) -> None:
     one, other, w = Native(plan), Native(plan), 0
@@ -129,7 +129,7 @@ def test_between_two_watermarks_the_order_of_the_streams_does_not_matter(
         w += ahead
         one.joiner.advance(w)
         other.joiner.advance(w)
-        a, b = one.joiner.take(), other.joiner.take()
+        a, b = one.joiner.take_samples(), other.joiner.take_samples()
         assert (list(a.payloads), a.ids.tolist(), a.values.tolist()) == (
             list(b.payloads),
             b.ids.tolist(),
@@ -140,10 +140,10 @@ def test_between_two_watermarks_the_order_of_the_streams_does_not_matter(
 
 @settings(max_examples=200, deadline=None)
 @given(PLANS, STEPS, st.lists(EVENTS, max_size=15), st.integers(0, 300))
-def test_a_state_rebuilt_from_the_low_offsets_goes_on_as_the_old_one(
+def test_state_rebuilt_from_low_offsets_equals_the_old_one(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], later: list[Event], ahead: int
 ) -> None:
-    """A restart without a log: events before `low` are gone, those that the commits name are skipped."""
+    """A restart without a log: events before `low` are gone, and excluded events are skipped."""
     live, w = Native(plan), 0
     history: list[tuple[list[tuple[Event, int, list[int]]], int]] = []
     for events, by in steps:
@@ -197,7 +197,7 @@ def _sum_of(events: Mapping[str, int], stream: str) -> int:
 
 
 def _feed_one(native: Native, event: Event, offset: int, skipped: list[int] | None = None) -> list[int]:
-    """Feed one event, without the elements that are skipped; returns those that a replay must skip."""
+    """Join one event without excluded elements; returns the elements that a replay must exclude."""
     if isinstance(event, Served):
         batch = impressions([event], [offset])
         take = batch.where(~np.isin(batch.places[1], skipped or []))
@@ -210,4 +210,4 @@ def _feed_one(native: Native, event: Event, offset: int, skipped: list[int] | No
         if skipped:
             return []
         outcomes = native.joiner.on_actions(actions(native.plan, [event], [offset]))
-    return np.flatnonzero(np.isin(outcomes, NOT_IN_A_REPLAY)).tolist() if skipped is None else []
+    return np.flatnonzero(np.isin(outcomes, REPLAY_EXCLUDED)).tolist() if skipped is None else []

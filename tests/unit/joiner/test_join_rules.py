@@ -1,4 +1,4 @@
-"""Each rule of the join, on its native core through the numpy face."""
+"""Rules of the join, tested on the native core through its numpy interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSED = 1_000 + 1_000 + 100
 
 
 class Bench:
-    """A joiner with events fed one kind at a time; offsets count up."""
+    """A joiner that gets events of one kind at a time, with increasing offsets."""
 
     def __init__(self, plan: JoinPlan | None = None) -> None:
         self.plan = plan or plan_of()
@@ -43,10 +43,10 @@ class Bench:
         return [Outcome(o) for o in out]
 
     def take(self, watermark: int | None = None) -> list[tuple[str, int, float, float]]:
-        """(payload, label, value, weight) of what is decided."""
+        """Return (payload, label, value, weight) of the decided samples."""
         if watermark is not None:
             self.joiner.advance(watermark)
-        s = self.joiner.take()
+        s = self.joiner.take_samples()
         values = zip(s.payloads, s.labels.tolist(), s.values.tolist(), s.weights.tolist(), strict=True)
         return [(p.decode(), *rest) for p, *rest in values]
 
@@ -72,7 +72,7 @@ def test_an_action_makes_a_positive_at_once_in_early_mode(bench: Bench) -> None:
     assert bench.counts() == {"trained_positive": 1}
 
 
-def test_an_impression_without_an_action_is_negative_when_window_and_grace_are_over(bench: Bench) -> None:
+def test_impression_without_action_is_negative_after_the_grace(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
     assert bench.take(CLOSED - 1) == []
@@ -81,7 +81,7 @@ def test_an_impression_without_an_action_is_negative_when_window_and_grace_are_o
     assert bench.counts() == {"trained_negative": 1}
 
 
-def test_a_positive_emitted_early_is_not_emitted_again_when_its_window_closes(bench: Bench) -> None:
+def test_early_positive_is_not_emitted_again(bench: Bench) -> None:
     bench.serve(IMPRESSION)
     bench.act(Action("r1/a", 1_500))
     bench.take()
@@ -90,17 +90,17 @@ def test_a_positive_emitted_early_is_not_emitted_again_when_its_window_closes(be
 
 
 RAMP_END = 1_000 + 4 * 1_100
-"""When an impression comes from which on nothing is held, if IMPRESSION was the first and the ramp is 4."""
+"""Time from which positives are not held, if IMPRESSION was the first and the warm-up takes 4 waits."""
 
 
 def ramped(*labels: LabelPlan, require_shown: bool = False) -> Bench:
-    """A bench that has taken its first impression, at 1,000; a wait is 1,100."""
+    """A bench after its first impression, at 1,000; a wait is 1,100."""
     bench = Bench(plan_of(*labels, require_shown=require_shown, ramp=4))
     bench.serve(Served("first", ("a",), 1_000))
     return bench
 
 
-def test_the_first_positives_are_held_until_their_windows_close_as_negatives_are() -> None:
+def test_first_positives_are_held_until_their_windows_close() -> None:
     bench = ramped()
     bench.act(Action("first/a", 1_500))
     bench.serve(Served("r1", ("a",), 1_000))
@@ -113,7 +113,7 @@ def test_the_first_positives_are_held_until_their_windows_close_as_negatives_are
     assert bench.counts() == {"trained_positive": 1, "trained_negative": 1}
 
 
-def test_later_positives_are_held_ever_shorter_and_count_for_less_as_they_come_in_quick_succession() -> None:
+def test_later_positives_are_held_shorter_with_lower_weight() -> None:
     bench = ramped()
     half = 1_000 + 2 * 1_100
     bench.serve(Served("r1", ("a",), half))
@@ -124,7 +124,7 @@ def test_later_positives_are_held_ever_shorter_and_count_for_less_as_they_come_i
     assert bench.take(half + 550) == [("<r1|a|3200>", 0, 1.0, 0.75)]
 
 
-def test_after_the_ramp_positives_come_at_once() -> None:
+def test_positives_after_the_warm_up_are_emitted_at_once() -> None:
     bench = ramped()
     bench.serve(Served("r1", ("a",), RAMP_END - 4), Served("r2", ("a",), RAMP_END))
     bench.act(Action("r1/a", RAMP_END - 4), Action("r2/a", RAMP_END))
@@ -132,7 +132,7 @@ def test_after_the_ramp_positives_come_at_once() -> None:
     assert bench.take() == [("<r2|a|5400>", 0, 1.0, 1.0)]
 
 
-def test_a_positive_that_happens_when_its_hold_is_over_comes_at_once_and_counts_whole() -> None:
+def test_positive_after_its_hold_has_full_weight() -> None:
     bench = ramped()
     bench.serve(Served("r1", ("a",), 3_200))
     bench.act(Action("r1/a", 3_200 + 550))
@@ -140,7 +140,7 @@ def test_a_positive_that_happens_when_its_hold_is_over_comes_at_once_and_counts_
     assert bench.take() == [("<r1|a|3200>", 0, 1.0, 1.0)]
 
 
-def test_a_positive_that_is_read_when_its_hold_is_over_comes_at_once_and_counts_as_one_held() -> None:
+def test_positive_read_after_its_hold_has_a_held_weight() -> None:
     bench = ramped()
     bench.serve(Served("r1", ("a",), 3_200))
     bench.take(3_800)
@@ -149,7 +149,7 @@ def test_a_positive_that_is_read_when_its_hold_is_over_comes_at_once_and_counts_
     assert bench.take() == [("<r1|a|3200>", 0, 1.0, 0.75)]
 
 
-def test_an_impression_dated_before_the_first_is_held_as_the_first() -> None:
+def test_impression_before_the_first_is_held_like_the_first() -> None:
     bench = ramped()
     bench.serve(Served("r1", ("a",), 900))
     bench.act(Action("r1/a", 950))
@@ -158,7 +158,7 @@ def test_an_impression_dated_before_the_first_is_held_as_the_first() -> None:
     assert bench.take(2_000) == [("<r1|a|900>", 0, 1.0, 0.75)]
 
 
-def test_each_label_is_held_by_its_own_wait_and_one_given_another_by_the_longer_of_theirs() -> None:
+def test_conditional_label_is_held_by_the_longer_wait() -> None:
     bench = ramped(label("click"), label("buy", 3_000, given=0))
     bench.act(Action("first/a", 1_200), Action("first/a", 1_300, "buy"))
 
@@ -168,7 +168,7 @@ def test_each_label_is_held_by_its_own_wait_and_one_given_another_by_the_longer_
     assert bench.take(4_100) == [("<first|a|1000>", 1, 1.0, 0.75)]
 
 
-def test_a_positive_held_for_what_it_is_given_or_for_being_shown_counts_by_the_last_of_them() -> None:
+def test_weight_of_a_held_positive_follows_its_last_condition() -> None:
     bench = ramped(label("click"), label("buy", 1_000, given=0), require_shown=True)
     for request, click, seen in (("r1", 3_800, 3_300), ("r2", 3_300, 3_800), ("r3", 3_300, 3_300)):
         bench.serve(Served(request, ("a",), 3_200))
@@ -179,7 +179,7 @@ def test_a_positive_held_for_what_it_is_given_or_for_being_shown_counts_by_the_l
     assert bench.take(3_750) == [("<r3|a|3200>", n, 1.0, 0.75) for n in (0, 1)]
 
 
-def test_numbers_and_window_emission_know_no_ramp() -> None:
+def test_numeric_labels_and_window_emission_have_no_warm_up() -> None:
     number = ramped(label("watch", value="sum(action.amount)"))
     number.act(Action("first/a", 1_500, "watch", amount=3.0))
     window = Bench(plan_of(early=False, ramp=4))
@@ -192,8 +192,8 @@ def test_numbers_and_window_emission_know_no_ramp() -> None:
 
 @pytest.mark.parametrize("ramp", [2, 4])
 @pytest.mark.parametrize("delay", [50, 400, 900])
-def test_positives_and_negatives_balance_from_the_first_sample_on(delay: int, ramp: int) -> None:
-    """Every tenth impression is clicked after `delay`; samples are looked at as they come."""
+def test_positives_and_negatives_balance_from_the_start(delay: int, ramp: int) -> None:
+    """Every tenth impression is clicked after `delay`; samples are checked as they are emitted."""
     bench = Bench(plan_of(ramp=ramp))
     weights = {0.0: 0.0, 1.0: 0.0}
     for now in range(1_000, 8_000, 10):
@@ -207,7 +207,7 @@ def test_positives_and_negatives_balance_from_the_first_sample_on(delay: int, ra
             assert 0.09 < weights[1.0] / (weights[0.0] + weights[1.0]) < 0.11
 
 
-def test_a_rebuilt_state_holds_what_the_old_one_held_though_the_first_impression_is_not_read_again() -> None:
+def test_rebuilt_state_holds_the_same_positives() -> None:
     bench = Bench(plan_of(ramp=4))
     bench.joiner.begin_at(1_000)
     bench.serve(Served("r1", ("a",), 3_200))
@@ -218,7 +218,7 @@ def test_a_rebuilt_state_holds_what_the_old_one_held_though_the_first_impression
     assert len(bench.take(3_750)) == 1
 
 
-def test_in_window_mode_positives_and_negatives_come_together_by_impression_time() -> None:
+def test_window_mode_emits_by_impression_time() -> None:
     bench = Bench(plan_of(early=False))
     bench.serve(Served("r2", ("b",), 1_010), Served("r1", ("a",), 1_000))
     bench.act(Action("r2/b", 1_500))
@@ -235,7 +235,7 @@ def test_an_action_that_comes_before_its_impression_waits_for_it(bench: Bench) -
     assert bench.events() == {"impressions": 1, "actions_matched": 1}
 
 
-def test_an_action_without_impression_is_an_orphan_once_the_grace_is_over(bench: Bench) -> None:
+def test_action_without_impression_is_orphan_after_the_grace(bench: Bench) -> None:
     bench.act(Action("nobody", 1_500))
     bench.joiner.advance(1_599)
     assert bench.events() == {}
@@ -248,7 +248,7 @@ def test_an_action_without_impression_is_an_orphan_once_the_grace_is_over(bench:
     assert bench.events() == {"actions_orphan": 1}
 
 
-def test_an_impression_that_comes_after_its_action_became_an_orphan_is_still_positive(bench: Bench) -> None:
+def test_impression_after_its_orphaned_action_is_positive(bench: Bench) -> None:
     bench.act(Action("r1/a", 1_500))
     bench.joiner.advance(1_700)
     bench.serve(IMPRESSION)
@@ -276,24 +276,24 @@ def test_an_action_after_its_impression_was_decided_is_late(bench: Bench) -> Non
 def test_an_action_after_the_window_does_not_count(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
-    assert bench.act(Action("r1/a", 2_001)) == [Outcome.BEYOND]
+    assert bench.act(Action("r1/a", 2_001)) == [Outcome.AFTER_WINDOW]
     assert bench.counts() == {"pending": 1}
     bench.joiner.advance(2_200)
     assert bench.events() == {"impressions": 1, "actions_orphan": 1}
 
 
-def test_an_action_dated_before_its_impression_counts_within_the_grace_as_clocks_differ(bench: Bench) -> None:
+def test_action_dated_before_its_impression_counts_within_grace(bench: Bench) -> None:
     bench.serve(IMPRESSION, Served("r2", ("a",), 1_000))
 
-    assert bench.act(Action("r1/a", 900), Action("r2/a", 899)) == [Outcome.NEW, Outcome.OUTSIDE]
+    assert bench.act(Action("r1/a", 900), Action("r2/a", 899)) == [Outcome.NEW, Outcome.OUT_OF_WINDOW]
     assert bench.counts() == {"trained_positive": 1, "pending": 1}
 
 
-def test_a_second_served_event_of_an_id_is_a_counted_repeat(bench: Bench) -> None:
+def test_second_served_event_of_an_id_is_a_duplicate(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
-    assert bench.serve(IMPRESSION) == [Outcome.REPEAT]
-    assert bench.serve(Served("r1", ("a", "b"), 1_001)) == [Outcome.GHOST, Outcome.NEW]
+    assert bench.serve(IMPRESSION) == [Outcome.DUPLICATE]
+    assert bench.serve(Served("r1", ("a", "b"), 1_001)) == [Outcome.LATER_DUPLICATE, Outcome.NEW]
     assert bench.counts() == {"pending": 2}
     assert bench.events() == {"impressions": 2, "impressions_repeated": 2}
 
@@ -302,17 +302,17 @@ def test_a_repeated_action_does_not_count_twice() -> None:
     bench = Bench(plan_of(label("watch", value="sum(action.amount)")))
     bench.serve(IMPRESSION)
     assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.NEW]
-    assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.REPEAT]
-    assert bench.act(Action("r1/a", 1_600, "watch", "x", 3.0)) == [Outcome.GHOST]
+    assert bench.act(Action("r1/a", 1_500, "watch", "x", 3.0)) == [Outcome.DUPLICATE]
+    assert bench.act(Action("r1/a", 1_600, "watch", "x", 3.0)) == [Outcome.LATER_DUPLICATE]
 
     assert bench.take(CLOSED) == [("<r1|a|1000>", 0, 3.0, 1.0)]
 
 
-def test_an_id_is_known_until_the_horizon_and_an_older_event_is_late(bench: Bench) -> None:
+def test_ids_are_known_until_the_horizon(bench: Bench) -> None:
     horizon = bench.joiner.horizon_ms
     bench.serve(IMPRESSION)
     bench.joiner.advance(1_000 + horizon - 1)
-    assert bench.serve(IMPRESSION) == [Outcome.REPEAT]
+    assert bench.serve(IMPRESSION) == [Outcome.DUPLICATE]
     bench.joiner.advance(1_000 + horizon)
 
     assert bench.serve(IMPRESSION) == [Outcome.LATE]
@@ -324,13 +324,13 @@ def test_a_late_impression_keeps_its_bytes_and_has_no_value(bench: Bench) -> Non
     bench.joiner.advance(1_000_000)
     bench.serve(Served("r1", ("a", "b"), 1_000))
 
-    late = bench.joiner.take_late()
+    late = bench.joiner.take_late_samples()
     assert list(late.payloads) == [b"<r1|a|1000>", b"<r1|b|1000>"]
     assert np.isnan(late.values).all()
     assert bench.take() == []
 
 
-def test_an_impression_not_shown_is_dropped_if_the_spec_requires_it() -> None:
+def test_impression_not_shown_is_dropped_if_required() -> None:
     bench = Bench(plan_of(require_shown=True))
     bench.serve(Served("r1", ("a", "b", "c"), 1_000))
     bench.act(Action("r1/a", 1_500), Action("r1/c", 1_500))
@@ -361,7 +361,7 @@ def test_a_shown_event_is_in_time_after_an_action_taught_early() -> None:
     assert bench.events() == {"impressions": 1, "actions_matched": 1, "shown_matched": 1}
 
 
-def test_a_label_given_another_teaches_only_where_that_one_is_true() -> None:
+def test_conditional_label_is_emitted_only_if_its_given_is_true() -> None:
     bench = Bench(plan_of(label("click"), label("buy", 3_000, given=0)))
     bench.serve(Served("r1", ("a", "b", "c"), 1_000))
     bench.act(Action("r1/a", 1_200), Action("r1/b", 1_200), Action("r1/a", 3_900, "buy"))
@@ -382,7 +382,7 @@ def test_a_positive_given_another_waits_until_that_one_is_true() -> None:
     assert [(kind, value) for _, kind, value, _ in bench.take()] == [(0, 1.0), (1, 1.0)]
 
 
-def test_a_label_waits_for_the_longer_window_of_the_one_it_is_given() -> None:
+def test_label_waits_for_the_longer_window_of_its_given() -> None:
     bench = Bench(plan_of(label("click", 3_000), label("buy", 1_000, given=0)))
     bench.serve(IMPRESSION)
     bench.joiner.advance(CLOSED)
@@ -406,9 +406,7 @@ def test_a_label_waits_for_the_longer_window_of_the_one_it_is_given() -> None:
         ("sum(action.amount) / count()", 1.5),
     ],
 )
-def test_a_numeric_label_takes_its_number_from_all_its_actions_when_the_window_closes(
-    value: str, expected: float
-) -> None:
+def test_numeric_label_aggregates_all_actions_of_the_window(value: str, expected: float) -> None:
     bench = Bench(plan_of(label("watch", value=value)))
     bench.serve(IMPRESSION)
     for time, amount in ((1_500, 3.0), (1_800, 1.0), (1_200, 2.0), (1_900, None)):
@@ -418,7 +416,7 @@ def test_a_numeric_label_takes_its_number_from_all_its_actions_when_the_window_c
     assert bench.take(CLOSED) == [("<r1|a|1000>", 0, expected, 1.0)]
 
 
-def test_numbers_are_the_same_whether_actions_come_before_or_after_the_impression() -> None:
+def test_numbers_do_not_depend_on_order_of_action_and_impression() -> None:
     plan = plan_of(label("watch", value="sum(action.amount) + last(action.amount)"))
     deeds = [Action("r1/a", 1_500, "watch", amount=0.1), Action("r1/a", 1_100, "watch", amount=0.7)]
     before, after = Bench(plan), Bench(plan)
@@ -464,7 +462,7 @@ def test_a_truth_out_of_the_bounds_of_a_label_is_not_trained() -> None:
     assert bench.counts("click") == {"trained_positive": 1, "no_value": 1}
 
 
-def test_negatives_are_sampled_by_the_id_and_weighted_and_positives_all_kept() -> None:
+def test_negatives_are_sampled_by_id_and_weighted() -> None:
     bench = Bench(plan_of(negatives=0.25))
     items = tuple(f"i{n}" for n in range(400))
     bench.serve(Served("r1", items, 1_000))
@@ -488,7 +486,7 @@ def test_negatives_are_sampled_by_the_id_and_weighted_and_positives_all_kept() -
     assert 40 < len(expected) < 110
 
 
-def test_the_samples_of_a_request_stand_together_in_the_order_of_its_items() -> None:
+def test_samples_of_a_request_are_together_in_item_order() -> None:
     bench = Bench(plan_of(label("click"), label("buy"), early=False))
     bench.serve(Served("r1", ("b", "a"), 1_000), Served("r2", ("c",), 1_001), Served("r1", ("z",), 1_002))
 
@@ -513,18 +511,18 @@ def test_an_action_that_matches_no_label_is_counted(bench: Bench) -> None:
 def test_a_second_click_changes_nothing(bench: Bench) -> None:
     bench.serve(IMPRESSION)
 
-    assert bench.act(Action("r1/a", 1_200), Action("r1/a", 1_300)) == [Outcome.NEW, Outcome.AGAIN]
+    assert bench.act(Action("r1/a", 1_200), Action("r1/a", 1_300)) == [Outcome.NEW, Outcome.ALREADY_TRUE]
     assert len(bench.take()) == 1
 
 
-def test_payload_bytes_are_given_back_when_all_is_decided() -> None:
+def test_payload_memory_is_released_after_decisions() -> None:
     bench = Bench(plan_of(label("click", 200)))
     item = "x" * 1_000
     peak = 0
     for n in range(5_000):
         bench.serve(Served(f"r{n}", (item,), 1_000 + n))
         bench.joiner.advance(1_000 + n)
-        bench.joiner.take()
+        bench.joiner.take_samples()
         peak = max(peak, bench.joiner.payload_bytes)
 
     assert peak < 2_000_000

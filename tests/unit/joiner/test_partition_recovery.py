@@ -1,5 +1,4 @@
-"""Partitions on their way to a joiner, and flushes under way: what becomes of them; the test holds their
-threads."""
+"""Partition recovery and flushes in progress, with threads that the test controls."""
 
 from __future__ import annotations
 
@@ -10,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from freshet.errors import Fenced, Unavailable
-from freshet.joiner.appends import Flush, Flushes
+from freshet.joiner.appends import Flush, PendingFlushes
 from freshet.joiner.partition import Task
-from freshet.joiner.partition_recovery import Entering
+from freshet.joiner.replay import PartitionRecovery
 from freshet.types import Append
 from tests.system.waiting import wait_until
 
@@ -20,7 +19,7 @@ DEADLINE_S = 30.0
 
 
 class Opened:
-    """A writer that may be told to wait, or to fail."""
+    """A writer whose opening can wait or fail."""
 
     def __init__(self) -> None:
         self.may, self.asked, self.closed = Event(), Event(), Event()
@@ -38,13 +37,13 @@ class Opened:
         self.closed.set()
 
 
-class House:
-    """Writers and tasks by partition; each opens when it may."""
+class Openings:
+    """Writers and tasks by partition; each opens when the test permits it."""
 
     def __init__(self, partitions: int) -> None:
         self.writers = [Opened() for _ in range(partitions)]
         self.errors: dict[int, Exception] = {}
-        self.entering = Entering(self.writer_of, self.task_of)
+        self.recovery = PartitionRecovery(self.writer_of, self.task_of)
 
     def writer_of(self, group: tuple[int, ...]) -> Opened:
         writer = self.writers[group[0]]
@@ -52,8 +51,8 @@ class House:
         assert writer.may.wait(DEADLINE_S)
         return writer
 
-    def task_of(self, partition: int, given_up: Callable[[], bool]) -> Task:
-        if given_up():
+    def task_of(self, partition: int, cancelled: Callable[[], bool]) -> Task:
+        if cancelled():
             raise Unavailable("given up")
         if partition in self.errors:
             raise self.errors[partition]
@@ -61,64 +60,64 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House(3)
-    yield house
-    for writer in house.writers:
+def openings() -> Iterator[Openings]:
+    openings = Openings(3)
+    yield openings
+    for writer in openings.writers:
         writer.may.set()
-    house.entering.close()
+    openings.recovery.close()
 
 
-def test_one_that_is_slow_does_not_hold_up_the_others(house: House) -> None:
-    house.entering.begin([(0,), (1,)])
-    house.writers[1].may.set()
+def test_slow_recovery_does_not_delay_others(openings: Openings) -> None:
+    openings.recovery.begin([(0,), (1,)])
+    openings.writers[1].may.set()
     found: list[Any] = []
 
     def let_in() -> bool:
-        found.extend(house.entering.take())
+        found.extend(openings.recovery.pop_finished())
         return bool(found)
 
     wait_until("the second is in", let_in, within_s=20)
     assert [(entered.partitions, entered.tasks) for entered in found] == [((1,), [1])]
-    assert house.entering.partitions == {0}
+    assert openings.recovery.partitions == {0}
 
 
-def test_what_was_given_up_is_closed_and_never_let_in(house: House) -> None:
-    house.entering.begin([(0,), (1,)])
-    assert house.writers[0].asked.wait(DEADLINE_S)
-    house.entering.give_up([0])
-    assert house.entering.partitions == {1}
-    for writer in house.writers:
+def test_cancelled_recovery_is_closed_and_never_returned(openings: Openings) -> None:
+    openings.recovery.begin([(0,), (1,)])
+    assert openings.writers[0].asked.wait(DEADLINE_S)
+    openings.recovery.cancel([0])
+    assert openings.recovery.partitions == {1}
+    for writer in openings.writers:
         writer.may.set()
 
-    assert [entered.partitions for entered in house.entering.take(waiting=True)] == [(1,)]
-    assert house.writers[0].closed.is_set()
-    assert not house.writers[1].closed.is_set()
+    assert [entered.partitions for entered in openings.recovery.pop_finished(waiting=True)] == [(1,)]
+    assert openings.writers[0].closed.is_set()
+    assert not openings.writers[1].closed.is_set()
 
 
-def test_a_partition_that_cannot_be_rebuilt_says_why_and_its_writer_is_closed(house: House) -> None:
-    house.errors[2] = Fenced("another was quicker")
-    house.writers[2].may.set()
-    house.entering.begin([(2,)])
+def test_failed_recovery_has_its_error_and_closes_its_writer(openings: Openings) -> None:
+    openings.errors[2] = Fenced("another was quicker")
+    openings.writers[2].may.set()
+    openings.recovery.begin([(2,)])
 
-    [entered] = house.entering.take(waiting=True)
+    [entered] = openings.recovery.pop_finished(waiting=True)
     assert isinstance(entered.error, Fenced)
     assert entered.writer is None
-    assert house.writers[2].closed.is_set()
+    assert openings.writers[2].closed.is_set()
 
 
-def test_what_goes_wrong_with_a_partition_that_was_given_up_concerns_nobody(house: House) -> None:
-    house.errors[0] = KeyError("the topic was deleted")
-    house.entering.begin([(0,), (1,)])
-    for writer in house.writers:
+def test_errors_of_a_cancelled_recovery_are_ignored(openings: Openings) -> None:
+    openings.errors[0] = KeyError("the topic was deleted")
+    openings.recovery.begin([(0,), (1,)])
+    for writer in openings.writers:
         writer.may.set()
-    house.entering.close()
-    assert house.writers[1].closed.wait(DEADLINE_S)
-    assert house.entering.partitions == set()
+    openings.recovery.close()
+    assert openings.writers[1].closed.wait(DEADLINE_S)
+    assert openings.recovery.partitions == set()
 
 
-class Told:
-    """As a task: flushes nothing but its commit, and hears where it went."""
+class RecordingTask:
+    """A task that flushes only a commit, and records its offset."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
@@ -131,32 +130,32 @@ class Told:
 
         return Output()
 
-    def appended(self, outputs: Any, commit_offset: int) -> None:
+    def on_appended(self, outputs: Any, commit_offset: int) -> None:
         self.at.append(commit_offset)
 
 
-def test_a_flush_is_busy_until_it_is_taken_and_its_task_hears_of_it_then() -> None:
-    flushes, writer, task = Flushes(), Opened(), Told(4)
+def test_flush_is_busy_until_its_task_records_the_offset() -> None:
+    flushes, writer, task = PendingFlushes(), Opened(), RecordingTask(4)
     flushes.begin(Flush(writer, [cast(Task, task)], "dead-letters", 0), 0.0)
     assert flushes.busy == {4}
-    assert flushes.take() == []
+    assert flushes.pop_finished() == []
 
     writer.may.set()
-    [flush] = flushes.take([4])
+    [flush] = flushes.pop_finished([4])
     assert flushes.busy == set()
     assert flush.error is None
     assert task.at == []
-    flush.settle()
+    flush.report_appended()
     assert task.at == [0]
     flushes.close()
 
 
-def test_a_flush_that_fails_says_why() -> None:
-    flushes, writer = Flushes(), Opened()
+def test_failed_flush_has_its_error() -> None:
+    flushes, writer = PendingFlushes(), Opened()
     writer.error = Unavailable("not known to be written")
     writer.may.set()
-    flushes.begin(Flush(writer, [cast(Task, Told(1))], "dead-letters", 0), 0.0)
+    flushes.begin(Flush(writer, [cast(Task, RecordingTask(1))], "dead-letters", 0), 0.0)
 
-    [flush] = flushes.take([1])
+    [flush] = flushes.pop_finished([1])
     assert isinstance(flush.error, Unavailable)
     flushes.close()

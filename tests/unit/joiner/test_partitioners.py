@@ -1,4 +1,4 @@
-"""Partitioners of clients, recognised by the keys of their records."""
+"""Detection of clients' partitioners by the keys of their records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from freshet.joiner.partitioners import ENOUGH, LOOK_EVERY_S, PARTITIONERS, REMEMBERED, Placing
+from freshet.joiner.partitioners import ENOUGH, PARTITIONERS, REMEMBERED, SAMPLE_EVERY_S, PartitionerDetector
 from freshet.types import BytesColumn
 
 Place = Callable[[bytes, int], int]
@@ -20,26 +20,26 @@ def by_chance(seed: int) -> Place:
 
 
 def by_length(key: bytes, partitions: int) -> int:
-    """A partitioner that nobody else has."""
+    """A partitioner that no common client has."""
     return (key[-1] * 7 + key[0]) % partitions
 
 
-def looked_at(
+def sampled(
     places: dict[str, Place], keys: int = 400, partitions: int = 6, shared: bool = False
-) -> Placing:
-    """What is found after so many keys of each topic; `shared`: each key is in all of them."""
-    placing, now = Placing(), 0.0
+) -> PartitionerDetector:
+    """Return the detector after a number of keys of each topic; `shared`: each key is in all topics."""
+    placing, now = PartitionerDetector(), 0.0
     for i in range(keys):
         for topic, of in places.items():
-            now += 1.5 * LOOK_EVERY_S
+            now += 1.5 * SAMPLE_EVERY_S
             key = b"request-%d" % i if shared else b"%s-%d" % (topic.encode(), i)
-            placing.note(topic, of(key, partitions), {partitions}, BytesColumn.of([key]), now)
+            placing.sample(topic, of(key, partitions), {partitions}, BytesColumn.of([key]), now)
     return placing
 
 
 @pytest.mark.parametrize("name", [n for n in PARTITIONERS if n != "murmur2"])
 def test_a_partitioner_that_is_not_that_of_the_others_is_named(name: str) -> None:
-    placing = looked_at({"served": MURMUR2, "action": PARTITIONERS[name]})
+    placing = sampled({"served": MURMUR2, "action": PARTITIONERS[name]})
 
     assert placing.named == {"served": "murmur2", "action": name}
     assert list(placing.trouble) == ["action"]
@@ -48,11 +48,11 @@ def test_a_partitioner_that_is_not_that_of_the_others_is_named(name: str) -> Non
 
 @pytest.mark.parametrize("of", [*PARTITIONERS.values(), by_length])
 def test_one_partitioner_for_all_topics_is_no_trouble(of: Place) -> None:
-    assert looked_at({"served": of, "action": of}, shared=True).trouble == {}
+    assert sampled({"served": of, "action": of}, shared=True).trouble == {}
 
 
-def test_keys_that_are_placed_by_chance_are_seen_in_two_partitions() -> None:
-    placing = looked_at({"served": by_chance(1), "action": by_chance(2)}, shared=True)
+def test_randomly_placed_keys_are_found_in_two_partitions() -> None:
+    placing = sampled({"served": by_chance(1), "action": by_chance(2)}, shared=True)
 
     (reason,) = placing.trouble.values()
     assert "chance" in reason
@@ -60,55 +60,55 @@ def test_keys_that_are_placed_by_chance_are_seen_in_two_partitions() -> None:
     assert "action[" in reason
 
 
-def test_chance_in_one_topic_is_told_by_the_shares_alone() -> None:
-    assert list(looked_at({"served": MURMUR2, "action": by_chance(3)}).trouble) == ["action"]
+def test_random_placement_in_one_topic_is_detected_by_shares() -> None:
+    assert list(sampled({"served": MURMUR2, "action": by_chance(3)}).trouble) == ["action"]
 
 
-def test_records_without_a_key_are_told() -> None:
-    placing = Placing()
+def test_records_without_key_are_reported() -> None:
+    placing = PartitionerDetector()
     for i in range(ENOUGH):
-        placing.note("action", i % 4, {4}, BytesColumn.of([b""]), float(i))
+        placing.sample("action", i % 4, {4}, BytesColumn.of([b""]), float(i))
 
     assert "no key" in placing.trouble["action"]
 
 
-def test_a_client_among_others_is_told() -> None:
+def test_one_deviating_client_is_reported() -> None:
     rng = random.Random(5)
 
     def either(key: bytes, partitions: int) -> int:
         return PARTITIONERS["crc32" if rng.random() < 0.3 else "murmur2"](key, partitions)
 
-    reason = looked_at({"served": MURMUR2, "action": either}).trouble["action"]
+    reason = sampled({"served": MURMUR2, "action": either}).trouble["action"]
     assert "several partitioners (murmur2 explains" in reason
 
 
-def test_a_client_that_was_mended_is_forgotten() -> None:
-    placing = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]})
+def test_corrected_client_is_forgotten() -> None:
+    placing = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]})
     assert placing.trouble
     now = 1_000.0
     for i in range(20_000):
         key = b"later-%d" % i
         for topic in ("served", "action"):
-            now += LOOK_EVERY_S
-            placing.note(topic, MURMUR2(key, 6), {6}, BytesColumn.of([key]), now)
+            now += SAMPLE_EVERY_S
+            placing.sample(topic, MURMUR2(key, 6), {6}, BytesColumn.of([key]), now)
 
     assert placing.trouble == {}
     assert len(placing._where) <= REMEMBERED
 
 
 def test_a_topic_that_grew_is_no_trouble() -> None:
-    placing, now = Placing(), 0.0
+    placing, now = PartitionerDetector(), 0.0
     for i in range(400):
         for topic in ("served", "action"):
-            now += LOOK_EVERY_S
+            now += SAMPLE_EVERY_S
             key = b"request-%d" % i
-            placing.note(topic, MURMUR2(key, 4 if i < 200 else 6), {4, 6}, BytesColumn.of([key]), now)
+            placing.sample(topic, MURMUR2(key, 4 if i < 200 else 6), {4, 6}, BytesColumn.of([key]), now)
 
     assert placing.trouble == {}
 
 
-def test_nothing_is_said_before_enough_is_seen_or_of_one_partition() -> None:
-    few = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, keys=ENOUGH - 1)
-    one = looked_at({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, partitions=1)
+def test_few_keys_or_one_partition_give_no_report() -> None:
+    few = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, keys=ENOUGH - 1)
+    one = sampled({"served": MURMUR2, "action": PARTITIONERS["crc32"]}, partitions=1)
 
     assert few.trouble == one.trouble == {}

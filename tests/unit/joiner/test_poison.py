@@ -9,21 +9,20 @@ import orjson
 import pytest
 
 from freshet.joiner.core import ImpressionColumns
-from freshet.joiner.decode import Refused
+from freshet.joiner.decode import BAD_IN_A_ROW, Refused
 from freshet.joiner.service import Pace
-from freshet.joiner.unusable_streams import BAD_IN_A_ROW
 from freshet.types import Records
 
 from .support import JsonDecoder, Served, label, plan_of
 from .world import Sample, World, random_events
 
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=10**9)
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=10**9)
 PLAN = plan_of(label("click", 300), label("buy", 500))
 ERRORS = {b"!r": RecursionError, b"!u": UnicodeError, b"!o": OverflowError, b"!k": KeyError}
 
 
 class Raises(JsonDecoder):
-    """A decoder with a fault: some bytes raise what no decoder should."""
+    """A decoder with a fault: some bytes raise an unexpected error."""
 
     def served(self, records: Records) -> tuple[ImpressionColumns, Refused]:
         for value in records.values:
@@ -33,7 +32,7 @@ class Raises(JsonDecoder):
 
 
 def joined(folder: Path, poison: list[bytes], seed: int) -> tuple[list[Sample], list[str], int]:
-    """(samples, reasons of dead letters, refused by the ledger) of a world whose joiner often restarts."""
+    """Return (samples, reasons of dead letters, refused by the ledger) of a joiner that often restarts."""
     world = World(folder, PLAN, partitions=1)
     events = random_events(random.Random(seed), PLAN, requests=40, disorder_ms=300)
     chance = random.Random(seed + 1)
@@ -47,7 +46,7 @@ def joined(folder: Path, poison: list[bytes], seed: int) -> tuple[list[Sample], 
         for _ in range(3):
             joiner.step()
         if start + 30 < len(events):
-            joiner.close()  # the next one rebuilds what it held
+            joiner.close()  # the next joiner recovers its state
     joiner.run(until_end=True)
     assert joiner.status is not None
     letters = [orjson.loads(value)["reason"] for _, value in world.values("m.dead-letters")]
@@ -78,7 +77,7 @@ def test_poison_among_events_changes_no_sample(tmp_path: Path, seed: int) -> Non
     )
 
 
-def test_a_stream_of_bad_events_alone_is_told(tmp_path: Path) -> None:
+def test_stream_of_only_refused_events_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, partitions=1)
     joiner = world.joiner(Pace(flush_interval_ms=0, commit_interval_ms=0, status_interval_ms=0))
     joiner.decoder = lambda: Raises(PLAN)

@@ -1,4 +1,4 @@
-"""The joiner goes on whatever a schema registry answers: events wait, or are dead letters with a reason."""
+"""The joiner survives any response of a schema registry: events wait, or become dead letters."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.unit.log.test_schema_registry import SPEC as VIEWS
 
 SPEC = VIEWS.replace("[events]", "partitions = 2\n[events]", 1)
 GOOD = json_answer({"schema": json.dumps(SCHEMA)})
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
 NOW_MS = 10_000
 
 
 def view(schema_id: int, r: bytes) -> bytes:
-    """A view of r at 1 s."""
+    """Return a view of r at 1 s."""
     return b"\0" + schema_id.to_bytes(4, "big") + bytes([2 * len(r)]) + r + b"\xd0\x0f"
 
 
@@ -40,23 +40,25 @@ def write(log: EventLog, partition: int, *values: bytes) -> None:
 
 
 def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
-    """A log with two partitions of views, and their joiner."""
+    """Make a log with two partitions of views, and their joiner."""
     (folder / "v.avsc").write_text(json.dumps(SCHEMA))
     (folder / "freshet.toml").write_text(SPEC)
     log = open_eventlog(f"sqlite:{folder / 'log'}")
     for topic in ("v", "d"):
         log.create_topic(topic, partitions=2)
-    return log, make(load_spec(folder / "freshet.toml"), log, theirs=RestRegistry(Access(url)), pace=PACE)
+    return log, make(
+        load_spec(folder / "freshet.toml"), log, external_schemas=RestRegistry(Access(url)), pace=PACE
+    )
 
 
 def samples(log: EventLog) -> int:
-    """How many samples there are."""
+    """Return the number of samples."""
     blocks = [b for p in range(2) for _, b in newest(log, TopicPartition("shop.samples", p), 100)]
     return len(read_blocks(BytesColumn.of(blocks)).values) if blocks else 0
 
 
 def reasons(log: EventLog) -> list[str]:
-    """Why records are dead letters."""
+    """Return the reasons of the dead letters."""
     parts = range(log.topics()["shop.dead-letters"].partitions)
     letters = [b for p in parts for _, b in newest(log, TopicPartition("shop.dead-letters", p), 100)]
     return [orjson.loads(letter)["reason"] for letter in letters]
@@ -88,7 +90,7 @@ def test_events_wait_through_every_answer_that_says_nothing(
         log.close()
 
 
-def test_answers_without_a_schema_of_ours_refuse_their_records_alone(tmp_path: Path) -> None:
+def test_responses_without_a_schema_refuse_their_records_only(tmp_path: Path) -> None:
     ids = {kind: n for n, kind in enumerate(UNUSABLE, 100)}
     with OddRegistry({1: GOOD} | {n: UNUSABLE[kind][0] for kind, n in ids.items()}) as odd:
         log, joiner = world(tmp_path, odd.url)

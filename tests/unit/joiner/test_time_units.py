@@ -1,4 +1,4 @@
-"""Events whose time is in another unit than the spec says are refused, and the reason says which."""
+"""Events with a time in another unit than the spec's are refused; the reason names the unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freshet.config.spec.model import TimeField
 from freshet.config.spec.time_units import likely_unit, unit_hint, written_in_larger_unit
 from freshet.joiner.core import ActionColumns
 from freshet.joiner.decode import Refused
-from freshet.joiner.times import Now, TimeRules, judge_times
+from freshet.joiner.watermark import Now, TimeRules, judge_times
 from freshet.types import BytesColumn, Records
 
 NOW_MS = 1_764_000_000_000
@@ -21,7 +21,7 @@ UNITS = ("s", "ms", "us", "ns")
 
 
 def judged(times_ms: list[int], unit: str, *, live: bool = True) -> tuple[list[int], Refused]:
-    """Times that are joined, and what is refused, of actions that the log takes now."""
+    """Return the joined times, and the refusals, of actions that are logged now."""
     n = len(times_ms)
     records = Records(
         np.arange(n), np.full(n, NOW_MS), BytesColumn.of([b""] * n), BytesColumn.of([b""] * n), n
@@ -36,7 +36,7 @@ def judged(times_ms: list[int], unit: str, *, live: bool = True) -> tuple[list[i
 
 
 def read_as(unit: str, written: str) -> int:
-    """Milliseconds that an event of now has by `unit`, if it is written in the unit `written`."""
+    """Return the time in ms of a present event read by `unit` and written in the unit `written`."""
     number = NOW_MS * 10**6 // UNIT_NS[written]
     return number * UNIT_NS[unit] // 10**6
 

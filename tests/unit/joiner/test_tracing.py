@@ -1,4 +1,4 @@
-"""What the joiner tells of traced events: their windows, the blocks of their samples, first and later."""
+"""Spans of traced events: their windows, and the blocks of their first and later samples."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner import tracing
 from freshet.joiner.core import Samples
-from freshet.joiner.tracing import KNOWN, noted, written
+from freshet.joiner.tracing import KNOWN, trace_appended, trace_joined
 from freshet.observability.tracing import Span, Tracer
 from freshet.types import BytesColumn
 
 
 @pytest.fixture
-def told() -> list[Span]:
+def spans() -> list[Span]:
     return []
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told_yet() -> Iterator[None]:
-    tracing._told.clear()
+def _no_traced_events() -> Iterator[None]:
+    tracing._traced.clear()
     yield
-    tracing._told.clear()
+    tracing._traced.clear()
 
 
-def tracer(told: list[Span], ratio: float = 1.0) -> Tracer:
-    return Tracer("news", ratio, told.append, system="kafka", now_ns=lambda: 9_000_000_000)
+def tracer(spans: list[Span], ratio: float = 1.0) -> Tracer:
+    return Tracer("news", ratio, spans.append, system="kafka", now_ns=lambda: 9_000_000_000)
 
 
 def samples(requests: Sequence[int], time_ms: int = 7_000) -> Samples:
@@ -45,17 +45,17 @@ def samples(requests: Sequence[int], time_ms: int = 7_000) -> Samples:
     )
 
 
-def tell(made: Tracer, decided: Samples, offset: int = 40) -> None:
-    joined = noted(made, decided)
+def trace(made: Tracer, decided: Samples, offset: int = 40) -> None:
+    joined = trace_joined(made, decided)
     assert joined is not None
-    written(made, joined, "news.samples", 3, offset)
+    trace_appended(made, joined, "news.samples", 3, offset)
 
 
-def test_a_window_is_open_from_event_time_to_the_decision(told: list[Span]) -> None:
-    made = tracer(told)
-    tell(made, samples([5, 5]))
+def test_a_window_is_open_from_event_time_to_the_decision(spans: list[Span]) -> None:
+    made = tracer(spans)
+    trace(made, samples([5, 5]))
 
-    join, send = told
+    join, send = spans
     assert (join.name, join.start_ns, join.end_ns) == ("join", 7_000_000_000, 9_000_000_000)
     assert join.parent == made.event(5, "served")
     assert join.attributes["freshet.samples"] == 2
@@ -68,38 +68,38 @@ def test_a_window_is_open_from_event_time_to_the_decision(told: list[Span]) -> N
     assert send.attributes["messaging.kafka.offset"] == 40
 
 
-def test_each_event_is_told_of_with_the_block_that_holds_its_first_sample(told: list[Span]) -> None:
-    tell(tracer(told), samples([1] * MAX_SAMPLES + [2] * MAX_SAMPLES + [3]))
+def test_span_of_an_event_names_the_block_of_its_first_sample(spans: list[Span]) -> None:
+    trace(tracer(spans), samples([1] * MAX_SAMPLES + [2] * MAX_SAMPLES + [3]))
 
-    sends = [span for span in told if span.name.startswith("send")]
+    sends = [span for span in spans if span.name.startswith("send")]
     assert sorted(span.attributes["messaging.kafka.offset"] for span in sends) == [40, 41, 42]
 
 
-def test_later_samples_of_an_event_have_spans_of_their_own(told: list[Span]) -> None:
-    made = tracer(told)
+def test_later_samples_of_an_event_have_spans_of_their_own(spans: list[Span]) -> None:
+    made = tracer(spans)
     for _ in range(2):  # its positives early, its negatives when the window has closed
-        tell(made, samples([5]))
+        trace(made, samples([5]))
 
-    first, later = (span for span in told if span.name.startswith("send"))
+    first, later = (span for span in spans if span.name.startswith("send"))
     assert first.context == made.event(5, "samples")
     assert later.context != first.context
     assert later.context.trace_id == first.context.trace_id
 
 
-def test_samples_of_which_no_event_is_traced_are_not_told_of(told: list[Span]) -> None:
-    made = tracer(told, ratio=0.5)
+def test_samples_of_untraced_events_have_no_span(spans: list[Span]) -> None:
+    made = tracer(spans, ratio=0.5)
     ids = np.arange(100, dtype=np.uint64)
     none, some = ids[~made.sampled(ids)], ids[made.sampled(ids)]
 
-    assert noted(made, samples(none.tolist())) is None
-    joined = noted(made, samples(ids.tolist()))
+    assert trace_joined(made, samples(none.tolist())) is None
+    joined = trace_joined(made, samples(ids.tolist()))
     assert joined is not None
     assert [event.request for event in joined.events] == some.tolist()
 
 
-def test_events_that_were_told_of_do_not_fill_the_memory(told: list[Span]) -> None:
-    made = tracer(told)
+def test_number_of_remembered_events_is_bounded(spans: list[Span]) -> None:
+    made = tracer(spans)
     for start in range(0, KNOWN + 200, 100):
-        tell(made, samples(list(range(start, start + 100))))
+        trace(made, samples(list(range(start, start + 100))))
 
-    assert len(tracing._told) == KNOWN
+    assert len(tracing._traced) == KNOWN

@@ -1,4 +1,4 @@
-"""Where a schema cannot be had for a while its events wait, and nobody else's."""
+"""Events wait while their schema is unavailable; events of other schemas do not."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.unit.joiner.support import Action, JsonDecoder, Served, label, plan_o
 from tests.unit.joiner.world import World
 
 PLAN = plan_of(label("click", 300))
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=10**9, retry_ms=0)
+PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
 REQUESTS = 40
 
 
 class Away(JsonDecoder):
-    """A decoder whose registry is away for events of one partition."""
+    """A decoder without a registry for events of one partition."""
 
     away = True
 
     def served(self, records: Records):
         columns, refused = super().served(records)
         if Away.away and any(b"later" in value for value in records.values):
-            raise Unavailable("the schema registry did not tell")
+            raise Unavailable("the schema registry did not respond")
         return columns, refused
 
 
@@ -32,13 +32,13 @@ def partition_of(request: str) -> int:
     return zlib.crc32(request.encode()) % 2
 
 
-def test_events_wait_for_their_schema_while_other_partitions_are_joined_and_committed(tmp_path: Path) -> None:
+def test_events_wait_for_their_schema_while_others_are_joined(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN)
     names = [f"now{i}" for i in range(REQUESTS) if partition_of(f"now{i}") == 1]
     waiting = [f"later{i}" for i in range(REQUESTS) if partition_of(f"later{i}") == 0]
     world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(waiting)])
     world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(names)])
-    last = f"{names[-1]}/x"  # what moves the clocks of a partition that goes on
+    last = f"{names[-1]}/x"  # advances the clocks of the other partitions
     world.send([Action(last, 100_000, "watch", "1"), Served(names[-1], ("x",), 100_000)])
     joiner = world.joiner(PACE)
     joiner.decoder = lambda: Away(PLAN)

@@ -1,4 +1,4 @@
-"""The watermark, step by step: plain arithmetic."""
+"""Watermark, step by step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from freshet.joiner.watermark import Watermark
 
 READ, END, BEHIND = "read", "end", "behind"
 Step = tuple[str, str, float, float, int | None]
-"""(what, topic, first ms or monotonic s, last ms, W after it)"""
+"""(step, topic, first ms or monotonic s, last ms, W afterwards)"""
 
 CASES: dict[str, list[Step]] = {
     "before the first event there is no watermark": [(END, "a", 5, 0, None), (END, "b", 5, 0, None)],
@@ -73,7 +73,7 @@ def test_watermark(case: str) -> None:
         assert w.value == expected, (case, what, topic, first)
 
 
-def test_time_in_which_the_joiner_was_down_counts_for_a_topic_that_nothing_came_to() -> None:
+def test_downtime_counts_for_a_topic_without_new_records() -> None:
     w = Watermark(["a", "b"])
     w.resume(1_000, {"a": 5_000, "b": 1_000}, downtime_ms=700)
     w.at_end("b", 10.0)
@@ -82,7 +82,7 @@ def test_time_in_which_the_joiner_was_down_counts_for_a_topic_that_nothing_came_
     assert w.value == 1_950
 
 
-def test_time_in_which_the_joiner_was_down_does_not_count_if_something_came() -> None:
+def test_downtime_does_not_count_for_a_topic_with_new_records() -> None:
     w = Watermark(["a", "b"])
     w.resume(1_000, {"a": 5_000, "b": 1_000}, downtime_ms=700)
     w.behind("b")
@@ -90,7 +90,7 @@ def test_time_in_which_the_joiner_was_down_does_not_count_if_something_came() ->
     assert w.value == 1_000
 
 
-def test_a_wall_clock_that_is_an_hour_ahead_at_a_restart_makes_no_event_late() -> None:
+def test_wall_clock_ahead_at_a_restart_makes_no_event_late() -> None:
     w = Watermark(["a", "b"])
     w.resume(1_000, {"a": 1_500, "b": 1_000}, downtime_ms=3_600_000)
     w.at_end("a", 10.0)
@@ -101,7 +101,7 @@ def test_a_wall_clock_that_is_an_hour_ahead_at_a_restart_makes_no_event_late() -
     assert w.value == 2_100, "what lay in between is closed by an event, not by the clock"
 
 
-def test_time_in_which_the_joiner_was_down_still_counts_when_the_other_topic_speaks_at_last() -> None:
+def test_downtime_counts_when_the_other_topic_gets_records_later() -> None:
     w = Watermark(["a", "b"])
     w.resume(1_000, {"a": 1_000, "b": 1_000}, downtime_ms=5_000)
     w.at_end("a", 10.0)

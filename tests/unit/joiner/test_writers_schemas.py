@@ -1,5 +1,4 @@
-"""Events by any writer's schema are joined and learned as the spec's schema reads them, or refused with the
-reason."""
+"""Events of any writer's schema are joined and learned as the spec's schema reads them, or refused."""
 
 from __future__ import annotations
 
@@ -116,7 +115,7 @@ class Registry:
 
 
 class World:
-    """A joiner's decoder, and a trainer's of what it splices; writers have ids from 1 on."""
+    """A joiner's decoder, and a trainer's decoder of the samples; writers have ids from 1 on."""
 
     def __init__(self, *writers: Any) -> None:
         self.writers, self.registry = writers, Registry(*writers)
@@ -143,7 +142,7 @@ class World:
 
     def samples(self) -> Decoded:
         self.joiner.advance(10**12)
-        made = self.joiner.take()
+        made = self.joiner.take_samples()
         decoder = SampleDecoder(SPEC, layout_of(SPEC), self.registry.get, sample_reader(SPEC, SCHEMAS))
         got = decoder.decode(made.payloads, made.schemas, made.times_ms)
         assert list(got.why) == []
@@ -161,7 +160,7 @@ def keys(got: Decoded) -> Any:
 
 
 def changed(schema: Any, path: Sequence[Any], value: Any) -> Any:
-    """The schema with another value at a path of keys and indexes; None: nothing there."""
+    """Return the schema with another value at a path of keys and indexes; None removes the value."""
     made = copy.deepcopy(schema)
     at = made
     for step in path[:-1]:
@@ -313,14 +312,14 @@ def test_a_writers_null_that_the_spec_lacks_is_refused(place: str) -> None:
         ),
     ],
 )
-def test_a_schema_that_does_not_resolve_is_refused_with_the_field(writer: Any, event: Any, says: str) -> None:
+def test_schema_that_does_not_resolve_is_refused_with_its_field(writer: Any, event: Any, says: str) -> None:
     world = World(writer, SERVED)
 
     refused = world.served(1, event, event)
 
     assert (len(refused), refused.no_schema) == (2, 2)
     assert says in refused.reasons[0]
-    assert world.served(2, slate()).reasons == []  # the next one is read
+    assert world.served(2, slate()).reasons == []  # the next event is read
     assert world.samples().size == 2
 
 

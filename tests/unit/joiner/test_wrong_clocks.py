@@ -1,4 +1,4 @@
-"""One wrong clock, of any process or client, moves event time for nobody else (PROTOCOL 19).
+"""One wrong clock, of any process or client, does not move event time for others (PROTOCOL 19).
 
 A small system is driven second by second: inference dates what it served and clients date their actions, the
 log dates records, a joiner reads. Each has a clock of its own that jumps and comes back.
@@ -54,13 +54,13 @@ class Truth:
 
 @dataclass
 class System:
-    """What is sent, when in truth, and what became of it."""
+    """A joiner with clients, brokers and their clocks, in true time."""
 
     folder: Path
     brokers: bool  # the log's clock is a broker's wall clock, not a process's known time
     truth: Truth = field(default_factory=Truth)
     sent: int = 0
-    asked: dict[str, float] = field(default_factory=dict)  # request -> true second
+    requested: dict[str, float] = field(default_factory=dict)  # request -> true second
 
     def __post_init__(self) -> None:
         self.clocks = {part: MovedClock(self.truth) for part in PARTS}
@@ -72,7 +72,7 @@ class System:
 
     def begun(self) -> JoinerService:
         joiner = self.world.joiner(
-            Pace(flush_interval_ms=0, commit_interval_ms=0, look_interval_ms=0, keep_interval_ms=10**9)
+            Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
         )
         joiner.open()
         return joiner
@@ -93,7 +93,7 @@ class System:
             self.truth.seconds += STEP_S
             request = f"r{self.sent}"
             self.sent += 1
-            self.asked[request] = self.truth.seconds
+            self.requested[request] = self.truth.seconds
             self.append(Served(request, ("a",), self.steady["inference"].now_ms()))
             self.due.append((self.truth.seconds + STEP_S, Action(f"{request}/a", 0, id=request)))
             while self.due and self.due[0][0] <= self.truth.seconds:
@@ -111,12 +111,12 @@ class System:
             self.truth.seconds += STEP_S
             self.joiner.step()
             self.joiner.flush()
-        self.joiner._tell()
+        self.joiner._report_status()
         assert self.joiner.status is not None
         return self.joiner.status.ledger
 
     def values(self) -> dict[str, list[float]]:
-        """Request -> values of its samples."""
+        """Return {request: values of its samples}."""
         found: dict[str, list[float]] = {}
         for sample in self.world.samples():
             found.setdefault(sample.payload.decode().strip("<>").split("|")[0], []).append(sample.value)
@@ -134,7 +134,7 @@ CASES = [
     ("inference", "log"),
     ("client", "inference"),
 ]
-"""Which clocks are wrong alike. A client's and a broker's are left out: they outvote the joiner's."""
+"""Clocks that are wrong together. A client's and a broker's are excluded: they outvote the joiner's."""
 
 
 @pytest.mark.parametrize("brokers", [False, True], ids=["embedded", "kafka"])
@@ -151,7 +151,7 @@ def test_nothing_is_late_after_a_clock_was_set_right(jump_s: int, brokers: bool,
         system.jump(parts, 0)
         wrong_until = system.truth.seconds
         system.run(8)
-        right |= {r for r, at in system.asked.items() if at > wrong_until}
+        right |= {r for r, at in system.requested.items() if at > wrong_until}
     system.run(2)
     ledger = system.drain()
     values = system.values()
@@ -166,7 +166,7 @@ def test_nothing_is_late_after_a_clock_was_set_right(jump_s: int, brokers: bool,
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
-def test_a_restart_in_the_middle_of_a_wrong_clock_changes_nothing(jump_s: int, tmp_path: Path) -> None:
+def test_restart_during_a_wrong_clock_changes_nothing(jump_s: int, tmp_path: Path) -> None:
     system = System(tmp_path, brokers=False)
     system.run(8)
     system.jump(PARTS, jump_s)
@@ -179,10 +179,11 @@ def test_a_restart_in_the_middle_of_a_wrong_clock_changes_nothing(jump_s: int, t
     system.run(10)
     system.drain()
     values = system.values()
-    after = {r for r, at in system.asked.items() if wrong_until < at < wrong_until + 8}
+    after = {r for r, at in system.requested.items() if wrong_until < at < wrong_until + 8}
     assert {r: values.get(r) for r in after if values.get(r) != [1.0]} == {}
 
 
+@pytest.mark.long
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jumps=st.lists(
@@ -197,7 +198,7 @@ def test_a_restart_in_the_middle_of_a_wrong_clock_changes_nothing(jump_s: int, t
     ),
     brokers=st.booleans(),
 )
-def test_jumps_of_any_clocks_leave_what_follows_alone(
+def test_jumps_of_any_clock_do_not_affect_later_events(
     tmp_path_factory: pytest.TempPathFactory,
     jumps: list[tuple[set[str], int, int, bool]],
     brokers: bool,
@@ -217,7 +218,7 @@ def test_jumps_of_any_clocks_leave_what_follows_alone(
     ledger = system.drain()
     values = system.values()
     assert Counter(len(v) for v in values.values()).keys() <= {1}
-    after = {r for r, at in system.asked.items() if right_from < at < right_from + 12}
+    after = {r for r, at in system.requested.items() if right_from < at < right_from + 12}
     assert {r: values.get(r) for r in after if values.get(r) != [1.0]} == {}
     assert set(ledger.unexplained().values()) == {0}
 
@@ -225,7 +226,7 @@ def test_jumps_of_any_clocks_leave_what_follows_alone(
 @pytest.mark.parametrize("back_s", [-HOUR_S, -DAY_S])
 @pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
 def test_a_new_joiner_set_back_refuses_nothing(back_s: int, append_time: bool, tmp_path: Path) -> None:
-    """It follows at once, as it may have begun while its clock was ahead; what looks ahead then waits."""
+    """It follows at once, as it may have started while its clock was ahead; events ahead then wait."""
     system = System(tmp_path, brokers=True)
     system.joiner.append_time = append_time
     system.run(8)
@@ -242,7 +243,7 @@ def test_a_new_joiner_set_back_refuses_nothing(back_s: int, append_time: bool, t
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, DAY_S])
 @pytest.mark.parametrize("append_time", [False, True], ids=["CreateTime", "LogAppendTime"])
-def test_one_record_that_its_writer_dates_ahead_moves_nothing(
+def test_record_dated_ahead_does_not_move_the_watermark(
     ahead_s: int, append_time: bool, tmp_path: Path
 ) -> None:
     system = System(tmp_path, brokers=True)
@@ -260,13 +261,13 @@ def test_one_record_that_its_writer_dates_ahead_moves_nothing(
     assert [v for r, v in system.values().items() if v != [1.0]] in ([], [[0.0]])
 
 
-def test_the_first_event_dated_wrongly_is_told(tmp_path: Path) -> None:
+def test_first_event_with_a_wrong_time_is_reported(tmp_path: Path) -> None:
     system = System(tmp_path, brokers=False)
     system.run(4)
     for request, time in (("seconds", START_MS // 1_000), ("past", -5), ("ahead", 3 * START_MS)):
         system.append(Served(request, ("a",), time))
     system.run(4)
-    system.joiner._tell()
+    system.joiner._report_status()
     assert system.joiner.status is not None
     told = system.joiner.status.bad_times["served"]
 

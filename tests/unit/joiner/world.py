@@ -1,4 +1,4 @@
-"""A log with random events of a small world, a joiner on it that can be killed, and what came out."""
+"""A log with random events, a joiner on it that can be killed, and its samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
+from freshet.config.spec.topics import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
 from freshet.errors import Unavailable
 from freshet.joiner.partition import Topics
 from freshet.joiner.plan import JoinPlan
@@ -28,14 +28,14 @@ INPUTS = {"served": "served", "shown": "shown", "action": "actions"}
 
 
 def limits_for(record_bytes: int, block: int = BLOCK_BYTES) -> RecordLimits:
-    """Of topics that all take records of so many bytes."""
+    """Return the limits of topics that all accept records of so many bytes."""
     sample = record_bytes - block_bytes(1, 0)
     events = dict.fromkeys(("served", "shown", "action"), record_bytes)
     return RecordLimits(events, sample, MAX_EXPANDED_BYTES, record_bytes, record_bytes, block)
 
 
 class SetClock:
-    """A clock that a test moves."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.wall_ms = 1_000_000
@@ -62,7 +62,7 @@ class Sample:
 
 
 class LostAnswer:
-    """A writer whose every `nth` append fails, before it is done or after."""
+    """A writer of which a share of the appends fail, before or after they are written."""
 
     def __init__(self, inner: Writer, chance: random.Random, share: float) -> None:
         self._inner, self._chance, self._share = inner, chance, share
@@ -74,7 +74,7 @@ class LostAnswer:
             raise Unavailable("not written")
         offsets = self._inner.append(appends)
         if fails:
-            raise Unavailable("written, but nobody was told")
+            raise Unavailable("written, but the response was lost")
         return offsets
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class LostAnswer:
 
 @dataclass
 class World:
-    """One model's topics on a SQLite log, or on another that is given."""
+    """Topics of one model, on a SQLite log by default."""
 
     folder: Path
     plan: JoinPlan
@@ -120,7 +120,7 @@ class World:
         )
 
     def joiner(self, pace: Pace | None = None) -> JoinerService:
-        pace = pace or Pace(flush_interval_ms=0, look_interval_ms=10**9, keep_interval_ms=0)
+        pace = pace or Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
         return JoinerService(
             self.log,
             "m",
@@ -134,7 +134,7 @@ class World:
         )
 
     def send(self, events: Sequence[Event | bytes], time_ms: int | None = None) -> None:
-        """Append events to the partition of their request; bytes that are no event go to the first."""
+        """Append events to the partition of their request, and bytes that are no event to the first."""
         grouped: dict[tuple[str, int], list[tuple[bytes, int]]] = {}
         for event in events:
             topic, request = _where(event)
@@ -155,7 +155,7 @@ class World:
             self._writer.append([append])
 
     def values(self, topic: str) -> list[tuple[int, bytes]]:
-        """(partition, value) of all records of a topic."""
+        """Return (partition, value) of all records of a topic."""
         out = []
         for partition in range(self.log.topics()[topic].partitions):
             at = TopicPartition(topic, partition)
@@ -190,7 +190,7 @@ def _where(event: Event | bytes) -> tuple[str, str]:
 
 
 def decode_block(partition: int, block: bytes) -> list[Sample]:
-    """The format of schemas/README.md, read by hand."""
+    """Decode a block by the format of schemas/README.md."""
     magic, version, flags, schema, n, crc = struct.unpack_from("<BBHIII", block)
     assert (magic, version, flags) == (0xB1, 1, 0)
     assert zlib.crc32(block[16:]) == crc
@@ -222,7 +222,7 @@ def decode_block(partition: int, block: bytes) -> list[Sample]:
 def random_events(
     chance: random.Random, plan: JoinPlan, *, requests: int, disorder_ms: int, resend: float = 0.1
 ) -> list[Event]:
-    """Events in an order in which they could arrive: shuffled within `disorder_ms`, some sent again."""
+    """Make events in a possible order of arrival: shuffled within `disorder_ms`, some sent twice."""
     events: list[Event] = []
     names = ["click", "watch", "buy"]
     window = max(label.window_ms for label in plan.labels)
@@ -243,7 +243,7 @@ def random_events(
                 )
         if chance.random() < 0.1:
             events.append(Action(f"nobody{r}/x", time, "click", f"{r}"))
-        if chance.random() < 0.1:  # a broken client uses an id again, later
+        if chance.random() < 0.1:  # a faulty client uses an id again later
             events.append(Served(request, items, time + chance.randrange(window), schema=9))
     events += [e for e in events if chance.random() < resend]
     if not plan.require_shown:

@@ -1,4 +1,4 @@
-"""The registry of schemas, over a real log."""
+"""Schema registry on a SQLite log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.log import EventLog
 from freshet.log.schema_ids import (
     FRAME_BYTES,
-    LOOK_AGAIN_S,
-    MOST_ASKED,
-    SILENCES,
+    MAX_MISSED_IDS,
+    MAX_SILENT_POLLS,
+    REREAD_S,
     SchemaLog,
     SchemaRegistry,
     frame,
@@ -93,7 +93,7 @@ def test_an_unknown_id_is_a_key_error(log: EventLog) -> None:
 
 
 class Counted:
-    """A log that counts how often a topic is looked at."""
+    """A log that counts the reads of a topic."""
 
     def __init__(self, log: EventLog) -> None:
         self._log, self.looks = log, 0
@@ -105,7 +105,7 @@ class Counted:
 
 
 class Silent:
-    """A log whose readers get no answer so many times."""
+    """A log whose readers get no response for a number of polls."""
 
     def __init__(self, log: EventLog, times: int) -> None:
         self._log, self.times = log, times
@@ -125,29 +125,27 @@ class Silent:
 
 @pytest.fixture
 def registered(log: EventLog) -> int:
-    """The id of a schema that another process has registered."""
+    """Id of a schema that another process has registered."""
     return SchemaRegistry(log).register(CLICK)
 
 
-def test_who_registers_waits_for_a_log_that_is_silent_for_some_seconds(
-    log: EventLog, registered: int
-) -> None:
-    """A service that starts would end for it."""
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES - 1)))
+def test_registration_waits_for_a_silent_log(log: EventLog, registered: int) -> None:
+    """A starting service would end otherwise."""
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, MAX_SILENT_POLLS - 1)))
 
     assert registry.register(CLICK) == registered
 
 
-def test_who_registers_is_told_that_the_log_stays_silent(log: EventLog, registered: int) -> None:
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, SILENCES)))
+def test_registration_fails_if_the_log_stays_silent(log: EventLog, registered: int) -> None:
+    registry = SchemaRegistry(cast(SchemaLog, Silent(log, MAX_SILENT_POLLS)))
 
     with pytest.raises(Unavailable, match="no answer"):
         registry.register(CLICK)
     assert registry.register(CLICK) == registered
 
 
-def test_who_asks_for_an_id_is_told_of_a_silent_log_at_once(log: EventLog, registered: int) -> None:
-    """It may be a server's event loop that waits."""
+def test_lookup_fails_at_once_if_the_log_is_silent(log: EventLog, registered: int) -> None:
+    """The caller may be a server's event loop."""
     registry = SchemaRegistry(cast(SchemaLog, Silent(log, 1)))
 
     with pytest.raises(Unavailable, match="no answer"):
@@ -164,29 +162,29 @@ def misses(registry: SchemaRegistry, ids: Iterable[int], came_s: float | None = 
     return missed
 
 
-def test_thousands_of_made_up_ids_look_at_the_topic_once_in_half_a_second(log: EventLog) -> None:
+def test_unknown_ids_cause_one_read_per_half_second(log: EventLog) -> None:
     clock, counted = SettableClock(), Counted(log)
     registry = SchemaRegistry(cast(SchemaLog, counted), clock)
 
     assert misses(registry, range(100, 10_100)) == 10_000
     assert counted.looks == 1
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert misses(registry, range(100, 10_100)) == 10_000
     assert counted.looks == 2
 
 
-def test_what_was_registered_is_found_half_a_second_after_an_unknown_id_at_the_latest(log: EventLog) -> None:
+def test_schema_is_found_half_a_second_after_an_unknown_id(log: EventLog) -> None:
     clock = SettableClock()
     registry = SchemaRegistry(log, clock)
     assert misses(registry, [9]) == 1
     new = SchemaRegistry(log).register(PLAY)
 
     assert misses(registry, [new]) == 1
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert registry.get(new) == parse_schema(PLAY)
 
 
-def test_who_asks_for_what_was_registered_after_the_last_look_is_told_to_ask_again(log: EventLog) -> None:
+def test_id_registered_after_the_last_read_is_unavailable_first(log: EventLog) -> None:
     clock = SettableClock()
     registry = SchemaRegistry(log, clock)
     assert misses(registry, [9]) == 1
@@ -196,11 +194,11 @@ def test_who_asks_for_what_was_registered_after_the_last_look_is_told_to_ask_aga
     for _ in range(2):
         with pytest.raises(Unavailable, match="send it again"):
             registry.find(new, clock.monotonic())
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert registry.find(new, clock.monotonic()) == parse_schema(PLAY)
 
 
-def test_what_is_not_there_is_refused_once_somebody_has_looked_since_it_was_asked_for(log: EventLog) -> None:
+def test_unknown_id_is_refused_after_a_read_since_its_request(log: EventLog) -> None:
     clock, counted = SettableClock(), Counted(log)
     registry = SchemaRegistry(cast(SchemaLog, counted), clock)
 
@@ -214,14 +212,14 @@ def test_what_is_not_there_is_refused_once_somebody_has_looked_since_it_was_aske
     assert found(9) == "KeyError"
     clock.advance(0.1)
     assert [found(9), found(10)] == ["KeyError", "Unavailable"]
-    clock.advance(LOOK_AGAIN_S)
+    clock.advance(REREAD_S)
     assert found(11) == "KeyError"
     clock.advance(0.1)
     assert [found(9), found(10), found(11), found(12)] == [*["KeyError"] * 3, "Unavailable"]
     assert counted.looks == 2
 
 
-def test_of_records_that_came_before_the_last_look_all_ids_are_known(log: EventLog) -> None:
+def test_ids_of_records_before_the_last_read_are_known(log: EventLog) -> None:
     clock = SettableClock()
     registry = SchemaRegistry(log, clock)
     came_s = clock.monotonic()
@@ -232,15 +230,15 @@ def test_of_records_that_came_before_the_last_look_all_ids_are_known(log: EventL
             registry.find(made_up, came_s)
 
 
-def test_what_is_asked_for_in_vain_is_not_remembered_for_ever(log: EventLog) -> None:
+def test_number_of_remembered_unknown_ids_is_bounded(log: EventLog) -> None:
     clock = SettableClock()
     registry = SchemaRegistry(log, clock)
     assert misses(registry, [9]) == 1
     clock.advance(0.1)
-    for made_up in range(10, 10 + MOST_ASKED):
+    for made_up in range(10, 10 + MAX_MISSED_IDS):
         with pytest.raises(Unavailable):
             registry.find(made_up, clock.monotonic())
-    with pytest.raises(Unavailable):  # looked for once, and forgotten since
+    with pytest.raises(Unavailable):  # requested once, and forgotten since
         registry.find(9, clock.monotonic())
 
 
@@ -251,7 +249,7 @@ def test_one_schema_after_another_is_found_at_once(log: EventLog) -> None:
     assert registry.get(writer.register(PLAY)) == parse_schema(PLAY)
 
 
-def test_a_record_that_came_after_its_schema_finds_it_whatever_was_asked_for_before(log: EventLog) -> None:
+def test_record_after_its_schema_finds_it_despite_earlier_misses(log: EventLog) -> None:
     clock, counted = SettableClock(), Counted(log)
     registry = SchemaRegistry(cast(SchemaLog, counted), clock)
     assert misses(registry, range(100, 200), clock.monotonic()) == 100
@@ -262,7 +260,7 @@ def test_a_record_that_came_after_its_schema_finds_it_whatever_was_asked_for_bef
     assert registry.get(new, clock.monotonic()) == parse_schema(PLAY)
 
 
-def test_what_others_wrote_amiss_keeps_nobody_from_their_own(log: EventLog) -> None:
+def test_invalid_records_of_others_do_not_prevent_registration(log: EventLog) -> None:
     registry = SchemaRegistry(log)
     log.writer().append([Append("schemas", 0, BytesColumn.of([b"\xff not json"]))])
 
@@ -271,7 +269,7 @@ def test_what_others_wrote_amiss_keeps_nobody_from_their_own(log: EventLog) -> N
         registry.get(1)
 
 
-def test_what_is_no_schema_is_refused_before_it_is_written(log: EventLog) -> None:
+def test_invalid_schema_is_refused_unwritten(log: EventLog) -> None:
     registry = SchemaRegistry(log)
 
     with pytest.raises(ConfigError):
@@ -280,7 +278,7 @@ def test_what_is_no_schema_is_refused_before_it_is_written(log: EventLog) -> Non
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=20))
-def test_a_frame_gives_its_id_back(schema_id: int, payload: bytes) -> None:
+def test_frame_contains_its_id(schema_id: int, payload: bytes) -> None:
     record = frame(schema_id, payload)
 
     assert framed_id(record) == schema_id
@@ -288,6 +286,6 @@ def test_a_frame_gives_its_id_back(schema_id: int, payload: bytes) -> None:
 
 
 @given(st.binary(max_size=10).filter(lambda b: len(b) < 5 or b[0] != 0))
-def test_what_has_no_frame_is_corrupt(record: bytes) -> None:
+def test_record_without_frame_is_corrupt(record: bytes) -> None:
     with pytest.raises(Corrupt, match="Confluent-framed"):
         framed_id(record)

@@ -1,4 +1,4 @@
-"""The newest records of a partition, of a log that does not give them at once."""
+"""Newest records of a partition, on a log that does not return them at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ AT = TopicPartition("t", 0)
 
 
 class Slow:
-    """A reader whose first answers do not come at all, and the next are empty, as those of a broker are
-    that has just come back."""
+    """A reader whose first polls get no response, and the next are empty, as after a broker's restart."""
 
     def __init__(self, reader: Reader, empty: int, silent: int) -> None:
         self._reader, self._empty, self._silent = reader, empty, silent
@@ -58,7 +57,7 @@ def test_an_empty_answer_before_the_end_is_not_the_end(
     assert [value for _, value in tail.newest(log, AT, 2)] == [b"3", b"4"]
 
 
-def test_what_does_not_come_is_unavailable(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_records_are_unavailable(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "_STALLED_S", 0.05)
     slow(log, monkeypatch, empty=1_000_000)
 

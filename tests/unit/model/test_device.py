@@ -13,7 +13,7 @@ import torch
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
 from freshet.model import Precision, build_model
-from freshet.model.device import Here, Place, Staged, places
+from freshet.model.device import CpuPlacement, Placement, StagedPlacement, placement_factory
 from freshet.model.torch_model import TorchDense
 from freshet.model.trial import try_out
 from tests.unit.model.specs import make_batch, make_spec
@@ -23,7 +23,7 @@ GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")
 
 
-def built(spec: Spec, place_of: Callable[[], Place]) -> TorchDense:
+def built(spec: Spec, new_placement: Callable[[], Placement]) -> TorchDense:
     """The spec's network in its initial state, away from zero."""
     plain: Any = build_model(spec, training=True)
     rng = np.random.default_rng(1)
@@ -40,7 +40,7 @@ def built(spec: Spec, place_of: Callable[[], Place]) -> TorchDense:
             type(plain.network),
             training=True,
             precision="fp32",
-            place_of=place_of,
+            new_placement=new_placement,
         )
     model.load_state(state)
     return model
@@ -71,8 +71,10 @@ def trained(model: TorchDense, *, reduced: bool) -> tuple[dict[str, Any], list[A
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_through_staging_change_nothing(kind: str, reduced: bool) -> None:
     spec = spec_of(kind)
-    state, given = trained(built(spec, Here), reduced=reduced)
-    staged_state, staged_given = trained(built(spec, lambda: Staged(torch.device("cpu"))), reduced=reduced)
+    state, given = trained(built(spec, CpuPlacement), reduced=reduced)
+    staged_state, staged_given = trained(
+        built(spec, lambda: StagedPlacement(torch.device("cpu"))), reduced=reduced
+    )
 
     same(state, staged_state)
     for a, b in zip(given, staged_given, strict=True):
@@ -81,15 +83,15 @@ def test_copies_through_staging_change_nothing(kind: str, reduced: bool) -> None
 
 def test_what_other_ranks_add_is_part_of_the_step() -> None:
     spec = spec_of("dcnv2")
-    alone, _ = trained(built(spec, Here), reduced=False)
-    among, _ = trained(built(spec, Here), reduced=True)
+    alone, _ = trained(built(spec, CpuPlacement), reduced=False)
+    among, _ = trained(built(spec, CpuPlacement), reduced=True)
 
     assert among["statistics/dense"][0, 0] == 2 * alone["statistics/dense"][0, 0]
 
 
 def test_a_staged_place_that_has_scored_can_learn() -> None:
     spec = spec_of("deepfm")
-    model = built(spec, lambda: Staged(torch.device("cpu")))
+    model = built(spec, lambda: StagedPlacement(torch.device("cpu")))
     lane, rng = model.lane(), np.random.default_rng(0)
     lane.score(make_batch(spec, 8, rng))
 
@@ -101,7 +103,7 @@ def test_a_staged_place_that_has_scored_can_learn() -> None:
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "mps", ""])
 def test_a_device_that_is_none_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=r"expected cpu, cuda, or cuda:N"):
-        places(device)
+        placement_factory(device)
 
 
 @pytest.mark.parametrize("kind", ["hedge", "linear", "mlp"])
@@ -119,7 +121,7 @@ def test_without_a_gpu_cuda_says_so() -> None:
 @needs_gpu
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"torch sees \d+ GPUs"):
-        places("cuda:99")
+        placement_factory("cuda:99")
 
 
 @needs_gpu
@@ -127,8 +129,8 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_learns_what_the_processor_does(kind: str, reduced: bool) -> None:
     spec = spec_of(kind)
-    state, given = trained(built(spec, Here), reduced=reduced)
-    on_gpu, given_by_gpu = trained(built(spec, places("cuda")), reduced=reduced)
+    state, given = trained(built(spec, CpuPlacement), reduced=reduced)
+    on_gpu, given_by_gpu = trained(built(spec, placement_factory("cuda")), reduced=reduced)
 
     for name, array in state.items():
         np.testing.assert_allclose(on_gpu[name], array, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -1,4 +1,4 @@
-"""A shard that takes buckets over answers from the row store while it loads them, and every row is right."""
+"""A new owner of buckets answers from the row store while it loads them, with correct rows."""
 
 from __future__ import annotations
 
@@ -13,28 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
-from freshet.config.spec.layout import layout_of
 from freshet.errors import Corrupt, Refused, Unavailable
 from freshet.log import EventLog
-from freshet.paramserver.bucket_loader import damaged_of
+from freshet.paramserver.bucket_loader import damaged_buckets
 from freshet.paramserver.shard import Shard
 from freshet.rows.service import RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
-from freshet.rows.store import FlushOutcome, RowStore
-from freshet.tables.runs import runs_of, widths_of
 from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of, push_of_steps
-from freshet.testing.contracts.rowstore import Change, flush_of, next_meta
 from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
-from tests.unit.paramserver.test_published import PARSED, TOPICS, log
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of, write_by_old_owner
 
 STORED: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(1, 60)
 ]
-"""Rows that were learned before anybody takes over; in every bucket."""
+"""Rows stored before the takeover, in every bucket."""
 NEW: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(60, 90)
 ]
@@ -42,12 +35,11 @@ EVERY_BUCKET = [Bucket(b) for b in range(PARSED.buckets)]
 
 
 class Watched(SqliteRowStore):
-    """A row store that says what is read by key, and calls somebody before it reads, and before it hands out
-    what it has read."""
+    """A row store that records reads by key, and calls back before each read and before its result."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.asked: list[int] = []  # keys of each reading
+        self.keys_read: list[int] = []  # keys of each reading
         self.before_piece: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
         self.before_rows: Callable[[], None] = lambda: None
@@ -60,7 +52,7 @@ class Watched(SqliteRowStore):
 
     def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
         self.before_read()
-        self.asked.append(len(keys))
+        self.keys_read.append(len(keys))
         for runs in super().read_many(buckets, tables, keys):
             self.before_rows()
             yield runs
@@ -73,26 +65,12 @@ def rows(tmp_path: Path) -> Iterator[Watched]:
     made.close()
 
 
-def shard_of(log: EventLog, rows: SqliteRowStore, name: str, fence: Fence | None = None) -> Shard:
-    return Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        clock=SYSTEM_CLOCK,
-        name=name,
-        fence=fence,
-    )
-
-
 @pytest.fixture
 def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
-    """Values of all rows before anything is learned; the row store holds STORED, one push later."""
+    """Initial values of all rows; the row store holds STORED after one push."""
     former = shard_of(log, rows, "former")
     former.create()
-    former.take(EVERY_BUCKET, Fence(10), whole=True)
+    former.claim_buckets(EVERY_BUCKET, Fence(10), whole=True)
     values = look_up(former, STORED + NEW, create=True)
     former.push(push_of({0: (0, 1)}, ones(STORED)))
     former.flush()
@@ -101,26 +79,26 @@ def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
 
 @pytest.fixture
 def shard(log: EventLog, rows: Watched, initial: dict[Row, list[float]]) -> Shard:
-    """It has taken every bucket, and loaded none."""
+    """A shard that has claimed every bucket, and loaded none."""
     made = shard_of(log, rows, "heir")
-    made.take(EVERY_BUCKET, Fence(11))
+    made.claim_buckets(EVERY_BUCKET, Fence(11))
     return made
 
 
 def ones(wanted: list[Row]) -> dict[Row, list[float]]:
-    """Gradients of a push that takes one off each of their floats."""
+    """Return gradients of a push that subtracts one from each float of these rows."""
     return {row: [1.0, 1.0] for row in wanted}
 
 
 def load(shard: Shard) -> None:
-    while shard.loader.waits:
-        shard.load_some()
+    while shard.loader.has_work:
+        shard.load_next_part()
 
 
 def pushes(
     shard: Shard, initial: dict[Row, list[float]], wanted: list[Row], *, create: bool = False
 ) -> dict[Row, int]:
-    """{row: how many pushes it has learned from}."""
+    """Return {row: number of pushes it contains}."""
     found = look_up(shard, wanted, create=create)
     counts = {row: round(initial[row][0] - values[0]) for row, values in found.items()}
     for row, values in found.items():
@@ -129,45 +107,45 @@ def pushes(
 
 
 def next_owner(log: EventLog, rows: SqliteRowStore) -> Shard:
-    """It has read everything."""
+    """Return a shard that has read every row."""
     fence = int(rows.metas([Bucket(0)])[Bucket(0)].fence)
     next_one = shard_of(log, rows, "next")
-    next_one.take(EVERY_BUCKET, Fence(fence + 1), whole=True)
+    next_one.claim_buckets(EVERY_BUCKET, Fence(fence + 1), whole=True)
     return next_one
 
 
-def test_a_lookup_is_answered_before_anything_is_loaded(
+def test_a_lookup_is_answered_before_buckets_are_loaded(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     assert shard.held() == EVERY_BUCKET
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
-    assert rows.asked == [10], "only what was asked for is read"
+    assert rows.keys_read == [10], "only what was keys_read for is read"
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
-    assert rows.asked == [10], "and it is read once"
+    assert rows.keys_read == [10], "and it is read once"
 
 
-def test_a_row_of_several_gradients_is_read_once_and_makes_all_steps(
+def test_a_row_with_several_gradients_is_read_once(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     several = {row: [[1.0, 1.0]] * 3 for row in [*STORED[:10], *NEW[:5]]}
     assert shard.push(push_of_steps({0: (1, 2)}, several))
-    assert rows.asked == [15]
+    assert rows.keys_read == [15]
     assert pushes(shard, initial, STORED[:10]) == dict.fromkeys(STORED[:10], 4)
     assert pushes(shard, initial, NEW[:5]) == dict.fromkeys(NEW[:5], 3)
 
 
-def test_what_the_row_store_does_not_have_is_absent_and_not_asked_for_again(
+def test_a_row_that_is_not_stored_is_read_once_only(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     zeros = {row: [0.0, 0.0] for row in NEW}
     assert look_up(shard, NEW, create=False) == zeros
     assert look_up(shard, NEW, create=False) == zeros
     assert look_up(shard, NEW, create=True) == {row: initial[row] for row in NEW}
-    assert rows.asked == [len(NEW)]
+    assert rows.keys_read == [len(NEW)]
 
 
-def test_a_push_to_rows_that_nobody_looked_up_reads_them_first(
+def test_a_push_without_a_lookup_reads_its_rows_first(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     assert shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
@@ -176,16 +154,16 @@ def test_a_push_to_rows_that_nobody_looked_up_reads_them_first(
     assert pushes(shard, initial, STORED + NEW) == expected
     load(shard)
     assert pushes(shard, initial, STORED + NEW) == expected
-    assert rows.asked == [len(STORED + NEW)]
+    assert rows.keys_read == [len(STORED + NEW)]
 
 
-def test_a_push_that_was_applied_already_reads_nothing(shard: Shard, rows: Watched) -> None:
+def test_a_push_that_was_applied_before_reads_nothing(shard: Shard, rows: Watched) -> None:
     assert not shard.push(push_of({0: (0, 1)}, ones(STORED)))
-    assert rows.asked == []
+    assert rows.keys_read == []
 
 
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_a_row_that_learns_before_the_scan_comes_to_it_keeps_what_it_learned(
+def test_a_row_changed_before_its_scan_keeps_the_change(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]], when: str
 ) -> None:
     left = [True]
@@ -211,7 +189,7 @@ def test_a_row_that_learns_before_the_scan_comes_to_it_keeps_what_it_learned(
     assert pushes(next_owner(log, rows), initial, STORED + NEW) == expected
 
 
-def test_a_row_that_was_removed_while_its_bucket_loads_does_not_come_back(
+def test_a_row_removed_during_loading_stays_removed(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     gone = STORED[:5]
@@ -224,7 +202,7 @@ def test_a_row_that_was_removed_while_its_bucket_loads_does_not_come_back(
     assert look_up(next_owner(log, rows), gone, create=False) == {row: [0.0, 0.0] for row in gone}
 
 
-def test_a_read_that_fails_is_no_absence_and_changes_nothing(
+def test_a_failed_read_is_not_taken_as_absence(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     def fail() -> None:
@@ -237,32 +215,30 @@ def test_a_read_that_fails_is_no_absence_and_changes_nothing(
     with pytest.raises(Unavailable, match="away"):
         shard.push(push_of({0: (1, 2)}, ones(STORED)))
     assert shard.applied() == {0: [1], 1: [0]}
-    shard.push(push_of({0: (1, 2)}, ones(STORED[:5])))  # rows that are here learn on
+    shard.push(push_of({0: (1, 2)}, ones(STORED[:5])))  # rows already read are still trained
     rows.before_read = lambda: None
     expected = dict.fromkeys(STORED, 1) | dict.fromkeys(STORED[:5], 2)
     assert pushes(shard, initial, STORED, create=True) == expected
 
 
-def test_a_scan_that_fails_is_begun_again(
-    shard: Shard, rows: Watched, initial: dict[Row, list[float]]
-) -> None:
+def test_a_failed_scan_is_repeated(shard: Shard, rows: Watched, initial: dict[Row, list[float]]) -> None:
     def fail() -> None:
         rows.before_piece = lambda: None
         raise Unavailable("the row store is away")
 
     rows.before_piece = fail
     with pytest.raises(Unavailable, match="away"):
-        shard.load_some()
+        shard.load_next_part()
     load(shard)
     assert pushes(shard, initial, STORED, create=False) == dict.fromkeys(STORED, 1)
     assert shard.loader.progress.buckets == 0
 
 
-def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows: Watched) -> None:
+def test_a_bucket_is_flushed_only_after_loading(shard: Shard, rows: Watched) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     shard.flush()
     assert {meta.applied[0] for meta in rows.metas(EVERY_BUCKET).values()} == {1}
-    shard.load_some()
+    shard.load_next_part()
     shard.flush()
     still = shard.loader.loading()
     assert 0 < len(still) < len(EVERY_BUCKET)
@@ -270,47 +246,38 @@ def test_a_bucket_is_flushed_once_it_is_loaded_and_not_before(shard: Shard, rows
         assert meta.applied[0] == (1 if bucket in still else 2)
 
 
-def test_what_is_left_to_load_is_told(shard: Shard) -> None:
+def test_progress_of_loading_is_reported(shard: Shard) -> None:
     before = shard.loader.progress
     assert (before.buckets, before.rows) == (len(EVERY_BUCKET), len(STORED))
-    shard.load_some()
+    shard.load_next_part()
     assert 0 < shard.loader.progress.buckets < before.buckets
     assert shard.loader.progress.rows < before.rows
     load(shard)
     assert (shard.loader.progress.buckets, shard.loader.progress.rows) == (0, 0)
 
 
-def write_as_somebody_else(store: RowStore, bucket: int) -> None:
-    """Bring a bucket one seq further, as an owner can whom a failover has forgotten the claim against."""
-    meta, identity = store.metas([Bucket(bucket)])[Bucket(bucket)], store.identity()
-    assert identity is not None
-    flush = flush_of(Change(bucket, next_meta(meta, rows=meta.rows), {}))
-    flush = replace(flush, runs=runs_of([], widths_of(identity.record_bytes)))
-    assert store.flush(flush).tolist() == [FlushOutcome.DONE]
-
-
-def test_a_bucket_that_was_written_while_it_was_loaded_is_dropped_and_told(
+def test_a_bucket_written_during_loading_is_dropped(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
-    write_as_somebody_else(rows, 3)
+    write_by_old_owner(rows, 3)
     load(shard)
-    assert shard.doubtful() == {3}
-    assert shard.doubtful() == set()
+    assert shard.pop_conflicted() == {3}
+    assert shard.pop_conflicted() == set()
     assert shard.held() == [b for b in EVERY_BUCKET if b != 3]
     shard.flush()
     assert rows.metas([Bucket(3)])[Bucket(3)].applied[0] == 1, "nothing that it learned was written"
 
-    shard.take([Bucket(3)], Fence(12), whole=True)
+    shard.claim_buckets([Bucket(3)], Fence(12), whole=True)
     assert shard.applied()[0] == [1, 2], "what it learned is to be replayed"
     assert shard.push(push_of({0: (1, 2)}, {})), "by the bucket that had lost it"
 
 
 @pytest.mark.parametrize("reading", ["the scan", "a lookup", "a lookup of rows that were absent"])
-def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
+def test_rows_read_for_an_earlier_claim_are_ignored(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]], reading: str
 ) -> None:
-    """The buckets go to another shard and come back while rows are on their way."""
+    """The buckets move to another shard and back during a read."""
     other = shard_of(log, rows, "other")
     moved: list[bool] = []
 
@@ -318,10 +285,10 @@ def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
         rows.before_rows = rows.before_piece = lambda: None
         moved.append(True)
         shard.drop(EVERY_BUCKET)
-        other.take(EVERY_BUCKET, Fence(12), whole=True)
+        other.claim_buckets(EVERY_BUCKET, Fence(12), whole=True)
         other.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
         other.flush()
-        shard.take(EVERY_BUCKET, Fence(13))
+        shard.claim_buckets(EVERY_BUCKET, Fence(13))
 
     if reading == "the scan":
         rows.before_piece = come_back
@@ -331,35 +298,35 @@ def test_what_was_read_for_an_earlier_claim_is_not_taken_for_a_later_one(
         wanted = STORED if reading == "a lookup" else NEW
         assert pushes(shard, initial, wanted, create=True) == dict.fromkeys(wanted, 1 + (wanted is STORED))
     assert moved
-    assert shard.doubtful() == set(), "buckets of the later claim are none of an earlier scan's affair"
+    assert shard.pop_conflicted() == set(), "buckets of the later claim are none of an earlier scan's affair"
     expected = dict.fromkeys(STORED, 2) | dict.fromkeys(NEW, 1)
     assert pushes(shard, initial, STORED + NEW, create=True) == expected
     load(shard)
     assert pushes(shard, initial, STORED + NEW) == expected
 
 
-def test_a_bucket_that_is_taken_again_is_read_again(
+def test_a_bucket_claimed_again_is_read_again(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
-    shard.take(EVERY_BUCKET, Fence(12))
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 1)
     assert look_up(shard, NEW, create=False) == {row: [0.0, 0.0] for row in NEW}
 
 
-def test_buckets_can_be_given_up_while_they_load(
+def test_buckets_can_be_revoked_while_they_load(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
-    shard.give_up(EVERY_BUCKET)
+    shard.revoke(EVERY_BUCKET)
     load(shard)
-    assert (shard.held(), shard.doubtful(), shard.loader.progress.buckets) == ([], set(), 0)
+    assert (shard.held(), shard.pop_conflicted(), shard.loader.progress.buckets) == ([], set(), 0)
     assert shard.store.memory().rows == {0: 0, 1: 0}
     assert pushes(next_owner(log, rows), initial, STORED) == dict.fromkeys(STORED, 1)
 
 
-def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
+def test_a_stop_during_loading_ends_at_the_next_piece(
     log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard = shard_of(log, rows, "heir")
@@ -367,10 +334,10 @@ def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
 
     def stop() -> None:
         pieces.append(1)
-        shard._stop.set()  # as `stop` does before it waits for the threads
+        shard._stop.set()  # as `stop` does before it joins the threads
 
     rows.before_piece = stop
-    shard.take(EVERY_BUCKET, Fence(11))
+    shard.claim_buckets(EVERY_BUCKET, Fence(11))
     shard.start()
     shard.stop()
     assert len(pieces) <= 1
@@ -379,10 +346,8 @@ def test_a_shard_that_is_stopped_while_it_loads_ends_with_the_next_piece(
     assert end == {0: 0, 1: 0}
 
 
-def test_a_push_touches_only_buckets_that_its_sender_believes_to_be_here(
-    shard: Shard, initial: dict[Row, list[float]]
-) -> None:
-    """Its sender has not heard yet that bucket 3 came: what it has for its rows went to the former owner."""
+def test_a_push_changes_only_the_buckets_it_names(shard: Shard, initial: dict[Row, list[float]]) -> None:
+    """The sender does not know yet of bucket 3: its gradients went to the former owner."""
     elsewhere = [row for row in STORED if row[1] >> 60 == 3]
     here = [row for row in STORED if row not in elsewhere]
     believed = np.ones(PARSED.buckets, np.bool_)
@@ -393,36 +358,36 @@ def test_a_push_touches_only_buckets_that_its_sender_believes_to_be_here(
     assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 2)
 
 
-def test_a_push_is_refused_if_a_bucket_is_not_here_that_its_sender_believes_to_be(shard: Shard) -> None:
+def test_a_push_that_names_a_missing_bucket_is_refused(shard: Shard) -> None:
     shard.drop([Bucket(3)])
     with pytest.raises(Refused):
         shard.push(replace(push_of({0: (1, 2)}, {}), owned=np.ones(PARSED.buckets, np.bool_)))
     assert shard.applied() == {0: [1], 1: [0]}
 
 
-def test_a_push_is_refused_that_holds_rows_of_buckets_that_it_does_not_name(shard: Shard) -> None:
+def test_a_push_with_rows_of_unnamed_buckets_is_refused(shard: Shard) -> None:
     with pytest.raises(Refused):
         shard.push(replace(push_of({0: (1, 2)}, ones(STORED)), owned=np.zeros(PARSED.buckets, np.bool_)))
     assert shard.applied() == {0: [1], 1: [0]}
 
 
-def test_a_claim_during_which_the_log_goes_away_owns_nothing(
+def test_a_claim_that_loses_the_log_owns_no_bucket(
     log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
-    """A bucket that was owned in the books alone would hold retention back for ever."""
+    """A bucket owned in the `FlushBook` only would hold retention for ever."""
     faulty = Faulty(log)
     shard = shard_of(faulty, rows, "heir")
-    starts = PARSED.partitions  # asked before the ends of rows
+    starts = PARSED.partitions  # read before the ends of `rows`
     faulty.script("bounds", nth=starts + 1, error=Unavailable("the log is away"))
     with pytest.raises(Unavailable):
-        shard.take(EVERY_BUCKET, Fence(11))
+        shard.claim_buckets(EVERY_BUCKET, Fence(11))
     assert list(shard.held()) == []
     assert shard._book.smallest_applied() == {}
-    shard.take(EVERY_BUCKET, Fence(12))
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))
     assert list(shard.held()) == EVERY_BUCKET
 
 
-def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
+def test_a_new_owner_returns_the_pushes_its_rows_contain(
     shard: Shard, initial: dict[Row, list[float]]
 ) -> None:
     group, _ = keys_of(STORED)
@@ -438,13 +403,13 @@ def test_a_shard_that_has_taken_over_tells_what_all_its_rows_know(
     assert known() == [[1, 0]]
     shard.push(push_of({0: (1, 2)}, ones(STORED), fence=11))
     assert known() == [[2, 0]]
-    shard.take(EVERY_BUCKET, Fence(12))  # from the row store: that push is to come again
+    shard.claim_buckets(EVERY_BUCKET, Fence(12))  # from the row store, so that push is replayed
     assert known() == [[1, 0]]
 
 
 @pytest.fixture
 def holds(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[TopicPartition, int]]:
-    """{who: from where on they hold the log}."""
+    """{name: {partition: retention pin}}."""
     held: dict[str, dict[TopicPartition, int]] = {}
     monkeypatch.setattr(log, "hold", lambda name, offsets: held.update({name: dict(offsets)}))
     return held
@@ -454,29 +419,29 @@ SAMPLES = TopicPartition(TOPICS.samples, 0)
 HEIR = f"shard-{PARSED.name}-heir"
 
 
-def test_the_log_is_held_for_a_doubtful_bucket_until_it_is_claimed_anew(
+def test_retention_is_held_for_a_conflicted_bucket(
     shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]]
 ) -> None:
-    """Others have gone on; what the bucket needs would be gone with the log's retention."""
+    """Other buckets advance; without the pin, retention would delete samples that this bucket needs."""
     shard.push(push_of({0: (1, 5)}, {}))
-    write_as_somebody_else(rows, 3)
+    write_by_old_owner(rows, 3)
     load(shard)
-    assert shard.doubtful() == {3}
+    assert shard.pop_conflicted() == {3}
     for _ in range(2):
         shard.flush()
         assert holds[HEIR][SAMPLES] == 1
 
-    shard.take([Bucket(3)], Fence(12), whole=True)
+    shard.claim_buckets([Bucket(3)], Fence(12), whole=True)
     assert holds[HEIR][SAMPLES] == 1
     shard.push(push_of({0: (1, 5)}, {}))
     shard.flush()
     assert holds[HEIR][SAMPLES] == 5
 
 
-def test_the_log_is_held_for_what_a_failover_took_back(
+def test_retention_is_held_for_rows_lost_in_a_failover(
     shard: Shard, rows: Watched, holds: dict[str, dict[TopicPartition, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is stored of the doubtful bucket is older than what was when it was claimed."""
+    """The stored meta of the conflicted bucket is older than at the claim."""
     metas = rows.metas
 
     def older(buckets: Sequence[Bucket]) -> Any:
@@ -486,16 +451,16 @@ def test_the_log_is_held_for_what_a_failover_took_back(
     monkeypatch.setattr(rows, "metas", older)
     shard.push(push_of({0: (1, 5)}, {}))
     load(shard)
-    assert shard.doubtful() == {3}
+    assert shard.pop_conflicted() == {3}
     shard.flush()
     assert holds[HEIR][SAMPLES] == 0
 
 
-def test_the_log_is_held_for_what_was_given_up_until_others_serve_it(
+def test_retention_is_held_for_revoked_buckets_until_served(
     shard: Shard, holds: dict[str, dict[TopicPartition, int]]
 ) -> None:
     load(shard)
-    shard.give_up([Bucket(3)])
+    shard.revoke([Bucket(3)])
     shard.push(push_of({0: (1, 5)}, {}))
     shard.flush()
     assert holds[HEIR][SAMPLES] == 1
@@ -504,7 +469,7 @@ def test_the_log_is_held_for_what_was_given_up_until_others_serve_it(
     assert holds[HEIR][SAMPLES] == 5
 
 
-def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
+def test_retention_is_held_for_claimed_buckets_before_reads(
     log: EventLog,
     rows: Watched,
     initial: dict[Row, list[float]],
@@ -513,11 +478,11 @@ def test_the_log_is_held_for_claimed_buckets_before_they_are_read(
     shard = shard_of(log, rows, "heir")
     found: list[int] = []
     rows.before_piece = lambda: found.append(holds[HEIR][SAMPLES])
-    shard.take(EVERY_BUCKET, Fence(11), whole=True)
+    shard.claim_buckets(EVERY_BUCKET, Fence(11), whole=True)
     assert set(found) == {1}
 
 
-def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, initial: object) -> None:
+def test_a_stop_ends_a_whole_load(log: EventLog, rows: Watched, initial: object) -> None:
     heir, stop, pieces = shard_of(log, rows, "heir", Fence(11)), threading.Event(), list[int]()
 
     def stop_at_the_second() -> None:
@@ -526,7 +491,7 @@ def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, init
             stop.set()
 
     rows.before_piece = stop_at_the_second
-    with pytest.raises(Unavailable, match="asked to stop while rows are read"):
+    with pytest.raises(Unavailable, match="the process stops while rows are read"):
         heir.load(stop)
 
     assert len(pieces) == 2
@@ -537,28 +502,26 @@ def test_a_stop_ends_the_loading_of_every_row(log: EventLog, rows: Watched, init
 
 
 def damage(tmp_path: Path, segment: int) -> bytes:
-    """Empty a segment of the row store; returns what it held."""
+    """Empty a segment of the row store; returns its former body."""
     with contextlib.closing(sqlite3.connect(tmp_path / "rows.sqlite")) as db, db:
         ((body,),) = db.execute("SELECT body FROM segments WHERE id = ?", (segment,)).fetchall()
         db.execute("UPDATE segments SET body = x'' WHERE id = ?", (segment,))
     return bytes(body)
 
 
-def test_damaged_buckets_are_given_up_and_the_others_are_loaded(
-    shard: Shard, rows: Watched, tmp_path: Path
-) -> None:
+def test_damaged_buckets_are_dropped_and_others_loaded(shard: Shard, rows: Watched, tmp_path: Path) -> None:
     damage(tmp_path, 2)
-    damaged = set(damaged_of(rows, EVERY_BUCKET))
+    damaged = set(damaged_buckets(rows, EVERY_BUCKET))
     assert 0 < len(damaged) < len(EVERY_BUCKET)
 
     load(shard)
 
     assert set(shard.held()) == set(EVERY_BUCKET) - damaged
-    assert shard.doubtful() == damaged
+    assert shard.pop_conflicted() == damaged
     assert shard.failed is None
 
 
-def test_who_looks_damaged_rows_up_waits_and_ends_nothing(shard: Shard, tmp_path: Path) -> None:
+def test_a_lookup_of_damaged_rows_is_unavailable(shard: Shard, tmp_path: Path) -> None:
     damage(tmp_path, 2)
 
     with pytest.raises(Unavailable, match="rows cannot be read"):
@@ -572,5 +535,5 @@ def test_a_whole_load_refuses_damaged_rows_by_name(
     damage(tmp_path, 2)
     taken = shard_of(log, rows, "heir")
     with pytest.raises(Corrupt, match="buckets of the row store are damaged, bucket"):
-        taken.take(EVERY_BUCKET, Fence(90), whole=True)
+        taken.claim_buckets(EVERY_BUCKET, Fence(90), whole=True)
     assert not taken.held()

@@ -14,7 +14,7 @@ NO_RUNS = RowRuns(np.empty(0, RUN), np.empty(0, np.uint8), np.zeros(256, np.uint
 
 def claimed_book() -> FlushBook:
     book = FlushBook(buckets=BUCKETS, partitions=2)
-    for bucket, fence in ((A, 9), (B, 12)):  # claimed at two times
+    for bucket, fence in ((A, 9), (B, 12)):  # two claims
         book.claimed({bucket: BucketMeta(Fence(fence), 4, 0, {0: 3, 1: 1}, 20, TimeMs(7))})
     return book
 
@@ -34,14 +34,14 @@ def outcomes(*each: FlushOutcome) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.array(each, np.uint8)
 
 
-def test_a_flush_writes_one_more_than_the_last_acknowledged_sequence():
+def test_a_flush_follows_the_last_acknowledged_sequence():
     book = claimed_book()
 
     assert next_flush(book).seqs.tolist() == [5, 5]
-    assert next_flush(book).seqs.tolist() == [5, 5]  # not acknowledged: a retry writes the same
+    assert next_flush(book).seqs.tolist() == [5, 5]  # not acknowledged, so a retry has the same
 
 
-def test_a_flush_brings_each_bucket_to_the_meta_of_what_was_copied():
+def test_a_flush_has_the_meta_of_the_copied_rows():
     partition = B * ROWS_PARTITIONS // BUCKETS
 
     assert next_flush(claimed_book()).meta(1) == BucketMeta(
@@ -49,7 +49,7 @@ def test_a_flush_brings_each_bucket_to_the_meta_of_what_was_copied():
     )
 
 
-def test_an_acknowledged_flush_moves_the_sequence_the_clock_and_the_smallest_offsets():
+def test_an_acknowledged_flush_advances_sequence_and_offsets():
     book = claimed_book()
     assert book.clock_ms == 7
 
@@ -63,7 +63,7 @@ def test_an_acknowledged_flush_moves_the_sequence_the_clock_and_the_smallest_off
     assert book.clock_ms == 11
 
 
-def test_a_store_that_holds_something_else_gets_the_bucket_whole():
+def test_a_bucket_with_another_stored_meta_is_written_whole():
     book = claimed_book()
 
     again, _ = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.REPLACE))
@@ -73,7 +73,7 @@ def test_a_store_that_holds_something_else_gets_the_bucket_whole():
     assert book.smallest_applied() == {0: 3, 1: 1}
 
 
-def test_a_whole_bucket_has_a_number_that_nothing_else_had():
+def test_a_whole_bucket_has_an_unused_sequence():
     book = claimed_book()
     book.done(next_flush(book), outcomes(FlushOutcome.REPLACE, FlushOutcome.REPLACE))
     whole = next_flush(book, whole=True)
@@ -85,7 +85,7 @@ def test_a_whole_bucket_has_a_number_that_nothing_else_had():
     assert next_flush(book).seqs.tolist() == [7, 5], "increments follow what is acknowledged"
 
 
-def test_a_claim_starts_from_the_number_that_is_stored():
+def test_a_claim_starts_at_the_stored_sequence():
     book = claimed_book()
     for _ in range(3):
         next_flush(book, whole=True)
@@ -93,7 +93,7 @@ def test_a_claim_starts_from_the_number_that_is_stored():
     assert next_flush(book, whole=True).seqs.tolist() == [5, 8]
 
 
-def test_a_fenced_bucket_is_dropped_and_those_written_are_noted():
+def test_a_fenced_bucket_is_dropped_and_written_ones_recorded():
     book = claimed_book()
 
     again, fenced = book.done(next_flush(book), outcomes(FlushOutcome.DONE, FlushOutcome.FENCED))
@@ -104,11 +104,11 @@ def test_a_fenced_bucket_is_dropped_and_those_written_are_noted():
 
 
 @pytest.mark.parametrize("outcome", FlushOutcome)
-def test_a_bucket_that_was_given_up_meanwhile_is_none_of_an_old_flushs_affair(outcome):
+def test_an_outcome_of_a_released_bucket_is_ignored(outcome):
     book = claimed_book()
     flush = next_flush(book)
     book.lost([B])
-    if outcome is FlushOutcome.FENCED:  # and was claimed again since
+    if outcome is FlushOutcome.FENCED:  # and was claimed again
         book.claimed({B: BucketMeta(Fence(20), 0, 0, {0: 1, 1: 1}, 20, TimeMs(7))})
 
     again, fenced = book.done(flush, outcomes(FlushOutcome.DONE, outcome))

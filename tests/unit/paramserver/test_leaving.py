@@ -1,5 +1,7 @@
-"""The log is held for what a shard leaves until others serve it, and no longer. Log, claims and rows are
-real; its samples are so old that retention takes whatever nobody holds."""
+"""Retention is held for the slices of a leaving shard until others serve them, and no longer.
+
+Log, claims and rows are real; samples are so old that retention removes all that is not held.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,14 @@ from freshet.coordination.claims import Claims
 from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver.balancer import Balancing, Bounds
-from freshet.paramserver.shard_manager import Keeper
+from freshet.paramserver.balancer import Bounds, LoadBalancer
+from freshet.paramserver.shard_manager import ShardManager
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
 from freshet.types import TopicPartition
 from tests.system.waiting import wait_until
-from tests.unit.paramserver.test_bucket_loader import shard_of
-from tests.unit.paramserver.test_published import PARSED, TOPICS, log
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of
 
 SAMPLES = TopicPartition(TOPICS.samples, 0)
 SLICES = list(slices_of(PARSED.buckets))
@@ -34,17 +33,17 @@ WITHIN_S = 20.0
 
 
 class Member:
-    """A shard with its keeper, stepped by hand."""
+    """A shard with its manager, stepped by the test."""
 
     def __init__(self, log: SqliteEventLog, rows: SqliteRowStore, name: str) -> None:
         self.shard = shard_of(log, rows, name)
         self.shard.create()
         self.claims = Claims(log, TOPICS.control)
-        balancing = Balancing(self.shard, self.claims, Bounds(), buckets=PARSED.buckets, clock=SYSTEM_CLOCK)
-        self.keeper = Keeper(
+        balancer = LoadBalancer(self.shard, self.claims, Bounds(), buckets=PARSED.buckets, clock=SYSTEM_CLOCK)
+        self.manager = ShardManager(
             self.shard,
             self.claims,
-            balancing,
+            balancer,
             name=name,
             address="127.0.0.1:1",
             life="1",
@@ -52,18 +51,18 @@ class Member:
             clock=SYSTEM_CLOCK,
         )
 
-    def sit(self) -> None:
-        self.keeper.take_seat(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+    def join(self) -> None:
+        self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
 
     def step(self) -> None:
-        """A round; a claim that was not read back in time, on a busy machine, is made in the next one."""
+        """Run a round; a claim that was not read back in time is repeated in the next one."""
         with suppress(Unavailable):
-            self.keeper.step()
-        while self.shard.loader.waits:
-            self.shard.load_some()
+            self.manager.step()
+        while self.shard.loader.has_work:
+            self.shard.load_next_part()
 
     def learn(self) -> None:
-        """All there is, and write it."""
+        """Apply all samples and flush."""
         self.shard.push(push_of({0: (0, RECORDS)}, {}))
         self.shard.flush()
 
@@ -77,12 +76,12 @@ def rows(tmp_path: Path) -> Iterator[SqliteRowStore]:
 
 @pytest.fixture
 def members(log: SqliteEventLog, rows: SqliteRowStore) -> Iterator[list[Member]]:
-    """One that serves every slice and has learned nothing, and one that has no seat yet."""
+    """A shard that serves every slice untrained, and one that has not joined yet."""
     for _ in range(RECORDS):
         log.writer().append([append_to(SAMPLES, [b"a block"], times=[1])])
     made = [Member(log, rows, name) for name in "ab"]
-    made[0].sit()
-    step_until(made[:1], lambda: len(made[0].keeper.slices) == len(SLICES))
+    made[0].join()
+    step_until(made[:1], lambda: len(made[0].manager.slices) == len(SLICES))
     made[0].shard.flush()
     yield made
     for each in made:
@@ -99,52 +98,50 @@ def step_until(members: Sequence[Member], condition) -> None:
 
 
 def kept_from(log: SqliteEventLog) -> int:
-    """Where the log of samples starts once retention has taken what it may."""
+    """Return the start of `samples` after retention has removed all that is not held."""
     while log.enforce_retention():
         pass
     return log.bounds(SAMPLES).start
 
 
-def test_who_has_left_holds_the_log_no_longer_once_others_serve_what_it_had(
+def test_retention_is_released_once_others_serve_the_slices(
     members: list[Member], log: SqliteEventLog
 ) -> None:
     a, b = members
-    b.sit()
-    leaving = threading.Thread(target=lambda: a.keeper.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
+    b.join()
+    leaving = threading.Thread(target=lambda: a.manager.leave(SYSTEM_CLOCK.monotonic() + WITHIN_S))
     leaving.start()
     step_until([b], lambda: not leaving.is_alive())
-    a.keeper.drain()
+    a.manager.drain()
     a.shard.stop()
     b.learn()
-    assert len(b.keeper.slices) == len(SLICES)
+    assert len(b.manager.slices) == len(SLICES)
     assert kept_from(log) == RECORDS
 
 
-def test_who_leaves_what_nobody_takes_keeps_the_log_held(members: list[Member], log: SqliteEventLog) -> None:
-    """The other one has no room for them, or has not come to it."""
+def test_retention_is_held_for_slices_without_a_new_owner(members: list[Member], log: SqliteEventLog) -> None:
+    """The other shard lacks memory, or has not claimed them yet."""
     a, b = members
-    b.sit()
-    a.keeper.drain()
+    b.join()
+    a.manager.drain()
     a.shard.stop()
     assert kept_from(log) == 0
 
 
-def test_a_shard_that_begins_again_keeps_its_hold_until_it_has_taken_slices(
+def test_a_restarted_shard_holds_retention_until_it_claims(
     members: list[Member], log: SqliteEventLog, rows: SqliteRowStore
 ) -> None:
-    """The row store may be away, or the lease of its earlier life not be over, for many flushes."""
+    """The row store may be away, or the lease of the earlier process run, for many flushes."""
     again = shard_of(log, rows, "a")
     again.flush()
     assert kept_from(log) == 0
 
 
-def test_slices_that_were_lost_are_held_until_who_claimed_them_serves_them(
-    members: list[Member], log: SqliteEventLog
-) -> None:
+def test_retention_is_held_for_lost_slices_until_served(members: list[Member], log: SqliteEventLog) -> None:
     a, b = members
     lost = SLICES[0]
     fence = a.claims.owners()[lost].fence
     assert b.claims.replace(lost, "b@127.0.0.1:1/1", fence, SYSTEM_CLOCK.monotonic() + WITHIN_S)
-    step_until([a], lambda: lost not in a.keeper.slices)
+    step_until([a], lambda: lost not in a.manager.slices)
     a.learn()
     assert kept_from(log) == 0

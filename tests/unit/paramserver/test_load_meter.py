@@ -1,4 +1,4 @@
-"""Rows counted by slice, and a shard whose memory is full."""
+"""Rows counted by slice, and lookups while memory is full."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Refused, Unavailable
-from freshet.paramserver.load_meter import LoadMeter, MeteredRows
+from freshet.paramserver.balance_rules import LoadMeter, MeteredRows
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes
 from freshet.types import F32, Bucket, Fence, OffsetRange, TimeMs
@@ -15,14 +15,14 @@ BUCKETS, SLICES = 16, 4
 
 
 def group(*buckets: int) -> KeyGroup:
-    """A key of each of these buckets, which rise."""
+    """Return a group with one key in each of these rising buckets."""
     starts = np.searchsorted(np.array(buckets), np.arange(BUCKETS + 1)).astype(np.uint32)
     keys = np.arange(1, len(buckets) + 1, dtype=np.uint64)
     return KeyGroup(0, keys, np.zeros(len(buckets), np.uint8), starts)
 
 
 class Rows:
-    """Whatever is asked is answered, unless pushes are refused."""
+    """A row service that answers every call, unless `refuses` is set."""
 
     refuses = False
 
@@ -62,14 +62,14 @@ def test_rows_looked_up_and_pushed_are_counted_by_slice():
     rows.push(push(group(8, 8, 9)))
     assert meter.rows.tolist() == [2, 2, 3, 1]
     out, states = [np.zeros((1, 1), np.float32)], [np.zeros((1, 0), np.float32)]
-    told = RowStates(states)
-    rows.lookup([group(1)], out, states=told)
-    assert told.known is not None
-    assert told.known.offsets.tolist() == [[7]]
+    row_states = RowStates(states)
+    rows.lookup([group(1)], out, states=row_states)
+    assert row_states.known is not None
+    assert row_states.known.offsets.tolist() == [[7]]
     assert meter.rows.tolist() == [3, 2, 3, 1]
 
 
-def test_rates_are_of_the_time_since_they_were_asked_last():
+def test_rates_cover_the_time_since_the_last_call():
     meter = LoadMeter(BUCKETS, SLICES)
     meter.rates(100.0)
     meter.count(group(0, 0, 5).bucket_starts)
@@ -77,13 +77,13 @@ def test_rates_are_of_the_time_since_they_were_asked_last():
     assert meter.rates(104.0).tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_model_with_few_buckets_has_a_slice_each():
+def test_a_model_with_few_buckets_has_one_slice_a_bucket():
     meter = LoadMeter(2, 2)
     meter.count(np.array([0, 3, 10], np.uint32))
     assert meter.rows.tolist() == [3, 7]
 
 
-def test_what_is_refused_is_no_load():
+def test_refused_calls_are_not_counted():
     inner, meter = Rows(), LoadMeter(BUCKETS, SLICES)
     inner.refuses = True
     with pytest.raises(Refused):
@@ -91,7 +91,7 @@ def test_what_is_refused_is_no_load():
     assert meter.rows.sum() == 0
 
 
-def test_a_full_shard_refuses_lookups_of_training_and_takes_what_was_looked_up():
+def test_a_full_shard_refuses_training_lookups_but_no_pushes():
     full: list[str] = ["rows take 11 of 10 bytes"]
     rows = MeteredRows(Rows(), LoadMeter(BUCKETS, SLICES), lambda: full[0] if full else None)
     out = [np.zeros((1, 1), np.float32)]

@@ -1,4 +1,4 @@
-"""A lookup whose answer would be too long is refused before anything of it is made."""
+"""Lookups with too large an answer are refused before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DEADLINE_S = 20.0
 
 
 class Rows:
-    """Rows of zeros; counts those that are asked for."""
+    """A row service of zeros that counts the rows looked up."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.looked_up = 0
 
     def lookup(self, groups: Sequence[Any], out: Sequence[Any], **_: object) -> None:
-        self.asked += sum(len(rows) for rows in out)
+        self.looked_up += sum(len(rows) for rows in out)
         for rows in out:
             rows[...] = 0
 
@@ -44,9 +44,9 @@ class Rows:
 
 
 @pytest.mark.parametrize("states", [False, True])
-def test_a_lookup_is_refused_by_the_size_of_its_answer_before_that_is_made(states: bool) -> None:
+def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> None:
     floats = WIDTH + STATES * states
-    most = 1000  # rows of an answer that is still taken
+    most = 1000  # rows of the largest answer
     rows = Rows()
     server = GrpcServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
     serve_rows(server, rows, Described("s", "m", "h", 1, 1, (WIDTH,), (STATES,)))
@@ -63,10 +63,10 @@ def test_a_lookup_is_refused_by_the_size_of_its_answer_before_that_is_made(state
     try:
         with pytest.raises(TooLarge, match=f"at most {4 * floats * most} bytes, found"):
             ask(most + 1)
-        assert (rows.asked, server.counts.refused) == (0, {"oversized": 1})
+        assert (rows.looked_up, server.counts.refused) == (0, {"oversized": 1})
         if not states:
             rows_into(ask(most), {0: np.empty((most, WIDTH), np.float32)})
-            assert rows.asked == most
+            assert rows.looked_up == most
     finally:
         link.close()
         server.stop(0.0)

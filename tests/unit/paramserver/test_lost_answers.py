@@ -1,4 +1,4 @@
-"""Whatever fails in the middle of a flush, the row store ends with what the table holds, and loads."""
+"""After any failure during a flush, the row store ends with the rows of the table, and loads."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
 from freshet.types import U8, Append, Flush, TopicPartition
-from tests.unit.paramserver.test_published import PARSED, ROWS, TOPICS, interrupted, loaded, log, push
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push
 
 ALL = [row for rows in ROWS.values() for row in rows]
 
 
 class Unsure(SqliteRowStore):
-    """A row store whose answers get lost, before or after what was asked for is done."""
+    """A row store that loses answers, before or after a request has taken effect."""
 
     before: Callable[[Flush], None] = staticmethod(lambda _: None)
     after: Callable[[Flush], None] = staticmethod(lambda _: None)
@@ -40,7 +38,7 @@ class Unsure(SqliteRowStore):
 
 
 def once(fails: Callable[[Flush], bool] = lambda _: True) -> Callable[[Flush], None]:
-    """Fails the first time that it is told to."""
+    """Fail once when set to."""
     left = [True]
 
     def fail(flush: Flush) -> None:
@@ -59,15 +57,13 @@ def rows(tmp_path: Path) -> Iterator[Unsure]:
 
 
 def assert_alike(shard: Shard, log: EventLog, rows: SqliteRowStore) -> None:
-    """A restart holds the rows and offsets that the shard holds."""
+    """Check that a restart has the rows and offsets of the shard."""
     again = loaded(log, rows, 11)
     assert again.applied() == shard.applied()
     assert look_up(again, ALL, create=False) == look_up(shard, ALL, create=False)
 
 
-def test_how_long_a_flush_is_not_written_is_told_whether_it_hangs_or_is_tried_again(
-    log: EventLog, rows: Unsure
-) -> None:
+def test_the_age_of_an_unwritten_flush_is_reported(log: EventLog, rows: Unsure) -> None:
     clock = SettableClock()
     shard = loaded(log, rows, 10, clock)
     seen: list[float] = []
@@ -94,7 +90,7 @@ def test_how_long_a_flush_is_not_written_is_told_whether_it_hangs_or_is_tried_ag
 
 
 class OnePartitionAway:
-    """A log's writer without a name, to which one partition of `rows` does not answer; others take theirs."""
+    """An unnamed writer to which one partition of `rows` does not answer; other partitions do."""
 
     def __init__(self, writer: Writer, partition: int) -> None:
         self._writer, self._away = writer, partition
@@ -106,9 +102,7 @@ class OnePartitionAway:
         return taken
 
 
-def test_one_partition_that_rows_cannot_be_published_to_is_told_as_a_flush_that_is_not_written(
-    log: EventLog, rows: Unsure
-) -> None:
+def test_one_unavailable_partition_counts_as_an_unwritten_flush(log: EventLog, rows: Unsure) -> None:
     def ends() -> list[int]:
         return [log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)]
 
@@ -133,7 +127,7 @@ def test_one_partition_that_rows_cannot_be_published_to_is_told_as_a_flush_that_
     assert (shard.unwritten_s, shard.counts.flushes_failed) == (90, 3)
 
 
-def test_a_flush_whose_publishing_failed_is_written_by_the_next(log: EventLog, rows: Unsure) -> None:
+def test_a_flush_that_failed_to_publish_is_written_by_the_next(log: EventLog, rows: Unsure) -> None:
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)
@@ -154,7 +148,7 @@ def test_a_flush_whose_publishing_failed_is_written_by_the_next(log: EventLog, r
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_flush_whose_answer_is_lost_is_sent_again_unchanged(log: EventLog, rows: Unsure, when: str) -> None:
+def test_a_flush_with_a_lost_answer_is_repeated_unchanged(log: EventLog, rows: Unsure, when: str) -> None:
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)
@@ -178,7 +172,9 @@ def test_a_flush_whose_answer_is_lost_is_sent_again_unchanged(log: EventLog, row
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_so_is_one_that_replaces_whole_buckets(log: EventLog, rows: Unsure, when: str) -> None:
+def test_a_whole_flush_with_a_lost_answer_is_repeated_unchanged(
+    log: EventLog, rows: Unsure, when: str
+) -> None:
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)
@@ -195,10 +191,8 @@ def test_so_is_one_that_replaces_whole_buckets(log: EventLog, rows: Unsure, when
     assert_alike(shard, log, rows)
 
 
-def test_room_before_retention_gets_less_while_nothing_can_be_written(
-    log: SqliteEventLog, rows: Unsure
-) -> None:
-    """A log that nobody holds, as Kafka's: what a restart must replay stays where it is, and is taken."""
+def test_distance_to_retention_shrinks_without_flushes(log: SqliteEventLog, rows: Unsure) -> None:
+    """On a log without retention pins, as Kafka, retention removes samples that a restart must replay."""
     samples = TopicPartition(TOPICS.samples, 0)
     for _ in range(5):
         log.writer().append([append_to(samples, [b"a block"], times=[1])])
@@ -221,9 +215,7 @@ def test_room_before_retention_gets_less_while_nothing_can_be_written(
     assert shard.counts.room_blocks["0"] == 3 - 5
 
 
-def test_what_is_left_when_a_shard_stops_is_written_behind_what_was_not_answered(
-    log: EventLog, rows: Unsure
-) -> None:
+def test_a_stop_writes_the_rest_after_the_unanswered_flush(log: EventLog, rows: Unsure) -> None:
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)
@@ -236,11 +228,8 @@ def test_what_is_left_when_a_shard_stops_is_written_behind_what_was_not_answered
     assert_alike(shard, log, rows)
 
 
-def test_what_a_second_failover_brings_back_does_not_pass_for_what_replaces_it(
-    log: EventLog, rows: Unsure
-) -> None:
-    """An increment is written where a failover then loses it; a second one brings that server back before the
-    bucket is written whole, with rows that have changed meanwhile."""
+def test_a_second_failover_does_not_fake_a_whole_flush(log: EventLog, rows: Unsure) -> None:
+    """Managed failover loses a flush; a second one restores it before the bucket is written whole."""
     shard = loaded(log, rows, 10)
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)

@@ -1,4 +1,4 @@
-"""Plans: which shard should have which slice, by number, by load, by memory."""
+"""Placement of slices by number, load and memory."""
 
 import math
 from collections import Counter
@@ -11,51 +11,51 @@ from hypothesis import strategies as st
 
 from freshet.paramserver.placement import FILLED, Memory, next_plan, overfull, unevenness
 
-SEATS = "abcdefg"
-seats = st.lists(st.sampled_from(SEATS), min_size=1, max_size=6, unique=True)
+SHARDS = "abcdefg"
+shards = st.lists(st.sampled_from(SHARDS), min_size=1, max_size=6, unique=True)
 current = st.lists(st.sampled_from([None, *"abcdefgxyz"]), min_size=1, max_size=64)
 
 
 @st.composite
 def loaded(draw: st.DrawFn, most: int = 64):
-    """(plan, weights, seats, tolerance); weights from all alike to one that outweighs the rest."""
+    """(plan, weights, shards, tolerance); weights from equal to one that exceeds the rest together."""
     plan = draw(st.lists(st.sampled_from([None, *"abcdefgxyz"]), min_size=1, max_size=most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     weights = 0.02 + rng.pareto(draw(st.sampled_from([0.5, 1.0, 3.0, 20.0])), len(plan))
-    return plan, weights, draw(seats), draw(st.sampled_from([0.05, 0.125, 0.5]))
+    return plan, weights, draw(shards), draw(st.sampled_from([0.05, 0.125, 0.5]))
 
 
-@given(living=seats, current=current)
-def test_every_slice_has_a_living_seat_and_none_has_two_more_than_another(living, current):
+@given(living=shards, current=current)
+def test_slices_are_spread_evenly_over_the_living_shards(living, current):
     planned = next_plan(current, living)
 
     assert len(planned) == len(current)
-    counts = Counter({seat: planned.count(seat) for seat in living})
+    counts = Counter({shard: planned.count(shard) for shard in living})
     assert sum(counts.values()) == len(current), "nobody else has one"
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-@given(living=seats, current=current)
-def test_a_plan_of_the_same_seats_changes_nothing(living, current):
+@given(living=shards, current=current)
+def test_a_plan_for_the_same_shards_changes_nothing(living, current):
     planned = next_plan(current, living)
     assert next_plan(planned, list(reversed(living))) == planned
 
 
-def test_one_that_joins_is_given_its_share_and_no_other_slice_moves():
+def test_a_joining_shard_gets_its_share_and_no_other_slice_moves():
     before = next_plan([None] * 64, ["a", "b"])
     after = next_plan(before, ["a", "b", "c"])
     moved = [i for i in range(64) if before[i] != after[i]]
     assert (len(moved), {after[i] for i in moved}) == (21, {"c"})
 
 
-def test_slices_of_one_that_leaves_go_to_the_others_and_no_other_slice_moves():
+def test_only_the_slices_of_a_leaving_shard_move():
     before = next_plan([None] * 64, ["a", "b", "c"])
     after = next_plan(before, ["a", "c"])
     assert {before[i] for i in range(64) if before[i] != after[i]} == {"b"}
 
 
 def test_a_plan_without_a_living_shard_is_an_error():
-    with pytest.raises(ValueError, match="lives"):
+    with pytest.raises(ValueError, match="living shard"):
         next_plan(["a"], [])
 
 
@@ -63,7 +63,7 @@ def test_a_plan_without_a_living_shard_is_an_error():
 
 
 @given(loaded())
-def test_by_load_every_slice_has_a_living_seat_and_the_same_again_changes_nothing(given):
+def test_a_plan_by_load_is_complete_and_stable(given):
     plan, weights, living, tolerance = given
     planned = next_plan(plan, living, weights, tolerance=tolerance)
 
@@ -72,7 +72,7 @@ def test_by_load_every_slice_has_a_living_seat_and_the_same_again_changes_nothin
 
 
 @given(loaded())
-def test_load_is_even_within_the_tolerance_if_no_slice_is_heavier_than_that(given):
+def test_load_is_even_within_the_tolerance(given):
     plan, weights, living, tolerance = given
     weights = np.minimum(weights, tolerance * weights.sum() / len(living))
     grain = weights.max() / (weights.sum() / len(living))
@@ -82,12 +82,11 @@ def test_load_is_even_within_the_tolerance_if_no_slice_is_heavier_than_that(give
 
 
 @given(loaded())
-def test_no_seat_has_much_more_than_it_must(given):
-    """2M / (M + 1) of the mean bounds every plan that moving one slice cannot make better (Finn and Horowitz
-    1979)."""
+def test_no_shard_exceeds_the_bound_of_local_search(given):
+    """2M / (M + 1) of the mean bounds plans that no move of one slice improves (Finn and Horowitz 1979)."""
     plan, weights, living, tolerance = given
     planned = next_plan(plan, living, weights, tolerance=tolerance)
-    loads = [weights[[p == seat for p in planned]].sum() for seat in living]
+    loads = [weights[[p == shard for p in planned]].sum() for shard in living]
 
     mean, m = weights.sum() / len(living), len(living)
     must = max((1 + tolerance) * max(weights.max(), mean), 2 * m / (m + 1) * mean)
@@ -96,22 +95,22 @@ def test_no_seat_has_much_more_than_it_must(given):
 
 @given(loaded(most=7))
 def test_a_plan_is_near_the_best_there_is(given):
-    """Of all plans of few slices, tried one by one."""
+    """Compares with all plans of few slices."""
     plan, weights, living, tolerance = given
     living = sorted(living)[:3]
     planned = next_plan(plan, living, weights, tolerance=tolerance)
     best = min(
-        max(weights[[p == seat for p in tried]].sum() for seat in living)
+        max(weights[[p == shard for p in tried]].sum() for shard in living)
         for tried in product(living, repeat=len(plan))
     )
-    most = max(weights[[p == seat for p in planned]].sum() for seat in living)
+    most = max(weights[[p == shard for p in planned]].sum() for shard in living)
     assert most <= max(2 * len(living) / (len(living) + 1), 1 + tolerance) * best * (1 + 1e-6)
 
 
 @given(loaded())
-def test_what_is_even_enough_stays_as_it_is(given):
+def test_a_plan_within_the_tolerance_is_unchanged(given):
     plan, weights, living, tolerance = given
-    planned = next_plan([seat if seat in living else living[0] for seat in plan], living, weights)
+    planned = next_plan([shard if shard in living else living[0] for shard in plan], living, weights)
     if (found := unevenness(planned, living, weights)) < tolerance:
         drifted = weights * np.linspace(
             1 - (tolerance - found) / 4, 1 + (tolerance - found) / 4, len(weights)
@@ -120,7 +119,7 @@ def test_what_is_even_enough_stays_as_it_is(given):
             assert next_plan(planned, living, drifted, tolerance=tolerance) == planned
 
 
-def test_of_many_slices_only_the_hot_ones_move():
+def test_only_hot_slices_move():
     weights = np.ones(64)
     weights[:4] = 30
     before = tuple("a" if i < 32 else "b" for i in range(64))
@@ -132,7 +131,7 @@ def test_of_many_slices_only_the_hot_ones_move():
     assert unevenness(after, ["a", "b"], weights) <= 0.125
 
 
-def test_a_slice_that_outweighs_the_rest_gives_way_once_and_stays_there():
+def test_a_slice_heavier_than_the_rest_moves_once():
     rng = np.random.default_rng(5)
     weights = np.ones(64)
     weights[7] = 100
@@ -146,19 +145,19 @@ def test_a_slice_that_outweighs_the_rest_gives_way_once_and_stays_there():
         assert next_plan(plan, living, noisy, tolerance=0.2) == plan
 
 
-def test_one_that_joins_gets_its_share_of_the_load_in_a_few_hot_slices():
+def test_a_joining_shard_gets_a_few_hot_slices():
     weights = np.ones(64)
     weights[[3, 40]] = 20
     before = next_plan([None] * 64, ["a", "b"], weights, tolerance=0.1)
     after = next_plan(before, ["a", "b", "c"], weights, tolerance=0.1)
 
-    share = weights[[seat == "c" for seat in after]].sum() / weights.sum()
+    share = weights[[shard == "c" for shard in after]].sum() / weights.sum()
     assert share == pytest.approx(1 / 3, abs=0.1 / 3 + 0.01)
     moved = [i for i in range(64) if before[i] != after[i]]
     assert len(moved) < 21, "fewer than if only their number counted"
 
 
-def test_among_ten_that_are_even_one_that_joins_is_not_forgotten():
+def test_a_shard_that_joins_ten_even_ones_gets_its_share():
     living = [f"s{i}" for i in range(10)]
     before = next_plan([None] * 64, living, np.ones(64), tolerance=0.1)
     after = next_plan(before, [*living, "t"], np.ones(64), tolerance=0.1)
@@ -168,7 +167,7 @@ def test_among_ten_that_are_even_one_that_joins_is_not_forgotten():
 # By memory
 
 
-def test_who_has_more_than_fits_gives_slices_to_who_has_room():
+def test_an_overfull_shard_gives_slices_to_others():
     memory = Memory(np.full(8, 10.0), {"a": 50.0, "b": math.inf})
     before = tuple("aaaaaabb")
     assert overfull(before, memory) == ["a"]
@@ -179,9 +178,9 @@ def test_who_has_more_than_fits_gives_slices_to_who_has_room():
 
 
 @given(loaded(), st.floats(0.3, 3.0), st.integers(0, 2**32 - 1))
-def test_load_fills_nobodys_memory(given, room, seed):
+def test_load_fills_no_shard_beyond_its_memory(given, room, seed):
     plan, weights, living, tolerance = given
-    plan = [seat if seat in living else living[0] for seat in plan]
+    plan = [shard if shard in living else living[0] for shard in plan]
     sizes = np.random.default_rng(seed).uniform(0.0, 2.0, len(plan))
     limit = room * sizes.sum() / len(living)
     memory = Memory(sizes, dict.fromkeys(living, limit))
@@ -189,11 +188,11 @@ def test_load_fills_nobodys_memory(given, room, seed):
     most = limit if overfull(plan, memory) else FILLED * limit  # beyond the margin only for want of memory
 
     assert set(planned) <= set(living)
-    for seat in living:
-        held, before = (sizes[[p == seat for p in one]].sum() for one in (planned, plan))
+    for shard in living:
+        held, before = (sizes[[p == shard for p in one]].sum() for one in (planned, plan))
         assert held <= max(most, before) + 1e-9
 
 
-def test_without_room_anywhere_a_slice_is_still_somebodys():
+def test_a_slice_has_an_owner_even_if_memory_is_full():
     memory = Memory(np.full(4, 10.0), {"a": 15.0, "b": 18.0})
     assert next_plan([None] * 4, ["a", "b"], np.ones(4), memory).count("b") == 2

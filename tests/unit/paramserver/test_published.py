@@ -1,85 +1,27 @@
-"""What the shard says is published, is: whatever is pushed, published and flushed meanwhile."""
+"""Published offsets are true under concurrent pushes, publishing and flushes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.layout import layout_of
-from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, Refused, Unavailable
-from freshet.log import EventLog, Writer
-from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log import EventLog
 from freshet.paramserver import flusher as module
 from freshet.paramserver.shard import PublishedTo, Shard
 from freshet.rows.deltas import decode_rows
 from freshet.rows.sqlite.row_store import SqliteRowStore
-from freshet.rows.store import RowStore
 from freshet.testing.contracts.rowservice import PARTITIONS, Row, look_up, push_of
-from freshet.types import Append, Fence, TopicPartition
-from tests.contract.test_rowservice import SPEC
+from freshet.types import TopicPartition
+from tests.unit.paramserver.shards import ROWS, TOPICS, interrupted, loaded, push
 
-PARSED = parse_spec(SPEC)
-TOPICS = topics_of(PARSED)
 ROUNDS = 8
-ROWS: dict[int, list[Row]] = {
-    p: [
-        (table, (key * 0x9E3779B97F4A7C15) % (1 << 64))
-        for table in (0, 1)
-        for key in range(1 + p, 60, PARTITIONS)
-    ]
-    for p in range(PARTITIONS)
-}
-"""Rows that each partition of samples changes, in every bucket: a push takes one off each of their floats."""
-
-
-class Interrupting:
-    """A log's writer that calls somebody before each append."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.before: Callable[[], None] = lambda: None
-
-    def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        self.before()
-        return self._writer.append(appends)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._writer, name)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EventLog]:
-    made = SqliteEventLog(tmp_path / "log")
-    for plan in TOPICS.plans:
-        made.create_topic(
-            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-        )
-    yield made
-    made.close()
-
-
-def loaded(log: EventLog, rows: RowStore, fence: int, clock: Clock = SYSTEM_CLOCK) -> Shard:
-    made = Shard(
-        spec=PARSED,
-        layout=layout_of(PARSED),
-        spec_hash="hash",
-        topics=TOPICS,
-        log=log,
-        rows=rows,
-        fence=Fence(fence),
-        clock=clock,
-        held=lambda: True,
-    )
-    made.load()
-    return made
 
 
 @pytest.fixture
@@ -89,17 +31,8 @@ def shard(tmp_path: Path, log: EventLog) -> Iterator[Shard]:
     rows.close()
 
 
-def push(shard: Shard, partition: int, at: int) -> None:
-    shard.push(push_of({partition: (at, at + 1)}, {row: [1.0, 1.0] for row in ROWS[partition]}))
-
-
-def interrupted(shard: Shard) -> Interrupting:
-    shard._flusher._writer = writer = Interrupting(shard._flusher._writer)  # type: ignore[assignment]
-    return writer
-
-
 class Reader:
-    """What a follower of `rows` holds, record by record."""
+    """The rows that a follower of `rows` has, record by record."""
 
     def __init__(self, log: EventLog, initial: dict[Row, list[float]]) -> None:
         self.records: list[list[dict[Row, float]]] = [[] for _ in range(ROWS_PARTITIONS)]
@@ -116,7 +49,7 @@ class Reader:
         reader.close()
 
     def pushes_in(self, published: PublishedTo) -> dict[Row, int]:
-        """{row: pushes that its newest value in the records below `rows_next` has}."""
+        """Return {row: number of pushes in its newest value below `rows_next`}."""
         newest: dict[Row, float] = {}
         for partition, stop in published.rows_next.items():
             for record in self.records[partition][:stop]:
@@ -124,7 +57,7 @@ class Reader:
         return {row: round(self.initial[row][0] - value) for row, value in newest.items()}
 
 
-def test_a_push_of_an_owner_that_was_replaced_is_refused_and_counted(shard: Shard) -> None:
+def test_a_push_with_an_old_fence_is_refused_and_counted(shard: Shard) -> None:
     def pushed(at: int, fence: int) -> None:
         shard.push(push_of({0: (at, at + 1)}, {ROWS[0][0]: [1.0, 1.0]}, fence))
 
@@ -135,22 +68,20 @@ def test_a_push_of_an_owner_that_was_replaced_is_refused_and_counted(shard: Shar
     assert (shard.counts.pushes, shard.counts.fenced, shard.counts.refused) == (1, 1, 0)
 
 
-def test_before_anything_is_learned_everything_is_published(shard: Shard) -> None:
+def test_a_new_shard_has_published_everything(shard: Shard) -> None:
     assert shard.published == PublishedTo(
         dict.fromkeys(range(PARTITIONS), 0), dict.fromkeys(range(ROWS_PARTITIONS), 0)
     )
 
 
-def test_a_round_tells_what_was_applied_when_it_began_and_where_its_records_end(
-    shard: Shard, log: EventLog
-) -> None:
+def test_a_round_publishes_the_offsets_applied_at_its_start(shard: Shard, log: EventLog) -> None:
     push(shard, 0, 0)
     shard.publish()
     ends = {p: log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)}
     assert shard.published == PublishedTo({0: 1, 1: 0}, ends)
 
 
-def test_a_push_in_the_middle_of_a_round_is_told_with_the_next_round(shard: Shard) -> None:
+def test_a_push_during_a_round_belongs_to_the_next_round(shard: Shard) -> None:
     writer = interrupted(shard)
 
     def once() -> None:
@@ -165,7 +96,7 @@ def test_a_push_in_the_middle_of_a_round_is_told_with_the_next_round(shard: Shar
     assert shard.published.applied[0] == 2
 
 
-def test_a_round_that_fails_tells_nothing(shard: Shard) -> None:
+def test_a_failed_round_publishes_no_offsets(shard: Shard) -> None:
     def fail() -> None:
         raise Unavailable("the disk is away")
 
@@ -180,14 +111,14 @@ def test_a_round_that_fails_tells_nothing(shard: Shard) -> None:
     assert shard.published.applied[0] == 1
 
 
-def test_every_sample_below_what_is_told_is_in_the_records_below_it(
+def test_samples_below_the_published_offsets_are_in_the_records(
     shard: Shard, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PUBLISH_ROWS", 20)  # a round has many pieces
     initial = {
         row: values for rows in ROWS.values() for row, values in look_up(shard, rows, create=True).items()
     }
-    told: list[PublishedTo] = []
+    published: list[PublishedTo] = []
     errors: list[BaseException] = []
     enough = threading.Event()
     pushed = dict.fromkeys(range(PARTITIONS), 0)
@@ -211,7 +142,7 @@ def test_every_sample_below_what_is_told_is_in_the_records_below_it(
     def publish() -> None:
         for _ in range(ROUNDS):
             shard.publish()
-            told.append(shard.published)
+            published.append(shard.published)
 
     def flush() -> None:
         while not enough.is_set():
@@ -227,21 +158,21 @@ def test_every_sample_below_what_is_told_is_in_the_records_below_it(
     assert ended, "a round must end although pushes go on"
     assert not errors
     shard.publish()
-    told.append(shard.published)
+    published.append(shard.published)
 
     reader = Reader(log, initial)
-    assert told[-1].applied == pushed
-    for published in told:
-        pushes = reader.pushes_in(published)
-        for p, applied in published.applied.items():
+    assert published[-1].applied == pushed
+    for one in published:
+        pushes = reader.pushes_in(one)
+        for p, applied in one.applied.items():
             assert min(pushes.get(row, 0) for row in ROWS[p]) >= applied
-    for earlier, later in pairwise(told):
+    for earlier, later in pairwise(published):
         assert all(earlier.applied[p] <= later.applied[p] for p in range(PARTITIONS))
 
 
-def test_a_shard_that_has_given_all_its_buckets_away_refuses_a_push_as_others_do(shard: Shard) -> None:
+def test_a_shard_without_buckets_refuses_a_push(shard: Shard) -> None:
     push(shard, 0, 0)
-    shard.give_up(shard.held())
+    shard.revoke(shard.held())
     assert shard.held() == []
 
     with pytest.raises(Refused, match=r"push of 0:\[1, 2\) does not continue") as refused:

@@ -1,4 +1,4 @@
-"""Changed rows as records: none longer than a log takes, and together every row once."""
+"""Records of changed rows: bounded in size, and together each row once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.paramserver.published_rows import DELTA_BYTES, records_of
+from freshet.paramserver.flusher import DELTA_BYTES, records_of
 from freshet.rows.deltas import decode_rows
 from freshet.tables import Published, PublishedTable
 from freshet.types import U64, TimeMs, bucket_of
@@ -18,7 +18,7 @@ LONGEST = 2 * DELTA_BYTES + AROUND_BYTES
 
 
 def keys_from(first: int, n: int) -> U64:
-    """In order of their buckets."""
+    """Return n keys sorted by bucket."""
     keys = np.arange(first, first + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return keys[np.argsort(bucket_of(keys, BUCKETS), kind="stable")]
 
@@ -30,7 +30,7 @@ def keys_from(first: int, n: int) -> U64:
     removed=st.sampled_from([0, 7, 600_000]),
     owners=st.integers(1, 2),
 )
-def test_no_record_is_too_long_and_every_row_is_in_one(rows, width, removed, owners):
+def test_records_are_bounded_and_hold_every_row_once(rows, width, removed, owners):
     rows = min(rows, (8 << 20) // (4 * width))  # of memory
     keys, gone = keys_from(1, rows), keys_from(1 << 40, removed)
     values = np.repeat((keys % np.uint64(1000)).astype(np.float32)[:, None], width, axis=1)
@@ -53,7 +53,7 @@ def test_no_record_is_too_long_and_every_row_is_in_one(rows, width, removed, own
     assert np.array_equal(np.sort(np.concatenate([*dropped, keys[:0]])), np.sort(gone))
 
 
-def test_a_row_that_is_longer_than_a_record_should_be_is_a_record_of_its_own():
+def test_a_row_beyond_the_record_size_has_its_own_record():
     keys = keys_from(1, 3)
     values = np.ones((3, DELTA_BYTES // 4), np.float32)
     batch = Published((PublishedTable(0, keys, values, keys[:0]),), TimeMs(5), 0)

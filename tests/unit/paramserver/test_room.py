@@ -1,5 +1,7 @@
-"""Shards that have not memory for everything: who comes first takes what it has room for, and all is served
-once there are enough of them. Claims are real, on a log of SQLite; rows are only counted."""
+"""Shards with too little memory for all slices, until enough shards have joined.
+
+Claims are real, on an SQLite log; rows are only counted.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,19 @@ import pytest
 from freshet.coordination.claim_rules import Load, SliceLoad
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.paramserver import balancer as balancing
-from freshet.paramserver import shard_manager as keeper
-from freshet.paramserver.balance_rules import Balance, Decided, Why
+from freshet.paramserver import balancer, shard_manager
+from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
 from freshet.paramserver.placement import Memory, next_plan, overfull
 from freshet.types import I64, Bucket, Fence
-from tests.unit.paramserver.test_handing_over import BUCKETS, SLICES, One, Rows, log, step_until, steps
+from tests.unit.paramserver.managers import BUCKETS, SLICES, Managed, Rows, step_until, steps
 
 ROWS, ROW_BYTES = 1_000, 100
 SLICE_BYTES = ROWS * ROW_BYTES
 LIMIT = 40 * SLICE_BYTES + 100
 
-__all__ = ["log"]
-
 
 class Counted(Rows):
-    """A shard whose rows take memory as they come; `load` brings all of them of some buckets."""
+    """A shard that counts the memory of its rows; `load` loads those of some buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,21 +43,21 @@ class Counted(Rows):
     def count_stored(self) -> I64:
         return np.full(BUCKETS, ROWS)
 
-    def take(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.here.update(buckets)
         self.loading = sorted({*self.loading, *buckets})
         self.stored_rows[buckets] = ROWS
         self._count()
-        return super().take(buckets, fence, whole=whole)
+        return super().claim_buckets(buckets, fence, whole=whole)
 
     def load(self, buckets: int = BUCKETS) -> None:
         self.loading = self.loading[buckets:]
         self._count()
 
-    def give_up(self, buckets: Sequence[Bucket]) -> None:
+    def revoke(self, buckets: Sequence[Bucket]) -> None:
         self.here.difference_update(buckets)
         self._count()
-        super().give_up(buckets)
+        super().revoke(buckets)
 
     def _count(self) -> None:
         self.store.memory_bytes = (len(self.here) - len(self.loading)) * SLICE_BYTES
@@ -67,181 +66,180 @@ class Counted(Rows):
 
 
 class Shards:
-    """Of these limits, none of which is there yet."""
+    """Shards with these memory limits; none has joined yet."""
 
     def __init__(self, log_: SqliteEventLog, limits: Sequence[int]) -> None:
         self.rows = [Counted() for _ in limits]
         self.all = [
-            One(log_, name, rows, limit) for name, rows, limit in zip("abc", self.rows, limits, strict=False)
+            Managed(log_, name, rows, limit)
+            for name, rows, limit in zip("abc", self.rows, limits, strict=False)
         ]
-        self.there: list[One] = []
+        self.joined: list[Managed] = []
 
-    def comes(self) -> One:
-        one = self.all[len(self.there)]
-        one.sit()
-        self.there.append(one)
+    def add_shard(self) -> Managed:
+        one = self.all[len(self.joined)]
+        one.join()
+        self.joined.append(one)
         return one
 
-    def comes_and_fills(self) -> One:
-        """The next one takes 40 slices, and has told of them."""
-        number, one = len(self.there), self.comes()
-        told_by = one.keeper._balancing._balance.told_by
+    def add_full_shard(self) -> Managed:
+        """Add the next shard, and wait until it has claimed and reported 40 slices."""
+        number, one = len(self.joined), self.add_shard()
+        reported_owner = one.manager._balancer._rules.reported_owner
 
         def is_full() -> bool:
             self.rows[number].load()
-            return sum(told_by(i) == one.keeper._seat_name for i in range(len(SLICES))) == 40
+            return sum(reported_owner(i) == one.manager._member for i in range(len(SLICES))) == 40
 
-        step_until(self.there, is_full)
+        step_until(self.joined, is_full)
         return one
 
     def load_until_all_is_served(self, *each: int) -> None:
-        """A bucket a round, as where there are many rows; so many slices by each, where that is said."""
+        """Load a bucket a round until all slices are served; `each`: slices of each shard, if given."""
 
         def is_so() -> bool:
             for rows in self.rows:
                 rows.load(1)
-            if each and [len(one.keeper.slices) for one in self.there] != list(each):
+            if each and [len(one.manager.slices) for one in self.joined] != list(each):
                 return False
-            return all(one.keeper.ready is None for one in self.there) and self.served == len(SLICES)
+            return all(one.manager.ready is None for one in self.joined) and self.served == len(SLICES)
 
-        step_until(self.there, is_so)
+        step_until(self.joined, is_so)
 
     @property
     def served(self) -> int:
-        return sum(len(one.keeper.slices) for one in self.there)
+        return sum(len(one.manager.slices) for one in self.joined)
 
 
 @pytest.fixture
-def two(log: SqliteEventLog) -> Iterator[Shards]:
-    made = Shards(log, [LIMIT, LIMIT])
+def two(control_log: SqliteEventLog) -> Iterator[Shards]:
+    made = Shards(control_log, [LIMIT, LIMIT])
     yield made
     for one in made.all:
         one.claims.close()
 
 
-def test_who_comes_first_takes_no_more_than_it_has_memory_for(two: Shards) -> None:
-    first = two.comes_and_fills()
-    steps(two.there, 5)
+def test_the_first_shard_claims_no_more_than_its_memory_holds(two: Shards) -> None:
+    first = two.add_full_shard()
+    steps(two.joined, 5)
 
-    assert len(first.keeper.slices) == 40
-    assert "24 slices have no room here" in (first.keeper.ready or "")
-
-
-def test_it_takes_a_few_before_it_knows_what_rows_take(two: Shards) -> None:
-    first = two.comes()
-    step_until(two.there, lambda: first.keeper.slices)
-    steps(two.there, 5)
-
-    assert len(first.keeper.slices) == 8
+    assert len(first.manager.slices) == 40
+    assert "24 slices do not fit" in (first.manager.ready or "")
 
 
-def test_slices_without_rows_are_taken_however_much_of_the_memory_is_no_rows(
-    two: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is nothing to learn of what rows take."""
+def test_few_slices_are_claimed_before_row_bytes_are_measured(two: Shards) -> None:
+    first = two.add_shard()
+    step_until(two.joined, lambda: first.manager.slices)
+    steps(two.joined, 5)
+
+    assert len(first.manager.slices) == 8
+
+
+def test_slices_without_rows_are_claimed_in_any_memory(two: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes per row cannot be measured."""
     rows = two.rows[0]
     monkeypatch.setattr(rows, "count_stored", lambda: np.zeros(BUCKETS, np.int64))
     monkeypatch.setattr(rows, "_count", lambda: None)
     rows.store.memory_bytes = LIMIT // 3
     rows.store.memory = lambda: SimpleNamespace(rows={0: 0})
-    first = two.comes()
+    first = two.add_shard()
 
-    step_until(two.there, lambda: len(first.keeper.slices) == len(SLICES))
+    step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))
 
 
-def test_all_is_served_when_the_others_have_come(two: Shards) -> None:
-    first = two.comes()
-    step_until(two.there, lambda: first.keeper.slices)
-    two.comes()
+def test_all_slices_are_served_once_other_shards_join(two: Shards) -> None:
+    first = two.add_shard()
+    step_until(two.joined, lambda: first.manager.slices)
+    two.add_shard()
     two.load_until_all_is_served()
 
-    assert sorted(len(one.keeper.slices) for one in two.there) == [32, 32]
+    assert sorted(len(one.manager.slices) for one in two.joined) == [32, 32]
     assert max(rows.most for rows in two.rows) <= LIMIT
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_who_comes_to_a_shard_that_serves_all_takes_what_that_gives_away(
-    log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int
+def test_a_joining_shard_claims_the_slices_that_are_revoked(
+    control_log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    """Whichever slice that is: before it knows what rows take it has room for a few of its own only."""
-    made = Shards(log, [70 * SLICE_BYTES, LIMIT])
-    first = made.comes()
+    """Any slices: before bytes per row are measured it claims only a few."""
+    made = Shards(control_log, [70 * SLICE_BYTES, LIMIT])
+    first = made.add_shard()
     made.load_until_all_is_served()
-    assert len(first.keeper.slices) == len(SLICES)
-    giving = first.keeper._balancing
-    monkeypatch.setattr(giving, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
+    assert len(first.manager.slices) == len(SLICES)
+    full_balancer = first.manager._balancer
+    monkeypatch.setattr(full_balancer, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
 
-    made.comes()
+    made.add_shard()
     made.load_until_all_is_served(32, 32)
 
     for one in made.all:
         one.claims.close()
 
 
-def test_what_is_loading_does_not_count_for_what_is_loaded(two: Shards) -> None:
-    """Else slices seemed as large as all of them together, and nobody had room for any."""
-    first, rows = two.comes(), two.rows[0]
-    step_until(two.there, lambda: first.keeper.slices)
+def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
+    """Otherwise each slice would count as large as all together, and would fit no shard."""
+    first, rows = two.add_shard(), two.rows[0]
+    step_until(two.joined, lambda: first.manager.slices)
     number = rows.loading[0]
     rows.load(1)
-    balance = first.keeper._balancing._balance
-    step_until(two.there, lambda: balance.told_by(number) == "shard:a")
+    balance = first.manager._balancer._rules
+    step_until(two.joined, lambda: balance.reported_owner(number) == "shard:a")
 
     assert balance.sizes()[number] == pytest.approx(SLICE_BYTES, rel=0.01)
 
 
-def test_a_slice_that_nobody_takes_keeps_no_room_from_being_made(
-    two: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plan gives a full shard slices of nobody, and takes others from it: it has to give first."""
-    monkeypatch.setattr(keeper, "UNTAKEN_S", 0.2)
-    first = two.comes_and_fills()
-    second = two.comes()
+def test_an_unclaimed_slice_does_not_block_revocations(two: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan gives a full shard unclaimed slices and takes others from it, so it must revoke first."""
+    monkeypatch.setattr(shard_manager, "UNCLAIMED_S", 0.2)
+    first = two.add_full_shard()
+    second = two.add_shard()
     planned = tuple("shard:a" if i < 34 else "shard:b" for i in range(len(SLICES)))
-    monkeypatch.setattr(first.keeper._balancing._balance, "decide", lambda *_: Decided(planned, Why.MEMBERS))
+    monkeypatch.setattr(
+        first.manager._balancer._rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS)
+    )
     two.load_until_all_is_served()
 
-    assert len(second.keeper.slices) == 30
+    assert len(second.manager.slices) == 30
 
 
 @pytest.mark.parametrize(("shards", "room"), [(10, 7.5), (5, 14.4), (3, 22.5)])
-def test_no_slice_is_left_where_all_shards_together_have_room(shards: int, room: float) -> None:
-    """They come one by one, with equal slices that fill them beyond what plans leave free."""
-    seats, plan = [f"shard:{i}" for i in range(shards)], ["shard:0"] * len(SLICES)
-    memory = Memory(np.full(len(SLICES), 1.0), dict.fromkeys(seats, room))
-    for there in range(1, shards + 1):
-        plan = list(next_plan(plan, seats[:there], memory=memory))
+def test_every_slice_is_placed_if_total_memory_suffices(shards: int, room: float) -> None:
+    """Shards join one by one; equal slices fill them beyond the margin of plans."""
+    names, plan = [f"shard:{i}" for i in range(shards)], ["shard:0"] * len(SLICES)
+    memory = Memory(np.full(len(SLICES), 1.0), dict.fromkeys(names, room))
+    for joined in range(1, shards + 1):
+        plan = list(next_plan(plan, names[:joined], memory=memory))
 
     assert overfull(plan, memory) == []
 
 
-def test_a_shard_that_has_told_nothing_gets_nothing_yet() -> None:
-    balance = Balance(4, bound=0.25, interval_s=60.0)
+def test_a_shard_without_a_report_gets_no_slice() -> None:
+    balance = BalanceRules(4, bound=0.25, interval_s=60.0)
     parts = tuple(SliceLoad(i, 0, 10) for i in range(4))
-    balance.hear({"a": Load("a", Fence(1), 100, 1_000, parts)}, 0.0)
+    balance.record_reports({"a": Load("a", Fence(1), 100, 1_000, parts)}, 0.0)
     assert balance.decide(["a"] * 4, ["a", "b"], 0.0) is None
 
-    balance.hear({"b": Load("b", Fence(2), 0, 1_000, ())}, 1.0)
+    balance.record_reports({"b": Load("b", Fence(2), 0, 1_000, ())}, 1.0)
     decided = balance.decide(["a"] * 4, ["a", "b"], 1.0)
     assert decided is not None
-    assert decided.seats.count("b") == 2
+    assert decided.owners.count("b") == 2
 
 
-def test_a_store_that_does_not_answer_for_long_keeps_no_claim_from_saying_why(
+def test_a_silent_store_does_not_hide_the_reason_of_a_claim(
     two: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(balancing, "COUNT_AGAIN_S", 0.0)
-    asked: list[int] = []
+    monkeypatch.setattr(balancer, "COUNT_RETRY_S", 0.0)
+    waiting: list[int] = []
 
     def away() -> I64:
-        asked.append(1)
+        waiting.append(1)
         raise Unavailable("the store is away")
 
     two.rows[0].count_stored = away  # type: ignore[method-assign]
-    first = two.comes()
-    steps(two.there, 5)
-    assert asked
-    assert list(first.keeper.slices) == []
+    first = two.add_shard()
+    steps(two.joined, 5)
+    assert waiting
+    assert list(first.manager.slices) == []
 
-    first.keeper._balancing._count_until_s = 0.0
-    step_until(two.there, lambda: len(first.keeper.slices) == len(SLICES))
+    first.manager._balancer._count_until_s = 0.0
+    step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))

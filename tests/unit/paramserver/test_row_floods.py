@@ -1,4 +1,4 @@
-"""A flood of new keys: rows stay within their bound, and those that are used go on."""
+"""A flood of new keys: rows stay within their bound, and rows in use are kept."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.log import EventLog
 from freshet.paramserver import shard as module
-from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Store, TableOptions
 from freshet.tables import store as tables
 from freshet.tables.store import OVERFULL
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
 from freshet.types import Bucket, Fence, TimeMs
-from tests.unit.paramserver.test_published import PARSED, TOPICS, log
-
-__all__ = ["log"]
+from tests.unit.paramserver.shards import PARSED
 
 MOST = 2_000
 GOOD = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 101)]
@@ -33,21 +30,18 @@ GOOD = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 101)]
 @pytest.fixture
 def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
     monkeypatch.setattr(tables, "LEAST_ROWS", 1)
-    monkeypatch.setattr(module, "EVICT_ROWS", 64)  # far less than a flood brings
+    monkeypatch.setattr(module, "EVICT_ROWS", 64)  # far fewer than a flood creates
     rows = SqliteRowStore(tmp_path / "rows.sqlite")
     sized = Store.of(PARSED, layout_of(PARSED))
     cost = {table: sized.resident_bytes(table) + tables.INDEX_BYTES for table in sized.tables}
     most = sum(MOST * size for size in cost.values())
-    made = Shard(
-        spec=PARSED, layout=layout_of(PARSED), spec_hash="hash", topics=TOPICS, log=log, rows=rows,
-        fence=Fence(1), clock=SYSTEM_CLOCK, most_bytes=most,
-    )  # fmt: skip
+    made = Shard(ShardContext(PARSED, "hash", log, rows), fence=Fence(1), most_bytes=most)  # fmt: skip
     made.load()
     yield made
     rows.close()
 
 
-def test_a_flood_of_new_keys_evicts_them_and_not_rows_in_use(shard: Shard) -> None:
+def test_a_flood_of_new_keys_evicts_no_rows_in_use(shard: Shard) -> None:
     chance = np.random.default_rng(7)
     bound = shard.store.max_rows[0]
     assert bound is not None

@@ -1,4 +1,4 @@
-"""What a shard tells of the servers of its row store."""
+"""Figures of the row store's servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.waiting import wait_until
 
 
 class Servers:
-    """Two masters; they answer as long as there is no `error`."""
+    """Two masters that answer unless `error` is set."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -25,8 +25,8 @@ class Servers:
         return [StoreServer("a:1", 1, 10, 100), StoreServer("b:1", 0, 20, 0)]
 
 
-def test_what_the_servers_say_is_read() -> None:
-    watch = StoreWatch(Servers(), look_s=3600)
+def test_figures_of_the_servers_are_read() -> None:
+    watch = StoreWatch(Servers(), poll_s=3600)
     watch.start()
     try:
         wait_until("they were looked at", lambda: bool(watch.seen), within_s=10)
@@ -42,29 +42,29 @@ def test_what_the_servers_say_is_read() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("b:1 cannot be reached"), KeyError("slave1")], ids=repr)
-def test_of_servers_that_do_not_answer_nothing_is_told_until_they_do(error: Exception) -> None:
+def test_figures_are_absent_while_servers_are_silent(error: Exception) -> None:
     servers = Servers()
     watch = StoreWatch(servers)
-    watch.look()
+    watch.poll_servers()
     servers.error = error
-    watch.look()
+    watch.poll_servers()
     assert set(map(len, watch.readings().values())) == {0}  # type: ignore[arg-type]
 
     servers.error = None
-    watch.look()
+    watch.poll_servers()
     assert watch.readings()["freshet_paramserver_store_replicas"] == {("a:1",): 1, ("b:1",): 0}
 
 
-def test_looks_in_vain_are_logged_once_until_one_is_not() -> None:
+def test_failed_polls_are_logged_once() -> None:
     servers = Servers()
     servers.error = KeyError("slave1")
     watch = StoreWatch(servers)
     with capture_logs() as said:
         for _ in range(3):
-            watch.look()
+            watch.poll_servers()
         assert [line["reason"] for line in said] == ["KeyError('slave1')"]
         servers.error = None
-        watch.look()
+        watch.poll_servers()
         servers.error = Unavailable("b:1 cannot be reached")
-        watch.look()
+        watch.poll_servers()
     assert [line["reason"] for line in said[1:]] == ["b:1 cannot be reached"]

@@ -1,4 +1,4 @@
-"""Row delta frames: round trips, rounding, and what a damaged or foreign record does."""
+"""Row deltas: round trips, rounding, damaged and foreign records."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_fp16_rounds_like_numpy(values: F32) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_corrupt_and_nothing_worse(data: bytes) -> None:
+def test_random_bytes_are_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_rows(data)
 
 
 @given(deltas(), st.data())
-def test_a_flipped_bit_behind_the_header_is_always_found(original: RowDelta, data: st.DataObject) -> None:
+def test_a_flipped_bit_after_the_header_is_detected(original: RowDelta, data: st.DataObject) -> None:
     record = bytearray(encode_rows(original))
     if len(record) == 40:
         return
@@ -113,7 +113,7 @@ def test_a_truncated_record_is_corrupt(original: RowDelta, data: st.DataObject) 
         decode_rows(record[: data.draw(st.integers(0, len(record) - 1))])
 
 
-def test_counts_that_promise_more_than_is_there_allocate_nothing() -> None:
+def test_counts_beyond_the_record_allocate_nothing() -> None:
     record = bytearray(encode_rows(delta(np.ones((1, 2), np.float32))))
     record[4:8] = b"\xff" * 4
     record[24:28] = b"\xff" * 4
@@ -122,7 +122,7 @@ def test_counts_that_promise_more_than_is_there_allocate_nothing() -> None:
         decode_rows(bytes(record))
 
 
-def test_an_unknown_version_is_refused_not_guessed() -> None:
+def test_an_unknown_version_is_refused() -> None:
     record = bytearray(encode_rows(delta(np.ones((1, 2), np.float32))))
     record[1] = 2
 

@@ -1,21 +1,21 @@
-"""The next thing is made while one is used."""
+"""Prefetch: the next item is computed while one is used."""
 
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from freshet.rows.prefetch import ahead
+from freshet.rows.redis.reads import ahead
 
 DEADLINE_S = 20.0
 
 
-def test_all_come_in_their_order():
+def test_items_keep_their_order():
     assert list(ahead(range(100))) == list(range(100))
     assert list(ahead([])) == []
 
 
-def test_the_next_is_made_while_one_is_used():
+def test_the_next_item_is_computed_during_use():
     made = threading.Event()
 
     def steps() -> Iterator[int]:
@@ -29,7 +29,7 @@ def test_the_next_is_made_while_one_is_used():
     assert list(coming) == [2]
 
 
-def test_what_making_one_raises_is_raised_in_its_place():
+def test_an_error_is_raised_in_place_of_its_item():
     def steps() -> Iterator[int]:
         yield 1
         raise OSError("gone")
@@ -40,7 +40,7 @@ def test_what_making_one_raises_is_raised_in_its_place():
         next(coming)
 
 
-def test_closed_early_it_makes_no_more_than_one():
+def test_an_early_close_computes_at_most_one_more_item():
     made, before = [], set(threading.enumerate())
 
     def steps() -> Iterator[int]:

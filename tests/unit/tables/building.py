@@ -17,7 +17,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 RULES = [*OPTIMIZERS, COUNT.name]
-"""All rules of the native tables: those that a spec can ask for, and that of the expert counts."""
+"""All rules of the native tables: those of a spec, and that of expert counts."""
 
 
 def rule(name: str, **parameters: float) -> Optimizer:
@@ -53,7 +53,7 @@ def hedge_group(tables: tuple[int, ...] = (0, 1), index: int = 0, precision: str
 
 
 def default_group(tables: tuple[int, ...] = (0, 1), index: int = 0, precision: str = "fp32") -> Group:
-    """Rows of the default model."""
+    """Return the layout of the default model's rows."""
     scalar = rule("adagrad")
     return group(
         ("wide", 1, scalar, 0.0),
@@ -68,7 +68,7 @@ def default_group(tables: tuple[int, ...] = (0, 1), index: int = 0, precision: s
 
 
 def counting_group(tables: tuple[int, ...] = (0,), index: int = 0) -> Group:
-    """Rows of two floats that sum what is pushed, negated."""
+    """Return a layout of two floats per row that sum the negated gradients."""
     return group(("vector", 2, rule("sgd", lr=1.0), 0.0), tables=tables, index=index)
 
 
@@ -91,13 +91,13 @@ def store_of(
 
 
 def keys_of(*numbers: int) -> U64:
-    """Keys spread over all buckets, one for each number above 0."""
+    """Return keys spread over all buckets, one for each number above 0."""
     return np.array(numbers, np.uint64) * GOLDEN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKeys:
-    """What a `KeyGroup` holds."""
+    """Keys of one group, as a `KeyGroup`."""
 
     group: int
     keys: U64
@@ -115,7 +115,7 @@ def batch_of(keys: U64, table: int = 0, group_index: int = 0, buckets: int = 16)
 
 
 def steps_of(rows: Sequence[tuple[int, int]], group_index: int = 0, buckets: int = 16) -> BatchKeys:
-    """Rows (number of the key, table) as a push names them, each as often as it is given, in order."""
+    """Return a push's keys of (number of the key, table) rows, repeated as given, in order."""
     keys, tables = keys_of(*(key for key, _ in rows)), np.array([table for _, table in rows], np.uint8)
     of = bucket_of(keys, buckets)
     order = np.lexsort((np.arange(len(rows)), tables, keys, of)).astype(np.uint64)
@@ -124,7 +124,7 @@ def steps_of(rows: Sequence[tuple[int, int]], group_index: int = 0, buckets: int
 
 
 def look_up(store: Store, keys: U64, table: int = 0, group_index: int = 0, *, create: bool = True) -> F32:
-    """Rows (N, S) of keys in the order given."""
+    """Return rows (N, S) of keys in the given order."""
     batch = batch_of(keys, table, group_index, store.buckets)
     out = np.full((len(batch.keys), store.layout.groups[group_index].width), np.nan, np.float32)
     store.lookup(group_index, batch.keys, batch.tables, batch.bucket_starts, out, create=create)

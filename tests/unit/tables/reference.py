@@ -1,4 +1,4 @@
-"""What rows must hold, in numpy: initial values and update rules, in the native core's order of steps."""
+"""Reference of rows in numpy: initial values and update rules, in the native core's order of steps."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def count(p: Mapping[str, float], w: F32, state: F32, g: F32) -> None:
 
 
 def first_state(name: str, p: Mapping[str, float], w: F32) -> F32:
-    """State of a new row."""
+    """Return the state of a new row."""
     n = len(w)
     if name == "ftrl":
         z = -w * (f(p["beta"]) / f(p["lr"]) + f(p["l2"])) - np.copysign(f(p["l1"]), w)
@@ -147,14 +147,14 @@ STEPS: dict[str, Step] = {
 
 
 def to_bf16(x: F32) -> F32:
-    """Nearest bf16, ties to even, as float32."""
+    """Round to the nearest bf16, ties to even, as float32."""
     bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
     return rounded.view(np.float32)
 
 
 def noise(key: int, steps: int, width: int) -> U32:
-    """What decides the rounding of each float at a row's step."""
+    """Return the noise that decides the rounding of each float in a row's step."""
     seed = np.uint32(((key ^ (key >> 32)) + steps % 65536 * 0x85EBCA6B) & 0xFFFF_FFFF)
     x = seed + np.arange(width, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)

@@ -1,4 +1,4 @@
-"""A store under random operations equals a dictionary under the same ones."""
+"""A store equals a dictionary under the same random operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ tables = st.sampled_from(sorted(GROUPS))
 
 @dataclass
 class Model:
-    """What the store must hold."""
+    """Expected content of the store."""
 
     rows: dict[Row, float] = field(default_factory=dict)  # sum of what was pushed, negated
     touched: dict[Row, int] = field(default_factory=dict)  # seconds
@@ -50,7 +50,7 @@ class Model:
 
 @dataclass
 class Unanswered:
-    """A flush that was collected, and what the row store must hold once it has it."""
+    """A collected flush, and the expected content of the row store after it."""
 
     flushed: Flushed
     whole: bool
@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(answered=st.booleans(), whole=st.booleans())
     def flushes(self, answered: bool, whole: bool) -> None:
-        """What was not answered is kept, and sent again as it is before anything else is collected."""
+        """Keep an unanswered flush, and repeat it unchanged before the next is collected."""
         self.writes()
         model = self.model
         flushed = self.store.collect_whole(range(BUCKETS)) if whole else self.store.collect_flush()
@@ -162,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def writes(self) -> None:
-        """The row store takes what was collected last: it then holds what the store held at that time."""
+        """Write the last flush to the row store, which then equals the store at that time."""
         if self.unanswered is None:
             return
         sent, self.unanswered = self.unanswered, None
@@ -224,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(table=tables)
     def restores_rows_from_the_row_store(self, table: int) -> None:
-        """Rows that are there and clean, read back: nothing changes."""
+        """Import stored rows that are here unchanged, without an effect."""
         clean = [
             k
             for (t, k) in self.stored

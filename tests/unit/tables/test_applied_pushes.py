@@ -1,4 +1,4 @@
-"""Which pushes looked-up rows know: bucket by bucket, over groups and shards."""
+"""The pushes that looked-up rows contain, by bucket, over groups and shards."""
 
 from dataclasses import dataclass
 
@@ -26,25 +26,25 @@ class Group:
 
 
 def group_of(number: int, rows: list[int]) -> Group:
-    """So many rows of each bucket."""
+    """Return a group with these numbers of rows in each bucket."""
     starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.uint32)
     return Group(number, np.arange(sum(rows), dtype=np.uint64), np.zeros(sum(rows), np.uint8), starts)
 
 
-def told(known: KnownPushes, group: int, bucket: int) -> list[int]:
+def read_offsets(known: KnownPushes, group: int, bucket: int) -> list[int]:
     moment = known.moment_of[group][bucket] if known.moment_of else 0
     found: list[int] = known.offsets[moment].tolist()
     return found
 
 
 @given(rows=st.tuples(counts, counts), read=st.tuples(offsets, offsets))
-def test_each_bucket_with_keys_is_told_as_it_was_read(rows, read):
+def test_offsets_of_each_bucket_with_keys_are_kept(rows, read):
     groups = [group_of(g, of) for g, of in enumerate(rows)]
     known = KnownPushes.of(groups, [np.array(one, np.int64) for one in read])
 
-    asked = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
-    assert [told(known, g, b) for g, b in asked] == [read[g][b] for g, b in asked]
-    assert len(known.offsets) == len({tuple(read[g][b]) for g, b in asked})
+    looked_up = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
+    assert [read_offsets(known, g, b) for g, b in looked_up] == [read[g][b] for g, b in looked_up]
+    assert len(known.offsets) == len({tuple(read[g][b]) for g, b in looked_up})
 
 
 @given(
@@ -52,7 +52,7 @@ def test_each_bucket_with_keys_is_told_as_it_was_read(rows, read):
     read=st.tuples(offsets, offsets),
     of=st.lists(st.integers(0, 2), min_size=8, max_size=8),
 )
-def test_shards_tell_together_what_each_has_told(rows, read, of):
+def test_merged_offsets_equal_those_of_each_shard(rows, read, of):
     owners = np.array(of)
     parts, arrays = [], [np.array(one, np.int64) for one in read]
     for shard in range(3):
@@ -62,11 +62,11 @@ def test_shards_tell_together_what_each_has_told(rows, read, of):
             parts.append((owners == shard, KnownPushes.of(groups, [arrays[g.group] for g in groups])))
     known = KnownPushes.merged([0, 1], parts)
 
-    asked = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
-    assert [told(known, g, b) for g, b in asked] == [read[g][b] for g, b in asked]
+    looked_up = [(g, b) for g in range(2) for b in range(BUCKETS) if rows[g][b]]
+    assert [read_offsets(known, g, b) for g, b in looked_up] == [read[g][b] for g, b in looked_up]
 
 
-def test_where_all_buckets_are_of_one_moment_no_bucket_is_named():
+def test_buckets_of_one_moment_need_no_map():
     same: I64 = np.full((BUCKETS, PARTITIONS), 7, np.int64)
     known = KnownPushes.of([group_of(0, [1] * BUCKETS)], [same])
     assert (known.offsets.tolist(), known.moment_of) == ([[7, 7]], {})
@@ -75,14 +75,14 @@ def test_where_all_buckets_are_of_one_moment_no_bucket_is_named():
     assert (merged.offsets.tolist(), merged.moment_of) == ([[7, 7]], {})
 
 
-def test_a_push_is_known_once_all_its_ranges_are():
+def test_a_push_is_contained_once_all_its_ranges_are():
     known = KnownPushes(np.array([[3, 5], [4, 5], [4, 6]]))
     assert known.knowing([OffsetRange(0, 3, 4)]) == [False, True, True]
     assert known.knowing([OffsetRange(0, 3, 4), OffsetRange(1, 5, 6)]) == [False, False, True]
     assert known.knowing([OffsetRange(2, 0, 1)]) == [False] * 3, "of that partition nothing is told"
 
 
-def test_a_lookup_without_keys_knows_nothing_that_could_matter():
+def test_a_lookup_without_keys_contains_no_push():
     none = KnownPushes.of([group_of(0, [0] * BUCKETS)], [np.zeros((BUCKETS, PARTITIONS), np.int64)])
     assert (len(none.offsets), len(KnownPushes.of([], []).offsets)) == (0, 0)
     assert len(KnownPushes.merged([0], []).offsets) == 0

@@ -1,4 +1,4 @@
-"""What a flush and a publish hand over, and what happens when they fail."""
+"""Changes collected by a flush and a publish, and their failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def changed(
     )
 
 
-def test_a_flush_holds_each_changed_row_once_with_its_buckets_offsets() -> None:
+def test_a_flush_holds_each_changed_row_once_with_offsets() -> None:
     store = store_of(counting_group((0,)), counting_group((3, 5), index=1))
     changed(store, 1, 2, clock_ms=5_000)
     changed(store, 2, 3, at=1)
@@ -80,7 +80,7 @@ def test_packed_rows_restore_a_bucket_in_another_store() -> None:
     assert [p.stored for p in other.collect_flush()] == [p.stored for p in flushed]
 
 
-def test_what_a_flush_has_collected_stays_what_it_was_whatever_becomes_of_the_rows() -> None:
+def test_a_collected_flush_is_a_copy() -> None:
     store = store_of(counting_group())
     changed(store, 1, 2, 3)
     kept = store.collect_flush()
@@ -99,7 +99,7 @@ def test_what_a_flush_has_collected_stays_what_it_was_whatever_becomes_of_the_ro
     assert removed_keys(later) == keys_of(3).tolist()
 
 
-def test_a_whole_flush_of_some_buckets_leaves_what_changed_in_the_others_to_the_next() -> None:
+def test_a_whole_flush_leaves_other_buckets_changed() -> None:
     store = store_of(counting_group())
     changed(store, *range(1, 51))
     chosen = [3, 9]
@@ -112,7 +112,7 @@ def test_a_whole_flush_of_some_buckets_leaves_what_changed_in_the_others_to_the_
     assert store.pending_flush() == 0
 
 
-def test_a_whole_bucket_holds_all_rows_that_were_ever_changed() -> None:
+def test_a_whole_bucket_holds_all_rows_ever_changed() -> None:
     store = store_of(counting_group())
     changed(store, *range(1, 51))
     store.collect_flush()
@@ -126,7 +126,7 @@ def test_a_whole_bucket_holds_all_rows_that_were_ever_changed() -> None:
     assert len(store.collect_flush()) == 0
 
 
-def test_publishing_is_bounded_and_goes_on_where_it_stopped() -> None:
+def test_publishing_is_bounded_and_resumes() -> None:
     store = store_of(counting_group(), partitions=1)
     changed(store, *range(1, 101), clock_ms=777)
     seen: list[int] = []
@@ -145,7 +145,7 @@ def test_publishing_is_bounded_and_goes_on_where_it_stopped() -> None:
     assert sorted(seen) == sorted(keys_of(*range(1, 101)).tolist())
 
 
-def test_a_publish_that_passes_the_last_bucket_is_still_in_order_of_buckets() -> None:
+def test_a_publish_that_wraps_around_is_sorted_by_bucket() -> None:
     store = store_of(counting_group(), partitions=1)
     changed(store, *range(1, 101))
     store.collect_publish(70)
@@ -178,7 +178,7 @@ def test_a_row_changed_between_publish_and_flush_is_listed_for_both() -> None:
     assert flushed_keys(store.collect_flush()) == {0: keys_of(1).tolist()}
 
 
-def test_removed_rows_are_reported_once_to_each_consumer_unless_they_came_back() -> None:
+def test_removed_rows_are_reported_once_to_each_consumer() -> None:
     store = store_of(counting_group())
     changed(store, 1, 2, 3, 4)
     store.collect_flush()
@@ -198,7 +198,7 @@ def test_removed_rows_are_reported_once_to_each_consumer_unless_they_came_back()
     assert removed_keys(store.collect_flush()) == []
 
 
-def test_rows_that_were_only_looked_up_leave_no_trace_when_they_go() -> None:
+def test_rows_only_looked_up_are_evicted_unreported() -> None:
     store = store_of(counting_group())
     look_up(store, keys_of(1, 2))
 
@@ -208,7 +208,7 @@ def test_rows_that_were_only_looked_up_leave_no_trace_when_they_go() -> None:
     assert sum(part.stored for part in store.collect_flush()) == 0
 
 
-def test_removing_rows_keeps_the_lists_of_those_that_move() -> None:
+def test_removal_keeps_the_change_lists_of_moved_rows() -> None:
     store = store_of(counting_group(), buckets=2, partitions=1)
     push(store, [(0, 0, 1)], keys_of(*range(1, 301)), np.ones((300, 2), np.float32))
 
@@ -219,7 +219,7 @@ def test_removing_rows_keeps_the_lists_of_those_that_move() -> None:
     assert store.memory().rows == {0: 101}
 
 
-def test_a_dropped_bucket_takes_its_rows_and_lists_with_it() -> None:
+def test_a_dropped_bucket_leaves_no_rows_or_changes() -> None:
     store = store_of(counting_group(), options={0: TableOptions(max_rows=10)})
     changed(store, *range(1, 51))
     for bucket in range(16):

@@ -1,4 +1,4 @@
-"""Several threads at one store."""
+"""Several threads on one store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_threads(*work: Callable[[], None]) -> None:
         raise failures[0]
 
 
-def test_pushes_of_disjoint_partitions_to_the_same_rows_all_count() -> None:
+def test_concurrent_pushes_of_two_partitions_all_apply() -> None:
     threads, pushes = 4, 150
     store = store_of(counting_group(), buckets=64, partitions=threads)
     batch = batch_of(keys_of(*range(1, 301)), buckets=64)
@@ -66,7 +66,7 @@ def test_the_same_push_from_two_threads_is_applied_once() -> None:
     assert (look_up(store, keys_of(*range(1, 301))) == -150).all()
 
 
-def test_flushes_publishes_and_evictions_beside_pushes_lose_and_repeat_nothing() -> None:
+def test_concurrent_flushes_and_evictions_lose_nothing() -> None:
     pushes, rows = 200, 400
     options = {0: TableOptions(ttl_ms=3_600_000, max_rows=10 * rows)}
     store = store_of(counting_group(), buckets=64, partitions=2, options=options)
@@ -106,7 +106,7 @@ def test_flushes_publishes_and_evictions_beside_pushes_lose_and_repeat_nothing()
     assert stored == dict.fromkeys(keys_of(*range(1, rows + 1)).tolist(), -2.0 * pushes)
 
 
-def test_lookups_beside_growth_read_whole_rows() -> None:
+def test_lookups_during_growth_read_whole_rows() -> None:
     store = store_of(counting_group(), buckets=16, partitions=1)
     done = threading.Event()
 

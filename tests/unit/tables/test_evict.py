@@ -1,4 +1,4 @@
-"""Eviction by age and by size, and what it gives back."""
+"""Eviction by age and size, and the memory it frees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def present(store: Store, numbers: range, table: int = 0) -> list[int]:
     return [n for n, row in zip(numbers, rows, strict=True) if row.any()]
 
 
-def test_rows_not_touched_within_their_ttl_go_by_event_time() -> None:
+def test_rows_are_evicted_after_their_ttl_of_event_time() -> None:
     store = store_of(counting_group((0, 1)), options={0: TableOptions(ttl_ms=DAY)})
     touched(store, range(1, 51), 0, NOON)
     touched(store, range(1, 51), 1, NOON, table=1)
@@ -53,7 +53,7 @@ def test_rows_not_touched_within_their_ttl_go_by_event_time() -> None:
 
 
 @pytest.mark.parametrize(("defaults", "kept"), [(1, 0), (2, 50)])
-def test_no_default_forgets_a_history_of_years(defaults: int, kept: int) -> None:
+def test_defaults_evict_no_row_for_years(defaults: int, kept: int) -> None:
     text = (EXAMPLES / "quickstart" / "freshet.toml").read_text()
     spec = parse_spec(f"defaults = {defaults}\n{text}", folder=str(EXAMPLES / "quickstart"))
     layout = layout_of(spec)
@@ -67,7 +67,7 @@ def test_no_default_forgets_a_history_of_years(defaults: int, kept: int) -> None
     assert store.rows()[0] == kept
 
 
-def test_dirty_rows_stay_until_they_are_flushed_and_then_leave_a_tombstone() -> None:
+def test_unflushed_rows_are_evicted_after_their_flush() -> None:
     store = store_of(counting_group(), options={0: TableOptions(ttl_ms=DAY)})
     touched(store, range(1, 11), 0, NOON)
     store.collect_publish(100)
@@ -83,7 +83,7 @@ def test_dirty_rows_stay_until_they_are_flushed_and_then_leave_a_tombstone() -> 
     assert sorted(store.collect_publish(100).tables[0].removed.tolist()) == gone
 
 
-def test_looking_a_row_up_for_training_keeps_it_and_for_serving_does_not() -> None:
+def test_training_lookups_touch_rows_and_serving_ones_do_not() -> None:
     store = store_of(counting_group(), options={0: TableOptions(ttl_ms=DAY)})
     touched(store, range(1, 4), 0, NOON)
     clean(store)
@@ -97,7 +97,7 @@ def test_looking_a_row_up_for_training_keeps_it_and_for_serving_does_not() -> No
     assert present(store, range(1, 4)) == [1]
 
 
-def test_the_least_recently_used_go_down_to_the_tables_size() -> None:
+def test_the_least_recently_used_rows_are_evicted() -> None:
     store = store_of(counting_group((0, 1)), buckets=64, options={0: TableOptions(max_rows=100)})
     for age in range(10):
         touched(store, range(1 + 50 * age, 51 + 50 * age), age, NOON + age * 10_000)
@@ -112,7 +112,7 @@ def test_the_least_recently_used_go_down_to_the_tables_size() -> None:
     assert store.evict(NOON + 100_000).evicted == 0
 
 
-def test_rows_of_one_age_are_cut_to_exactly_the_tables_size() -> None:
+def test_rows_of_equal_age_are_evicted_to_the_exact_size() -> None:
     store = store_of(counting_group(), options={0: TableOptions(max_rows=7)})
     touched(store, range(1, 101), 0, NOON)
     clean(store)
@@ -121,7 +121,7 @@ def test_rows_of_one_age_are_cut_to_exactly_the_tables_size() -> None:
     assert len(present(store, range(1, 101))) == 7
 
 
-def test_rows_that_cannot_go_yet_are_not_counted_as_room() -> None:
+def test_rows_that_must_stay_are_not_counted_as_evictable() -> None:
     store = store_of(counting_group(), options={0: TableOptions(max_rows=20)})
     touched(store, range(1, 51), 0, NOON)
     clean(store)
@@ -134,7 +134,7 @@ def test_rows_that_cannot_go_yet_are_not_counted_as_room() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 60, 1_000])
-def test_a_round_can_be_taken_in_pieces(budget: int) -> None:
+def test_a_round_can_run_in_pieces(budget: int) -> None:
     options = {0: TableOptions(ttl_ms=DAY, max_rows=150)}
     store = store_of(counting_group(), options=options)
     touched(store, range(1, 201), 0, NOON)
@@ -155,7 +155,7 @@ def test_a_round_can_be_taken_in_pieces(budget: int) -> None:
     assert rounds > 1 or budget == 1_000
 
 
-def test_memory_is_given_back_and_used_again() -> None:
+def test_memory_of_evicted_rows_is_reused() -> None:
     store = store_of(counting_group(), partitions=1, options={0: TableOptions(ttl_ms=DAY)})
     sizes = []
     for turn in range(4):
@@ -177,7 +177,7 @@ def test_memory_is_given_back_and_used_again() -> None:
     assert max(full for full, _ in sizes) < 1.05 * sizes[0][0]
 
 
-def test_a_serving_store_forgets_what_was_not_asked_for() -> None:
+def test_a_serving_store_evicts_rows_without_lookups() -> None:
     store = store_of(counting_group(), serving=True, options={0: TableOptions(max_rows=50)})
     values = np.ones((100, 2), np.float32)
     store.import_values(0, keys_of(*range(1, 101)), values, clock_ms=NOON)

@@ -1,4 +1,4 @@
-"""What a process says last is what went wrong, whatever native objects it leaves behind."""
+"""A process ends with its exception, not with warnings of leaked native objects."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ raise RuntimeError("the disk is on fire")
 """
 
 
-def test_the_exception_is_the_last_line_of_a_process_that_holds_native_objects() -> None:
+def test_an_exception_stays_the_last_line_with_native_objects() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", HOLDS_A_PLAN], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""Rows after steps equal the numpy oracle, bit by bit."""
+"""Rows after steps equal the numpy reference bit by bit."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_initial_values_are_uniform_and_start_at_what_the_format_says() -> None:
     )
 
 
-def test_bf16_values_move_by_steps_too_small_to_be_rounded_up() -> None:
+def test_bf16_values_move_by_small_steps_on_average() -> None:
     optimizer = rule("sgd", lr=1.0)
     store = store_of(group(("vector", 16, optimizer, 0.0), precision="bf16"))
     push(store, [(0, 0, 1)], keys_of(1), np.full((1, 16), -1.0, np.float32))
@@ -139,7 +139,7 @@ EDGES = sorted({max(2**power + more, 0) for power in range(13) for more in (-2, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_row_tells_in_buckets_how_often_it_was_stepped(precision: str) -> None:
+def test_a_count_is_bucketed_by_powers_of_two(precision: str) -> None:
     store = store_of(default_group(precision=precision))
     nothing, seen = np.zeros((EDGES[-1], 20), np.float32), []
     for start, stop in zip([0, *EDGES], EDGES, strict=False):
@@ -151,7 +151,7 @@ def test_a_row_tells_in_buckets_how_often_it_was_stepped(precision: str) -> None
     assert seen[-1] == reference.COUNT_BUCKETS - 1
 
 
-def test_counting_ends_where_a_float_counts_no_further() -> None:
+def test_a_count_saturates_at_the_float_limit() -> None:
     made = default_group()
     steps, row = RowSteps(made), steps_of([(1, 0)])
     values, states = np.zeros((1, 20), np.float32), np.zeros((1, made.state_floats), np.float32)
@@ -163,7 +163,7 @@ def test_counting_ends_where_a_float_counts_no_further() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 3, 10])
-def test_a_step_that_is_refused_is_not_counted(bad: int) -> None:
+def test_a_refused_step_is_not_counted(bad: int) -> None:
     store, gradient = store_of(default_group()), np.zeros((1, 20), np.float32)
     push(store, [(0, 0, 1)], keys_of(1), gradient)
     gradient[0, bad] = np.nan
@@ -186,10 +186,8 @@ steps_of_a_push = st.lists(
     st.sampled_from(["fp32", "bf16"]),
     st.sampled_from([1, 3]),
 )
-def test_rows_that_a_push_names_again_take_each_step_in_order(
-    pushes: list[Steps], precision: str, admission: int
-) -> None:
-    """To the bit what a push for each step does."""
+def test_rows_named_several_times_step_in_order(pushes: list[Steps], precision: str, admission: int) -> None:
+    """The result equals a push per step, bit by bit."""
     options = {0: TableOptions(admission=admission)}
     at_once, apart = (store_of(default_group(precision=precision), options=options) for _ in range(2))
     every = steps_of([(key, table) for key in range(1, 7) for table in (0, 1)])
@@ -215,7 +213,7 @@ def test_rows_that_a_push_names_again_take_each_step_in_order(
 
 
 @given(st.integers(0, 11), st.floats(0, 3.9), st.integers(0, 2**32))
-def test_a_count_survives_int8_beside_weights_below_four(bucket: int, largest: float, seed: int) -> None:
+def test_a_count_survives_int8_with_weights_below_four(bucket: int, largest: float, seed: int) -> None:
     """A row in int8 is off by up to a 254th of its largest float, and buckets are a 32nd apart."""
     assert counted_in_int8(bucket, largest, seed) == bucket
 
@@ -231,7 +229,7 @@ def test_a_count_in_int8_is_off_by_an_eighth_of_the_largest_weight(
 
 
 def counted_in_int8(bucket: int, largest: float, seed: int) -> int:
-    """The bucket that a reader of a row in int8 finds, as the model reads it."""
+    """Return the bucket that the model reads from a row in int8."""
     row = np.random.default_rng(seed).uniform(-largest, largest, (1, 20)).astype(np.float32)
     row[0, 0], row[0, 3] = largest, bucket / 32
     packed, scales = pack_values(row, RowCodec.INT8)

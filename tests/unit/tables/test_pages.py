@@ -1,4 +1,4 @@
-"""Rows as pages of hashes: what is read is what was written, and of several pages the newest decides."""
+"""Rows as pages of hashes: round trips, and the newest of several pages."""
 
 from contextlib import nullcontext
 
@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
-from freshet.tables.pages import PAGE, PageWrites, page_writes, pages_of, runs_of_pages, which_may_hold
-from freshet.tables.runs import runs_of, widths_of
+from freshet.tables.runs import (
+    PAGE,
+    PageWrites,
+    page_writes,
+    pages_of,
+    runs_of,
+    runs_of_pages,
+    which_may_hold,
+    widths_of,
+)
 from freshet.types import RowRuns, Run
 
 WIDTHS = {0: 3, 200: 12}
@@ -18,7 +26,7 @@ Rows = dict[int, dict[int, dict[int, bytes]]]
 
 
 def runs(rows: Rows, removed: dict[int, list[int]] | None = None) -> RowRuns:
-    """Of {bucket: {table: {key: record}}} and {bucket: removed keys of table 0}."""
+    """Return the runs of {bucket: {table: {key: record}}} and {bucket: removed keys of table 0}."""
     made = []
     for bucket, tables in rows.items():
         for table, records in tables.items():
@@ -30,7 +38,7 @@ def runs(rows: Rows, removed: dict[int, list[int]] | None = None) -> RowRuns:
 
 
 def items(writes: PageWrites, i: int, most_bytes: int | None = None) -> list[bytes]:
-    """What a Redis would understand of the i-th bucket's arguments."""
+    """Decode the i-th bucket's arguments as Redis does."""
     found: list[bytes] = []
     for pages, arguments in writes.of(i, most_bytes):
         reader = hiredis.Reader()
@@ -42,7 +50,7 @@ def items(writes: PageWrites, i: int, most_bytes: int | None = None) -> list[byt
 
 
 def write(rows: Rows, seq: int = 1, removed: dict[int, list[int]] | None = None, page_bytes: int = 1 << 16):
-    """(bucket, its pages) of rows."""
+    """Return (bucket, its pages) of rows."""
     buckets = np.array(list(rows), np.int64)
     writes = page_writes(
         runs(rows, removed), buckets, np.full(len(rows), seq), whole=False, page_bytes=page_bytes
@@ -79,12 +87,12 @@ ROWS = st.dictionaries(st.integers(0, 7), TABLES, max_size=4).map(lambda rows: d
 
 
 @given(ROWS, st.integers(17, 200), st.integers(1, 200))
-def test_what_is_written_is_read_again_however_it_is_cut(rows: Rows, page_bytes: int, most_bytes: int):
+def test_pages_decode_to_the_written_rows_at_any_size(rows: Rows, page_bytes: int, most_bytes: int):
     assert read(write(rows, page_bytes=page_bytes), most_bytes) == flat(rows)
 
 
 @given(st.lists(st.tuples(TABLES, st.lists(KEYS, max_size=5)), max_size=5), st.randoms(use_true_random=False))
-def test_of_several_flushes_the_newest_decides_in_whatever_order_pages_come(flushes, random):
+def test_the_newest_page_is_valid_in_any_order(flushes, random):
     expected: dict[tuple[int, int, int], bytes] = {}
     pages = []
     for seq, (tables, gone) in enumerate(flushes):
@@ -98,7 +106,7 @@ def test_of_several_flushes_the_newest_decides_in_whatever_order_pages_come(flus
 
 
 @given(TABLES, st.lists(KEYS, max_size=5), st.sampled_from(list(WIDTHS)), st.lists(KEYS, max_size=4))
-def test_a_page_that_may_not_hold_a_key_does_not_know_it(tables, gone, table: int, keys):
+def test_a_page_that_is_not_chosen_lacks_the_key(tables, gone, table: int, keys):
     ((_, found),) = write({3: tables}, removed={3: gone}, page_bytes=60)
     wanted = np.array(keys, np.uint64)
     chosen = which_may_hold(pages_of(found[::2], "bucket 3"), table, wanted)
@@ -107,7 +115,7 @@ def test_a_page_that_may_not_hold_a_key_does_not_know_it(tables, gone, table: in
     assert {k: some.get((3, table, k)) for k in keys} == {k: whole.get((3, table, k)) for k in keys}
 
 
-def test_arguments_come_in_groups_of_bounded_size():
+def test_arguments_are_grouped_by_size():
     rows = {2: {0: dict.fromkeys(range(100), b"abc")}}
     writes = page_writes(runs(rows), np.array([2]), np.array([7]), whole=True, page_bytes=60)
     groups = writes.of(0, 400)
@@ -118,7 +126,7 @@ def test_arguments_come_in_groups_of_bounded_size():
 
 
 @given(st.lists(st.binary(max_size=70), max_size=8))
-def test_whatever_a_server_answers_is_rows_or_corrupt(answer):
+def test_any_answer_of_a_server_is_rows_or_corrupt(answer):
     with nullcontext() if not answer else pytest.raises(Corrupt, match=r"^bucket 3: "):
         found = runs_of_pages([(3, answer)], ["bucket 3"], widths_of(WIDTHS), most_bytes=64)
         assert found.rows == 0
@@ -136,7 +144,7 @@ def test_a_page_with_a_changed_byte_is_corrupt(tables, data):
         read([(3, found)])
 
 
-def test_a_field_that_names_no_page_is_corrupt():
+def test_a_malformed_field_is_corrupt():
     with pytest.raises(Corrupt, match="bucket 3"):
         pages_of([b"a note"], "bucket 3")
     with pytest.raises(Corrupt, match=f"6 bytes, expected {PAGE.itemsize}"):

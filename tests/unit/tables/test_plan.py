@@ -1,4 +1,4 @@
-"""A plan names each (table, key) once, in order of its bucket, and says who uses it."""
+"""A plan names each (table, key) once, in order of buckets, with its occurrences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ features = st.lists(st.tuples(st.integers(0, 2), st.lists(few_keys | any_keys, m
 
 @settings(deadline=None)
 @given(st.lists(features, min_size=1, max_size=3), st.sampled_from([2, 16, 1024]))
-def test_a_plan_is_what_a_dictionary_makes_of_the_batch(
-    batches: list[list[tuple[int, list[int]]]], buckets: int
-) -> None:
+def test_a_plan_equals_a_dictionary(batches: list[list[tuple[int, list[int]]]], buckets: int) -> None:
     tables = [table for table, _ in batches[0]]
     plan = Plan(tables=np.array(tables, np.uint8), buckets=buckets)
     for batch in batches:
@@ -58,7 +56,7 @@ def test_rows_of_a_bucket_are_in_order_of_first_use() -> None:
     assert plan.order.tolist() == [0, 2, 1, 4, 3]
 
 
-def test_views_of_an_earlier_batch_outlive_the_growth_of_the_plan() -> None:
+def test_views_of_an_earlier_batch_survive_growth() -> None:
     plan = Plan(tables=np.array([0], np.uint8), buckets=16)
     plan.build(np.array([3, 5], np.uint64), np.array([0, 2], np.uint32))
     earlier = plan.keys
@@ -80,7 +78,7 @@ def test_memory_is_reused_from_batch_to_batch() -> None:
     assert len(addresses) == 1
 
 
-def test_many_equal_keys_and_one_full_bucket_are_planned_too() -> None:
+def test_equal_keys_and_one_full_bucket_are_planned() -> None:
     plan = Plan(tables=np.array([0], np.uint8), buckets=1024)
 
     assert plan.build(np.full(200_000, 77, np.uint64), np.array([0, 200_000], np.uint32)) == 1

@@ -1,4 +1,4 @@
-"""A push is applied, skipped or refused whole (PROTOCOL 2 to 4)."""
+"""A push is applied, skipped or refused as a whole (PROTOCOL 2 to 4)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_push_repeated_after_a_lost_answer_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "ranges", [[(0, 11, 12)], [(0, 5, 15)], [(0, 10, 20), (1, 1, 2)], [(0, 0, 10), (1, 0, 1)]]
 )
-def test_a_push_that_leaves_a_gap_or_overlaps_or_mixes_is_refused_whole(
+def test_a_push_with_a_gap_or_overlap_is_refused(
     ranges: list[tuple[int, int, int]],
 ) -> None:
     store = store_of(counting_group())
@@ -43,7 +43,7 @@ def test_a_push_that_leaves_a_gap_or_overlaps_or_mixes_is_refused_whole(
     assert store.applied() == {0: [10], 1: [0]}
 
 
-def test_after_recovery_each_bucket_applies_only_what_it_lacks() -> None:
+def test_after_recovery_buckets_apply_only_missing_pushes() -> None:
     store = store_of(counting_group())
     ahead, behind = keys_of(1), keys_of(2)
     store.set_applied(int(bucket_of(ahead, 16)[0]), {0: 20}, clock_ms=0)
@@ -87,7 +87,7 @@ def test_an_unknown_partition_or_two_ranges_of_one_are_errors() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
-def test_gradients_that_are_not_finite_advance_offsets_without_rows_and_are_counted(bad: float) -> None:
+def test_non_finite_gradients_advance_offsets_and_are_counted(bad: float) -> None:
     store = store_of(hedge_group())
     before = look_up(store, keys_of(7, 8))
     gradients = np.ones((2, 18), np.float32)
@@ -101,7 +101,7 @@ def test_gradients_that_are_not_finite_advance_offsets_without_rows_and_are_coun
     assert store.pending_flush() == 1
 
 
-def test_keys_in_the_wrong_place_are_an_error_and_touch_nothing() -> None:
+def test_misplaced_keys_are_an_error_without_effect() -> None:
     store = store_of(counting_group())
     good = batch_of(keys_of(1, 2, 3))
     starts = good.bucket_starts.copy()

@@ -53,7 +53,7 @@ def test_exported_rows_import_as_they_were(rows_of: object) -> None:
     assert other.pending_flush() == 0
 
 
-def test_a_record_of_another_length_table_or_with_flags_or_bad_numbers_is_corrupt() -> None:
+def test_a_malformed_record_is_corrupt() -> None:
     store = store_of(hedge_group((0, 1)))
     good = row_of(store, keys_of(1), np.ones((1, 18), np.float32))
     other = store_of(hedge_group((0, 1)))
@@ -83,7 +83,7 @@ def test_a_record_of_another_length_table_or_with_flags_or_bad_numbers_is_corrup
 
 @settings(deadline=None)
 @given(st.binary(min_size=0, max_size=400), st.sampled_from([hedge_group((0,)), OTHER_RULES]))
-def test_any_bytes_are_taken_whole_or_corrupt(data: bytes, rows_of: object) -> None:
+def test_any_bytes_are_imported_whole_or_corrupt(data: bytes, rows_of: object) -> None:
     store = store_of(rows_of)  # type: ignore[arg-type]
     size = store.record_bytes(0)
     data = data[: len(data) // size * size]
@@ -100,7 +100,7 @@ def test_any_bytes_are_taken_whole_or_corrupt(data: bytes, rows_of: object) -> N
     np.testing.assert_array_equal(rows.records, records)
 
 
-def test_a_serving_store_holds_values_only_and_yields_zeros_for_the_unknown() -> None:
+def test_a_serving_store_yields_zeros_for_absent_rows() -> None:
     store = store_of(hedge_group(), serving=True)
     values = np.arange(36, dtype=np.float32).reshape(2, 18)
 
@@ -130,7 +130,7 @@ def test_a_read_through_does_not_undo_a_delta() -> None:
     assert look_up(store, keys_of(1, 2), create=False).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def test_lookups_say_which_keys_had_a_row() -> None:
+def test_lookups_report_which_keys_had_a_row() -> None:
     store = store_of(counting_group())
     push(store, [(0, 0, 1)], keys_of(2), np.ones((1, 2), np.float32))
     batch = batch_of(keys_of(1, 2, 3))
@@ -143,7 +143,7 @@ def test_lookups_say_which_keys_had_a_row() -> None:
     )
 
 
-def test_a_key_gets_a_row_once_it_has_been_seen_as_often_as_the_table_asks() -> None:
+def test_a_key_gets_a_row_after_its_admission() -> None:
     store = store_of(hedge_group((0, 1)), options={0: TableOptions(admission=3)})
     gradient = np.ones((1, 18), np.float32)
     first = look_up(store, keys_of(1))
@@ -161,7 +161,7 @@ def test_a_key_gets_a_row_once_it_has_been_seen_as_often_as_the_table_asks() -> 
     assert store.memory().rows == {0: 1, 1: 1}
 
 
-def test_admission_forgets_keys_seen_too_rarely_and_stays_within_its_memory() -> None:
+def test_admission_forgets_rare_keys_within_bounded_memory() -> None:
     store = store_of(counting_group(), buckets=1024, options={0: TableOptions(admission=2)})
     before = store.memory().bytes
     for start in range(1, 500_001, 50_000):

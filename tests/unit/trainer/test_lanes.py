@@ -10,9 +10,8 @@ from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.errors import Refused
 from freshet.model import DenseModel, StepResult
 from freshet.model.inputs import ModelInputs
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import AloneRounds
+from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
@@ -27,7 +26,7 @@ def batch(partition, start, stop):
 
 @dataclass
 class Stream:
-    """Batches as a test gives them, by lane; stops the lanes when all are gone."""
+    """A stream of given batches by lane; stops the lanes after the last."""
 
     batches: list[deque[TrainBatch]]
     stop: threading.Event
@@ -53,7 +52,7 @@ class Stream:
 
 @dataclass
 class CountingModel:
-    """Counts rows that reached a step, whole or with weight 0."""
+    """Counts the rows of a step, with weight 1 or 0."""
 
     rows: float = 0.0
     steps: int = 0
@@ -90,10 +89,10 @@ class Notes:
     trained_ranges: list[OffsetRange] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
-    def trained(self, batch, result):
+    def on_trained(self, batch, result):
         self.trained_ranges.append(batch.ranges[0])
 
-    def stepped(self, step, rows):
+    def on_stepped(self, step, rows):
         self.steps.append((step, rows))
 
 
@@ -101,12 +100,12 @@ def run(batches, applied, *, fail_at=None, refuse=()):
     stop, notes, model = threading.Event(), Notes(), CountingModel(fail_at=fail_at)
     stream = Stream([deque(b) for b in batches], stop, refuse=set(refuse))
     ledger = DenseLedger(dict(applied))
-    rounds = AloneRounds(ledger)
+    rounds = LocalStepCoordinator(ledger)
     Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, len(batches), 0.02, stop).run()
     return stream, model, ledger, notes
 
 
-def test_batches_of_all_lanes_are_stepped_together_and_given_back_with_gradients():
+def test_lanes_step_together_and_return_gradients():
     stream, model, ledger, notes = run([[batch(0, 0, 1), batch(0, 1, 2)], [batch(1, 0, 5)]], {0: 0, 1: 0})
 
     assert model.rows == 3.0
@@ -116,14 +115,14 @@ def test_batches_of_all_lanes_are_stepped_together_and_given_back_with_gradients
     assert len(notes.trained_ranges) == 3
 
 
-def test_a_lane_without_data_does_not_hold_up_the_others():
+def test_lane_without_data_does_not_delay_the_others():
     _, model, ledger, _ = run([[batch(0, i, i + 1) for i in range(20)], []], {0: 0, 1: 0})
 
     assert model.rows == 20.0
     assert ledger.applied == {0: 20, 1: 0}
 
 
-def test_a_batch_applied_before_keeps_its_row_gradients_and_is_not_counted_again():
+def test_applied_batch_pushes_rows_and_is_not_counted():
     stream, model, _, notes = run([[batch(0, 0, 3)]], {0: 5})
 
     assert model.rows == 0.0
@@ -131,7 +130,7 @@ def test_a_batch_applied_before_keeps_its_row_gradients_and_is_not_counted_again
     assert notes.trained_ranges == []
 
 
-def test_a_batch_that_does_not_continue_the_vector_goes_back_unused():
+def test_batch_that_misses_the_vector_is_returned_unused():
     stream, model, ledger, _ = run([[batch(0, 7, 9)]], {0: 5})
 
     assert stream.given_back == [(0, OffsetRange(0, 7, 9), None)]
@@ -139,13 +138,13 @@ def test_a_batch_that_does_not_continue_the_vector_goes_back_unused():
     assert model.steps == 0
 
 
-def test_a_refused_push_does_not_stop_the_lanes():
+def test_refused_push_does_not_stop_the_lanes():
     _, _, ledger, _ = run([[batch(0, 0, 1), batch(0, 1, 2)]], {0: 0}, refuse=[OffsetRange(0, 0, 1)])
 
     assert ledger.applied == {0: 2}
 
 
-def test_an_error_of_one_lane_ends_all_and_is_raised():
+def test_error_of_one_lane_ends_all_and_is_raised():
     with pytest.raises(RuntimeError, match="out of tune"):
         run(
             [[batch(0, i, i + 1) for i in range(5)], [batch(1, i, i + 1) for i in range(5)]],
@@ -156,7 +155,7 @@ def test_an_error_of_one_lane_ends_all_and_is_raised():
 
 @dataclass
 class StepwiseModel(CountingModel):
-    """Whose batches are trained on in steps of two samples; lanes share its dense steps."""
+    """A model that learns batches in steps of two samples and splits its dense steps between lanes."""
 
     log: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -207,11 +206,11 @@ def in_steps(partition, start, stop, rows):
     return replace(made, inputs=replace(made.inputs, size=rows), sample_ids=np.arange(rows), states=[])
 
 
-def test_lanes_make_the_dense_steps_within_their_batches_together():
+def test_lanes_make_dense_steps_within_batches_together():
     stop, notes, model = threading.Event(), Notes(), StepwiseModel()
     batches = [[in_steps(0, 0, 1, 7), in_steps(0, 1, 2, 1)], [in_steps(1, 0, 1, 3), in_steps(1, 1, 2, 0)]]
     stream = Stream([deque(b) for b in batches], stop)
-    rounds = AloneRounds(DenseLedger({0: 0, 1: 0}))
+    rounds = LocalStepCoordinator(DenseLedger({0: 0, 1: 0}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 2, 5.0, stop)
     lanes.run()
 
@@ -224,10 +223,10 @@ def test_lanes_make_the_dense_steps_within_their_batches_together():
     assert len(stream.given_back) == 4
 
 
-def test_a_batch_that_counts_for_its_rows_alone_makes_no_dense_step():
+def test_applied_batch_makes_no_dense_step():
     stop, notes, model = threading.Event(), Notes(), StepwiseModel()
     stream = Stream([deque([in_steps(0, 0, 1, 7)])], stop)
-    rounds = AloneRounds(DenseLedger({0: 5}))
+    rounds = LocalStepCoordinator(DenseLedger({0: 5}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 1, 5.0, stop)
     lanes.run()
 
@@ -236,10 +235,10 @@ def test_a_batch_that_counts_for_its_rows_alone_makes_no_dense_step():
     assert notes.trained_ranges == []
 
 
-def test_a_lane_that_fails_within_a_batch_ends_the_others():
+def test_lane_that_fails_within_a_batch_ends_the_others():
     stop, model = threading.Event(), StepwiseModel(fail_at=3)
     stream = Stream([deque([in_steps(p, 0, 1, 9)]) for p in range(2)], stop)
-    rounds = AloneRounds(DenseLedger({0: 0, 1: 0}))
+    rounds = LocalStepCoordinator(DenseLedger({0: 0, 1: 0}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, Notes(), 2, 5.0, stop)
     with pytest.raises(RuntimeError, match="out of tune"):
         lanes.run()

@@ -1,4 +1,4 @@
-"""When ranks load what they meet by: before others wait for them, and never where nobody is."""
+"""Ranks load torch before other ranks wait for them, and never without other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from freshet.coordination.claims import Claims
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.trainer.membership import Membership, Terms
+from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.torch_import import Loading
 from tests.system.waiting import wait_until
 
@@ -20,12 +20,12 @@ WAIT_S = 20.0
 
 @contextmanager
 def rank(folder: Path, load: Callable[[], None], stop: threading.Event) -> Iterator[Membership]:
-    """A rank of the model whose log is in this folder."""
+    """Open the membership of a rank, with its log in this folder."""
     log = SqliteEventLog(folder / "log")
     log.create_topic("control", partitions=1)
     claims = Claims(log, "control", lease_s=10.0, heartbeat_s=0.1)
-    terms = Terms("127.0.0.1", lanes=1, partitions=1)
-    membership = Membership(claims, terms, stop.is_set, loading=Loading(load))
+    options = QuorumOptions("127.0.0.1", lanes=1, partitions=1)
+    membership = Membership(claims, options, stop.is_set, loading=Loading(load))
     try:
         yield membership
     finally:
@@ -35,51 +35,49 @@ def rank(folder: Path, load: Callable[[], None], stop: threading.Event) -> Itera
 
 
 def never() -> None:
-    raise AssertionError("nobody else is there")
+    raise AssertionError("there is no other rank")
 
 
-def test_a_rank_that_is_alone_loads_nothing(tmp_path: Path) -> None:
+def test_single_rank_does_not_load_torch(tmp_path: Path) -> None:
     with rank(tmp_path, never, threading.Event()) as first:
         group = first.join()
 
         assert group is not None
         assert group.size == 1
-        assert not first.somebody_waits()
+        assert not first.members_waiting()
 
 
-def test_who_is_refused_waits_for_the_log_to_say_that_it_was_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fenced_rank_waits_for_the_newer_quorum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([False, False, True])
     with rank(tmp_path, never, threading.Event()) as first:
-        monkeypatch.setattr(Membership, "left_behind", lambda _: next(looks))
-        assert first.was_left_behind()
+        monkeypatch.setattr(Membership, "is_superseded", lambda _: next(looks))
+        assert first.await_superseded()
     assert list(looks) == []
 
 
-def test_who_is_refused_for_another_reason_waits_no_longer_than_for_a_rank(tmp_path: Path) -> None:
+def test_fenced_rank_without_newer_quorum_stops_waiting(tmp_path: Path) -> None:
     stop = threading.Event()
     with rank(tmp_path, never, stop) as first:
         assert first.join() is not None
         stop.set()
-        assert not first.was_left_behind()
+        assert not first.await_superseded()
 
 
-def test_who_joins_others_loads_before_it_takes_a_seat(tmp_path: Path) -> None:
+def test_joining_rank_loads_torch_before_its_lease(tmp_path: Path) -> None:
     stop, seats = threading.Event(), list[set[int]]()
 
     def load() -> None:
-        seats.append(set(first.standing().seats))
-        stop.set()  # it is not to go on to meet
+        seats.append(set(first.snapshot().live))
+        stop.set()  # it must not form a process group
 
     with rank(tmp_path, never, stop) as first, rank(tmp_path, load, stop) as second:
         assert first.join() is not None
         assert second.join() is None
 
-    assert seats == [{0}], "only the first had one"
+    assert seats == [{0}], "only the first rank had a lease"
 
 
-def test_who_trains_alone_goes_on_until_it_has_loaded(tmp_path: Path) -> None:
+def test_single_rank_trains_until_torch_is_loaded(tmp_path: Path) -> None:
     begun, loaded, stop = threading.Event(), threading.Event(), threading.Event()
 
     def load() -> None:
@@ -92,17 +90,17 @@ def test_who_trains_alone_goes_on_until_it_has_loaded(tmp_path: Path) -> None:
         joining.start()
         try:
             while not begun.is_set():
-                assert not first.somebody_waits(), "what it would meet by is not there"
-            assert not first.somebody_waits()
+                assert not first.members_waiting(), "torch is not loaded yet"
+            assert not first.members_waiting()
             loaded.set()
-            wait_until("somebody waits", first.somebody_waits, within_s=20)
+            wait_until("a rank waits", first.members_waiting, within_s=20)
         finally:
             loaded.set()
             stop.set()
             joining.join(WAIT_S)
 
 
-def test_what_cannot_be_loaded_is_told_to_who_needs_it(tmp_path: Path) -> None:
+def test_joining_rank_raises_the_import_error(tmp_path: Path) -> None:
     def broken() -> None:
         raise ModuleNotFoundError("torch")
 

@@ -1,4 +1,4 @@
-"""Runs of batches: judged at once as one by one, and the vector names nothing that was not learned."""
+"""Runs of batches get the verdicts of single batches; the vector names learned batches only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from freshet.errors import Refused, Unavailable
 from freshet.model import DenseModel
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import STAGES, Ended, LoopBatches, NativeLoop, Ran
-from freshet.trainer.core import Counts, DenseLedger
 from freshet.trainer.native_lanes import RunLanes
-from freshet.trainer.step_coordinator import AloneRounds
+from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger, LocalStepCoordinator
 from freshet.types import Fence, OffsetRange
 
 Ranges = tuple[OffsetRange, ...]
@@ -46,7 +45,7 @@ def at(partition: int, *offsets: int) -> list[Ranges]:
 
 @dataclass
 class Loop:
-    """Stands for the native loop: trains on every batch, but for those that a test names."""
+    """A native loop that trains on every batch except those that a test names."""
 
     lanes: int
     refuse: set[Ranges] = field(default_factory=set)
@@ -84,7 +83,7 @@ class Loop:
 
 @dataclass
 class Stream:
-    """Runs as a test gives them, by lane; stops the lanes when all are gone."""
+    """A stream of given runs by lane; stops the lanes after the last."""
 
     runs: list[deque[TrainRun]]
     stop: threading.Event
@@ -115,10 +114,10 @@ class Notes:
     rows: list[int] = field(default_factory=list)
     vectors: list[dict[int, int]] = field(default_factory=list)  # as a version would name them
 
-    def trained(self, batch: TrainBatch, predictions: Any) -> None:
+    def on_trained(self, batch: TrainBatch, predictions: Any) -> None:
         self.trained_samples.append((batch.sample_ids.tolist(), predictions[:, 0].tolist(), batch.replayed))
 
-    def stepped(self, step: int, rows: int) -> None:
+    def on_stepped(self, step: int, rows: int) -> None:
         self.rows.append(rows)
         self.vectors.append(dict(self.ledger.applied))
 
@@ -131,7 +130,7 @@ def go(
     RunLanes(
         cast(RunStream, stream),
         cast(DenseModel, None),
-        AloneRounds(ledger),
+        LocalStepCoordinator(ledger),
         notes,
         len(runs),
         0.02,
@@ -141,7 +140,7 @@ def go(
     return stream, loop, ledger, notes
 
 
-def test_all_batches_of_a_run_count_and_are_told_of_at_once() -> None:
+def test_all_batches_of_a_run_count_and_are_reported() -> None:
     _, loop, ledger, notes = go([[run_of(at(0, 0, 1, 2))], [run_of(at(1, 0))]], {0: 0, 1: 0})
 
     assert ledger.applied == {0: 3, 1: 1}
@@ -151,14 +150,14 @@ def test_all_batches_of_a_run_count_and_are_told_of_at_once() -> None:
     assert all(ids == predictions for ids, predictions, _ in notes.trained_samples)
 
 
-def test_a_lane_without_a_run_makes_the_steps_of_the_others() -> None:
+def test_lane_without_a_run_joins_the_steps() -> None:
     _, loop, ledger, _ = go([[run_of(at(0, 0, 1, 2))], []], {0: 0, 1: 0})
 
     assert ledger.applied == {0: 3, 1: 0}
     assert loop.joined == [1]
 
 
-def test_after_a_refused_push_the_vector_is_what_was_learned() -> None:
+def test_vector_after_a_refused_push_is_what_was_learned() -> None:
     runs = run_of([*at(0, 0, 1), *at(2, 7), *at(0, 2)])
     stream, _, ledger, notes = go([[runs], [run_of(at(1, 0, 1))]], {0: 0, 1: 0, 2: 7}, refuse={at(2, 7)[0]})
 
@@ -168,7 +167,7 @@ def test_after_a_refused_push_the_vector_is_what_was_learned() -> None:
     assert {ran.pushed for _, _, ran in stream.given_back if ran is not None} == {2}
 
 
-def test_what_the_dense_part_has_had_teaches_rows_alone() -> None:
+def test_applied_batches_teach_rows_alone() -> None:
     run = run_of(at(0, 3, 4, 5, 6), replayed=[True, True, True, False])
     _, loop, ledger, notes = go([[run]], {0: 5})
 
@@ -177,7 +176,7 @@ def test_what_the_dense_part_has_had_teaches_rows_alone() -> None:
     assert notes.trained_samples == [([4, 5], [4.0, 5.0], True), ([6, 7], [6.0, 7.0], False)]
 
 
-def test_what_follows_a_batch_that_goes_back_is_not_trained_on() -> None:
+def test_batches_after_a_returned_one_are_not_learned() -> None:
     run = run_of([*at(0, 0), *at(0, 5), *at(1, 0)])
     stream, loop, ledger, _ = go([[run]], {0: 0, 1: 0})
 
@@ -188,7 +187,7 @@ def test_what_follows_a_batch_that_goes_back_is_not_trained_on() -> None:
     assert ran.pushed == 1
 
 
-def test_a_run_that_does_not_continue_goes_back_unused() -> None:
+def test_run_that_misses_the_vector_is_returned_unused() -> None:
     stream, loop, ledger, _ = go([[run_of(at(0, 7, 8))]], {0: 5})
 
     assert [ran for _, _, ran in stream.given_back] == [None]
@@ -196,7 +195,7 @@ def test_a_run_that_does_not_continue_goes_back_unused() -> None:
     assert ledger.applied == {0: 5}
 
 
-def test_an_error_in_a_run_ends_all_lanes_and_is_raised() -> None:
+def test_error_in_a_run_ends_all_lanes_and_is_raised() -> None:
     with pytest.raises(MemoryError, match="out of tune"):
         go(
             [[run_of(at(0, i)) for i in range(5)], [run_of(at(1, i)) for i in range(5)]],
@@ -210,7 +209,7 @@ OFFSETS = st.lists(st.integers(0, 6), max_size=6)
 
 
 @given(st.lists(OFFSETS, min_size=LANES, max_size=LANES), st.data())
-def test_a_run_is_judged_as_its_batches_are_one_by_one(lanes: list[list[int]], data: st.DataObject) -> None:
+def test_verdicts_of_a_run_equal_those_batch_by_batch(lanes: list[list[int]], data: st.DataObject) -> None:
     vector = data.draw(st.fixed_dictionaries({p: st.integers(0, 5) for p in range(2 * LANES)}))
     runs = [
         [(OffsetRange(lane + LANES * data.draw(st.integers(0, 1)), o, o + 1),) for o in offsets]
@@ -226,19 +225,19 @@ def test_a_run_is_judged_as_its_batches_are_one_by_one(lanes: list[list[int]], d
         assert one_by_one.decide(offered) == want
     assert at_once.applied == one_by_one.applied
     for run, of in zip(runs, verdicts, strict=True):
-        assert Counts.BACK not in of[:-1]
-        assert len(of) == len(run) or of[-1] is Counts.BACK
+        assert BatchVerdict.RETURN not in of[:-1]
+        assert len(of) == len(run) or of[-1] is BatchVerdict.RETURN
 
-    # A lane stops anywhere: as if what it left had never been judged.
-    learned = [data.draw(st.integers(0, len(of) - of.count(Counts.BACK))) for of in verdicts]
+    # A lane may stop anywhere: the vector then ignores the rest of its run.
+    learned = [data.draw(st.integers(0, len(of) - of.count(BatchVerdict.RETURN))) for of in verdicts]
     for run, of, n in zip(runs, verdicts, learned, strict=True):
-        at_once.set_back(run[n : len(of)], of[n:])
+        at_once.undo(run[n : len(of)], of[n:])
     fresh = DenseLedger(dict(vector))
     fresh.decide_runs([run[:n] for run, n in zip(runs, learned, strict=True)])
     assert at_once.applied == fresh.applied
 
 
-def test_a_part_of_a_batch_has_the_columns_of_its_samples() -> None:
+def test_part_of_a_batch_has_the_columns_of_its_samples() -> None:
     whole = replace(run_of(at(0, 0, 1)).samples, segments={"s": np.arange(4, dtype=np.uint64)})
 
     part = whole.part(1, 3)

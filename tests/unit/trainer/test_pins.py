@@ -3,7 +3,7 @@ import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.observability.skipped import skipped
-from freshet.trainer.pins import Pin, Pins
+from freshet.trainer.version_writer import Pin, Pins
 from freshet.types import Append, BytesColumn
 
 TOPIC = "toy.versions"
@@ -23,7 +23,7 @@ def tell(log, **record):
     writer.close()
 
 
-def test_the_gate_may_promote_until_an_operator_rolls_back_and_again_after_promote(log):
+def test_rollback_pins_stable_until_an_operator_promotes(log):
     pins = Pins(log, TOPIC)
     tell(log, alias="stable", number=3, by="trainer")
     assert pins.pin() is None
@@ -36,7 +36,7 @@ def test_the_gate_may_promote_until_an_operator_rolls_back_and_again_after_promo
     pins.close()
 
 
-def test_a_rollback_from_before_the_start_still_holds(log):
+def test_rollback_before_the_start_still_pins(log):
     tell(log, alias="stable", number=1, by="operator", pinned=True)
 
     pins = Pins(log, TOPIC)
@@ -45,7 +45,7 @@ def test_a_rollback_from_before_the_start_still_holds(log):
     pins.close()
 
 
-def test_a_rollback_in_the_console_holds_as_one_on_the_command_line_does(log):
+def test_rollback_in_the_console_pins_too(log):
     pins = Pins(log, TOPIC)
     tell(log, alias="stable", number=2, by="console", pinned=True)
     assert pins.pin() == Pin(2)
@@ -70,7 +70,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_in_the_topic_of_versions_moves_nothing(log):
+def test_garbage_in_the_topic_of_versions_is_skipped(log):
     tell(log, alias="stable", number=2, by="operator", pinned=True)
     pins = Pins(log, TOPIC)
     writer = log.writer()

@@ -1,4 +1,4 @@
-"""Which samples count in which measures, what a restart keeps, and what other threads may ask."""
+"""The samples of each measure, restarts, and reads from other threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ item = { field = "item", table = "item" }
 """)
 N = 400
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-PLAIN = np.uint64(pow(int(GOLDEN), -1, 1 << 64))  # gives back the number that was multiplied by it
+PLAIN = np.uint64(pow(int(GOLDEN), -1, 1 << 64))  # the inverse of the multiplication
 
 
 def exploring(share: float) -> Spec:
@@ -97,7 +97,7 @@ def decided(
 
 
 def settled(quality: Quality) -> Quality:
-    """What it knows of items, with figures that begin anew."""
+    """Keep the learned rates of items, with empty figures."""
     fresh = Quality(deciding_in_three_seconds("early"))
     none = {k: v for k, v in fresh.state().items() if not k.startswith("rates/")}
     fresh.load_state(none | {k: v for k, v in quality.state().items() if k.startswith("rates/")})
@@ -108,29 +108,29 @@ def counts(quality: Quality) -> dict[str, float]:
     return {of: labels["click"]["n"] for of, labels in quality.summary().items() if labels}
 
 
-def test_random_is_what_was_served_in_random_order_and_popularity_is_scored_on_the_same_samples() -> None:
+def test_baseline_is_scored_on_samples_in_random_order() -> None:
     quality = Quality(exploring(0.25))
     quality.add(*batch())
     assert counts(quality) == {"training": N, "served": N / 2, "random": N / 4, "popularity": N / 4}
 
 
-def test_where_the_spec_explores_nothing_popularity_is_scored_on_all_samples() -> None:
+def test_baseline_without_exploration_uses_all_samples() -> None:
     quality = Quality(SPEC)
     quality.add(*batch(served=False))
     assert counts(quality) == {"training": N, "popularity": N}
 
 
-def test_without_a_feature_for_the_item_there_is_no_popularity() -> None:
+def test_no_baseline_without_an_item_feature() -> None:
     quality = Quality(exploring(0.25))
     quality.add(*batch(items=False))
     assert counts(quality) == {"training": N, "served": N / 2, "random": N / 4}
 
 
-def test_popularity_is_scored_before_it_counts_a_sample_and_learns_from_all_of_them() -> None:
+def test_baseline_predicts_before_it_learns() -> None:
     quality = Quality(deciding_in_three_seconds("early"))
     quality.add(*decided(0, "early"))
     first = quality.summary()["popularity"]["click"]
-    assert np.isclose(first["auc"], 0.5)  # nothing was known of any item
+    assert np.isclose(first["auc"], 0.5)  # no item is known yet
     for turn in range(1, 20):
         quality.add(*decided(turn, "early"))
     quality = settled(quality)
@@ -142,7 +142,7 @@ def test_popularity_is_scored_before_it_counts_a_sample_and_learns_from_all_of_t
 
 
 @pytest.mark.parametrize("emit", ["early", "window"])
-def test_popularity_knows_nothing_of_the_labels_that_it_is_scored_by(
+def test_baseline_does_not_know_the_labels_it_is_scored_by(
     emit: Literal["early", "window"],
 ) -> None:
     """The first window of a cold start, in whose first seconds only positives come: all items are alike."""
@@ -159,7 +159,7 @@ def test_popularity_knows_nothing_of_the_labels_that_it_is_scored_by(
     assert first["auc"] == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_sample_is_scored_alike_whatever_was_learned_since_its_page() -> None:
+def test_score_ignores_samples_learned_since_the_page() -> None:
     spec = deciding_in_three_seconds("early")
     quality = Quality(replace(spec, serve=SPEC.serve))
     losses = [0.0]
@@ -170,7 +170,7 @@ def test_a_sample_is_scored_alike_whatever_was_learned_since_its_page() -> None:
     assert losses[-1] - losses[-2] == pytest.approx(losses[-2] - losses[-3])
 
 
-def test_a_restart_goes_on_where_the_version_was_written() -> None:
+def test_restart_continues_the_measures_of_the_version() -> None:
     straight, first, resumed = (Quality(exploring(0.25)) for _ in range(3))
     for turn in range(6):
         straight.add(*batch(turn))
@@ -186,7 +186,7 @@ def test_a_restart_goes_on_where_the_version_was_written() -> None:
     ]
 
 
-def test_a_version_written_before_there_were_baselines_goes_on_without_them() -> None:
+def test_version_without_baselines_starts_them_empty() -> None:
     quality, resumed = Quality(exploring(0.25)), Quality(exploring(0.25))
     quality.add(*batch())
     old = {k: v for k, v in quality.state().items() if k.split("/")[0] in ("training", "served")}
@@ -198,12 +198,12 @@ def test_a_version_written_before_there_were_baselines_goes_on_without_them() ->
     assert counts(resumed)["random"] == N / 4
 
 
-def test_a_version_that_lacks_what_was_always_measured_is_refused() -> None:
+def test_version_without_training_measures_is_refused() -> None:
     with pytest.raises(ValueError, match="another spec wrote it"):
         Quality(SPEC).load_state({})
 
 
-def test_open_windows_are_told_until_they_close_and_then_written() -> None:
+def test_open_windows_are_reported_until_they_close() -> None:
     quality = Quality(SPEC)
     quality.add(*batch())
     [window] = [w for w in quality.now().open if w["of"] == "training"]
@@ -229,7 +229,7 @@ def test_open_windows_are_told_until_they_close_and_then_written() -> None:
         ("window", (10, 60), 51),
     ],
 )
-def test_a_window_waits_for_the_negatives_of_the_slowest_label(
+def test_window_waits_for_negatives_of_the_slowest_label(
     emit: Literal["early", "window"], windows_s: tuple[int, ...], late_s: int
 ) -> None:
     [click] = SPEC.labels
@@ -243,7 +243,7 @@ def test_a_window_waits_for_the_negatives_of_the_slowest_label(
     assert lateness_ms(spec) == 1_000 * late_s
 
 
-def test_other_threads_may_ask_while_samples_come() -> None:
+def test_figures_are_readable_while_samples_arrive() -> None:
     quality, stop = Quality(exploring(0.25)), threading.Event()
     batches = [batch(turn) for turn in range(300)]
     seen: list[float] = []
@@ -274,7 +274,7 @@ def test_other_threads_may_ask_while_samples_come() -> None:
 
 
 @pytest.mark.parametrize("extreme", [1e18, -1e30, 3e38, np.nan, np.inf])
-def test_one_label_does_not_ruin_the_measures_since_the_beginning(extreme: float) -> None:
+def test_one_outlier_does_not_ruin_the_totals(extreme: float) -> None:
     [click] = SPEC.labels
     spec = replace(exploring(0.25), labels=(replace(click, loss="huber", value="sum(action.amount)"),))
     quality = Quality(spec)

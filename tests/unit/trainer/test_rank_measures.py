@@ -1,4 +1,4 @@
-"""Measures of several ranks: exchanged, they are on all of them what one process would have counted."""
+"""Exchanged measures of several ranks equal those of a single process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from freshet.errors import Corrupt
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures, unpack_arrays
-from freshet.trainer.ranks import RankGroup, RankLost
+from freshet.trainer.ranks import ProcessGroup, RankLost
 from freshet.types import F32, Fence, OffsetRange
 from tests.unit.model.specs import make_spec
 
@@ -46,7 +46,7 @@ def batch(rank: int, number: int) -> tuple[TrainBatch, F32]:
 
 @dataclass
 class Member:
-    """As much of a `RankGroup` as an exchange needs."""
+    """The part of a `ProcessGroup` that an exchange uses."""
 
     answers: Sequence[bytes] | None  # None: a rank is lost
 
@@ -70,22 +70,22 @@ def ranks(count: int, spec: Spec = SPEC) -> list[Rank]:
 
 
 def exchange(made: Sequence[Rank], *, lost: Sequence[int] = ()) -> None:
-    """One exchange; the ranks of these numbers do not live to see its end."""
+    """Run one exchange, in which the ranks with these numbers are lost."""
     for rank in made:
         rank.shared.prepare(more=True)
     sent = [rank.shared._ready for rank in made]
     for i, rank in enumerate(made):
-        group = cast(RankGroup, Member(None if i in lost else sent))
+        group = cast(ProcessGroup, Member(None if i in lost else sent))
         if i in lost:
             with pytest.raises(RankLost):
                 rank.shared.exchange(group, False)
         else:
             rank.shared.exchange(group, False)
-            rank.shared.take_in()
+            rank.shared.merge_received()
 
 
 def close(found: Any, wanted: Any) -> None:
-    """The same figures but for the order in which numbers were added."""
+    """Assert that figures are equal up to the order of additions."""
     assert found.keys() == wanted.keys()
     for key, value in found.items():
         if isinstance(value, dict):
@@ -104,7 +104,7 @@ def counted(rank: Rank) -> float:
     return float(sum(figures[label]["n"] for label in ("y0", "y1")))
 
 
-def test_after_an_exchange_every_rank_has_the_figures_of_all_to_the_bit() -> None:
+def test_exchange_gives_every_rank_identical_figures() -> None:
     three = ranks(3)
     for i, rank in enumerate(three):
         feed(rank, i, range(3))
@@ -115,7 +115,7 @@ def test_after_an_exchange_every_rank_has_the_figures_of_all_to_the_bit() -> Non
     assert states[0] == states[1] == states[2]
 
 
-def test_the_figures_are_those_of_one_process_that_saw_every_sample() -> None:
+def test_figures_equal_those_of_a_single_process() -> None:
     two, alone = ranks(2), Quality(SPEC)
     for number in range(4):
         for i, rank in enumerate(two):
@@ -127,13 +127,13 @@ def test_the_figures_are_those_of_one_process_that_saw_every_sample() -> None:
         close(two[0].quality.summary()[of], alone.summary()[of])
 
 
-def test_windows_close_once_though_samples_of_theirs_come_later() -> None:
+def test_windows_close_once_despite_later_samples() -> None:
     two = ranks(2)
     feed(two[0], 0, range(12))  # four minutes
     feed(two[1], 1, [0])
     exchange(two)
     closed = two[0].quality.finished_windows()
-    feed(two[1], 1, [0, 1])  # of windows that have been given out
+    feed(two[1], 1, [0, 1])  # of windows that were written
     exchange(two)
 
     again = two[0].quality.finished_windows()
@@ -143,7 +143,7 @@ def test_windows_close_once_though_samples_of_theirs_come_later() -> None:
     assert not starts & {(w["of"], w["start_ms"]) for w in again}
 
 
-def test_what_a_rank_sent_in_an_exchange_that_broke_is_sent_again() -> None:
+def test_increments_of_a_failed_exchange_are_sent_again() -> None:
     two = ranks(2)
     feed(two[0], 0, [0])
     feed(two[1], 1, [0])
@@ -157,11 +157,11 @@ def test_what_a_rank_sent_in_an_exchange_that_broke_is_sent_again() -> None:
         assert counted(rank) == 2 * SIZE
 
 
-def test_what_came_to_the_rank_whose_state_all_take_is_not_sent_again() -> None:
+def test_increments_in_the_synced_state_are_not_sent_again() -> None:
     two = ranks(2)
     feed(two[0], 0, [0])
     feed(two[1], 1, [0])
-    exchange(two, lost=[1])  # rank 0 has it all
+    exchange(two, lost=[1])  # rank 0 received everything
 
     state, done = two[0].quality.state(), two[0].shared.done
     two[1].quality.load_state(state)
@@ -173,7 +173,7 @@ def test_what_came_to_the_rank_whose_state_all_take_is_not_sent_again() -> None:
         assert counted(rank) == 2 * SIZE
 
 
-def test_a_rank_that_is_left_alone_keeps_what_it_had_not_yet_told() -> None:
+def test_last_rank_keeps_its_unsent_increments() -> None:
     two = ranks(2)
     feed(two[0], 0, [0])
     two[0].shared.prepare()
@@ -185,14 +185,14 @@ def test_a_rank_that_is_left_alone_keeps_what_it_had_not_yet_told() -> None:
 
 
 @pytest.mark.parametrize("data", [b"x", b"\x09" + bytes(7) + b"short", (3).to_bytes(8, "little") + b"abc"])
-def test_measures_that_are_none_are_refused(data: bytes) -> None:
+def test_invalid_measures_are_refused(data: bytes) -> None:
     (rank,) = ranks(1)
-    rank.shared.exchange(cast(RankGroup, Member([data])), False)
+    rank.shared.exchange(cast(ProcessGroup, Member([data])), False)
 
     with pytest.raises(Corrupt):
-        rank.shared.take_in()
+        rank.shared.merge_received()
 
 
-def test_arrays_that_are_none_are_refused() -> None:
+def test_invalid_arrays_are_refused() -> None:
     with pytest.raises(Corrupt):
         unpack_arrays(b"no arrays")

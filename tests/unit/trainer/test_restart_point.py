@@ -1,4 +1,4 @@
-"""Where training starts from: the newest version that can be read and belongs to this spec and log."""
+"""Training starts from the newest readable version of this spec and log."""
 
 from __future__ import annotations
 
@@ -29,37 +29,35 @@ def start(store: VersionStore) -> int | None:
     return found.number if found else None
 
 
-def test_the_newest_version_is_where_training_starts(store: VersionStore) -> None:
+def test_training_starts_from_the_newest_version(store: VersionStore) -> None:
     assert start(store) == 2
 
 
-def test_an_empty_store_starts_from_nothing(tmp_path: Path) -> None:
+def test_empty_store_has_no_restart_point(tmp_path: Path) -> None:
     assert start(open_url(f"file:{tmp_path}/empty")) is None
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json"])
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\0" * 100])
-def test_a_damaged_version_is_passed_over(
-    store: VersionStore, tmp_path: Path, file: str, damage: bytes
-) -> None:
+def test_damaged_version_is_skipped(store: VersionStore, tmp_path: Path, file: str, damage: bytes) -> None:
     (tmp_path / "0000000002" / file).write_bytes(damage)
 
     assert start(store) == 1
 
 
-def test_a_version_that_is_not_finite_is_passed_over(store: VersionStore) -> None:
+def test_version_that_is_not_finite_is_skipped(store: VersionStore) -> None:
     store.judge(2, "held", "not finite: a weight or a statistic is NaN or infinite")
 
     assert start(store) == 1
 
 
-def test_a_version_held_for_its_quality_is_trained_on_from(store: VersionStore) -> None:
+def test_version_held_for_quality_is_a_restart_point(store: VersionStore) -> None:
     store.judge(2, "held", "click: calibration 1.5")
 
     assert start(store) == 2
 
 
-def test_if_no_version_can_be_read_an_operator_decides(store: VersionStore, tmp_path: Path) -> None:
+def test_unreadable_versions_raise_corrupt(store: VersionStore, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number:010d}" / "weights.safetensors").unlink()
 
@@ -74,13 +72,13 @@ def test_versions_of_another_spec_or_log_are_refused(store: VersionStore, spec: 
 
 
 @pytest.mark.parametrize(("spec", "log"), [("other", "log"), ("spec", "other")])
-def test_a_stray_version_of_another_model_is_passed_over(store: VersionStore, spec: str, log: str) -> None:
+def test_stray_version_of_another_model_is_skipped(store: VersionStore, spec: str, log: str) -> None:
     store.put(Manifest(9, "shop", spec, 0, 9, {0: 9}, log, 0, {}, 0, ""), {"w": np.zeros(1)})
 
     assert start(store) == 2
 
 
-def test_a_stray_folder_is_passed_over(store: VersionStore, tmp_path: Path) -> None:
+def test_stray_folder_is_skipped(store: VersionStore, tmp_path: Path) -> None:
     (tmp_path / "0000000777").mkdir()
     (tmp_path / "0000000778").write_text("")
 

@@ -1,4 +1,4 @@
-"""Ranks that judge the same offers come to the same vector, each told of its own lanes."""
+"""Ranks that decide on the same proposals get the same vector, and the verdicts of their lanes."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,10 +12,16 @@ from freshet.batches.stream import TrainBatch
 from freshet.model import Lane
 from freshet.model.inputs import ModelInputs
 from freshet.testing.clock import SettableClock
-from freshet.trainer.core import Counts, DenseLedger
-from freshet.trainer.proposals import Offer
-from freshet.trainer.ranks import Alone, RankLost
-from freshet.trainer.step_coordinator import EXCHANGE_S, Agreed, AloneRounds, ApartRounds, RankRounds
+from freshet.trainer.ranks import LocalProcessGroup, Proposal, RankLost
+from freshet.trainer.step_coordinator import (
+    EXCHANGE_S,
+    Agreed,
+    AsyncStepCoordinator,
+    BatchVerdict,
+    DenseLedger,
+    LocalStepCoordinator,
+    SyncStepCoordinator,
+)
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
@@ -31,7 +37,7 @@ def batch(partition: int, start: int, stop: int) -> TrainBatch:
 
 @dataclass
 class Together:
-    """Ranks of one test, in threads: each call meets the same call of the others."""
+    """Ranks in threads of one test; each call waits for the same call of the others."""
 
     size: int
     barrier: threading.Barrier = field(init=False)
@@ -43,7 +49,7 @@ class Together:
 
     def swap(self, rank: int, value: Any) -> list[Any]:
         if self.lost:
-            raise RankLost("a rank is gone")
+            raise RankLost("a rank ended")
         self.slots[rank] = value
         self.barrier.wait(10)
         got = list(self.slots)
@@ -53,15 +59,15 @@ class Together:
 
 @dataclass
 class Member:
-    """A `RankGroup` in one process."""
+    """A `ProcessGroup` in one process."""
 
     all: Together
     rank: int
     size: int
     fence: Fence = Fence(1)  # noqa: RUF009 - a NewType of int
 
-    def gather(self, offer: Offer) -> Sequence[Offer]:
-        return self.all.swap(self.rank, offer)
+    def gather(self, proposal: Proposal) -> Sequence[Proposal]:
+        return self.all.swap(self.rank, proposal)
 
     def reduce(self, buffers: Sequence[Any]) -> None:
         total = np.sum(self.all.swap(self.rank, [b.copy() for b in buffers]), axis=0)
@@ -80,7 +86,7 @@ class Member:
 
 @dataclass
 class Sums:
-    """A lane's sums."""
+    """The sums of a lane."""
 
     own: np.ndarray
 
@@ -94,7 +100,7 @@ class Sums:
 
 @dataclass
 class Rank:
-    rounds: RankRounds
+    coordinator: SyncStepCoordinator
     exchanges: list[bool]
 
 
@@ -107,19 +113,19 @@ def ranks(size: int, vectors: Sequence[dict[int, int]] = (), **flags: Callable[[
     made = []
     for i in range(size):
         exchanges: list[bool] = []
-        rounds = RankRounds(
+        coordinator = SyncStepCoordinator(
             Member(together, i, size),
             DenseLedger(dict(vectors[i] if vectors else OFFSETS)),
             noting(exchanges),
             flags.get("change", lambda: False),
             SettableClock(),
         )
-        made.append(Rank(rounds, exchanges))
+        made.append(Rank(coordinator, exchanges))
     return made
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returned or raised, all of them run at the same time."""
+    """Run the calls concurrently; return the result or exception of each."""
     results: list[Any] = [None] * len(calls)
 
     def run(i: int) -> None:
@@ -140,7 +146,7 @@ def agree(
     made: Sequence[Rank], batches: Sequence[Sequence[TrainBatch | None]], stopping: int = -1, step: int = 0
 ) -> list[Agreed]:
     def one(i: int) -> Callable[[], Agreed]:
-        return lambda: made[i].rounds.agree(step, batches[i], stopping=i == stopping)
+        return lambda: made[i].coordinator.agree(step, batches[i], stopping=i == stopping)
 
     results = at_once(*(one(i) for i in range(len(made))))
     for result in results:
@@ -149,19 +155,19 @@ def agree(
     return results
 
 
-def test_all_ranks_get_the_vector_of_all_and_the_verdicts_of_their_own_lanes() -> None:
+def test_ranks_share_the_vector_and_get_own_verdicts() -> None:
     two = ranks(2)
 
     first, second = agree(two, [[batch(0, 0, 2), batch(2, 5, 6)], [batch(1, 0, 3), None]])
 
-    assert list(first.verdicts) == [Counts.WHOLE, Counts.BACK]
-    assert list(second.verdicts) == [Counts.WHOLE, None]
-    assert [r.rounds.ledger.applied for r in two] == [{0: 2, 1: 3, 2: 0, 3: 0}] * 2
+    assert list(first.verdicts) == [BatchVerdict.LEARN, BatchVerdict.RETURN]
+    assert list(second.verdicts) == [BatchVerdict.LEARN, None]
+    assert [r.coordinator.ledger.applied for r in two] == [{0: 2, 1: 3, 2: 0, 3: 0}] * 2
     assert first.steps
     assert second.steps
 
 
-def test_a_rank_without_a_batch_makes_the_step_of_the_others() -> None:
+def test_rank_without_a_batch_joins_the_step() -> None:
     two = ranks(2)
 
     first, second = agree(two, [[batch(0, 0, 2)], [None]])
@@ -172,63 +178,63 @@ def test_a_rank_without_a_batch_makes_the_step_of_the_others() -> None:
     assert not first.others
 
 
-def test_where_nothing_counts_on_any_rank_there_is_no_step() -> None:
+def test_no_step_if_no_batch_counts_on_any_rank() -> None:
     two = ranks(2, [{**OFFSETS, 0: 9, 1: 9}] * 2)
 
     first, second = agree(two, [[batch(0, 0, 2)], [batch(1, 3, 9)]])
 
-    assert [*first.verdicts, *second.verdicts] == [Counts.ALREADY] * 2
+    assert [*first.verdicts, *second.verdicts] == [BatchVerdict.APPLIED] * 2
     assert not first.steps
     assert not second.steps
 
 
-def test_the_sums_of_all_lanes_of_all_ranks_are_on_every_rank() -> None:
+def test_every_rank_has_the_sums_of_all_lanes() -> None:
     two = ranks(2)
     lanes = [[Sums(np.array([float(10 * r + i)])) for i in range(2)] for r in range(2)]
     agree(two, [[batch(0, 0, 1), None], [batch(1, 0, 1), None]])
 
-    at_once(*(lambda r=r: two[r].rounds.reduce(cast(Sequence[Lane], lanes[r])) for r in range(2)))
+    at_once(*(lambda r=r: two[r].coordinator.reduce(cast(Sequence[Lane], lanes[r])) for r in range(2)))
 
     assert [[lane.own[0] for lane in of] for of in lanes] == [[22.0, 0.0], [22.0, 0.0]]
 
 
-def test_a_rank_lost_in_the_sum_leaves_the_vector_of_before() -> None:
+def test_rank_lost_in_reduce_restores_the_vector() -> None:
     two = ranks(2)
     agree(two, [[batch(0, 0, 1)], [batch(1, 0, 1)]])
-    cast(Member, two[0].rounds.group).all.lost = True
+    cast(Member, two[0].coordinator.group).all.lost = True
 
     with pytest.raises(RankLost):
-        two[0].rounds.reduce([cast(Lane, Sums(np.zeros(1)))])
+        two[0].coordinator.reduce([cast(Lane, Sums(np.zeros(1)))])
 
-    assert two[0].rounds.ledger.applied == OFFSETS
+    assert two[0].coordinator.ledger.applied == OFFSETS
 
 
-def test_ranks_that_differ_in_vector_or_step_part() -> None:
+def test_ranks_with_different_vector_or_step_lose_each_other() -> None:
     with pytest.raises(RankLost, match="differ"):
         agree(ranks(2, [OFFSETS, {**OFFSETS, 3: 1}]), [[None], [None]])
     two = ranks(2)
-    steps = at_once(*(lambda i=i: two[i].rounds.agree(i, [None], stopping=False) for i in range(2)))
+    steps = at_once(*(lambda i=i: two[i].coordinator.agree(i, [None], stopping=False) for i in range(2)))
     assert all(isinstance(result, RankLost) for result in steps)
 
 
-def test_when_one_rank_leaves_all_end_at_the_same_border_and_exchange_measures_once_more() -> None:
+def test_all_ranks_end_together_when_one_leaves() -> None:
     two = ranks(2)
 
     first, second = agree(two, [[batch(0, 0, 1)], [None]], stopping=1)
 
     assert first.over
     assert second.over
-    assert two[0].rounds.ledger.applied == OFFSETS  # the batch in hand goes back
+    assert two[0].coordinator.ledger.applied == OFFSETS  # the batch is returned unused
     assert [r.exchanges for r in two] == [[True], [True]]
 
 
-def test_when_somebody_waits_to_join_all_end_at_the_same_border() -> None:
+def test_all_ranks_end_together_when_one_waits_to_join() -> None:
     assert all(a.over for a in agree(ranks(2, change=lambda: True), [[None], [None]]))
 
 
-def test_measures_are_exchanged_when_the_leader_says_so() -> None:
+def test_leader_starts_the_exchange_of_measures() -> None:
     two = ranks(2)
-    clock = cast(SettableClock, two[0].rounds.clock)
+    clock = cast(SettableClock, two[0].coordinator.clock)
 
     for seconds in (0.0, 0.5 * EXCHANGE_S, 0.5 * EXCHANGE_S, 0.1 * EXCHANGE_S):
         clock.advance(seconds)
@@ -237,34 +243,37 @@ def test_measures_are_exchanged_when_the_leader_says_so() -> None:
     assert [r.exchanges for r in two] == [[False, False]] * 2
 
 
-def test_alone_nothing_is_asked_of_anybody_and_the_lanes_stay_apart() -> None:
-    rounds, lanes = AloneRounds(DenseLedger({0: 0, 1: 0})), [cast(Lane, Sums(np.ones(1))) for _ in range(2)]
+def test_local_coordinator_keeps_lanes_separate() -> None:
+    coordinator, lanes = (
+        LocalStepCoordinator(DenseLedger({0: 0, 1: 0})),
+        [cast(Lane, Sums(np.ones(1))) for _ in range(2)],
+    )
 
-    agreed = rounds.agree(0, [batch(0, 0, 1), None], stopping=True)
+    agreed = coordinator.agree(0, [batch(0, 0, 1), None], stopping=True)
 
-    assert list(agreed.verdicts) == [Counts.WHOLE, None]
+    assert list(agreed.verdicts) == [BatchVerdict.LEARN, None]
     assert agreed.steps
     assert not agreed.over
-    assert rounds.reduce(lanes) is lanes
-    assert rounds.agree(1, [None, None], stopping=True).over
+    assert coordinator.reduce(lanes) is lanes
+    assert coordinator.agree(1, [None, None], stopping=True).over
 
 
-def test_apart_a_rank_steps_on_its_own_between_two_meetings() -> None:
+def test_async_coordinator_steps_alone_between_exchanges() -> None:
     clock, exchanges = SettableClock(), []
-    rounds = ApartRounds(
-        Alone(Fence(1)),
+    coordinator = AsyncStepCoordinator(
+        LocalProcessGroup(Fence(1)),
         DenseLedger({0: 0}),
         lambda group, last: exchanges.append(last),
         lambda: False,
         clock,
     )
 
-    steps = [rounds.agree(i, [batch(0, i, i + 1)], stopping=False).steps for i in range(3)]
+    steps = [coordinator.agree(i, [batch(0, i, i + 1)], stopping=False).steps for i in range(3)]
     clock.advance(EXCHANGE_S)
-    rounds.agree(3, [None], stopping=False)
+    coordinator.agree(3, [None], stopping=False)
 
     assert steps == [True] * 3
     assert exchanges == [False, False]
     clock.advance(EXCHANGE_S)
-    assert rounds.agree(3, [None], stopping=True).over
+    assert coordinator.agree(3, [None], stopping=True).over
     assert exchanges == [False, False, True]

@@ -1,4 +1,4 @@
-"""Versions and who moves `stable`: the gate, unless a person has put it somewhere, at whatever moment."""
+"""The gate moves `stable`, unless an operator has pinned it at any moment before."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from freshet.log import EventLog
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.trainer.pins import Pins
-from freshet.trainer.version_writer import Snapshot, Versioner
+from freshet.trainer.version_writer import Pins, Snapshot, Versioner
 from freshet.types import Fence
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import move
@@ -40,7 +39,7 @@ gate = { floor = 0 }
 
 @dataclass
 class Bench:
-    """A versioner, and what happens while it judges."""
+    """A versioner, and an event during the gate's decision."""
 
     log: EventLog
     store: FolderVersionStore
@@ -64,7 +63,7 @@ class Bench:
         )
 
     def next(self) -> str:
-        """The verdict on one more version."""
+        """Write one more version; return its verdict."""
         return self.versioner.next(self.snapshot()).verdict
 
     def roll_back(self, number: int) -> None:
@@ -101,12 +100,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     log.close()
 
 
-def test_the_gate_moves_stable_while_nobody_has_rolled_back(bench: Bench) -> None:
+def test_gate_moves_stable_without_a_pin(bench: Bench) -> None:
     assert bench.next() == "promoted"
     assert bench.stable == 1
 
 
-def test_after_a_rollback_stable_stays(bench: Bench) -> None:
+def test_rollback_keeps_stable(bench: Bench) -> None:
     bench.next()
     bench.roll_back(0)
 
@@ -114,7 +113,7 @@ def test_after_a_rollback_stable_stays(bench: Bench) -> None:
     assert bench.stable == 0
 
 
-def test_a_rollback_while_a_version_is_judged_is_not_undone_by_its_promotion(bench: Bench) -> None:
+def test_rollback_during_the_gate_is_not_undone(bench: Bench) -> None:
     bench.next()
     bench.meanwhile = lambda: bench.roll_back(0)
 
@@ -122,16 +121,16 @@ def test_a_rollback_while_a_version_is_judged_is_not_undone_by_its_promotion(ben
     assert bench.stable == 0
 
 
-def test_a_promotion_that_overtook_a_rollback_is_taken_back(bench: Bench) -> None:
+def test_promotion_that_overtook_a_rollback_is_undone(bench: Bench) -> None:
     bench.next()
     bench.roll_back(0)
-    bench.store.point("stable", 1)  # of the gate, which had looked just before
+    bench.store.point("stable", 1)  # by a gate that read the alias just before
 
     assert bench.next() == "held"
     assert bench.stable == 0
 
 
-def test_a_person_promotes_while_a_version_is_judged_and_the_gate_goes_on(bench: Bench) -> None:
+def test_operator_promotion_during_the_gate_removes_the_pin(bench: Bench) -> None:
     bench.next()
     bench.roll_back(0)
     bench.next()
@@ -142,7 +141,7 @@ def test_a_person_promotes_while_a_version_is_judged_and_the_gate_goes_on(bench:
 
 
 class Late(FolderVersionStore):
-    """Lists the newest version only from the second look on, as if another trainer had just written it."""
+    """Lists the newest version from the second read on, as if another trainer had just written it."""
 
     looks = 0
 
@@ -152,9 +151,7 @@ class Late(FolderVersionStore):
         return found[:-1] if self.looks == 1 else found
 
 
-def test_a_version_that_another_trainer_wrote_meanwhile_keeps_its_number(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_version_of_another_trainer_keeps_its_number(bench: Bench, tmp_path: Path) -> None:
     bench.versioner.store = Late(tmp_path / "versions")
     newest = bench.store.numbers()[-1]
 
@@ -163,7 +160,7 @@ def test_a_version_that_another_trainer_wrote_meanwhile_keeps_its_number(
     assert written.number == newest + 1
 
 
-def test_who_leads_first_writes_version_0_and_who_leads_later_does_not(tmp_path: Path, bench: Bench) -> None:
+def test_only_the_first_leader_writes_version_0(tmp_path: Path, bench: Bench) -> None:
     bench.versioner.store = store = FolderVersionStore(tmp_path / "others")
 
     bench.versioner.begin(bench.snapshot())
@@ -174,7 +171,7 @@ def test_who_leads_first_writes_version_0_and_who_leads_later_does_not(tmp_path:
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b"92", b"999999999999999999"])
-def test_a_damaged_stable_is_mended_with_the_next_version(
+def test_damaged_alias_is_repaired_with_the_next_version(
     bench: Bench, tmp_path: Path, content: bytes
 ) -> None:
     bench.next()
@@ -185,9 +182,7 @@ def test_a_damaged_stable_is_mended_with_the_next_version(
 
 
 @pytest.mark.parametrize("content", [b"x", b"92", None])
-def test_a_damaged_stable_is_mended_where_a_person_put_it(
-    bench: Bench, tmp_path: Path, content: bytes | None
-) -> None:
+def test_damaged_alias_is_repaired_to_the_pin(bench: Bench, tmp_path: Path, content: bytes | None) -> None:
     bench.next()
     bench.roll_back(0)
     path = tmp_path / "versions" / "aliases" / "stable"
@@ -200,14 +195,14 @@ def test_a_damaged_stable_is_mended_where_a_person_put_it(
 
 
 @pytest.mark.parametrize("damage", ["weights.safetensors", "manifest.json"])
-def test_a_damaged_stable_version_is_judged_without(bench: Bench, tmp_path: Path, damage: str) -> None:
+def test_gate_ignores_a_damaged_stable_version(bench: Bench, tmp_path: Path, damage: str) -> None:
     bench.next()
     (tmp_path / "versions" / "0000000001" / damage).write_bytes(b"\0")
 
     assert bench.next() == "promoted"
 
 
-def test_a_stable_version_of_another_model_is_judged_without(bench: Bench) -> None:
+def test_gate_ignores_a_stable_version_of_another_model(bench: Bench) -> None:
     manifest = bench.store.manifest(0)
     bench.store.put(replace(manifest, number=1), {"other": np.zeros(3)})
     bench.store.point("stable", 1)
@@ -217,7 +212,7 @@ def test_a_stable_version_of_another_model_is_judged_without(bench: Bench) -> No
 
 @pytest.mark.parametrize("name", ["0000000001", "0000000002", "999999999999999999", "7"])
 @pytest.mark.parametrize("kind", ["file", "folder", "garbage"])
-def test_strays_among_versions_stop_no_publishing(bench: Bench, tmp_path: Path, name: str, kind: str) -> None:
+def test_strays_do_not_stop_publishing(bench: Bench, tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / "versions" / name
     if kind == "file":
         path.write_bytes(b"")
@@ -232,7 +227,7 @@ def test_strays_among_versions_stop_no_publishing(bench: Bench, tmp_path: Path, 
 
 
 def batch_of(n: int, seed: int) -> ModelInputs:
-    """Samples of the spec, some without a user."""
+    """Return samples of the spec, some without a user."""
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(n, WIDTH)).astype(np.float32)
     positions = np.arange(n, dtype=np.int32)
@@ -246,14 +241,14 @@ WIDTH = layout_of(SPEC).groups[0].width
 
 
 def restarted(bench: Bench) -> Versioner:
-    """The versioner of the next process."""
+    """Return the versioner of the next process."""
     return replace(bench.versioner, spec=FLOOR)
 
 
 FLOOR = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floor=100)))
 
 
-def test_a_restarted_trainer_judges_by_the_samples_that_versions_carry(bench: Bench) -> None:
+def test_restarted_trainer_uses_the_carried_samples(bench: Bench) -> None:
     bench.judged_by = [batch_of(30, 1), batch_of(90, 2)]
     before = bench.versioner._score(bench.snapshot().tensors, bench.judged_by)
     assert bench.next() == "promoted"
@@ -270,11 +265,11 @@ def test_a_restarted_trainer_judges_by_the_samples_that_versions_carry(bench: Be
 
 
 @pytest.mark.parametrize("n", [0, 1, 99])
-def test_a_restarted_trainer_promotes_nothing_on_a_few_samples(bench: Bench, n: int) -> None:
+def test_restarted_trainer_needs_enough_samples_to_promote(bench: Bench, n: int) -> None:
     bench.next()
     bench.judged_by = [batch_of(n, 1)] if n else []
     held = restarted(bench).next(bench.snapshot())
 
     assert held.verdict == "held"
-    assert held.reason == f"{n} labelled samples to judge by, fewer than serve.gate.floor = 100"
+    assert held.reason == f"{n} labelled samples, fewer than serve.gate.floor = 100"
     assert bench.stable == 1

@@ -15,7 +15,7 @@ from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped import skipped
 from freshet.testing.contracts.versions import TENSORS, manifest_of
 from freshet.versions.folder import FolderVersionStore
-from freshet.versions.manifest import read_manifest, write_manifest
+from freshet.versions.weights import read_manifest, write_manifest
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> FolderVersionStore:
 
 
 @pytest.mark.parametrize("at", [0, 20, -1])
-def test_a_changed_byte_of_the_weights_is_corrupt_and_names_the_file(
+def test_changed_byte_of_the_weights_is_corrupt_with_its_path(
     store: FolderVersionStore, tmp_path: Path, at: int
 ) -> None:
     path = tmp_path / "0000000001" / "weights.safetensors"
@@ -52,9 +52,7 @@ def test_missing_weights_are_corrupt_not_an_unknown_version(
         store.get(1)
 
 
-def test_bytes_that_match_their_sum_but_are_no_safetensors_are_corrupt(
-    store: FolderVersionStore, tmp_path: Path
-) -> None:
+def test_bytes_that_are_no_safetensors_are_corrupt(store: FolderVersionStore, tmp_path: Path) -> None:
     folder = tmp_path / "0000000001"
     (folder / "weights.safetensors").write_bytes(b"not tensors")
     forged = replace(store.manifest(1), sha256=hashlib.sha256(b"not tensors").hexdigest())
@@ -113,7 +111,7 @@ def test_a_full_disk_is_unavailable_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("content", [b"newest", b"", b"1\n", b"-1", b"9" * 30, b"\xff", "\u0663".encode()])
-def test_a_damaged_alias_costs_that_alias_only(
+def test_damaged_alias_does_not_affect_others(
     store: FolderVersionStore, tmp_path: Path, content: bytes
 ) -> None:
     store.point("candidate", 1)

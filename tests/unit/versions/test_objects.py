@@ -19,16 +19,16 @@ from freshet.errors import ConfigError, Corrupt, FreshetError, Unavailable
 from freshet.testing.contracts.versions import TENSORS, manifest_of
 from freshet.versions import ALIASES
 from freshet.versions import object_storage as bucket_module
-from freshet.versions.manifest import write_manifest
 from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
 from freshet.versions.objects import ObjectVersionStore, open_url
+from freshet.versions.weights import write_manifest
 from tests.servers.s3 import ENVIRONMENT, S3
 
 DAY = timedelta(days=1)
 
 
 class Scripted(Bucket):
-    """A bucket in memory that does something of a test's before or after a write, once."""
+    """A bucket in memory that calls a hook of the test before or after a write, once."""
 
     def __init__(self) -> None:
         self.objects = MemoryStore()
@@ -64,8 +64,8 @@ def die() -> None:
     raise Died
 
 
-def lose_the_answer() -> None:
-    raise Conflict("what a repeat of a write that has succeeded is told")
+def lose_response() -> None:
+    raise Conflict("a retry of a write that has succeeded")
 
 
 @pytest.fixture
@@ -85,14 +85,14 @@ def weights_key(bucket: Scripted, number: int) -> str:
     return key
 
 
-def test_a_put_whose_answer_was_lost_is_put(bucket: Scripted, store: ObjectVersionStore) -> None:
-    bucket.after["0000000002/manifest.json"] = lose_the_answer
+def test_put_with_a_lost_response_is_stored(bucket: Scripted, store: ObjectVersionStore) -> None:
+    bucket.after["0000000002/manifest.json"] = lose_response
     store.put(manifest_of(2), TENSORS)
     assert list(store.numbers()) == [1, 2]
 
 
-def test_a_move_whose_answer_was_lost_is_moved(bucket: Scripted, store: ObjectVersionStore) -> None:
-    bucket.after["aliases.json"] = lose_the_answer
+def test_move_with_a_lost_response_is_done(bucket: Scripted, store: ObjectVersionStore) -> None:
+    bucket.after["aliases.json"] = lose_response
     store.point("stable", 1)
     assert store.aliases() == {"stable": 1}
 
@@ -112,7 +112,7 @@ def void(_: object) -> None:
     pass
 
 
-def test_a_writer_that_died_before_its_manifest_has_written_no_version(
+def test_writer_killed_before_its_manifest_wrote_no_version(
     bucket: Scripted, store: ObjectVersionStore
 ) -> None:
     bucket.before["0000000002/manifest.json"] = die
@@ -127,7 +127,9 @@ def test_a_writer_that_died_before_its_manifest_has_written_no_version(
     weights_key(bucket, 2)  # the dead writer's is gone
 
 
-def test_what_a_dead_writer_left_is_removed_a_day_later(bucket: Scripted, store: ObjectVersionStore) -> None:
+def test_weights_of_a_dead_writer_are_removed_a_day_later(
+    bucket: Scripted, store: ObjectVersionStore
+) -> None:
     bucket.before["0000000002/manifest.json"] = die
     with pytest.raises(Died):
         store.put(manifest_of(2), {"w": np.zeros(3)})
@@ -142,9 +144,7 @@ def test_what_a_dead_writer_left_is_removed_a_day_later(bucket: Scripted, store:
     assert set(store.get(1).tensors) == set(TENSORS)
 
 
-def test_a_deletion_that_was_cut_off_is_seen_as_done_and_is_finished_by_the_next(
-    bucket: Scripted, store: ObjectVersionStore
-) -> None:
+def test_interrupted_deletion_is_finished_by_the_next(bucket: Scripted, store: ObjectVersionStore) -> None:
     store.put(manifest_of(2), TENSORS)
     bucket.after["aliases.json"] = die
     with pytest.raises(Died):
@@ -160,10 +160,8 @@ def test_a_deletion_that_was_cut_off_is_seen_as_done_and_is_finished_by_the_next
     assert list(store.numbers()) == [2]
 
 
-def test_a_version_deleted_while_it_was_to_be_pointed_at_is_not_pointed_at(
-    bucket: Scripted, store: ObjectVersionStore
-) -> None:
-    """The aliases are then as they were before, but for their serial number."""
+def test_alias_cannot_point_at_a_version_being_deleted(bucket: Scripted, store: ObjectVersionStore) -> None:
+    """The aliases then equal the former ones except for their serial number."""
     store.put(manifest_of(2), TENSORS)
     store.point("stable", 2)
     bucket.before["aliases.json"] = lambda: ObjectVersionStore(bucket).delete(1)
@@ -180,9 +178,7 @@ def test_a_verdict_of_another_is_not_written_over_unseen(bucket: Scripted, store
     assert store.manifest(1).reason == "second"
 
 
-def test_an_alias_that_others_move_all_the_time_is_unavailable_and_says_so(
-    bucket: Scripted, store: ObjectVersionStore
-) -> None:
+def test_alias_that_others_always_move_is_unavailable(bucket: Scripted, store: ObjectVersionStore) -> None:
     class Busy(Scripted):
         def create(self, key: str, data: bytes) -> None:
             raise Conflict(key)
@@ -197,7 +193,7 @@ def test_an_alias_that_others_move_all_the_time_is_unavailable_and_says_so(
 
 
 @pytest.mark.parametrize("at", [0, 20, -1])
-def test_a_changed_byte_of_the_weights_is_corrupt_and_names_the_object(
+def test_changed_byte_of_the_weights_is_corrupt_with_its_key(
     bucket: Scripted, store: ObjectVersionStore, at: int
 ) -> None:
     key = weights_key(bucket, 1)
@@ -281,7 +277,7 @@ def test_objects_of_others_below_the_prefix_are_no_versions(
     assert list(store.numbers()) == [1]
 
 
-def test_a_storage_that_ignores_conditions_is_refused_before_anything_is_written(
+def test_storage_that_ignores_conditions_is_refused_unwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in ENVIRONMENT.items():
@@ -372,7 +368,7 @@ for number in range(10):
 
 
 def _put_by_two_processes(url: str) -> list[int]:
-    """The numbers that they say they put, after checking that each holds what its writer put."""
+    """Return the numbers that the processes put, after checking each one's contents."""
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _PUTS, url, str(value)],

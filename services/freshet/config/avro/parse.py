@@ -1,4 +1,4 @@
-"""From the JSON of an Avro schema to frozen objects, checked."""
+"""Parser of Avro schemas from JSON into frozen objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from freshet.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 MAX_DEPTH = 32
-"""Nesting a schema may have; the native interpreter's stack is sized by it."""
+"""Limit on the nesting of a schema; the native interpreter's stack has this size."""
 
 
 def parse_schema(
@@ -41,7 +41,7 @@ def parse_schema(
     Args:
         source: JSON text, or the object that it holds.
         where: names the schema in errors, e.g. its file.
-        references: schemas of named types that it uses without defining them; each may use those before it.
+        references: schemas of named types that the source uses; each may use the types before it.
 
     Raises:
         ConfigError: not JSON, not Avro, or not a record at the top; names the place in the schema.
@@ -58,8 +58,10 @@ def parse_written(
     *,
     references: Sequence[str | bytes | Mapping[str, Any]] = (),
 ) -> Written:
-    """Parse a schema by which others write events: as `parse_schema`, but a union of records is allowed,
-    too."""
+    """Parse the schema of an external writer, as `parse_schema`; it may also be a union of records.
+
+    Raises ConfigError as `parse_schema`, or if a union has no record.
+    """
     parsed = _parsed(source, where, references)
     if isinstance(parsed, Union) and any(isinstance(b, Record) for b in parsed.branches):
         return parsed
@@ -91,11 +93,11 @@ def _tree(source: str | bytes | Mapping[str, Any], where: str) -> Any:
 
 
 class _Parser:
-    """Walks the JSON of a schema; remembers named types, which may be used again by name."""
+    """Recursive parser with a dictionary of the named types so far."""
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.named: dict[str, Type | None] = {}  # None: being defined, so that a use is a recursion
+        self.named: dict[str, Type | None] = {}  # None: in its own definition, so a use is a recursion
 
     def fail(self, at: str, found: object, expected: str, hint: str = "") -> ConfigError:
         return ConfigError(self.where, at, found, expected, hint)
@@ -111,8 +113,8 @@ class _Parser:
             raise self.fail(at, tree, 'a type name, a list of types, or an object with "type"')
         kind = tree["type"]
         if not isinstance(kind, str):
-            made = self.type(kind, space, at, depth + 1)  # {"type": {...}}: the same type, wrapped
-            return _marked(made, tree)
+            inner = self.type(kind, space, at, depth + 1)  # {"type": {...}}: the same type, wrapped
+            return _with_logical_type(inner, tree)
         if kind in PRIMITIVES:
             return Primitive(kind, *_logical(tree))  # type: ignore[arg-type]
         if kind == "array":
@@ -152,22 +154,22 @@ class _Parser:
         if full in self.named or full in PRIMITIVES:
             raise self.fail(f"{at}.name", full, "a name that is defined once and is not a primitive type's")
         self.named[full] = None
-        made: Type
+        defined: Type
         aliases = self.aliases(tree, full.rpartition(".")[0], at)
         if kind in ("record", "error"):
-            made = self.record(full, tree, aliases, at, depth)
+            defined = self.record(full, tree, aliases, at, depth)
         elif kind == "enum":
-            made = self.enum(full, tree, aliases, at)
+            defined = self.enum(full, tree, aliases, at)
         else:
             size = self.need(tree, "size", at)
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 24:
                 raise self.fail(f"{at}.size", size, "a number of bytes below 16 MiB")
-            made = Fixed(full, size, *_logical(tree), aliases)
-        self.named[full] = made
-        return made
+            defined = Fixed(full, size, *_logical(tree), aliases)
+        self.named[full] = defined
+        return defined
 
     def aliases(self, tree: Mapping[str, Any], space: str, at: str) -> Aliases:
-        """Other names, as written; those of types without a namespace also within that of the type."""
+        """Return the aliases; those without a namespace also in the namespace of the type."""
         names = tree.get("aliases") or []
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise self.fail(f"{at}.aliases", names, "a list of names")
@@ -188,12 +190,11 @@ class _Parser:
                 )
             if "type" not in entry:
                 raise self.fail(f"{at}.{name}.type", None, "a type")
-            made = self.type(entry["type"], space, f"{at}.{name}", depth + 1)
-            made = _marked(
-                made, entry
-            )  # beside the field's name: a common slip, which others read as meant, too
+            type_ = self.type(entry["type"], space, f"{at}.{name}", depth + 1)
+            # A logicalType beside the field's name is a common mistake that other libraries accept too.
+            type_ = _with_logical_type(type_, entry)
             other_names = self.aliases(entry, "", f"{at}.{name}")
-            fields[name] = AvroField(name, made, "default" in entry, entry.get("default"), other_names)
+            fields[name] = AvroField(name, type_, "default" in entry, entry.get("default"), other_names)
         return Record(full, tuple(fields.values()), aliases)
 
     def enum(self, full: str, tree: Mapping[str, Any], aliases: Aliases, at: str) -> Enum:
@@ -216,11 +217,11 @@ def _union_kind(type_: Type) -> str:
             return type(type_).__name__.lower()
 
 
-def _marked(made: Type, tree: Mapping[str, Any]) -> Type:
-    """The type with the logical type that stands outside of its object."""
-    if isinstance(made, Primitive) and made.logical is None and "logicalType" in tree:
-        return Primitive(made.name, *_logical(tree))
-    return made
+def _with_logical_type(type_: Type, tree: Mapping[str, Any]) -> Type:
+    """Add the logicalType of an enclosing object to a primitive type without one."""
+    if isinstance(type_, Primitive) and type_.logical is None and "logicalType" in tree:
+        return Primitive(type_.name, *_logical(tree))
+    return type_
 
 
 def _logical(tree: Mapping[str, Any]) -> tuple[str | None, tuple[tuple[str, int], ...]]:

@@ -1,7 +1,7 @@
-"""Where things stand in an Avro schema: fields by dotted path, and the schemas made from the served one.
+"""Fields of an Avro schema by dotted path, and the schemas derived from the one of served events.
 
-The sample schema is the served event's, its exploded array replaced by one element (schemas/README.md); the
-schema of what our inference server logs is the served event's with one more field, `freshet_served`.
+The schema of samples is that of served events with one element in place of the exploded array
+(schemas/README.md). The schema of impressions that inference logs has one more field, `freshet_served`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from freshet.errors import ConfigError
 __all__ = ["SERVED_FIELD", "Located", "field_at", "paths", "sample_schema", "served_schema"]
 
 SERVED_FIELD = "freshet_served"
-"""Last field of an impression that our inference server logged: version, score, predictions, and more."""
+"""Last field of an impression that inference logged: version, score, predictions, propensity, explored."""
 
 _SERVED = parse_schema(
     {
@@ -48,22 +48,22 @@ _SERVED = parse_schema(
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What stands at a path."""
+    """The field at a path."""
 
     path: str
-    type: Type  # without null; a union only if several other types are left
-    nullable: bool  # it, or something on the way to it, may be null (or absent from a map)
-    repeated: bool  # the way leads through an array: there are many
+    type: Type  # without null; a union only of several other types
+    nullable: bool  # the field or a parent may be null (or absent from a map)
+    repeated: bool  # a parent is an array
 
 
 Change = Callable[[Array], Type]
 
 
 def field_at(schema: Record, path: str, where: str = "Avro schema") -> Located:
-    """Find a field by its dotted path; arrays (`items.id`) and maps (`stats.clicks`) on the way are entered.
+    """Find a field by its dotted path, through arrays (`items.id`) and maps (`stats.clicks`).
 
     Raises:
-        ConfigError: there is no such field; names what there is.
+        ConfigError: there is no such field; names the existing ones.
     """
     here: Type = schema
     nullable = repeated = False
@@ -85,7 +85,7 @@ def field_at(schema: Record, path: str, where: str = "Avro schema") -> Located:
 
 
 def paths(schema: Record) -> list[str]:
-    """Every path that `field_at` finds, in order: records and arrays too; maps are not entered."""
+    """Return all paths of fields in order, with records and arrays, but not inside maps."""
     out: list[str] = []
 
     def walk(type_: Type, prefix: str) -> None:
@@ -104,34 +104,34 @@ def sample_schema(served: Record, explode: str | None) -> Record: ...
 @overload
 def sample_schema(served: Written, explode: str | None) -> Written: ...
 def sample_schema(served: Written, explode: str | None) -> Written:
-    """The schema of samples: the served event's, its exploded array replaced by one element.
+    """Derive the schema of samples: that of served events with one element in place of the exploded array.
 
     Args:
-        served: schema of the served events; of a union, the records that have the array are changed.
-        explode: path of the array, through records only; None: a served event is one impression already.
+        served: schema of served events; in a union, the records with the array change.
+        explode: path of the array, through records only; None: a served event is one impression.
 
     Raises:
-        ConfigError: there is no such field, it is no array, or a record contains itself on the way to it.
+        ConfigError: there is no such field, it is no array, or one of its parents is a recursive record.
     """
     if explode is None:
         return served
     if isinstance(served, Record):
-        return _replaced(served, explode.split("."), explode, lambda array: array.items)
-    made: list[Type] = []
+        return _replace_array(served, explode.split("."), explode, lambda array: array.items)
+    branches: list[Type] = []
     errors: list[ConfigError] = []
     for branch in served.branches:
         try:
-            made.append(sample_schema(branch, explode) if isinstance(branch, Record) else branch)
-        except ConfigError as error:  # of another kind of record: none of it is an impression
+            branches.append(sample_schema(branch, explode) if isinstance(branch, Record) else branch)
+        except ConfigError as error:  # a record without the array is no impression
             errors.append(error)
-            made.append(branch)
+            branches.append(branch)
     if len(errors) == sum(isinstance(b, Record) for b in served.branches):
         raise errors[0]
-    return Union(tuple(made))
+    return Union(tuple(branches))
 
 
 def served_schema(served: Record, explode: str | None) -> Record:
-    """The schema of what the inference server logs: each impression's last field is `freshet_served`.
+    """Derive the schema of served events that inference logs, with `freshet_served` in each impression.
 
     Raises:
         ConfigError: as `sample_schema`; or the exploded array's elements are no records.
@@ -150,16 +150,16 @@ def served_schema(served: Record, explode: str | None) -> Record:
             )
         name = array.items.name
         extended = _with_served(array.items)
-        if _count(served, array.items) > 1:  # used elsewhere too: a name has one definition
+        if _count(served, array.items) > 1:  # the record is used elsewhere too, and a name has one definition
             extended = replace(extended, name=f"{name}_served")
-        # What others write has the one name, what inference logs may have the other.
+        # External writers use the first name, inference may use the second.
         return Array(replace(extended, aliases=(*extended.aliases, name, f"{name}_served")))
 
-    return _replaced(served, explode.split("."), explode, extend)
+    return _replace_array(served, explode.split("."), explode, extend)
 
 
 def _enter(type_: Type) -> tuple[Type, bool, bool]:
-    """Look through nulls and arrays; returns (type, saw a null, saw an array)."""
+    """Return the type inside nulls and arrays, and whether there were nulls and arrays."""
     nullable = repeated = False
     while True:
         inner, was_nullable = _without_null(type_)
@@ -185,7 +185,7 @@ def _no_such(path: str, part: str, parent: str, here: Type, where: str) -> Confi
             path,
             f"{here.name} inside itself, at {parent!r}",
             "a path that does not lead through a recursive record",
-            "such a record may be there, but how deep it goes is not known: name a field of its first level",
+            "the depth of such a record is unknown: name a field of its first level",
         )
     if isinstance(here, Record):
         names = ", ".join(f.name for f in here.fields)
@@ -193,7 +193,8 @@ def _no_such(path: str, part: str, parent: str, here: Type, where: str) -> Confi
     return ConfigError(where, path, part, f"a record at {parent!r}, which is {spell(here)}")
 
 
-def _replaced(record: Record, parts: list[str], path: str, change: Change) -> Record:
+def _replace_array(record: Record, parts: list[str], path: str, change: Change) -> Record:
+    """Replace the array at a path by the result of `change`."""
     found = record.field(parts[0])
     if found is None:
         raise _no_such(path, parts[0], record.name, record, "Avro schema")
@@ -203,25 +204,24 @@ def _replaced(record: Record, parts: list[str], path: str, change: Change) -> Re
             path,
             f"record {record.name}, which contains itself",
             "records that do not contain themselves on the way to the exploded array",
-            "explode changes the record, and so what it contains; log one event for each impression instead",
+            "explode changes the record and the one inside it; log one event for each impression instead",
         )
     inner, _ = _without_null(found.type)
     if len(parts) > 1:
         if not isinstance(found.type, Record):
             raise ConfigError("Avro schema", path, spell(found.type), f"a record at {parts[0]!r}, never null")
-        made: Type = _replaced(found.type, parts[1:], path, change)
+        changed: Type = _replace_array(found.type, parts[1:], path, change)
     elif isinstance(inner, Array):
-        made = change(inner)
-        if isinstance(made, Array) and isinstance(found.type, Union):
-            made = Union(tuple(made if isinstance(b, Array) else b for b in found.type.branches))
+        changed = change(inner)
+        if isinstance(changed, Array) and isinstance(found.type, Union):
+            changed = Union(tuple(changed if isinstance(b, Array) else b for b in found.type.branches))
     else:
         raise ConfigError(
             "Avro schema", path, spell(found.type), "an array", "explode names the array of impressions"
         )
-    kept = found.has_default and isinstance(
-        made, (Array, Union)
-    )  # an array's default says nothing of an element
-    new = replace(found, type=made, has_default=kept, default=found.default if kept else None)
+    # The default of an array is none for its element.
+    kept = found.has_default and isinstance(changed, (Array, Union))
+    new = replace(found, type=changed, has_default=kept, default=found.default if kept else None)
     return replace(record, fields=tuple(new if f is found else f for f in record.fields))
 
 
@@ -233,7 +233,7 @@ def _with_served(record: Record) -> Record:
 
 
 def _contains(type_: Type, name: str) -> bool:
-    """Whether a type uses the record of that name around it."""
+    """Return whether a type refers to the enclosing record of that name."""
     match type_:
         case Recursion(used):
             return used == name

@@ -1,6 +1,6 @@
-"""Which of a writer's types is read as which of a reader's: the rules of "Schema Resolution" in Avro 1.12.
+"""Schema resolution of Avro 1.12: the reader's type for each type of a writer.
 
-Both schemas are parsed; nothing of a record is read here. `features.program` compiles what follows from it.
+`features.program` compiles the decoder from it.
 """
 
 from __future__ import annotations
@@ -34,58 +34,62 @@ PROMOTIONS: Mapping[str, frozenset[str]] = {
 
 
 def definitions(schema: Type) -> dict[str, Record]:
-    """The records that a schema defines, by full name."""
+    """Return the records that a schema defines, by full name."""
     found: dict[str, Record] = {}
 
-    def look(type_: Type) -> None:
+    def visit(type_: Type) -> None:
         match type_:
             case Record(name, fields):
                 if name not in found:
                     found[name] = type_
                     for f in fields:
-                        look(f.type)
+                        visit(f.type)
             case Array(inner) | Map(inner):
-                look(inner)
+                visit(inner)
             case Union(branches):
                 for branch in branches:
-                    look(branch)
+                    visit(branch)
 
-    look(schema)
+    visit(schema)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Compares types of one writer's schema with those of one reader's."""
+    """Resolver of types between one writer's schema and one reader's."""
 
-    writer: Mapping[str, Record]  # definitions, for records inside themselves
+    writer: Mapping[str, Record]  # definitions, for recursive records
     reader: Mapping[str, Record]
-    names: bool = True  # whether names of records, enums and fixed must agree outside of unions, too
+    names: bool = True  # whether names of records, enums and fixed must agree outside of unions too
 
     @classmethod
     def of(cls, writer: Written, reader: Written, *, names: bool = True) -> Resolver:
-        """Of two whole schemas."""
+        """Create a resolver for two schemas."""
         return cls(definitions(writer), definitions(reader), names)
 
     def written(self, type_: Type) -> Type:
-        """A writer's type; of a record inside itself, the record."""
+        """Return a writer's type; for a recursion, the record."""
         return self.writer[type_.name] if isinstance(type_, Recursion) else type_
 
     def read(self, type_: Type) -> Type:
-        """A reader's type, likewise."""
+        """Return a reader's type; for a recursion, the record."""
         return self.reader[type_.name] if isinstance(type_, Recursion) else type_
 
     def choose(self, writer: Type, reader: Type) -> Type | None:
-        """What a value of the writer's type, which is no union, is read as: the reader's type, or the first
-        of its union's that matches. None: it cannot be read."""
+        """Return the reader's type for a writer's type that is no union, or None if none matches.
+
+        For a reader's union it is the first branch that matches.
+        """
         writer, reader = self.written(writer), self.read(reader)
         if not isinstance(reader, Union):
             return reader if self.matches(writer, reader, names=self.names) else None
         return next((self.read(b) for b in reader.branches if self.matches(writer, b)), None)
 
     def matches(self, writer: Type, reader: Type, *, names: bool = True) -> bool:
-        """Whether the types match, as the specification uses the word: containers by what is in them, named
-        types by kind and name. `names`: false to leave the outermost name out."""
+        """Return whether two types match by the specification: containers by content, named types by name.
+
+        With `names` false the outermost names may differ.
+        """
         writer, reader = self.written(writer), self.read(reader)
         match writer, reader:
             case (Union(), _) | (_, Union()):
@@ -103,18 +107,20 @@ class Resolver:
 
 
 def fields_of(writer: Record, reader: Record) -> dict[str, AvroField]:
-    """For the names of the writer's fields, the reader's fields that they are read as: those of the same
-    name, else of that alias. Of two that would be read as one field, the one of its name is."""
+    """Return the reader's field for each field of the writer, by its name: that of the same name, else alias.
+
+    A reader's field with two candidates gets the one of the same name.
+    """
     by_name = {f.name: f for f in reader.fields}
     by_alias = {alias: f for f in reversed(reader.fields) for alias in reversed(f.aliases)}
     found: dict[str, AvroField] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for known in (by_name, by_alias):
         for f in writer.fields:
             into = known.get(f.name)
-            if into is not None and f.name not in found and into.name not in taken:
+            if into is not None and f.name not in found and into.name not in used:
                 found[f.name] = into
-                taken.add(into.name)
+                used.add(into.name)
     return found
 
 

@@ -1,7 +1,7 @@
-"""Avro schemas as frozen objects: parsed once, checked, found by path, written back in one canonical form.
+"""Avro schemas as frozen objects: parser, fields by path, derived schemas and canonical text.
 
-Pure: no bytes of records are read here (that is `freshet.features`). Docs and sort orders are dropped. A
-record inside its own definition is a `Recursion`: it may be there, but no path leads through it.
+`freshet.features` decodes records. The objects hold no docs and no sort orders. A record inside its own
+definition is a `Recursion`; paths cannot lead through it.
 """
 
 from freshet.config.avro.parse import MAX_DEPTH, parse_schema, parse_written

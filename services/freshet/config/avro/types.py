@@ -1,24 +1,108 @@
-"""The nouns of an Avro schema, and how they are written back: as JSON, as canonical text, in words."""
+"""Types of Avro schemas, and their output as JSON, as canonical text and in words."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from freshet.errors import ConfigError
+
+__all__ = [
+    "DAY_NS",
+    "TimeUnit",
+    "decimal_digits",
+    "decimal_scale",
+    "is_uuid",
+    "leaf_name",
+    "leaf_names",
+    "time_unit",
+]
+
+# --- Logical types: decimals are numbers, UUIDs text, times have a unit. By the specification, a logical type
+# that does not fit its type is ignored.
+
+
+DAY_NS = 86_400 * 10**9
+_UNIT_NS = {"millis": 10**6, "micros": 10**3, "nanos": 1}
+LARGEST_SCALE = 400
+
+
+class TimeUnit(NamedTuple):
+    """Unit and origin of a numeric time."""
+
+    of_day: bool  # since midnight; else since 1970
+    ns: int  # nanoseconds of a tick
+
+
+def decimal_scale(type_: Type) -> int | None:
+    """Return the digits after the point of a decimal, or None for another type."""
+    if not isinstance(type_, Primitive | Fixed) or type_.logical != "decimal":
+        return None
+    if isinstance(type_, Primitive) and type_.name != "bytes":
+        return None
+    attributes = dict(type_.attributes)
+    precision, scale = attributes.get("precision", 0), attributes.get("scale", 0)
+    return scale if 0 <= scale <= min(precision, LARGEST_SCALE) and precision > 0 else None
+
+
+def decimal_digits(type_: Type) -> int:
+    """Return the precision of a decimal; 0 if its type has none."""
+    return dict(type_.attributes).get("precision", 0) if isinstance(type_, Primitive | Fixed) else 0
+
+
+def is_uuid(type_: Type) -> bool:
+    """Return whether a type is a UUID of 16 bytes; a UUID as a string is text."""
+    return isinstance(type_, Fixed) and type_.logical == "uuid" and type_.size == 16
+
+
+def time_unit(type_: Type) -> TimeUnit | None:
+    """Return the unit of a date, time or timestamp, or None for another type."""
+    if not isinstance(type_, Primitive) or type_.logical is None or type_.name not in ("int", "long"):
+        return None
+    if type_.logical == "date":
+        return TimeUnit(of_day=False, ns=DAY_NS) if type_.name == "int" else None
+    family, _, unit = type_.logical.rpartition("-")
+    if family not in ("time", "timestamp", "local-timestamp") or unit not in _UNIT_NS:
+        return None
+    fits = "int" if type_.logical == "time-millis" else "long"
+    return TimeUnit(of_day=family == "time", ns=_UNIT_NS[unit]) if type_.name == fits else None
+
+
+def leaf_name(type_: Type) -> str:
+    """Return the primitive type that values are decoded to, or `fixed`, `enum` or the kind of container."""
+    scale = decimal_scale(type_)
+    if scale is not None:
+        return "double" if scale else "long"
+    if is_uuid(type_):
+        return "string"
+    match type_:
+        case Primitive(name):
+            return name
+        case Recursion():
+            return "record"
+        case _:
+            return type(type_).__name__.lower()
+
+
+def leaf_names(type_: Type) -> set[str]:
+    """Return `leaf_name` of all branches of a type, without null."""
+    if isinstance(type_, Union):
+        return {name for b in type_.branches if not is_null(b) for name in leaf_names(b)}
+    return {leaf_name(type_)}
+
 
 PrimitiveName = Literal["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 PRIMITIVES: tuple[str, ...] = get_args(PrimitiveName)
 
 Aliases = tuple[str, ...]
-"""Other names by which a reader's type or field is found in a writer's schema (`avro_resolve`). They are no
-part of what a schema describes: equality, hash and canonical text leave them out."""
+"""Other names by which a reader's type or field matches a writer's (`config.avro.resolution`). Equality, hash
+and canonical text ignore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """One of Avro's eight primitive types; `logical` says what it means (`timestamp-millis`, `date`, ...)."""
+    """One of Avro's eight primitive types; `logical` is `timestamp-millis`, `date`, ... or None."""
 
     name: PrimitiveName
     logical: str | None = None
@@ -62,7 +146,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """One of several types, at most one of each kind (named types: of each name)."""
+    """One of several types; at most one branch of each kind, or of each name of named types."""
 
     branches: tuple[Type, ...]
 
@@ -73,7 +157,7 @@ class Union:
 
     @property
     def others(self) -> tuple[Type, ...]:
-        """The branches that are not null."""
+        """The branches without null."""
         return tuple(b for b in self.branches if not is_null(b))
 
 
@@ -90,20 +174,20 @@ class AvroField:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record: fields in the order in which they are written."""
+    """A record, with its fields in the order of the encoding."""
 
     name: str  # with namespace
     fields: tuple[AvroField, ...]
     aliases: Aliases = field(default=(), compare=False)
 
     def field(self, name: str) -> AvroField | None:
-        """The field of that name, if there is one."""
+        """Return the field of that name, or None."""
         return next((f for f in self.fields if f.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Recursion:
-    """A record used inside its own definition: the innermost enclosing record of that name."""
+    """A reference to the innermost enclosing record of that name, inside its own definition."""
 
     name: str  # with namespace
 
@@ -111,16 +195,16 @@ class Recursion:
 Type = Primitive | Enum | Fixed | Array | Map | Union | Record | Recursion
 
 Written = Record | Union
-"""The schema of records that others write: a record, or a union of which some branches are records."""
+"""Schema of records of external writers: a record, or a union with at least one record."""
 
 
 def is_null(type_: Type) -> bool:
-    """Whether this is the null type."""
+    """Return whether a type is null."""
     return isinstance(type_, Primitive) and type_.name == "null"
 
 
 def spell(type_: Type) -> str:
-    """A type in words, for messages: `long (timestamp-millis)`, `array of string`, `null or long`."""
+    """Describe a type for messages: `long (timestamp-millis)`, `array of string`, `null or long`."""
     match type_:
         case Primitive(name, logical) | Fixed(name, _, logical):
             return f"{name} ({logical})" if logical else name
@@ -137,22 +221,20 @@ def spell(type_: Type) -> str:
 
 
 def canonical(schema: Written) -> str:
-    """The schema as text that is equal for equal schemas: what the topic `schemas` holds.
+    """Return the schema as text that is equal for equal schemas, as in the topic `schemas`.
 
-    Like Avro's Parsing Canonical Form, but it keeps defaults and logical types, which change what we read.
+    It is Avro's Parsing Canonical Form with defaults and logical types, which change decoded values.
     """
     return json.dumps(to_json(schema), separators=(",", ":"), ensure_ascii=True)
 
 
 def to_json(schema: Type, *, aliases: bool = False) -> Any:
-    """The schema as the JSON object that `parse_schema` and other Avro libraries read; with `aliases` as a
-    reader needs it."""
+    """Return the schema as a JSON object for `parse_schema` and Avro libraries; readers need `aliases`."""
     return _json(schema, {}, aliases)
 
 
 def without_defaults(tree: Any) -> Any:
-    """A schema's JSON without defaults: fastavro takes no schema with a default that its field cannot have,
-    and what is written needs none."""
+    """Remove defaults from a schema's JSON: writers need none, and fastavro refuses invalid ones."""
     if isinstance(tree, list):
         return [without_defaults(part) for part in tree]
     if isinstance(tree, dict):

@@ -1,9 +1,7 @@
-"""How a configuration is described and read: forms of values, options of frozen objects, sections with
-their errors.
+"""Options, forms and sections: the schema and parser of the spec and the settings.
 
-The spec and the settings are both made of these. An option is a dataclass field that carries its key, the
-form of its value, its meaning and its kind; the parser, the errors, the reference in the docs and `freshet
-check` follow from it.
+An option is a dataclass field with its key, the form of its value, its meaning and its kind. Parser, errors,
+reference pages and `freshet check` derive from options.
 """
 
 from freshet.config.options.forms import (
@@ -21,8 +19,7 @@ from freshet.config.options.forms import (
     duration_text,
     nearest_hint,
 )
-from freshet.config.options.option import Kind, default_of, key_of, option, options_of
-from freshet.config.options.section import Section, read_object
+from freshet.config.options.section import Kind, Section, default_of, key_of, option, options_of, read_object
 
 __all__ = [
     "MISSING",

@@ -1,9 +1,8 @@
-"""What a value of the spec or of the settings may look like: one object says it, reads it, and explains it
-in an error.
+"""Forms of the values in the spec and the settings.
 
-A form turns a TOML value into the value of a dataclass field or raises `Wrong`; it knows nothing of keys or
-files. `expected` is the half sentence that stands after "expected" in an error and in the reference;
-`json_schema` says the same to editors (draft 7), as far as JSON Schema can: what it refuses, `read` refuses.
+A form converts a TOML value to the value of a dataclass field, or raises `Wrong`. `expected` completes
+"expected ..." in errors and in the reference. `json_schema` describes the form to editors (draft 7) as far as
+JSON Schema can; it refuses no value that `read` accepts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = [
 
 
 class Missing:
-    """Stands for a value that is not there; shows as `(missing)` in an error."""
+    """Type of MISSING, an absent value; errors show it as `(missing)`."""
 
     def __repr__(self) -> str:
         return "(missing)"
@@ -47,7 +46,7 @@ UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Wrong(Exception):
-    """A value does not fit its form. `part` says where inside the value ("[1]"), if not all of it."""
+    """A value does not fit its form. `part` is the place inside the value ("[1]"); "" for the whole value."""
 
     def __init__(self, expected: str, hint: str = "", part: str = "", found: Any = MISSING) -> None:
         super().__init__(expected)
@@ -55,17 +54,17 @@ class Wrong(Exception):
 
 
 class Form(Protocol):
-    """How one value is written."""
+    """Form of one value."""
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
 
     def read(self, value: Any) -> Any:
-        """The field's value. Raises Wrong."""
+        """Convert a TOML value to the field's value. Raises Wrong."""
 
     def json_schema(self) -> dict[str, Any]:
-        """A JSON Schema of the value as it is written."""
+        """Return the JSON Schema of the TOML value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,11 @@ class Integer:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         return f"{'a power of two' if self.power_of_two else 'an integer'} from {self.low} to {self.high}"
 
     def read(self, value: Any) -> int:
-        """The integer."""
+        """Return the integer. Raises Wrong."""
         if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= self.high:
             raise Wrong(self.expected)
         if self.power_of_two and value & (value - 1):
@@ -90,7 +89,7 @@ class Integer:
         return value
 
     def json_schema(self) -> dict[str, Any]:
-        """An integer within the bounds, or one of the powers of two there are."""
+        """Return the JSON Schema: an integer within the bounds, or an enum of powers of two."""
         if self.power_of_two:
             return {"enum": [1 << i for i in range(64) if self.low <= 1 << i <= self.high]}
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
@@ -106,7 +105,7 @@ class Number:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         if math.isinf(self.low):
             return "a finite number"
         if math.isinf(self.high):
@@ -116,7 +115,7 @@ class Number:
         return f"a number from {self.low:g} to {self.high:g}"
 
     def read(self, value: Any) -> float:
-        """The number as a float."""
+        """Return the number as a float. Raises Wrong."""
         if not isinstance(value, int | float) or isinstance(value, bool) or not _is_double(value):
             raise Wrong(self.expected)
         if not self.low <= value <= self.high or (self.open_low and value == self.low):
@@ -124,7 +123,7 @@ class Number:
         return float(value)
 
     def json_schema(self) -> dict[str, Any]:
-        """A number within the bounds that there are."""
+        """Return the JSON Schema: a number within the finite bounds."""
         least = "exclusiveMinimum" if self.open_low else "minimum"
         bounds = {least: self.low, "maximum": self.high}
         return {"type": "number", **{k: v for k, v in bounds.items() if math.isfinite(v)}}
@@ -144,19 +143,19 @@ class Boolean:
     expected: str = "true or false"
 
     def read(self, value: Any) -> bool:
-        """The truth value."""
+        """Return the value. Raises Wrong."""
         if not isinstance(value, bool):
             raise Wrong(self.expected)
         return value
 
     def json_schema(self) -> dict[str, Any]:
-        """A truth value."""
+        """Return the JSON Schema of a boolean."""
         return {"type": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A length of time such as "30s", as milliseconds; with `never`, false stands for no limit."""
+    """A duration such as "30s", in milliseconds; with `never`, false means no limit."""
 
     low_ms: int
     high_ms: int
@@ -164,12 +163,12 @@ class Duration:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         never = ", or false" if self.never else ""
         return f"a duration from {duration_text(self.low_ms)} to {duration_text(self.high_ms)}{never}"
 
     def read(self, value: Any) -> int | None:
-        """Milliseconds, or None for never."""
+        """Return milliseconds, or None for no limit. Raises Wrong."""
         if value is False and self.never:
             return None
         if not isinstance(value, str):
@@ -189,7 +188,7 @@ class Duration:
         return int(ms)
 
     def json_schema(self) -> dict[str, Any]:
-        """Text of a number and its unit, of any size; false where that stands for no limit."""
+        """Return the JSON Schema: text of a number and its unit, without bounds; with `never` also false."""
         written = {"type": "string", "pattern": f"^{DURATION}$"}
         return {"anyOf": [written, {"const": False}]} if self.never else written
 
@@ -202,30 +201,30 @@ class Choice:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         return ("one of " if len(self.words) > 1 else "") + ", ".join(f'"{w}"' for w in self.words)
 
     def read(self, value: Any) -> str:
-        """The word."""
+        """Return the word. Raises Wrong."""
         if not isinstance(value, str) or value not in self.words:
             raise Wrong(self.expected, nearest_hint(value, self.words))
         return value
 
     def json_schema(self) -> dict[str, Any]:
-        """The words."""
+        """Return the JSON Schema: an enum of the words."""
         return {"type": "string", "enum": list(self.words)}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that matches a pattern as a whole; `expected` says what the pattern means."""
+    """Text that matches a pattern as a whole; `expected` describes the pattern in words."""
 
     expected: str
     pattern: str = ANYTHING
     longest: int = 1_000
 
     def read(self, value: Any) -> str:
-        """The text."""
+        """Return the text. Raises Wrong."""
         if (
             not isinstance(value, str)
             or len(value) > self.longest
@@ -235,7 +234,7 @@ class Text:
         return value
 
     def json_schema(self) -> dict[str, Any]:
-        """Text that matches; patterns are spelt so that every dialect reads them alike."""
+        """Return the JSON Schema; its pattern means the same in all dialects of regular expressions."""
         schema = {"type": "string", "minLength": 1, "maxLength": self.longest}
         if self.pattern == ANYTHING:
             return schema
@@ -243,7 +242,7 @@ class Text:
 
 
 def _portable(pattern: str) -> str:
-    r"""`\w` means ASCII here (`re.ASCII`), and all of Unicode to some readers of JSON Schema."""
+    r"""Replace `\w`, which is ASCII here (`re.ASCII`) but all of Unicode in some validators."""
     inside = re.sub(r"\[([^\]]*)\]", lambda m: f"[{m[1].replace(WORD, LETTERS)}]", pattern)
     return inside.replace(WORD, f"[{LETTERS}]")
 
@@ -253,9 +252,7 @@ WORD, LETTERS = r"\w", "A-Za-z0-9_"
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of `low` to `high` values of one form, as a tuple; with `lone`, one value may stand without
-    brackets.
-    """
+    """A list of `low` to `high` values of one form, as a tuple; with `lone`, also one bare value."""
 
     item: Form
     low: int = 0
@@ -264,13 +261,13 @@ class ListOf:
 
     @property
     def expected(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values in words."""
         lone = f"{self.item.expected}, or " if self.lone else ""
         size = f"{self.low} to {self.high}" if self.low != self.high else f"{self.low}"
         return f"{lone}a list of {size} values, each {self.item.expected}"
 
     def read(self, value: Any) -> tuple[Any, ...]:
-        """The values."""
+        """Return the values. Raises Wrong."""
         if self.lone and not isinstance(value, list):
             return (self.item.read(value),)
         if not isinstance(value, list) or not self.low <= len(value) <= self.high:
@@ -278,7 +275,7 @@ class ListOf:
         return tuple(self._item(i, v) for i, v in enumerate(value))
 
     def json_schema(self) -> dict[str, Any]:
-        """An array; with `lone`, or one of its items."""
+        """Return the JSON Schema: an array; with `lone` also a single item."""
         item = self.item.json_schema()
         array = {"type": "array", "items": item, "minItems": self.low, "maxItems": self.high}
         return {"anyOf": [item, array]} if self.lone else array
@@ -292,7 +289,7 @@ class ListOf:
 
 
 def duration_text(ms: int) -> str:
-    """Milliseconds as the spec writes them, in the largest unit that divides them: 90000 is "90s"."""
+    """Format milliseconds in the largest unit that divides them: 90000 is "90s"."""
     for unit in ("d", "h", "m", "s"):
         if ms and ms % UNITS_MS[unit] == 0:
             return f"{ms // UNITS_MS[unit]}{unit}"
@@ -300,7 +297,7 @@ def duration_text(ms: int) -> str:
 
 
 def nearest_hint(found: Any, known: Sequence[str]) -> str:
-    """`did you mean "..."?` if one of the known names looks like what was found; else empty."""
+    """Return `did you mean "..."?` with the most similar known name, or "" if none is similar."""
     if not isinstance(found, str):
         return ""
     close = difflib.get_close_matches(found, known, n=1, cutoff=0.6)

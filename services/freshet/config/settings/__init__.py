@@ -1,7 +1,7 @@
-"""Where things run: addresses, stores and bounds of each service, parsed once into frozen objects.
+"""Settings: addresses, stores and bounds of each service, parsed once into frozen objects.
 
-The spec (`freshet.config.spec`) says what a model means; nothing here changes a prediction. Settings come
-from variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`), the defaults fit one machine.
+The spec (`freshet.config.spec`) defines the model; settings change no prediction. They come from environment
+variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`). The defaults fit one machine.
 """
 
 from freshet.config.settings.classes import Common, Settings

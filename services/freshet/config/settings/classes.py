@@ -1,6 +1,4 @@
-"""Settings as frozen objects, a class a service. Names carry units; every bound says what happens when it
-is reached.
-"""
+"""Settings common to all services, and the object that holds the settings of each."""
 
 from __future__ import annotations
 
@@ -9,22 +7,21 @@ from pathlib import Path
 from typing import Literal
 
 from freshet.config.options import Choice, Duration, Integer, Text, option
-from freshet.config.settings.network import Grpc, Http, Registry, Traces
+from freshet.config.settings.network import HOST, HOSTS, HOUR, PATH, SECOND, URL, Grpc, Http, Registry, Traces
 from freshet.config.settings.pipeline_services import Embedder, Joiner, Paramserver, Trainer
 from freshet.config.settings.public_services import Console, Gateway, Inference, Simulator
 from freshet.config.settings.run_folder import RunFolder
-from freshet.config.settings.units import HOST, HOSTS, HOUR, PATH, SECOND, URL
 
 __all__ = ["Common", "Settings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What every service of a run shares."""
+    """Settings that all services of a run share."""
 
     run_folder: str = option(
         "deployment",
-        "where a run on this machine keeps everything; --folder goes before it",
+        "folder of all data of a run on this machine; --folder overrides it",
         Text("a path"),
         default="freshet-run",
     )
@@ -37,21 +34,21 @@ class Common:
     )
     bind_address: str = option(
         "deployment",
-        "address that services listen on; 0.0.0.0 lets the network in",
+        "address that services listen on; 0.0.0.0 accepts connections from the network",
         HOST,
         default="127.0.0.1",
     )
     hosts: str = option(
         "deployment",
-        "names by which HTTP ports may be asked, and sites whose pages may ask them, besides localhost, "
-        "addresses, this machine's name and names without dots; commas between, `.example.com` stands for "
+        "host names that HTTP listeners accept, and origins whose pages may call them, besides localhost, "
+        "addresses, this machine's name and names without dots; separated by commas, `.example.com` matches "
         "all names below it",
         HOSTS,
         default="",
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "deployment",
-        "least severe message that is kept",
+        "lowest severity of messages that are logged",
         Choice(("debug", "info", "warning", "error")),
         default="info",
     )
@@ -60,8 +57,8 @@ class Common:
     )
     drain_ms: int = option(
         "deployment",
-        "how long a stop waits for work in hand, in all stages together; what is cut off then is logged. "
-        "What still runs 5 s later is killed by `freshet up`; other supervisors should wait as long",
+        "how long a stop waits for work in progress, over all stages; work that is cancelled then is logged. "
+        "`freshet up` kills processes that still run 5 s later; other supervisors should wait as long",
         Duration(0, HOUR),
         key="drain",
         default=10 * SECOND,
@@ -69,54 +66,54 @@ class Common:
 
     max_connections: int = option(
         "deployment",
-        "connections over HTTP that gateway, inference and console hold at once, each; while there are more, "
-        "a request gets 503 and ends its connection. Fewer if the process may not have so many files open",
+        "HTTP connections that gateway, inference and console each hold at once; while there are more, each "
+        "request gets 503 and its connection is closed. Fewer if the limit of open files is lower",
         Integer(16, 1_000_000),
         default=2_000,
     )
     trusted_proxies: int = option(
         "deployment",
-        "proxies of ours before gateway, inference and console, whose X-Forwarded-For is believed: "
-        "a client's address is then what the outermost of them has seen",
+        "number of own proxies before gateway, inference and console, whose X-Forwarded-For is trusted: a "
+        "client's address is the one that the outermost of them reports",
         Integer(0, 10),
         default=0,
     )
     audit_file: str = option(
         "deployment",
-        "where it is written who has promoted, rolled back, and made or dropped tokens; without it, "
+        "audit log of promotions, rollbacks, and tokens created or removed, with the principal; without it, "
         "audit.jsonl of the run folder. `freshet audit` reads it",
         PATH,
         default="",
     )
     tokens_file: str = option(
         "deployment",
-        "the tokens that gateway, inference and console ask for over HTTP and gRPC, each with its scopes; "
-        "`freshet token` writes it, and a change is taken up within a second. Without it, gateway and "
-        "inference believe whoever reaches them",
+        "the tokens that gateway, inference and console accept over HTTP and gRPC, each with its scopes; "
+        "`freshet token` writes it, and a change applies within a second. Without it, gateway and inference "
+        "accept every client",
         PATH,
         default="",
     )
     client_token_file: str = option(
         "deployment",
         "a file with the token that `freshet rank`, `replay` and `simulate`, freshet.local and the console's "
-        "page send where one is asked for",
+        "page send to services that require one",
         PATH,
         default="",
     )
 
     @property
     def run(self) -> RunFolder:
-        """The run folder's layout."""
+        """Layout of the run folder."""
         return RunFolder(Path(self.run_folder))
 
     @property
     def audit(self) -> Path:
-        """Where it is written who has changed what."""
+        """Path of the audit log."""
         return Path(self.audit_file) if self.audit_file else self.run.audit
 
     @property
     def stores_versions_itself(self) -> bool:
-        """Whether versions lie in the run folder, and not where another URL says."""
+        """Whether the version store is in the run folder."""
         return self.versions_url == f"file:{self.run.versions}"
 
 

@@ -1,6 +1,4 @@
-"""Variables to settings: read once; an unknown name or a bad value stops the start and says what is
-allowed.
-"""
+"""Parser of environment variables into settings; an unknown name or a bad value raises ConfigError."""
 
 from __future__ import annotations
 
@@ -27,15 +25,14 @@ __all__ = ["Variable", "load_settings", "variables"]
 
 PREFIX = "FRESHET_"
 OTHERS = ("FRESHET_TEST_", "FRESHET_NATIVE_", "FRESHET_SUPERVISOR_")
-"""Variables of the tests, of the native core's choice of instruction set and of `freshet up`; not settings.
-"""
+"""Variables that are no settings: of tests, of the native core's instruction set and of `freshet up`."""
 
 SERVICES: Mapping[str, type] = get_type_hints(Settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One setting as the environment spells it."""
+    """One setting with its name in the environment."""
 
     name: str  # FRESHET_GATEWAY_PORT
     service: str
@@ -43,7 +40,7 @@ class Variable:
 
 
 def variables() -> Iterator[Variable]:
-    """Every setting there is, for the reference and the errors."""
+    """Yield all settings, for the reference page and for errors."""
     for service, cls in SERVICES.items():
         for option in options_of(cls):
             yield Variable(f"{PREFIX}{service}_{key_of(option)}".upper(), service, option)
@@ -55,12 +52,11 @@ def load_settings(
     """Read the settings.
 
     Args:
-        environment: names and texts; the process's own without it. Names without our prefix are not
-            looked at.
-        run_folder: takes the place of FRESHET_COMMON_RUN_FOLDER (a command line's `--folder`).
+        environment: variables; the process's own by default. Names without the prefix FRESHET_ are ignored.
+        run_folder: overrides FRESHET_COMMON_RUN_FOLDER (a command's `--folder`).
 
     Raises:
-        ConfigError: for a variable that is unknown or has a bad value.
+        ConfigError: a variable with the prefix is unknown, or its value is bad.
     """
     given = dict(os.environ if environment is None else environment)
     if run_folder is not None:
@@ -71,7 +67,7 @@ def load_settings(
         if not name.startswith(PREFIX) or name.startswith(OTHERS):
             continue
         if name not in known:
-            hint = nearest_hint(name, list(known)) or "freshet --help says which there are"
+            hint = nearest_hint(name, list(known)) or "freshet --help lists the settings"
             raise ConfigError(
                 "environment", name, text, "a setting that exists, FRESHET_<SERVICE>_<OPTION>", hint
             )
@@ -82,7 +78,7 @@ def load_settings(
 
 
 def _with_urls(common: Common) -> Common:
-    """Stores that were not named stand in the run folder."""
+    """Fill in the URLs of stores in the run folder for those without one."""
     run = common.run
     return replace(
         common,
@@ -93,7 +89,7 @@ def _with_urls(common: Common) -> Common:
 
 
 def _value(variable: Variable, text: str) -> Any:
-    """The TOML value that the text stands for; a text that stands for none is left for the form to refuse."""
+    """Convert the text to a TOML value; text that does not convert stays as it is, for the form to refuse."""
     form = variable.option.metadata["form"]
     try:
         if isinstance(form, Integer):
@@ -108,7 +104,7 @@ def _value(variable: Variable, text: str) -> Any:
 
 
 class _Variables(Section):
-    """A service's settings; errors name the variable, not a path of keys."""
+    """Section of a service's settings, whose errors name the variable."""
 
     def __init__(self, service: str, values: Mapping[str, Any]) -> None:
         super().__init__("environment", service, values)

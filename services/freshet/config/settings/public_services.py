@@ -1,11 +1,11 @@
-"""Settings of the services that clients from outside talk to."""
+"""Settings of the services with external clients: gateway, inference, console; and of the simulator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from freshet.config.options import Duration, Integer, Number, Text, option
-from freshet.config.settings.units import (
+from freshet.config.settings.network import (
     CLIENT_REQUESTS,
     GIB,
     HOSTS,
@@ -24,24 +24,24 @@ __all__ = ["Console", "Gateway", "GrpcDoor", "Inference", "Simulator"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcDoor:
-    """gRPC beside HTTP, of a service that clients from outside talk to; the extra `grpc` brings it."""
+    """gRPC listener of a service with external clients; it needs the extra `grpc`."""
 
     grpc_port: int = option("deployment", "gRPC; 0: none", PORT, default=0)
     grpc_cert_file: str = option(
-        "deployment", "the certificate that gRPC shows; without it no TLS", PEM, default=""
+        "deployment", "certificate of the gRPC listener; without it no TLS", PEM, default=""
     )
-    grpc_key_file: str = option("deployment", "the certificate's key", PEM, default="")
+    grpc_key_file: str = option("deployment", "the private key of the certificate", PEM, default="")
     grpc_ca_file: str = option(
         "deployment",
-        "who signs clients' certificates; without it no client is asked for one",
+        "the authority that signs clients' certificates; without it clients need none",
         PEM,
         default="",
     )
     grpc_max_bodies_bytes: int = option(
         "deployment",
-        "bytes of messages that are held at once over gRPC, while they come and are worked on. One that is "
-        "waited for counts as the largest, so that this divided by the largest is how many calls and streams "
-        "are read at once; others wait, and then a stream that is quiet ends to make room",
+        "memory budget of gRPC messages that are received and processed at once. Each read reserves the size "
+        "of the largest message, so this divided by that size is the number of calls and streams read at "
+        "once; more wait, and an idle stream ends to release its reservation",
         Integer(MIB, 1 << 40),
         default=256 * MIB,
     )
@@ -49,7 +49,7 @@ class GrpcDoor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway(GrpcDoor):
-    """The door for events."""
+    """The gateway: accepts events."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7000)
     max_body_bytes: int = option(
@@ -57,8 +57,8 @@ class Gateway(GrpcDoor):
     )
     max_bodies_bytes: int = option(
         "deployment",
-        "bytes of request bodies that are held at once over HTTP, while they come and are worked on; more "
-        "gets 503, but one body of the largest size is always taken",
+        "memory budget of HTTP request bodies that are received and processed at once; more get 503, but one "
+        "body of the largest size is always accepted",
         Integer(MIB, 1 << 40),
         default=128 * MIB,
     )
@@ -73,19 +73,20 @@ class Gateway(GrpcDoor):
     )
     client_events_per_s: float = option(
         "deployment",
-        "events of one client; whoever has sent more gets 429 until they are earned. 0: no limit",
+        "events of one client; a client that exceeds the rate gets 429 until its token bucket refills. 0: no "
+        "limit",
         Number(0, 1e9),
         default=0,
     )
     queue_events: int = option(
         "deployment",
-        "events waiting for the log; beyond it 429 with Retry-After",
+        "events that wait for the log; more get 429 with Retry-After",
         Integer(1, 10_000_000),
         default=50_000,
     )
     queue_bytes: int = option(
         "deployment",
-        "bytes of events waiting for the log; beyond it 429 with Retry-After",
+        "bytes of events that wait for the log; more get 429 with Retry-After",
         Integer(KIB, 1 << 46),
         default=64 * MIB,
     )
@@ -101,14 +102,14 @@ class Gateway(GrpcDoor):
     )
     append_wait_ms: int = option(
         "deployment",
-        "how long an append gathers events of other requests, so that they share one write",
+        "how long an append waits for events of other requests, which then share one write",
         Duration(0, SECOND),
         key="append_wait",
         default=2,
     )
     retry_after_ms: int = option(
         "deployment",
-        "what Retry-After tells a client",
+        "value of the header Retry-After",
         Duration(SECOND, HOUR),
         key="retry_after",
         default=SECOND,
@@ -117,7 +118,7 @@ class Gateway(GrpcDoor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference(GrpcDoor):
-    """The server of predictions."""
+    """The inference server."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)
     client_requests_per_s: float = option(
@@ -128,8 +129,8 @@ class Inference(GrpcDoor):
     )
     start_wait_ms: int = option(
         "deployment",
-        "how long a rank request waits for rows and a version while the server starts; then it gets 503. 0ms "
-        "where a proxy then asks another server",
+        "how long a rank request waits for rows and a version while the server starts; then it gets 503. Use "
+        "0ms behind a proxy that retries at another server",
         Duration(0, MINUTE),
         key="start_wait",
         default=5 * SECOND,
@@ -139,15 +140,15 @@ class Inference(GrpcDoor):
     )
     batch_budget_ms: int = option(
         "deployment",
-        "rank requests that wait are scored together while that should take no longer; 0: one by one",
+        "waiting rank requests are scored together up to this expected duration; 0: one by one",
         Duration(0, SECOND),
         key="batch_budget",
         default=5,
     )
     queue_wait_ms: int = option(
         "deployment",
-        "longest that a request for scores may be expected to wait for those before it; beyond it 429 with "
-        "Retry-After, over gRPC RESOURCE_EXHAUSTED with retry-after-ms. 0: no bound",
+        "longest expected wait of a request in the queue; above it 429 with Retry-After, over gRPC "
+        "RESOURCE_EXHAUSTED with retry-after-ms. 0: no bound",
         Duration(0, HOUR),
         key="queue_wait",
         default=2 * SECOND,
@@ -157,8 +158,8 @@ class Inference(GrpcDoor):
     )
     max_bodies_bytes: int = option(
         "deployment",
-        "bytes of request bodies that are held at once over HTTP, while they come and are worked on; more "
-        "gets 503, but one body of the largest size is always taken",
+        "memory budget of HTTP request bodies that are received and processed at once; more get 503, but one "
+        "body of the largest size is always accepted",
         Integer(MIB, 1 << 40),
         default=256 * MIB,
     )
@@ -171,13 +172,13 @@ class Inference(GrpcDoor):
     )
     queue_served: int = option(
         "deployment",
-        "served events waiting for the log; beyond it they are dropped and counted, never the answer",
+        "served events that wait for the log; more are dropped and counted, and the response is sent anyway",
         Integer(1, 10_000_000),
         default=100_000,
     )
     queue_served_bytes: int = option(
         "deployment",
-        "bytes of served events waiting for the log; beyond it they are dropped and counted, too",
+        "bytes of served events that wait for the log; more are dropped and counted",
         Integer(KIB, 1 << 46),
         default=64 * MIB,
     )
@@ -190,7 +191,7 @@ class Inference(GrpcDoor):
     )
     version_poll_ms: int = option(
         "deployment",
-        "how often the version store is asked which version is stable",
+        "interval of reads of the alias `stable` from the version store",
         Duration(10, MINUTE),
         key="version_poll",
         default=200,
@@ -199,67 +200,67 @@ class Inference(GrpcDoor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
-    """The page for people: what the other services do, how well the model predicts, and its versions."""
+    """The console: a web page with the state of the services, the quality of predictions and the versions."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7002)
     token: str = option(
         "deployment",
-        "what promote and rollback ask for; without it, that of state/console.token in the run folder",
+        "token for promote and rollback; without it, the one in state/console.token of the run folder",
         Text("16 to 200 letters, digits, - and _", r"[A-Za-z0-9_-]{16,200}"),
         default="",
     )
     token_file: str = option(
         "deployment",
-        "a file that holds that token, such as a secret that is mounted; not beside FRESHET_CONSOLE_TOKEN",
+        "a file with that token, such as a mounted secret; not together with FRESHET_CONSOLE_TOKEN",
         PATH,
         default="",
     )
     host: str = option(
         "deployment",
-        "names by which browsers may ask for the console alone, besides those of FRESHET_COMMON_HOSTS; "
-        "commas between",
+        "host names that only the console accepts, besides those of FRESHET_COMMON_HOSTS; separated by "
+        "commas",
         HOSTS,
         default="",
     )
     services: str = option(
         "deployment",
-        "where the services answer HTTP, if not on this machine by their own ports: role=host:port, commas "
-        "between; a role may come again, and IPv6 stands in brackets",
+        "HTTP addresses of the services, if not on this machine at their own ports: role=host:port, "
+        "separated by commas; a role may occur several times, IPv6 addresses need brackets",
         Text("role=host:port with commas between", longest=50_000),
         default="",
     )
     poll_ms: int = option(
         "deployment",
-        "how often the services are asked how they are",
+        "interval of status requests to the services",
         Duration(50, MINUTE),
         key="poll",
         default=SECOND,
     )
     vitals_ms: int = option(
         "deployment",
-        "how often rates, lags and memory are written to the topic of measures",
+        "interval of writes of rates, lags and memory to the topic of measures",
         Duration(100, HOUR),
         key="vitals",
         default=5 * SECOND,
     )
     trace_ms: int = option(
         "deployment",
-        "pause between two actions that are followed to the served rows",
+        "pause between two actions that are traced to the served rows",
         Duration(100, HOUR),
         key="trace",
         default=3 * SECOND,
     )
     history_ms: int = option(
         "deployment",
-        "how far back the page looks; the topic of measures is read back so far at the start",
+        "length of the page's history; at start the topic of measures is read from so far back",
         Duration(MINUTE, 7 * 24 * HOUR),
         key="history",
         default=24 * HOUR,
     )
     max_streams: int = option(
         "deployment",
-        "pages that are kept up to date at once, one more gets 503; and questions about the past that are "
-        "answered at once, one more gets 429",
+        "pages with live updates at once, one more gets 503; also requests for history at once, one more "
+        "gets 429",
         Integer(1, 10_000),
         default=64,
     )
@@ -268,8 +269,8 @@ class Console:
     )
     max_bodies_bytes: int = option(
         "deployment",
-        "bytes of request bodies that are held at once over HTTP, while they come and are worked on; more "
-        "gets 503, but one body of the largest size is always taken",
+        "memory budget of HTTP request bodies that are received and processed at once; more get 503, but one "
+        "body of the largest size is always accepted",
         Integer(MIB, 1 << 40),
         default=16 * MIB,
     )
@@ -284,6 +285,6 @@ class Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulator:
-    """Simulated readers: `freshet simulate` and `freshet demo`."""
+    """The simulator of `freshet simulate` and `freshet demo`."""
 
     admin_port: int = option("deployment", "health and metrics; 0 takes a free one", PORT, default=7012)

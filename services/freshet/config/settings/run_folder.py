@@ -1,4 +1,4 @@
-"""The folder of a run on one machine: everything that it leaves behind stands in here, at known places."""
+"""Layout of the folder that holds all data of a run on one machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["RunFolder"]
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Layout of a run. Deleting the folder deletes the model and its log, and nothing else."""
+    """Paths in a run folder. To delete the folder deletes the model and its log, and nothing else."""
 
     path: Path
 
     @property
     def log(self) -> Path:
-        """The event log: the only copy of what was acknowledged."""
+        """The event log: the only copy of the acknowledged events."""
         return self.path / "log"
 
     @property
@@ -33,25 +33,25 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """What the processes said, a file a role; may be deleted at any time."""
+        """Log files of the processes, one for each role; may be deleted at any time."""
         return self.path / "logs"
 
     @property
     def audit(self) -> Path:
-        """Who has changed what is served: lines of JSON, never shortened by us."""
+        """The audit log: JSON lines; the file is never truncated or rotated."""
         return self.path / "audit.jsonl"
 
     @property
     def state(self) -> Path:
-        """What runs now: process ids, ports, a copy of the spec; may be deleted when nothing runs."""
+        """State of the running processes: ids, ports, a copy of the spec; may be deleted when none runs."""
         return self.path / "state"
 
     def process_log(self, role: str) -> Path:
-        """The log file of one role."""
+        """Return the log file of a role."""
         return self.logs / f"{role}.log"
 
     def create(self) -> RunFolder:
-        """Make what is missing, readable by the owner only. Raises ConfigError where that fails."""
+        """Create missing folders, readable by the owner only. Raises ConfigError if one cannot be created."""
         try:
             for folder in (self.path, self.log, self.rows, self.versions, self.logs, self.state):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,8 +59,8 @@ class RunFolder:
             raise ConfigError(
                 "run folder",
                 "",
-                f"{self.path} cannot be made ({error.filename}: {error.strerror})",
-                "the path of a folder, or of none yet, in a place that this user may write to",
+                f"{self.path} cannot be created ({error.filename}: {error.strerror})",
+                "the path of a folder that exists or can be created by this user",
                 "name another with --folder (backtest and replay: --keep)",
             ) from error
         return self

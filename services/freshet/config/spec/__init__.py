@@ -1,9 +1,7 @@
-"""The feature spec: `freshet.toml` from text to frozen objects, what follows from it, and what is said
-about it.
+"""The feature spec: `freshet.toml` as frozen objects, with its rules, identity and layout.
 
-`parse` reads, `rules` and `check` refuse, `render` writes, `identity` says which edits need a new model,
-`layout` decides what rows and columns a model has, `expression` is the language of conditions and scores,
-`avro` knows the users' schemas.
+`parse` reads the text, `rules` and `schema_fit` refuse contradictions, `render` writes it, `identity` decides
+which edits need a new model, and `layout` assigns the rows and columns of a model.
 """
 
 from freshet.config.spec.model import Spec

@@ -1,49 +1,108 @@
-"""Nouns of a spec, first part: where events come from, how they are joined, what they teach."""
+"""Streams of events, their join and retention, labels, and formats of users' files, as a spec states them."""
 
-# ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
+# ruff: noqa: RUF009  option() returns a new dataclass field at each call
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freshet.config.options import Choice, Duration, ListOf, Number, Text, Wrong, option
+from freshet.config.options import Boolean, Choice, Duration, ListOf, Number, Text, Wrong, option
 from freshet.config.spec.forms import DAY, MINUTE, NAME, PATH, SECOND
 
-__all__ = ["UNIT_NS", "Events", "Join", "Label", "Retention", "Stream", "TimeField"]
+__all__ = ["UNIT_NS", "Events", "Files", "Join", "Label", "Retention", "Stream", "TimeField"]
+
+ENCODINGS = (
+    "utf-8", "utf-16", "latin-1", "iso-8859-2", "iso-8859-9", "iso-8859-15", "cp1250", "cp1251", "cp1252",
+    "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp437", "cp850", "koi8-r", "koi8-u", "mac-roman",
+    "shift_jis", "cp932", "euc-jp", "gb18030", "big5", "euc-kr",
+)  # fmt: skip
+"""Encodings of texts, by the names of Python's codecs."""
+
+WORD = Text("a word, at most 40 characters", r"[^\r\n]{1,40}", longest=40)
+SEPARATOR = Text(
+    "one to four characters, no letters, digits, quotes or line ends", r"[^\w\r\n\"]{1,4}", longest=4
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Format of csv files of samples and events. Parquet and Arrow files need none."""
+
+    delimiter: str = option(
+        "deployment",
+        'separator of cells; "\\t" for tabs, "::" for MovieLens',
+        SEPARATOR,
+        default=",",
+    )
+    columns: tuple[str, ...] = option(
+        "deployment",
+        "names of the columns of a file that has no header line, in their order",
+        ListOf(PATH, 0, 4_096),
+        default=(),
+    )
+    encoding: str = option("deployment", "encoding of the text", Choice(ENCODINGS), default="utf-8")
+    quotes: bool = option(
+        "deployment",
+        'whether cells may be quoted, with "" for a quote inside; false: quotes are ordinary characters',
+        Boolean(),
+        default=True,
+    )
+    decimal: Literal[".", ","] = option(
+        "deployment", "decimal mark of numbers", Choice((".", ",")), default="."
+    )
+    list_separator: str | None = option(
+        "deployment",
+        "separator of the values of a list in one cell; without it a cell holds no list",
+        SEPARATOR,
+        default=None,
+    )
+    nulls: tuple[str, ...] = option(
+        "deployment",
+        "cells that mean no value in columns of numbers, truths and times, besides empty cells",
+        ListOf(WORD, 0, 64),
+        default=("NA", "NaN", "nan", "null"),
+    )
+    text_nulls: tuple[str, ...] = option(
+        "deployment",
+        "cells that mean no value in columns of text, besides empty cells without quotes",
+        ListOf(WORD, 0, 64),
+        default=(),
+    )
+
 
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
-"""Nanoseconds of a tick, by the units of times that are numbers."""
+"""Nanoseconds of a tick, by unit of numeric times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeField:
-    """Where an event's time stands and how it is written, `"ts:ms"`."""
+    """Path and unit of an event's time, `"ts:ms"` in the spec."""
 
     path: str
     unit: Literal["s", "ms", "us", "ns", "days", "iso"]
 
 
 class TimeText:
-    """The form `"ts:ms"`: a path and how the time is written there."""
+    """Form of a path with the unit of the time there, `"ts:ms"`."""
 
     expected = 'a path and a unit, "field:ms", the unit one of s, ms, us, ns, days, iso'
 
     def read(self, value: Any) -> TimeField:
-        """The path and unit."""
+        """Return path and unit. Raises Wrong."""
         path, colon, unit = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         if not colon or unit not in (*UNIT_NS, "iso"):
             raise Wrong(self.expected)
         return TimeField(path=PATH.read(path), unit=unit)  # type: ignore[arg-type]
 
     def json_schema(self) -> dict[str, Any]:
-        """Text of this form."""
+        """Return the JSON Schema of the text."""
         path = PATH.json_schema()["pattern"].removesuffix("$")
         return {"type": "string", "pattern": f"{path}:(?:{'|'.join((*UNIT_NS, 'iso'))})$"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One stream of the user's events: topic, format, and where the envelope stands in the user's fields."""
+    """One stream of the user's events: topic, format, and the fields with key, time and id."""
 
     role: Literal["served", "shown", "action"]
     topic: str = option(
@@ -53,9 +112,9 @@ class Stream:
     )
     format: Literal["avro", "json", "confluent", "bare"] = option(
         "deployment",
-        "how records are written: avro, with the id of a schema in the topic schemas, or json, both by the "
-        "gateway, inference or others; confluent, Avro with an id of a schema registry, or bare, Avro by the "
-        "stream's schema and nothing else, both by others alone",
+        "format of records: avro, with the id of a schema in the topic schemas, or json, both written by "
+        "gateway, inference or external writers; confluent, Avro with an id of a schema registry, or bare, "
+        "Avro by the stream's schema without a frame, both written by external writers only",
         Choice(("avro", "json", "confluent", "bare")),
         default="avro",
     )
@@ -66,7 +125,7 @@ class Stream:
         default=None,
     )
     explode: str | None = option(
-        "identity", "array field of which each element is an impression", PATH, default=None
+        "identity", "array field; each of its elements is an impression", PATH, default=None
     )
     key: tuple[str, ...] = option(
         "identity",
@@ -83,7 +142,7 @@ class Stream:
 
     @property
     def theirs(self) -> bool:
-        """Whether others alone write the topic: it is read as it is, and its retention is not ours to set."""
+        """Whether only external writers write the topic; freshet then does not set its retention."""
         return self.format in ("confluent", "bare")
 
 
@@ -104,11 +163,11 @@ class Join:
         "identity", "a sample per event of this stream", Choice(("served",)), default="served"
     )
     require: Literal["shown"] | None = option(
-        "identity", "only impressions that were shown", Choice(("shown",)), default=None
+        "identity", "learn only impressions that were shown", Choice(("shown",)), default=None
     )
     grace_ms: int = option(
         "identity",
-        "how long after a window late events still count",
+        "how long after the end of its window a late event still counts",
         Duration(0, DAY),
         key="grace",
         default=30 * SECOND,
@@ -121,44 +180,44 @@ class Join:
     )
     negatives: float = option(
         "identity",
-        "share of negatives kept, weighted by 1/share; repeatable by a hash of the id",
+        "share of negatives kept, with weight 1/share; chosen by a hash of the id, so repeatable",
         Number(0, 1, open_low=True),
         default=1.0,
     )
     max_ahead_ms: int = option(
         "identity",
-        "an event further ahead of now is refused",
+        "an event with a time further ahead of the clock is refused",
         Duration(SECOND, DAY),
         key="max_ahead",
         default=MINUTE,
     )
 
     def is_early(self, label: Label) -> bool:
-        """Whether the label's positives become samples at once, before the negatives of their requests."""
+        """Return whether the label's positives become samples at once, before negatives of their requests."""
         return self.emit == "early" and label.value is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long the log keeps records. What a restart of some service needs is kept however old it is."""
+    """Retention of records in the log. Records that a restart needs are kept regardless of age."""
 
     events_ms: int | None = option(
         "deployment",
-        "of events, samples and the joiner's commits; a new model can learn from what is still there",
+        "age of events, samples and the joiner's commits; a new model can learn from retained events",
         Duration(MINUTE, 3650 * DAY, never=True),
         key="events",
         default=7 * DAY,
     )
     rows_ms: int | None = option(
         "deployment",
-        "of changed rows on their way to serving; the row store has them all",
+        "age of changed rows for serving; the row store has all rows",
         Duration(MINUTE, 3650 * DAY, never=True),
         key="rows",
         default=DAY,
     )
     measures_ms: int | None = option(
         "deployment",
-        "of measures, the console's history, and what was refused with the reason",
+        "age of measures, the console's history, and refused records with the reason",
         Duration(MINUTE, 3650 * DAY, never=True),
         key="measures",
         default=7 * DAY,
@@ -167,14 +226,14 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """One thing to predict, with its window and head."""
+    """A quantity to predict, with its window and loss."""
 
     name: str
-    index: int  # position in the spec; the label's number in samples
+    index: int  # position in the spec and number in samples
     on: str = option("identity", "condition on an action that makes the label true", Text("an expression"))
     value: str | None = option(
         "identity",
-        "number the label takes: sum(), max(), last() or count() over matching actions",
+        "value of the label: sum(), max(), last() or count() over matching actions",
         Text("an expression"),
         default=None,
     )
@@ -198,5 +257,5 @@ class Label:
         default=2 * MINUTE,
     )
     given: str | None = option(
-        "identity", "only impressions for which this label is true teach it", NAME, default=None
+        "identity", "learn it only from impressions for which this label is true", NAME, default=None
     )

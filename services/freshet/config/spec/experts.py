@@ -1,8 +1,8 @@
-"""The experts of a hedge: what each needs of a spec, and which of the defaults a spec cannot have.
+"""Experts of a hedge: the features that each needs, and the defaults by the features of a spec.
 
-An expert that needs ids is left out of the defaults where no feature has ids, and refused where the spec
-names it. So a model of numbers alone has wide, deep and stack, and `freshet check` says so. A model of few
-features has the expert cross, with all pairs of them (ADR 0023).
+An expert that needs ids is no default where no feature has ids, and is refused where such a spec names it. So
+a model of numbers alone has wide, deep and stack, and `freshet check` reports that. A model of few features
+has the expert cross by default, with all pairs of them (ADR 0023).
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ __all__ = [
 ]
 
 SINGLE = ("id", "time", "bucket")
-"""Kinds of features with one id a sample: what crosses and segments may name."""
+"""Kinds of features with one id a sample; only these may be parts of crosses and segments."""
 
 MOST_PAIRED = 10
-"""Features with one id a sample that a model may have for the default to cross all pairs of them: 45 lookups
-a sample more at most."""
+"""Most features with one id a sample for which the default crosses all pairs: at most 45 more lookups a
+sample."""
 
 NEEDS_IDS = {
     "fast": "without one, fast has the same weights as wide",
     "fm": "fm multiplies vectors of ids",
     "counts": "counts weighs ids by how often they were seen",
 }
-"""Experts that nothing but ids feed, and why. cross is not among them: a cross already names features."""
+"""Experts that need a feature with ids, with the reason. A cross names such features itself."""
 
 
 def has_ids(features: Sequence[Feature]) -> bool:
-    """Whether a feature has rows: an id, a list, a time or a bucket."""
+    """Return whether a feature has rows: an id, a list, a time or a bucket."""
     return any(feature.table is not None and feature.kind != "cross" for feature in features)
 
 
 def default_crosses(features: Sequence[Feature], generation: int) -> tuple[tuple[str, ...], ...]:
-    """The crosses of a spec that names neither crosses nor experts: all pairs of few features, or none."""
+    """Return the default crosses: all pairs of few features, or none."""
     names = [feature.name for feature in features if feature.kind in SINGLE]
     return tuple(combinations(names, 2)) if generation > 1 and len(names) <= MOST_PAIRED else ()
 
 
 def crossed(experts: Sequence[str]) -> tuple[str, ...]:
-    """Default experts with cross among them."""
+    """Return default experts with cross inserted before fm."""
     first = experts.index("fm")
     return (*experts[:first], "cross", *experts[first:])
 
 
 def has_default_crosses(spec: Spec) -> bool:
-    """Whether a spec that names neither crosses nor experts would have those of this one, and their bound."""
+    """Return whether the crosses, experts and bound of a spec equal the defaults for its features."""
     pairs = default_crosses(spec.features, spec.defaults)
     experts = default_of(_option("experts"), spec.defaults)
     if not pairs or spec.model.crosses != pairs or spec.model.experts != crossed(experts):
@@ -69,15 +69,15 @@ def has_default_crosses(spec: Spec) -> bool:
 def with_experts(
     model: Model, section: Section, features: Sequence[Feature], tables: Sequence[Table], generation: int
 ) -> Model:
-    """The model with the experts that it has; a model that is no hedge has none and stays as it is.
+    """Remove the default experts that the features cannot feed; other models are returned unchanged.
 
     Args:
-        model:      as read, with the default experts where the spec names none.
-        section:    `[model]` of the spec, for errors.
-        features:   of the spec, with or without crosses.
-        tables:     of the spec.
-        generation: of the defaults. In generation 1 wide had no weights of numbers, and a table that no
-                    feature uses was enough for it.
+        model: with the default experts where the spec names none.
+        section: `[model]` of the spec, for errors.
+        features: features of the spec, with or without crosses.
+        tables: tables of the spec.
+        generation: generation of the defaults. In generation 1 wide has no weights of numbers, and a table
+            enables all experts even if no feature uses it.
 
     Raises:
         ConfigError: the spec names an expert that its features cannot feed.
@@ -104,7 +104,7 @@ def with_experts(
 
 
 def left_out_experts(spec: Spec) -> tuple[str, ...]:
-    """The default experts that no feature can feed; none where the spec names its own experts."""
+    """Return the default experts that no feature can feed; none if the spec names its own experts."""
     if spec.model.kind != "hedge" or "experts" in spec.written.get("model", {}):
         return ()
     return tuple(e for e in default_of(_option("experts"), spec.defaults) if e not in spec.model.experts)

@@ -1,7 +1,7 @@
-"""What a spec means, in figures and sentences: what `freshet check` prints.
+"""Report of `freshet check` on a spec.
 
-Features with the types that the user's schemas give them, memory per million rows, when each label is
-decided, the size of the MLP, and what looks like a mistake without being one.
+It has the features with their types in the user's schemas, memory per million rows, the time at which each
+label is decided, the size of the MLP, and warnings about valid choices that may be mistakes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from freshet.config.avro.schema import field_at, sample_schema, spell
 from freshet.config.expression import compile_score
 from freshet.config.options import duration_text
 from freshet.config.spec.experts import has_default_crosses, has_ids, left_out_experts
-from freshet.config.spec.label_bounds import bounds_text
-from freshet.config.spec.layout import Group, Layout, layout_of
+from freshet.config.spec.layout import Group, Layout, features_in, layout_of
 from freshet.config.spec.model import NEWEST_DEFAULTS, Feature, Label, Spec, Table
 from freshet.config.spec.optimizers import rule_of
 from freshet.config.spec.parse_inputs import CROSSES
+from freshet.config.spec.rules import bounds_text
 from freshet.config.spec.schema_fit import check_fit
 from freshet.config.spec.schemas import Schemas
-from freshet.config.spec.shared_rows import features_in
 
 __all__ = ["FeatureReport", "LabelReport", "Report", "TableReport", "explain", "mlp_parameters", "row_bytes"]
 
@@ -31,7 +30,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FeatureReport:
-    """One input."""
+    """One feature."""
 
     name: str
     kind: str
@@ -43,58 +42,58 @@ class FeatureReport:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One family of rows."""
+    """One table."""
 
     name: str
     dim: int
     optimizer: str
     features: tuple[str, ...]
-    row_bytes: int  # in memory, with state; 0 if nothing uses the table
+    row_bytes: int  # in memory, with optimiser state
     million_rows_bytes: int  # with the index
     evicted: str
-    shared: bool | None  # whether its features share the rows of equal ids; None: at most one uses it
+    shared: bool | None  # whether its features share the rows of equal ids; None: at most one feature
 
 
 @dataclass(frozen=True, slots=True)
 class LabelReport:
-    """One head."""
+    """One label."""
 
     name: str
     loss: str
-    positive: str  # when a sample of a true label is emitted
-    negative: str  # and when one of a label that did not come true
+    positive: str  # when a positive sample is emitted
+    negative: str  # when a negative sample is emitted
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A spec explained."""
+    """Report on a spec."""
 
     name: str
     features: tuple[FeatureReport, ...]
     tables: tuple[TableReport, ...]
     labels: tuple[LabelReport, ...]
     score: str
-    floats_per_sample: int  # gathered: width of the model's input
-    mlp_parameters: int  # 0: no MLP of ours
-    experts: tuple[str, ...]  # of the hedge; empty for a model without experts
+    floats_per_sample: int  # width of the model's input
+    mlp_parameters: int  # 0: no native MLP
+    experts: tuple[str, ...]  # empty for a model without experts
     experts_left_out: tuple[str, ...]  # default experts that no feature can feed
-    default_crosses: int  # pairs of features that the expert cross has without a word in the spec
+    default_crosses: int  # pairs of features that the expert cross has by default
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the object for `--json`."""
         return asdict(self)
 
     def text(self) -> str:
-        """For people: a table for each part of the spec."""
+        """Return the report as text, with a table for each part of the spec."""
         return "\n".join(_text(self)) + "\n"
 
 
 def explain(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> Report:
-    """Check the spec against the schemas and say what it means.
+    """Check the spec against the schemas and create the report.
 
     Raises:
-        ConfigError: the spec asks for what a schema has not.
+        ConfigError: a field is missing from its schema or does not fit.
     """
     check_fit(spec, schemas, where)
     layout = layout_of(spec)
@@ -160,7 +159,7 @@ def _table(spec: Spec, layout: Layout, table: Table) -> TableReport:
 
 
 def _sharing(tables: Sequence[TableReport]) -> Iterator[str]:
-    """A line for each table of several features: whether an id has one row for all of them."""
+    """Yield a line for each table of several features, on whether they share rows."""
     for table in tables:
         names = f"{', '.join(table.features[:-1])} and {table.features[-1]}" if table.features else ""
         if table.shared:
@@ -176,7 +175,7 @@ def _sharing(tables: Sequence[TableReport]) -> Iterator[str]:
 
 
 def _without(experts: Sequence[str]) -> str:
-    """Why default experts are missing, as the end of a line; nothing if none is."""
+    """Return the reason for missing default experts, as the end of a line; "" if none is missing."""
     if not experts:
         return ""
     listed = (
@@ -188,15 +187,15 @@ def _without(experts: Sequence[str]) -> str:
 LINE = 64
 HEADER_BYTES = 16  # key, table and flags, time of the last use
 INDEX_BYTES = 64 / (12 * 0.8 * 0.83)
-"""A row's share of the index: chunks of 64 bytes hold 12 rows. An index is at most 80 % full and grows by 1.3
-to 1.6, so that it is five sixths of that on the average; 8.1 bytes were measured from 3 to 6 million rows."""
+"""Bytes of the index per row: a chunk of 64 bytes holds 12 rows. An index is at most 80 % full and grows by
+1.3 to 1.6, so its mean load is five sixths of that. Measured: 8.1 bytes at 3 to 6 million rows."""
 
 
 def row_bytes(group: Group) -> int:
-    """Bytes of a row in memory: header, scalars, state, and the vector; whole cache lines, and the vector on
-    its own, where that is cheap.
+    """Return the bytes of a row in memory: header, scalars, state and vector.
 
-    The native table decides it (`RowLayout` in optim.hpp); a test holds the two together.
+    Rows have whole cache lines, and the vector begins its own, where that adds little. A test compares this
+    with the native table (`RowLayout` in optim.hpp).
     """
     floats = sum(s.width for s in group.slots[:-1])
     states = sum(rule_of(s.optimizer.name).state_floats(s.width) for s in group.slots)
@@ -228,7 +227,7 @@ def _label(spec: Spec, label: Label) -> LabelReport:
 
 
 def _span(ms: int) -> str:
-    """A duration in several units: 86 430 000 is "24h 30s"."""
+    """Format a duration in several units: 86430000 is "24h 30s"."""
     parts = []
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
         if ms // size:
@@ -243,7 +242,7 @@ def _input_width(spec: Spec) -> int:
 
 
 def mlp_parameters(spec: Spec) -> int:
-    """Weights and biases of the native MLP, an output for each label; 0 for models without it."""
+    """Return the number of weights and biases of the native MLP; 0 for models without it."""
     hedged = spec.model.kind == "hedge" and "deep" in spec.model.experts
     if not hedged and spec.model.kind != "mlp":
         return 0
@@ -254,36 +253,35 @@ def mlp_parameters(spec: Spec) -> int:
 def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
     if spec.defaults < NEWEST_DEFAULTS:
         yield (
-            f"defaults: the spec means generation {spec.defaults} of the defaults; a new model learns better "
-            f"with {NEWEST_DEFAULTS}, which it has without the key"
+            f"defaults: the spec has generation {spec.defaults} of the defaults; a new model learns better "
+            f"with {NEWEST_DEFAULTS}, the default of this key"
         )
     used = {f.table for f in spec.features}
     for table in spec.tables:
         if table.name not in used:
             yield f"tables.{table.name}: no feature uses it"
-        elif _said(spec, table, "shared") and len(features_in(spec.features, table.name)) < 2:
+        elif _is_stated(spec, table, "shared") and len(features_in(spec.features, table.name)) < 2:
             yield f"tables.{table.name}.shared: one feature uses the table, so the key has no effect"
     in_score = compile_score(spec.serve.score).fields()
     for label in spec.labels:
         if label.name not in in_score:
-            yield f"serve.score: {label.name} is learned, but does not count for the order"
+            yield f"serve.score: {label.name} is learned, but does not affect the order"
         if label.loss == "mse" and label.bounds is None:
             yield (
-                f"labels.{label.name}: the gradient of mse grows with the value, so one value by mistake, "
-                "such as 1e18, outweighs all others in the rows that it touches; bounds = [least, greatest] "
-                "leaves such values out"
+                f"labels.{label.name}: the gradient of mse grows with the value, so one wrong value, such as "
+                "1e18, outweighs all others in its rows; bounds = [least, greatest] excludes such values"
             )
     early = [label.window_ms for label in spec.labels if spec.join.is_early(label)]
     if early:
         wait = min(early) + spec.join.grace_ms
         yield (
-            f'join.emit: with "early" a new model learns nothing for its first {_span(wait)}, as long as no '
-            f"negatives are known, and from positives at once after {_span(2 * wait)}; a replay that "
-            'measures quality uses "window"'
+            f'join.emit: with "early" a new model learns nothing in its first {_span(wait)}, while no '
+            f"negatives are known, and learns positives at once after {_span(2 * wait)}; use "
+            '"window" for a replay that measures quality'
         )
     if not has_ids(spec.features):
         yield (
-            "features: none has ids, so there are no rows, whose changes are served at once; predictions "
+            "features: none has ids, so there are no rows, which would be served at once; predictions "
             f"change with each version, every {duration_text(spec.train.version_interval_ms)} "
             "(train.version_interval)"
         )
@@ -292,14 +290,14 @@ def _warnings(spec: Spec, schemas: Schemas) -> Iterator[str]:
         if feature.missing == "zero" and field_at(sample, feature.field or "").nullable:
             yield (
                 f"features.{feature.name}: {feature.field} may be null and counts as 0; "
-                'missing = "flag" tells the two apart'
+                'missing = "flag" distinguishes them'
             )
         if feature.dense == ("raw",):
             yield f"features.{feature.name}: a raw number of unknown size is hard to learn from; use standard"
 
 
-def _said(spec: Spec, table: Table, key: str) -> bool:
-    """Whether the spec's file has the key of the table."""
+def _is_stated(spec: Spec, table: Table, key: str) -> bool:
+    """Return whether the spec's file has the key of the table."""
     return key in spec.written.get("tables", {}).get(table.name, {})
 
 
@@ -351,7 +349,7 @@ def _text(report: Report) -> Iterator[str]:
 
 
 def _listed(table: TableReport, default_crosses: int) -> str:
-    """The table's features; default crosses as their number."""
+    """Return the names of the table's features, or the number of default crosses."""
     if table.name == CROSSES and default_crosses:
         return f"{default_crosses} pairs"
     return ", ".join(table.features)

@@ -1,9 +1,7 @@
-"""Code of the user's that a spec names, `package.module:name`: found in an installed package, on PYTHONPATH,
-or in a module that stands beside the spec file.
+"""Import of the user's code that a spec names as `package.module:name`.
 
-The spec's folder goes to the end of `sys.path`, so a file there never takes the place of anything installed.
-What goes wrong is said with the key that named it: a module that is nowhere, a name that it has not, an
-import that fails inside, two modules of one name.
+The module is an installed package, on PYTHONPATH, or beside the spec file. The spec's folder goes to the end
+of `sys.path`, so a file there never shadows an installed module. Errors name the key of the spec.
 """
 
 from __future__ import annotations
@@ -19,19 +17,20 @@ from freshet.errors import ConfigError
 __all__ = ["REFERENCE", "load_object"]
 
 REFERENCE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-"""How a spec names code: a module, a colon, a name within."""
+"""Pattern of a reference to code: a module, a colon, a name in the module."""
 
 
 def load_object(reference: str, folder: str, *, where: str, key: str) -> Any:
-    """What `package.module:name` names.
+    """Import the object that `package.module:name` names.
 
     Args:
         reference: matches `REFERENCE`.
-        folder:    of the spec file; "" for a spec that has none: nothing stands beside it.
-        where, key: what errors name as the place.
+        folder: folder of the spec file; "" if the spec has no file.
+        where, key: place for errors.
 
     Raises:
-        ConfigError: it cannot be imported; says where was looked, or what its import raised.
+        ConfigError: the module is missing or its import fails, the module lacks the name, or another module
+            shadows the one beside the spec.
     """
     module_name, _, name = reference.partition(":")
     beside = _beside(module_name, folder)
@@ -39,7 +38,7 @@ def load_object(reference: str, folder: str, *, where: str, key: str) -> Any:
         sys.path.append(path)
     try:
         module = import_module(module_name)
-    except Exception as error:  # whatever a module of the user's raises
+    except Exception as error:  # the user's module may raise any error
         raise ConfigError(where, key, reference, *_why(error, module_name, folder)) from error
     if beside is not None and _root(module_name) != beside:
         raise ConfigError(
@@ -57,7 +56,7 @@ def load_object(reference: str, folder: str, *, where: str, key: str) -> Any:
 
 
 def _why(error: Exception, module: str, folder: str) -> tuple[str, str]:
-    """What was expected, and what is wrong: the module is missing, or it stands there and does not import."""
+    """Return the expectation and the hint for a failed import: the module is missing, or its code raised."""
     parts = module.split(".")
     prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
     if isinstance(error, ModuleNotFoundError) and error.name in prefixes:
@@ -67,7 +66,7 @@ def _why(error: Exception, module: str, folder: str) -> tuple[str, str]:
 
 
 def _beside(module: str, folder: str) -> Path | None:
-    """The module's outermost file or package that stands in the spec's folder."""
+    """Return the file of the module's outermost package in the spec's folder, if there is one."""
     if not folder:
         return None
     head = Path(folder).resolve() / module.partition(".")[0]

@@ -9,7 +9,34 @@ from typing import Any
 
 from freshet.config.options import Number, Text, Wrong
 
-__all__ = ["DAY", "HOUR", "MINUTE", "NAME", "PATH", "SECOND", "Constant", "Step", "StepForm"]
+__all__ = ["DAY", "HOUR", "MINUTE", "NAME", "PATH", "SECOND", "Constant", "Parameter", "Step", "StepForm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number that configures an update rule or a transform: its spec key, default, range and meaning."""
+
+    name: str
+    default: float
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False  # excludes `low` itself
+    doc: str = ""
+
+    def allows(self, value: float) -> bool:
+        """Return whether the value is in the range."""
+        return self.low <= value <= self.high and not (self.low_open and value == self.low)
+
+    @property
+    def expected(self) -> str:
+        """The range in words, for an error."""
+        return self.form.expected
+
+    @property
+    def form(self) -> Number:
+        """The form of the value in the spec."""
+        return Number(self.low, self.high, open_low=self.low_open)
+
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000  # milliseconds
 
@@ -20,12 +47,12 @@ PATH = Text('the path of a field, such as "user.id"', r"[A-Za-z_]\w*(\.[A-Za-z_]
 
 
 class Constant:
-    """The form of a value of the user's own: text or a number."""
+    """Form of a constant: text or a number."""
 
     expected = "text, an integer of 64 bits or a finite number"
 
     def read(self, value: Any) -> str | int | float:
-        """The value."""
+        """Return the value. Raises Wrong."""
         if isinstance(value, str):
             return value
         if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
@@ -35,7 +62,7 @@ class Constant:
         raise Wrong(self.expected)
 
     def json_schema(self) -> dict[str, Any]:
-        """Text or a number."""
+        """Return the JSON Schema of text or a number."""
         return {"type": ["string", "number"]}
 
 
@@ -50,7 +77,7 @@ class Step:
         return f"{self.name}({', '.join(f'{name}={value:g}' for name, value in self.parameters)})"
 
     def as_written(self) -> Mapping[str, str | float]:
-        """As the spec writes it."""
+        """Return the TOML table."""
         return {"name": self.name, **dict(self.parameters)}
 
 
@@ -61,12 +88,12 @@ TRANSFORM_NAME = Text(
 
 
 class StepForm:
-    """The form of a transform: its name, or a table of its name and parameters."""
+    """Form of a transform: its name, or a table with its name and parameters."""
 
     expected = 'a transform: its name, or { name = "...", parameter = number }'
 
     def read(self, value: Any) -> str | Step:
-        """The bare name, or the step; which names there are is known to `freshet.config.spec.transforms`."""
+        """Return the name, or a step for a table. `config.spec.transforms` checks the names. Raises Wrong."""
         if not isinstance(value, Mapping):
             return TRANSFORM_NAME.read(value)
         name = TRANSFORM_NAME.read(value["name"]) if "name" in value else None
@@ -82,7 +109,7 @@ class StepForm:
         return Step(name, tuple(sorted(parameters)))
 
     def json_schema(self) -> dict[str, Any]:
-        """A name or a table; `freshet.config.spec.json_schema` adds the known names and parameters."""
+        """Return the JSON Schema of a name or a table; `config.spec.json_schema` adds the known names."""
         name = TRANSFORM_NAME.json_schema()
         table = {
             "type": "object",

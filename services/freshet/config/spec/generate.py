@@ -1,6 +1,4 @@
-"""`freshet init`: a commented `freshet.toml` for the user's own schemas, which passes the parser and the
-check as it is.
-"""
+"""Generator of a commented `freshet.toml` for the user's schemas, for `freshet init`."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ WINDOWS = {
     "click": "2m",
 }
 ENTITY = {"id", "uuid", "guid"}
-"""What ends the name of a field that tells things apart: it has many values."""
+"""Words at the end of the names of identifiers, which have many values."""
 FREE_TEXT = {"title", "description", "url", "text", "query", "comment", "agent", "referrer", "message", "doc"}
 CODES = IDENTIFIER | {
     "category",
@@ -60,7 +58,7 @@ SEGMENTS = {"country", "device", "platform", "locale", "language", "channel", "r
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One feature: its line, the table it uses, or why it is commented out."""
+    """The line of one feature, with its table, or the reason why it is commented out."""
 
     name: str
     text: str
@@ -73,34 +71,38 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
     """Write a spec for two or three schemas.
 
     Args:
-        schemas: (path of the file as the spec will name it, its schema).
-        name:    of the model; made of the served events' name without it.
+        schemas: (path of the file for the spec, its schema).
+        name: name of the model; derived from the name of served events by default.
 
     Raises:
-        ConfigError: what is needed cannot be found in the schemas, or the name cannot be a model's.
+        ConfigError: the schemas lack a required field, or the name is invalid.
     """
     if name is not None:
-        Section("freshet init", "", {"name": name}).take("name", MODEL_NAME)
+        Section("freshet init", "", {"name": name}).read_value("name", MODEL_NAME)
     found = guess(schemas)
     features = list(_features(found))
     lines = [
         f"# Written by freshet init from {', '.join(path for path, _ in schemas)}.",
-        "# Each line is a guess: read it once and mend what is wrong.",
+        "# Each line is a guess: read it once and correct it.",
         "# All keys: docs/reference/feature-spec.md.",
         f'name = "{name or _model_name(found)}"    # names topics and stores; another name is another model',
         "",
         *_events(found),
         "",
         "[join]",
-        'emit = "early"    # positives at once: freshest. "window": all when it closes, unbiased',
+        'emit = "early"    # positives at once: freshest. "window": all when the window closes, unbiased',
         'grace = "30s"     # how late an event may come',
-        *(['require = "shown"    # served, but not seen: no sample'] if len(found.streams) == 3 else []),
+        *(
+            ['require = "shown"    # no samples of items that were not seen']
+            if len(found.streams) == 3
+            else []
+        ),
         "",
         *_labels(found),
         "",
         *_tables(features),
         "",
-        "[features]    # inputs of the model; those left out stand as comments, with the reason",
+        "[features]    # inputs of the model; comments are omitted fields, with the reason",
         *(_feature_text(f) for f in features),
         "",
         *_rest(features),
@@ -109,8 +111,8 @@ def generate_spec(schemas: Sequence[tuple[str, Record]], name: str | None = None
 
 
 def _events(found: Guess) -> Iterator[str]:
-    yield "[events]    # where ids and times stand in your own fields"
-    yield "# time: in s, ms, us or iso. key: the request first; other streams name the same, in this order."
+    yield "[events]    # your fields with ids and times"
+    yield "# time: in s, ms, us or iso. key: the request first; the same fields in this order in all streams."
     for stream in found.streams:
         values: dict[str, object] = {"schema": stream.path}
         if stream.role == "served" and found.explode:
@@ -122,19 +124,19 @@ def _events(found: Guess) -> Iterator[str]:
     if found.explode:
         yield f"# explode: each element of {found.explode} is an impression of its own"
     if found.stream("action").id is None:
-        yield '# an action\'s id recognises repeats; without one its content does: id = "event_id"'
+        yield '# the id of an action detects repeats; without one its content does: id = "event_id"'
 
 
 def _labels(found: Guess) -> Iterator[str]:
     yield "[labels]    # what the model predicts; each has its own window and head"
     field = found.type_field
     if field is None:
-        yield "# every action counts: the actions have no field that says what was done"
+        yield "# every action counts: the actions have no field with their type"
         yield f'acted = {{ on = "action.{found.stream("action").key[0]} is not null", window = "10m" }}'
         return
     symbols = _symbols(field)
     if not symbols:
-        yield f"# {field.path} is any text: put the word here that your actions use"
+        yield f"# {field.path} is any text: use a value of your actions here"
     good = [s for s in symbols if s.lower() not in NOT_A_SUCCESS] or list(symbols) or ["click"]
     for i, symbol in enumerate(dict.fromkeys(good)):
         on = f"action.{field.path} == '{symbol}'"
@@ -151,8 +153,8 @@ def _tables(features: Sequence[_Line]) -> Iterator[str]:
     yield "[tables]    # families of rows: lists share the item's, other features have rows of their own"
     used = {f.table for f in features if not f.left_out}
     notes = {
-        "user": 'rows of users; ttl = "90d" would evict those unseen for so long',
-        "item": "admission = 2 gives a key a row at its second sight: for items that come and go",
+        "user": 'rows of users; ttl = "90d" would evict users not seen for so long',
+        "item": "admission = 2 gives a key a row when it is seen again: for short-lived items",
         "ids": "other ids, many values each",
         "small": "countries, devices, hours: few values each",
     }
@@ -197,14 +199,14 @@ def _feature(name: str, leaf: Leaf, item: str | None) -> _Line:  # noqa: PLR0911
         return _Line(name, f'{{ field = "{path}", dense = "standard"{missing} }}', None, note)
     if leaf.words[-1] in ("position", "rank") and leaf.kind == "integer":
         text = f'{{ field = "{path}", table = "small", serve_as = 0 }}'
-        return _Line(name, text, "small", "where it was shown: trained on, not known when serving")
+        return _Line(name, text, "small", "position of the item: known in training, not in serving")
     if leaf.kind == "text" and leaf.words[-1] in FREE_TEXT and not _symbols(leaf):
-        return _Line(name, plain, None, "free text: hardly ever the same twice", left_out=True)
+        return _Line(name, plain, None, "free text: values rarely repeat", left_out=True)
     return _Line(name, f'{{ field = "{path}", table = "{table}" }}', table)
 
 
 def _table(leaf: Leaf) -> str:
-    """The table of a field that is no item and no list."""
+    """Return the table of a field that is no item and no list."""
     last = leaf.words[-1]
     if set(leaf.words) & USER and last in IDENTIFIER | USER:
         return "user"
@@ -216,7 +218,7 @@ def _list(name: str, leaf: Leaf) -> _Line:
     table = "item" if set(leaf.words) & ITEM else "small"
     text = f'{{ field = "{leaf.path}", table = "{table}", max = 50, pool = "mean" }}'
     if leaf.repeated or inner not in ("integer", "text"):
-        return _Line(name, text, None, "a list of something else than ids", left_out=True)
+        return _Line(name, text, None, "a list of values that are no ids", left_out=True)
     return _Line(name, text, table, "the first 50; pool: mean or sum of their rows")
 
 
@@ -230,15 +232,15 @@ def _rest(features: Sequence[_Line]) -> Iterator[str]:
     small = [f.name for f in single if f.table == "small" and set(f.name.lower().split("_")) & SEGMENTS]
     pair = [f.name for t in ("user", "ids", "item", "small") for f in single if f.table == t][:2]
     yield "[model]"
-    yield "deep = [256, 128]    # hidden widths of the MLP, one of the experts that are mixed by success"
-    yield f"# crosses = {toml_value([pair])}    # pairs with weights of their own; all, if features are few"
+    yield "deep = [256, 128]    # hidden widths of the MLP, one of the experts that the hedge weighs"
+    yield f"# crosses = {toml_value([pair])}    # pairs with their own weights; all pairs of few features"
     yield ""
     yield "[train]"
     yield f"segments = {toml_value([*small[:2], 'hour'])}    # measures are split by these"
     yield ""
     yield "[serve]"
-    yield '# score = "click * (1 + 0.1 * watch)"    # combines labels; without it the first label orders'
-    yield '# explore = { policy = "epsilon", share = 0.02 }    # requests in random order, to learn from'
+    yield '# score = "click * (1 + 0.1 * watch)"    # combines labels; without it the first label counts'
+    yield '# explore = { policy = "epsilon", share = 0.02 }    # a share of requests in random order'
 
 
 def _is_time(leaf: Leaf) -> bool:
@@ -261,7 +263,7 @@ def _label_name(symbol: str) -> str:
 
 
 def _free_name(path: str, taken: set[str]) -> str:
-    """A name for the feature: the field's own, with what it stands in where that is taken."""
+    """Return a free name for the feature: the field's name, with its parents' names as needed."""
     parts = path.split(".")
     for n in range(1, len(parts) + 1):
         name = "_".join(parts[-n:]).lstrip("_0123456789")[-60:].lstrip("_0123456789")

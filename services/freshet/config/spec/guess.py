@@ -1,8 +1,7 @@
-"""What the fields of unknown events probably mean, by their names and types: the guesses behind `freshet
-init`.
+"""Heuristics of `freshet init` for the meaning of fields, by their names and types.
 
-Names are compared as words: `reqId`, `request_id` and `request.id` are the same. Nothing here is relied on
-by a running service: a wrong guess is a line that the user mends.
+Names are compared as words: `reqId`, `request_id` and `request.id` are equal. Running services do not use
+this; the user corrects a wrong guess in the spec.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from freshet.config.avro.schema import (
     paths,
     sample_schema,
 )
-from freshet.config.spec.fields import kind_of
+from freshet.config.spec.schema_fit import kind_of
 from freshet.errors import ConfigError
 
 __all__ = ["Guess", "Leaf", "StreamGuess", "guess", "leaves", "words_of"]
@@ -87,24 +86,24 @@ class Leaf:
 
     path: str
     type: Type
-    kind: str  # see `freshet.config.spec.fields.kind_of`
+    kind: str  # see `freshet.config.spec.schema_fit.kind_of`
     nullable: bool
     repeated: bool
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of its path."""
+        """Words of the path."""
         return words_of(self.path)
 
     @property
     def identifies(self) -> bool:
-        """Whether it may stand in a key: one integer or text."""
+        """Whether it may be part of a key: one integer or text."""
         return self.kind in ("integer", "text")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGuess:
-    """Where the envelope stands in one stream's fields."""
+    """Guessed key, time and id of one stream."""
 
     role: Role
     path: str  # of the schema file
@@ -116,19 +115,19 @@ class StreamGuess:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What the schemas seem to describe."""
+    """Guessed meaning of all schemas."""
 
     streams: tuple[StreamGuess, ...]  # served, shown if there is one, action
     explode: str | None
-    type_field: Leaf | None  # of an action: which action it is
+    type_field: Leaf | None  # field with the type of an action
 
     def stream(self, role: Role) -> StreamGuess:
-        """The stream of that role. Raises StopIteration."""
+        """Return the stream of that role. Raises StopIteration."""
         return next(s for s in self.streams if s.role == role)
 
 
 def words_of(path: str) -> tuple[str, ...]:
-    """The words of a path, singular and in small letters: `user.lastItems` is user, last, item."""
+    """Split a path into words, singular and in lower case: `user.lastItems` is user, last, item."""
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", path)
     words = (SAME.get(p.lower(), p.lower()) for p in parts)
     singular = tuple(w[:-1] if len(w) > 3 and w.endswith("s") and w[-2] not in "sui" else w for w in words)
@@ -136,7 +135,7 @@ def words_of(path: str) -> tuple[str, ...]:
 
 
 def leaves(schema: Record) -> Iterator[Leaf]:
-    """Every field with values of its own, in order; those inside arrays of records are `repeated`."""
+    """Yield all fields that are no records or maps, in order; fields in arrays of records are `repeated`."""
     for path in paths(schema):
         found = field_at(schema, path)
         kind = kind_of(found.type)
@@ -145,13 +144,13 @@ def leaves(schema: Record) -> Iterator[Leaf]:
 
 
 def guess(schemas: Sequence[tuple[str, Record]]) -> Guess:
-    """Guess what two or three schemas describe.
+    """Guess the roles of two or three schemas and the meaning of their fields.
 
     Args:
         schemas: (path of the file, its schema).
 
     Raises:
-        ConfigError: there are not two or three, or the request, the item or the time cannot be found.
+        ConfigError: the number of schemas differs, or the request, the item or a time is not recognised.
     """
     if not 2 <= len(schemas) <= 3:
         raise ConfigError(
@@ -183,13 +182,13 @@ def _roles(schemas: Sequence[tuple[str, Record]]) -> dict[Role, tuple[str, Recor
         named = {"served": SERVED, "shown": SHOWN, "action": ACTION}[role]
         return 2 * bool(words & named) + {"served": 3 * has_array, "shown": 0, "action": 2 * has_type}[role]
 
-    # the first of equally good ones: schemas in the order given
+    # `max` returns the first of equal scores: the schemas in the given order.
     best = max(permutations(names), key=lambda p: sum(score(r, *s) for r, s in zip(p, schemas, strict=True)))
     return dict(zip(best, schemas, strict=True))
 
 
 def _explode(schema: Record) -> str | None:
-    """The array of records that looks most like the items of a request."""
+    """Return the array of records that is most likely the items of a request."""
     arrays = []
     for path in paths(schema):
         found = field_at(schema, path)
@@ -204,10 +203,12 @@ def _served_key(path: str, served: Record, action: Record, explode: str | None) 
         return explode is not None and leaf.path.startswith(explode + ".")
 
     own = [x for x in leaves(served) if x.identifies and (inside(x) or not x.repeated)]
-    theirs = [x for x in leaves(action) if x.identifies and not x.repeated]
+    in_actions = [x for x in leaves(action) if x.identifies and not x.repeated]
 
     def best(candidates: list[Leaf], wanted: set[str], unwanted: set[str]) -> Leaf | None:
-        scored = [(_alike(a, b, wanted, unwanted), a) for a in candidates for b in theirs if a.kind == b.kind]
+        scored = [
+            (_alike(a, b, wanted, unwanted), a) for a in candidates for b in in_actions if a.kind == b.kind
+        ]
         top = max((s for s, _ in scored), default=0)
         return next(a for s, a in scored if s == top) if top >= 3 else None
 
@@ -225,7 +226,7 @@ def _served_key(path: str, served: Record, action: Record, explode: str | None) 
 
 
 def _alike(a: Leaf, b: Leaf, wanted: set[str], unwanted: set[str]) -> int:
-    """How much two fields of two streams look like one and the same identifier; 3 and more is likely."""
+    """Score how likely two fields of two streams are the same identifier; 3 or more is likely."""
     x, y = a.words, b.words
     shorter = min(len(x), len(y))
     same = x == y or x[-shorter:] == y[-shorter:]
@@ -241,7 +242,7 @@ def _matching(served: Record, key: str, path: str, schema: Record) -> str:
     same_kind = [x for x in leaves(schema) if x.kind == kind and not x.repeated]
     found = max(same_kind, key=lambda x: _alike(wanted, x, set(), set()), default=None)
     if found is None or _alike(wanted, found, set(), set()) < 2:
-        raise _missing(path, schema, f"a field of {kind} that says what {key} of served events does")
+        raise _missing(path, schema, f"a field of {kind} with the same meaning as {key} of served events")
     return found.path
 
 
@@ -296,5 +297,5 @@ def _missing(path: str, schema: Record, what: str) -> ConfigError:
 
 
 def sample_of(found: Guess) -> Record:
-    """The schema of a sample: what features are made of."""
+    """Return the schema of samples, which has the fields of features."""
     return sample_schema(found.stream("served").schema, found.explode)

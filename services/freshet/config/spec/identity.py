@@ -1,14 +1,14 @@
-"""Which keys of a spec make it the model that it is, and which edits to a running model need a new one.
+"""Identity of a model: the keys of a spec that define it, and the edits that need a new model.
 
-A row store, a version and a trainer's seat are tied to `identity_hash`. Three rules:
+Row stores, versions and membership leases of trainers are tied to `identity_hash`. Its rules:
 
-- Only `identity` keys count, and only where they differ from the default. So a later release can add an
-  identity key whose default is what was done before, and old models keep their hash. A changed default is a
-  changed meaning: then `NEWEST_DEFAULTS` rises, and a spec that says `defaults = 1` keeps its hash.
-- Order counts for labels, tables and features: their numbers stand in samples and in the store.
-- The path of a schema file does not count. What a schema says of the fields that the spec uses does, as far
-  as it makes keys and numbers: whether a field holds integers, fractions, truths or text, and whether it is a
-  list. Other fields may come and go, an int may become a long, a field may become nullable.
+- Only `identity` keys with a value other than the default count. So a later release can add an identity key,
+  with the former behaviour as its default, and old models keep their hash. If a default changes,
+  `NEWEST_DEFAULTS` rises, and a spec with `defaults = 1` keeps its hash.
+- The order of labels, tables and features counts, as samples and the row store hold their numbers.
+- The path of a schema file does not count. The kinds of the fields that the spec uses do: integer, fraction,
+  truth or text, and whether it is a list. Other fields may be added or removed, an int may become a long, and
+  a field may become nullable.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
 from freshet.config.options import MISSING, Duration, Kind, default_of, duration_text, key_of
-from freshet.config.spec.fields import field_kinds
 from freshet.config.spec.forms import Step
+from freshet.config.spec.layout import default_sharing, features_in
 from freshet.config.spec.model import NEWEST_DEFAULTS, Optimizer, Spec, Table, TimeField
 from freshet.config.spec.optimizers import OPTIMIZERS
 from freshet.config.spec.parse import with_defaults
 from freshet.config.spec.parse_inputs import CROSSES, has_default_scalars
+from freshet.config.spec.schema_fit import field_kinds
 from freshet.config.spec.schemas import Schemas, streams_of
-from freshet.config.spec.shared_rows import default_sharing, features_in
 from freshet.errors import ConfigError
 
 __all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash"]
 
 EFFECTS: Mapping[str, str] = {
     "identity": "needs a new model: another name, or a new store and a replay of the events",
-    "tunable": "the model goes on with its rows and weights; taken up when its services start again",
-    "deployment": "changes where or how it runs, not what is learned; taken up when its services start again",
+    "tunable": "the model keeps its rows and weights; applies when its services restart",
+    "deployment": "changes where or how it runs, not the model; applies when its services restart",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One edit between two specs. `old` or `new` is MISSING where the thing came or went."""
+    """One difference between two specs; `old` or `new` is MISSING if the key was added or removed."""
 
     key: str  # as in freshet.toml: `tables.user.dim`
     kind: Kind
@@ -54,20 +54,21 @@ class Change:
 
 
 class SpecHash(str):
-    """A spec's identity hash: 64 hexadecimal digits. It knows what the same spec hashes to in other
-    generations of defaults, for errors.
+    """Identity hash of a spec, 64 hexadecimal digits.
+
+    It holds the hashes in other generations of defaults, for errors.
     """
 
     __slots__ = ("generation", "others")
-    generation: int  # of the hash itself
+    generation: int
     others: Mapping[str, int]  # hash of the same spec in another generation -> that generation
 
     @staticmethod
     def of(digits: str, generation: int, others: Mapping[str, int]) -> SpecHash:
-        """The hash with its surroundings."""
-        made = SpecHash(digits)
-        made.generation, made.others = generation, others
-        return made
+        """Create a hash from its digits, its generation and the hashes in other generations."""
+        spec_hash = SpecHash(digits)
+        spec_hash.generation, spec_hash.others = generation, others
+        return spec_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,11 @@ class _Entry:
 
 
 def identity_hash(spec: Spec, schemas: Schemas | None = None) -> SpecHash:
-    """The hash that stores, versions and seats are tied to: 64 hexadecimal digits.
+    """Compute the hash that row stores, versions and membership leases are tied to.
 
-    With `schemas` it also covers the kinds of the fields that the spec uses, so that a user id that turns
-    from a number into text is noticed before it gets other rows. One model is always hashed one way: with
-    schemas, or, like a backtest of files that have none, without.
+    With `schemas` it covers the kinds of the fields that the spec uses too, so that a start fails if an id
+    changed from number to text and would get other rows. All processes of a model must hash alike: with
+    schemas, or without as a backtest of files that have none.
     """
     others = {}
     for generation in range(1, NEWEST_DEFAULTS + 1):
@@ -90,23 +91,23 @@ def identity_hash(spec: Spec, schemas: Schemas | None = None) -> SpecHash:
             try:
                 others[_digits(with_defaults(spec, generation), schemas)] = generation
             except ConfigError:
-                continue  # the spec uses what that generation does not allow: no model of it can exist
+                continue  # that generation does not allow this spec, so no model of it exists
     return SpecHash.of(_digits(spec, schemas), spec.defaults, others)
 
 
 def explain_defaults(own: str, found: str) -> str:
-    """Lines that say what to do where `found` is the hash of the own spec in another generation of defaults.
+    """Explain in an error that `found` is the hash of this spec in another generation of defaults.
 
-    Empty where it is not, or where `own` is a plain string. Lines are indented, as those of an error are.
+    Returns "" if it is not, or if `own` is a plain string.
     """
     generation = own.others.get(found) if isinstance(own, SpecHash) else None
     if generation is None or not isinstance(own, SpecHash):
         return ""
     return (
-        f"  The hash found is that of this spec with `defaults = {generation}`; the spec now means "
+        f"  The hash found is the hash of this spec with `defaults = {generation}`; the spec now has "
         f"`defaults = {own.generation}`.\n"
-        f"  To go on with that model as it was, put `defaults = {generation}` at the top of the spec.\n"
-        f"  To begin anew with `defaults = {own.generation}`, give the model another name, or a new store."
+        f"  To continue with that model unchanged, put `defaults = {generation}` at the top of the spec.\n"
+        f"  To start a new model with `defaults = {own.generation}`, use another name, or a new store."
     )
 
 
@@ -127,7 +128,7 @@ def _digits(spec: Spec, schemas: Schemas | None) -> str:
 def diff(
     old: Spec, new: Spec, old_schemas: Schemas | None = None, new_schemas: Schemas | None = None
 ) -> list[Change]:
-    """What an edit changes, identity first: if any change is of identity, the edit needs a new model."""
+    """Return the differences of two specs, identity first; an identity change needs a new model."""
     before, after = _entries(old), _entries(new)
     if old_schemas is not None and new_schemas is not None:
         for entries, spec, schemas in ((before, old, old_schemas), (after, new, new_schemas)):
@@ -136,14 +137,14 @@ def diff(
     changes = [
         _change(key, before.get(key), after.get(key))
         for key in [*before, *(k for k in after if k not in before)]
-        if before.get(key) != after.get(key) and not _only_longer(before.get(key), after.get(key), key)
+        if before.get(key) != after.get(key) and not _is_addition(before.get(key), after.get(key), key)
     ]
     order = ("identity", "tunable", "deployment")
-    return sorted(_gathered(changes), key=lambda c: order.index(c.kind))
+    return sorted(_merge_sections(changes), key=lambda c: order.index(c.kind))
 
 
-def _only_longer(old: _Entry | None, new: _Entry | None, key: str) -> bool:
-    """Whether an order changed only because something came or went, which is told by itself."""
+def _is_addition(old: _Entry | None, new: _Entry | None, key: str) -> bool:
+    """Return whether an order differs because of additions or removals, which are changes of their own."""
     return (
         key.endswith("(order)") and old is not None and new is not None and set(old.value) != set(new.value)
     )
@@ -157,30 +158,30 @@ def _change(key: str, old: _Entry | None, new: _Entry | None) -> Change:
     )
 
 
-def _gathered(changes: list[Change]) -> Iterator[Change]:
-    """A label, table, feature or stream that came or went is one change, not one for each of its keys."""
+def _merge_sections(changes: list[Change]) -> Iterator[Change]:
+    """Merge the changes of all keys of an added or removed label, table, feature or stream into one."""
     seen: dict[str, Change] = {}
     for change in changes:
         section, _, rest = change.key.partition(".")
         name = rest.partition(".")[0]
-        came, went = change.old is MISSING, change.new is MISSING
-        if section not in ("labels", "tables", "features", "events") or not (came or went):
+        added, removed = change.old is MISSING, change.new is MISSING
+        if section not in ("labels", "tables", "features", "events") or not (added or removed):
             yield change
             continue
         whole = f"{section}.{name}"
-        was = seen.get(whole)
+        earlier = seen.get(whole)
         values = {
-            **((was.new if came else was.old) if was else {}),
-            rest.partition(".")[2]: change.new if came else change.old,
+            **((earlier.new if added else earlier.old) if earlier else {}),
+            rest.partition(".")[2]: change.new if added else change.old,
         }
         seen[whole] = Change(
-            whole, "identity", MISSING if came else values, values if came else MISSING, EFFECTS["identity"]
+            whole, "identity", MISSING if added else values, values if added else MISSING, EFFECTS["identity"]
         )
     yield from seen.values()
 
 
 def _entries(spec: Spec) -> dict[str, _Entry]:
-    """Every key of the spec, by its path in the file, with its kind and value."""
+    """Return all keys of the spec, by path in the file, with kind and value."""
     found: dict[str, _Entry] = dict(_of(spec, "", spec.defaults))
     for stream in streams_of(spec):
         found.update(_of(stream, f"events.{stream.role}.", spec.defaults))
@@ -205,7 +206,7 @@ def _entries(spec: Spec) -> dict[str, _Entry]:
 
 
 def _of_crosses(table: Table, generation: int) -> Iterator[tuple[str, _Entry]]:
-    """Of the table that crosses bring: what a spec may say of it, and what it does say of its optimiser."""
+    """Yield the tunable keys of the implicit table of crosses, and its optimiser if it is not the default."""
     prefix = f"tables.{table.name}."
     for key, entry in _of(table, prefix, generation):
         if entry.kind != "identity":

@@ -1,6 +1,6 @@
-"""Nouns of a spec, second part: tables with their optimisers, and features."""
+"""Tables with their optimisers, and features of a spec."""
 
-# ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
+# ruff: noqa: RUF009  option() returns a new dataclass field at each call
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ __all__ = ["Feature", "Optimizer", "Table"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """An update rule with its parameters, as `freshet.config.spec.optimizers` describes them."""
+    """An update rule of `freshet.config.spec.optimizers` with its parameters."""
 
-    name: str  # of a rule
-    parameters: Mapping[str, float]  # complete: defaults filled in
+    name: str
+    parameters: Mapping[str, float]  # complete, with defaults
 
     def __hash__(self) -> int:
         return hash((self.name, tuple(sorted(self.parameters.items()))))
@@ -26,10 +26,10 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A family of rows with one dim and optimiser, of one feature or of several."""
+    """A family of rows with one dim and optimiser, for one feature or several."""
 
     name: str
-    id: int  # given once, by position; lives in the store
+    id: int  # assigned once, by position; the row store keeps it
     dim: int = option(
         "identity",
         "length of the embedding vectors",
@@ -54,7 +54,7 @@ class Table:
         "Without it false, but true where lists alone, or lists and one id, use the table, as a history of "
         "items and the item do (with `defaults = 1`: true)",
         Boolean(),
-        default=None,  # the parser fills it in (`freshet.config.spec.shared_rows`)
+        default=None,  # the parser sets it by `freshet.config.spec.layout`
     )
     ttl_ms: int | None = option(
         "tunable",
@@ -79,7 +79,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One input of the model. Which fields are set depends on `kind`."""
+    """One input of the model; `kind` determines which options are set."""
 
     name: str
     index: int  # position in the spec

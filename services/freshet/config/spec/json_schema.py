@@ -1,8 +1,8 @@
-"""`freshet.toml` as a JSON Schema (draft 7, which editors of TOML know): keys, values, defaults, meanings.
+"""JSON Schema of `freshet.toml` (draft 7, for editors): keys, values, defaults and meanings.
 
-Made of the same options as the parser, when it is asked for (`freshet check --json-schema`), so no copy of it
-can be stale. What the schema refuses, the parser refuses. The parser refuses more: sizes of durations, names
-that must stand elsewhere in the file, expressions, fields that the Avro schemas lack.
+`freshet check --json-schema` generates it from the parser's options. The parser also refuses all values that
+the schema refuses, and more: sizes of durations, undeclared names, invalid expressions, fields that the Avro
+schemas lack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from freshet.config.expression import RESERVED
 from freshet.config.options import Duration, duration_text, key_of, options_of
-from freshet.config.spec.forms import NAME
+from freshet.config.spec.forms import NAME, Parameter
 from freshet.config.spec.model import (
     Explore,
     Feature,
@@ -33,7 +33,6 @@ from freshet.config.spec.model import (
     Train,
 )
 from freshet.config.spec.optimizers import OPTIMIZERS
-from freshet.config.spec.parameters import Parameter
 from freshet.config.spec.parse_inputs import (
     CROSSES,
     CROSSES_KEYS,
@@ -47,23 +46,23 @@ from freshet.config.spec.transforms import GROUP, TRANSFORMS
 __all__ = ["FILE_NAME", "json_schema", "schema_text"]
 
 FILE_NAME = "freshet.schema.json"
-"""What `freshet init` calls it, beside the spec that names it in its first line."""
+"""File name for `freshet init`, which writes it beside the spec and names it in the spec's first line."""
 
 ABOUT = """\
-A feature spec of freshet: where events come from, what is predicted, from what, and how. Keys are of three
-kinds. A change of an identity key needs a new model; a tunable one may change while the model goes on; a
-deployment key says where and how it runs."""
+A feature spec of freshet: events, labels, features, model and serving. Keys are of three kinds. A change of
+an identity key needs a new model; a tunable key may change during the life of a model; a deployment key
+decides where and how it runs."""
 
 Schema = dict[str, Any]
 
 
 def schema_text() -> str:
-    """The schema as the text of a file."""
+    """Return the schema as text."""
     return json.dumps(json_schema(), indent=1) + "\n"
 
 
 def json_schema() -> Schema:
-    """The whole schema."""
+    """Return the schema."""
     sections = {
         "events": _events(),
         "join": _object(Join),
@@ -79,7 +78,7 @@ def json_schema() -> Schema:
     top = _object(Spec, sections, ("name", "events", "labels", "features"), ABOUT)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "$comment": "Written by `freshet check --json-schema`; write it anew after an upgrade of freshet.",
+        "$comment": "Written by `freshet check --json-schema`; write it again after an upgrade of freshet.",
         "title": "freshet.toml",
         **top,
         "allOf": [
@@ -95,28 +94,25 @@ def json_schema() -> Schema:
     }
 
 
-# --- sections
-
-
 def _experts_alone() -> Schema:
-    """Whether a model names experts and no crosses, so that it has none."""
+    """Match a model that names experts but no crosses, so has no crosses."""
     return {**_has("experts"), "not": _has("crosses")}
 
 
 def _events() -> Schema:
     def stream(doc: str, *without: str) -> Schema:
-        made = _object(Stream, required=("key", "time"), description=doc)
-        made["properties"]["key"]["anyOf"][1]["uniqueItems"] = True
+        schema = _object(Stream, required=("key", "time"), description=doc)
+        schema["properties"]["key"]["anyOf"][1]["uniqueItems"] = True
         for key in without:
-            del made["properties"][key]
-        return made
+            del schema["properties"][key]
+        return schema
 
     streams = {
-        "served": stream("what was served, with the features as they were"),
-        "action": stream("what was done", "explode"),
-        "shown": stream("what was really seen", "explode"),
+        "served": stream("served impressions with their features"),
+        "action": stream("actions", "explode"),
+        "shown": stream("items that a person has seen", "explode"),
     }
-    return _closed(streams, ("served", "action"), description="Where events come from.")
+    return _closed(streams, ("served", "action"), description="The streams of events.")
 
 
 def _label() -> Schema:
@@ -144,11 +140,11 @@ def _optimizer(default: str, what: str) -> Schema:
 
 
 def _parameters(parameters: tuple[Parameter, ...]) -> Schema:
-    made = {}
+    schemas = {}
     for p in parameters:
         form = p.form.json_schema()
-        made[p.name] = {**form, "description": p.doc, **_finite_default(p.default)}
-    return made
+        schemas[p.name] = {**form, "description": p.doc, **_finite_default(p.default)}
+    return schemas
 
 
 def _finite_default(value: float) -> Schema:
@@ -166,7 +162,7 @@ def _feature() -> Schema:
 
 
 def _transform() -> Schema:
-    """The transforms there are, those of distributions that are installed here, and code of the user's."""
+    """Describe the built-in transforms, those of installed distributions, and the user's code."""
     added = [point.name for point in entry_points(group=GROUP)]
     code = {"type": "string", "pattern": ":"}
     names = {"anyOf": [{"enum": [*TRANSFORMS, *sorted(added)]}, code]}
@@ -184,7 +180,7 @@ def _transform() -> Schema:
 
 
 def _kinds() -> Iterator[Schema]:
-    """What a feature may hold follows from the keys that tell its kind, in the order in which they count."""
+    """Yield the constraints of each kind of feature; the first key that is present decides the kind."""
     signs = {
         "dense": ("dense",),
         "time": ("time",),
@@ -240,13 +236,13 @@ def _train() -> Schema:
 
 
 def _serve() -> Schema:
-    explore = _object(Explore, description="How serving explores.")
+    explore = _object(Explore, description="Exploration in serving.")
     explores = _has("policy", {"const": "epsilon"})
     explore["allOf"] = [
         _if(explores, {"required": ["share"], "properties": {"share": {"exclusiveMinimum": 0}}}),
         _if({"not": explores}, {"properties": {"share": {"const": 0}}}),
     ]
-    gate = _object(Gate, description="When a version may serve.")
+    gate = _object(Gate, description="Conditions for the promotion of a version.")
     low, high = (
         {"type": "number", "minimum": 0, "maximum": 1},
         {"type": "number", "minimum": 1, "maximum": 1_000},
@@ -255,13 +251,10 @@ def _serve() -> Schema:
     return _object(Serve, {"explore": explore, "gate": gate})
 
 
-# --- pieces
-
-
 def _object(
     cls: type, more: Mapping[str, Any] | None = None, required: tuple[str, ...] = (), description: str = ""
 ) -> Schema:
-    """A table of the options of a class; dotted keys stand in tables of their own."""
+    """Describe a table with the options of a class; dotted keys are in nested tables."""
     properties: Schema = {}
     for option in options_of(cls):
         head, _, rest = key_of(option).partition(".")
@@ -274,26 +267,26 @@ def _object(
 
 
 def _option(option: Field[Any]) -> Schema:
-    """One value: its form, what it means, what it is without a word."""
+    """Describe one value: its form, meaning and default."""
     form, kind = option.metadata["form"], option.metadata["kind"]
     about = f"{option.metadata['doc']} ({kind}). Expected: {form.expected}."
-    made = {**form.json_schema(), "description": about}
+    schema = {**form.json_schema(), "description": about}
     default = option.default
     if default is NO_DEFAULT or default is None or default in ((), ""):
-        return made
+        return schema
     if isinstance(form, Duration):
         default = duration_text(default)
-    return {**made, "default": list(default) if isinstance(default, tuple) else default}
+    return {**schema, "default": list(default) if isinstance(default, tuple) else default}
 
 
 def _closed(properties: Schema, required: tuple[str, ...] = (), **more: str) -> Schema:
-    """A table of just these keys."""
-    made = {"type": "object", **more, "properties": properties, "additionalProperties": False}
-    return {**made, "required": list(required)} if required else made
+    """Describe a table with only these keys."""
+    schema = {"type": "object", **more, "properties": properties, "additionalProperties": False}
+    return {**schema, "required": list(required)} if required else schema
 
 
 def _named(values: Schema, low: int, high: int, *more: Schema) -> Schema:
-    """A table of the user's own names."""
+    """Describe a table whose keys are names that the user chooses."""
     names = NAME.json_schema()
     return {
         "type": "object",
@@ -309,7 +302,7 @@ def _if(condition: Schema, then: Schema) -> Schema:
 
 
 def _has(key: str, schema: Any = None) -> Schema:
-    """Whether the key is there and its value is so."""
+    """Match a table that has the key, with a value of this schema."""
     return {"required": [key], **({"properties": {key: schema}} if schema else {})}
 
 

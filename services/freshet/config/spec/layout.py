@@ -1,40 +1,99 @@
-"""What follows from a spec for rows and columns: store groups, slots of a row, order of occurrences and dense
-columns.
+"""Layout of a model's rows and columns: store groups, slots of a row, order of occurrences, dense columns.
 
-The one place that decides it; the native table, the decoder and the model all take their shapes from here.
-Letters: L labels, S float slots of a row, D dense columns.
+The native table, the decoder and the model take their shapes from here. Shape letters: L labels, S floats of
+a row, T floats of its optimiser state, D dense columns.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from freshet.config.spec.model import Optimizer, Spec, Table
+from freshet.config.spec.model import Feature, Optimizer, Spec, Table
 from freshet.config.spec.optimizers import COUNT, rule_of
 from freshet.config.spec.parse_inputs import has_default_scalars
 
-__all__ = ["Group", "Layout", "Slot", "item_of", "layout_of"]
+__all__ = [
+    "Group",
+    "Layout",
+    "Slot",
+    "default_sharing",
+    "features_in",
+    "has_own_rows",
+    "item_of",
+    "layout_of",
+    "with_sharing",
+]
+
+# --- Sharing of rows between the features of a table.
+#
+# A row belongs to (table, feature, id): device "1" and hour 1 are two rows, although both features name the
+# table `small`. A `shared` table has one row for an id of any feature, such as the ranked item and the same
+# item in a user's history. Keys of features that share rows have the table's salt; other features have a salt
+# each (`freshet.features.hashing.row_salt`).
+
+
+def features_in(features: Sequence[Feature], table: str) -> tuple[Feature, ...]:
+    """Return the features with rows in a table, without crosses."""
+    return tuple(f for f in features if f.table == table and f.kind != "cross")
+
+
+def default_sharing(used: Sequence[Feature], generation: int) -> bool:
+    """Return the default of `shared` for a table that these features use.
+
+    It is true for a history and its item: lists, with at most one id beside them. Times and buckets have
+    other ids than a list. A table of one feature has nothing to share. Generation 1 shared every table.
+    """
+    if len(used) < 2:
+        return False
+    if generation == 1:
+        return True
+    others = [f.kind for f in used if f.kind != "list"]
+    return len(others) < len(used) and others in ([], ["id"])
+
+
+def with_sharing(tables: Sequence[Table], features: Sequence[Feature], generation: int) -> tuple[Table, ...]:
+    """Set `shared` of tables without it; a table with at most one feature gets the default, false."""
+    return tuple(_with_sharing(table, features_in(features, table.name), generation) for table in tables)
+
+
+def _with_sharing(table: Table, used: Sequence[Feature], generation: int) -> Table:
+    if len(used) > 1 and table.shared is not None:
+        return table
+    return replace(table, shared=default_sharing(used, generation))
+
+
+def has_own_rows(spec: Spec, feature: Feature) -> bool:
+    """Return whether the feature's ids have other rows than equal ids of other features of its table.
+
+    False for a feature without a table or alone in it, and for crosses: their keys contain the names of the
+    parts.
+    """
+    if feature.table is None or feature.kind == "cross" or spec.table(feature.table).shared:
+        return False
+    return len(features_in(spec.features, feature.table)) > 1
+
 
 CROSS_ACCUMULATOR = 1.0
-"""Adagrad's starting accumulator for the cross expert's scalars: crosses are many and rare, so they start
-cautiously."""
+"""Adagrad's initial accumulator for scalars of the expert cross: crosses are many and rare, so first steps
+are small."""
 
 WIDE_ACCUMULATOR = 0.1
-"""That of wide and fast: where positives are rare, gradients are small, and a new id would step far."""
+"""Adagrad's initial accumulator for wide and fast: with rare positives gradients are small, so without it the
+first steps of a new id would be too large."""
 
 WIDE_LR, FAST_LR = 0.2125, 0.85
-"""Adagrad's step sizes of the experts wide and fast, divided by the root of a sample's number of features and
-one: all of a sample's weights move together. cross has fast's, divided by the root of the number of crosses
-and one. The same for all streams (ADR 0023)."""
+"""Adagrad's step sizes of the experts wide and fast before the division by sqrt(1 + features), as all weights
+of a sample move together. The expert cross has that of fast, divided by sqrt(1 + crosses) (ADR 0023)."""
 
 FAST_FACTOR = 4.0
-"""The step size of fast, in that which a spec gives for wide."""
+"""Step size of fast divided by the one that a spec states for wide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A run of floats of a row that one optimiser steps."""
+    """Consecutive floats of a row that one optimiser steps."""
 
     name: str  # "wide", "fast", "cross", "linear" (shared by fm and deep), "count" or "vector"
     start: int  # first float in the row
@@ -45,7 +104,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables of equal layout, which share one native store group, and the features whose rows live there."""
+    """Tables of equal layout in one native store group, with the features that have rows there."""
 
     index: int
     tables: tuple[int, ...]  # table ids
@@ -55,7 +114,7 @@ class Group:
 
     @property
     def width(self) -> int:
-        """S: floats of a row as looked up and as a gradient."""
+        """S: floats of a row in a lookup or a gradient."""
         return sum(slot.width for slot in self.slots)
 
     @property
@@ -64,7 +123,7 @@ class Group:
         return sum(rule_of(s.optimizer.name).state_floats(s.width) for s in self.slots)
 
     def slot(self, name: str) -> Slot | None:
-        """The slot of that name, if rows of this group have it."""
+        """Return the slot of that name, or None."""
         return next((s for s in self.slots if s.name == name), None)
 
 
@@ -77,7 +136,7 @@ class Layout:
 
 
 def layout_of(spec: Spec) -> Layout:
-    """Derive the layout; a pure function of the spec's identity keys."""
+    """Derive the layout from the spec's identity keys."""
     features_of: dict[int, list[int]] = {}
     for feature in spec.features:
         if feature.table is not None:
@@ -121,7 +180,7 @@ def _scalar_names(spec: Spec) -> tuple[str, ...]:
         experts = spec.model.experts
         shared = ("linear",) if "fm" in experts or "deep" in experts else ()
         return tuple(e for e in ("wide", "fast", "cross") if e in experts) + shared
-    own_class = ":" in spec.model.kind  # it is given the linear terms, to use or not
+    own_class = ":" in spec.model.kind  # receives the linear terms and may ignore them
     return ("linear",) if own_class or spec.model.kind in ("linear", "deepfm") else ()
 
 
@@ -142,9 +201,9 @@ def _scalar_optimizer(spec: Spec, table: Table, name: str) -> Optimizer:
 
 
 def item_of(spec: Spec, layout: Layout) -> tuple[int, int] | None:
-    """Where the item's keys stand, (store group, place among its features); None if no feature has them.
+    """Return the place of the item's keys: (store group, position among its features), or None.
 
-    The item is what the key of served events names second, after the request.
+    The item is the second field of the key of served events, after the request.
     """
     for path in spec.events.served.key[1:2]:
         for group in layout.groups:

@@ -1,6 +1,6 @@
-"""Nouns of a spec, third part: what is learned, how it is learned, how it is served."""
+"""Model, training and serving options of a spec."""
 
-# ruff: noqa: RUF009  option() makes dataclass fields; nothing is computed once and shared
+# ruff: noqa: RUF009  option() returns a new dataclass field at each call
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from freshet.config.spec.forms import DAY, HOUR, MINUTE, NAME, SECOND
 __all__ = ["Explore", "Gate", "Model", "Serve", "Train"]
 
 BEHIND_ROWS = 256
-"""Of a batch of a lane that is behind, where each batch costs Python, or a round trip, beside its rows."""
+"""Least rows of a batch of a lane that is behind, if each batch runs Python or makes a round trip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is learned."""
+    """The model."""
 
     kind: str = option(
         "identity",
@@ -38,9 +38,9 @@ class Model:
     experts: tuple[str, ...] = option(
         "identity",
         "members of the hedge; without it all, cross only if there are crosses, and fast, fm and counts only "
-        "if a feature has ids. wide and fast: a weight for each id, in small and in large steps; cross: for "
-        "each combination of ids; fm: products of vectors; deep: an MLP; counts: wide's weights, trusted by "
-        "how often an id was seen; stack: a learned sum of the others",
+        "if a feature has ids. wide and fast: a weight for each id, with small and with large steps; cross: "
+        "a weight for each combination of ids; fm: products of vectors; deep: an MLP; counts: wide's "
+        "weights, scaled by the count of an id; stack: a learned sum of the others",
         ListOf(Choice(("wide", "fast", "cross", "fm", "deep", "counts", "stack")), 1, 7),
         default=("wide", "fast", "fm", "deep", "counts", "stack"),
         former={1: ("wide", "fm", "deep")},
@@ -56,10 +56,10 @@ class Model:
     deep: tuple[int, ...] = option(
         "identity", "hidden widths of the MLP", ListOf(Integer(1, 8_192), 1, 8), default=(256, 128)
     )
-    seed: int = option("identity", "of initial rows and weights", Integer(0, 2**63 - 1), default=0)
+    seed: int = option("identity", "seed of initial rows and weights", Integer(0, 2**63 - 1), default=0)
     hedge_discount: float = option(
         "tunable",
-        "of an expert's past loss, per row: 0.999 judges experts by the last 1,000 rows, 0.9999 by 10,000",
+        "discount of an expert's past loss, per row: 0.999 weighs about the last 1,000 rows, 0.9999 10,000",
         Number(0.5, 1, open_low=True),
         default=0.999,
     )
@@ -67,7 +67,7 @@ class Model:
         "tunable", "Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3
     )
     dense_warmup_steps: int = option(
-        "tunable", "steps over which it rises from 0", Integer(0, 1_000_000), default=100
+        "tunable", "steps over which dense_lr rises from 0", Integer(0, 1_000_000), default=100
     )
     bias_lr: float = option(
         "tunable", "Adagrad's step size for the biases", Number(0, 100, open_low=True), default=0.5
@@ -77,13 +77,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """How it is learned."""
+    """Training."""
 
     batch_rows: int = option(
         "tunable",
-        "rows a lane takes at most, more only of one request that has more; the joiner closes blocks of "
-        "samples at so many (256 at most), and a batch is whole blocks; the dense gradient is a mean over a "
-        "step's rows, or over so many if it has fewer, so that every row weighs the same",
+        "most rows of a batch, except of one request that has more; the joiner closes blocks of samples at "
+        "this number (256 at most), and a batch has whole blocks; the dense gradient is a mean over the rows "
+        "of a step, or over this number if it has fewer, so that all rows have equal weight",
         Integer(1, 65_536),
         key="batch.rows",
         default=64,
@@ -98,23 +98,23 @@ class Train:
     )
     batch_behind_rows: int | None = option(
         "tunable",
-        "rows a lane takes when it is behind, at least batch.rows; without it batch.rows where native code "
-        "goes from batch to batch (kinds hedge, mlp and linear, rows in the trainer's process), otherwise "
-        "256 if that is more",
+        "most rows of a batch of a lane that is behind, at least batch.rows; without it batch.rows if native "
+        "code runs the loop over batches (kinds hedge, mlp and linear, rows in the trainer's process), "
+        "otherwise the larger of batch.rows and 256",
         Integer(1, 65_536),
         key="batch.behind",
         default=None,
     )
     staleness_rows: int = option(
         "tunable",
-        "rows of other batches in flight when a batch is looked up; mode `sync` has no use for it",
+        "rows of other batches in flight when a batch is looked up; mode `sync` ignores it",
         Integer(0, 1_048_576),
         default=512,
     )
     mode: Literal["hybrid", "sync", "async"] = option(
         "tunable",
         "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
-        "sync: the next lookup waits for the step's pushes; async: as hybrid, and no rank waits for another",
+        "sync: the next lookup waits for the step's pushes; async: as hybrid, but no rank waits",
         Choice(("hybrid", "sync", "async")),
         default="hybrid",
     )
@@ -125,31 +125,31 @@ class Train:
         default=None,
     )
     precision: Literal["fp32", "bf16"] = option(
-        "tunable", "of the dense part's matrix products", Choice(("fp32", "bf16")), default="fp32"
+        "tunable", "precision of the dense matrix products", Choice(("fp32", "bf16")), default="fp32"
     )
     version_interval_ms: int = option(
         "tunable",
-        "how often a dense version is written",
+        "interval of writes of dense versions",
         Duration(100, DAY),
         key="version_interval",
         default=5 * SECOND,
     )
     keep_versions: int = option(
         "tunable",
-        "how many versions are kept beside those that aliases point at",
+        "number of versions kept besides those with an alias",
         Integer(1, 100_000),
         default=10,
     )
     flush_interval_ms: int = option(
         "tunable",
-        "how often rows are flushed to the row store; less often where flushing takes over a tenth of a core",
+        "interval of flushes of rows to the row store; longer if flushes take over a tenth of a core",
         Duration(100, HOUR),
         key="flush_interval",
         default=2 * SECOND,
     )
     publish_interval_ms: int = option(
         "tunable",
-        "how often changed rows are published",
+        "interval at which changed rows are published",
         Duration(1, MINUTE),
         key="publish_interval",
         default=50,
@@ -166,14 +166,17 @@ class Train:
     )
 
     def behind_rows(self, *, native_loop: bool) -> int:
-        """Rows of a batch of a lane that is behind; `native_loop`: no Python runs between its batches."""
+        """Return the rows of a batch of a lane that is behind.
+
+        `native_loop`: no Python runs between batches.
+        """
         least = self.batch_rows if native_loop else max(self.batch_rows, BEHIND_ROWS)
         return self.batch_behind_rows or least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """When a version may serve (PROTOCOL 23)."""
+    """The gate: conditions for the promotion of a version (PROTOCOL 23)."""
 
     ne_worse: float = option(
         "tunable",
@@ -186,13 +189,13 @@ class Gate:
     )
     samples: int = option(
         "tunable",
-        "newest samples on which it judges; they are kept in memory with copies of their rows",
+        "number of newest samples on which versions are compared; kept in memory with copies of their rows",
         Integer(1, 10_000_000),
         default=2_000,
     )
     floor: int = option(
         "tunable",
-        "with fewer samples to judge by, no version takes the place of `stable`",
+        "with fewer labelled samples, no version replaces `stable`",
         Integer(0, 10_000_000),
         default=100,
     )
@@ -200,11 +203,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explore:
-    """How serving explores."""
+    """Exploration in serving."""
 
     policy: Literal["none", "epsilon"] = option(
         "tunable",
-        "epsilon: that share of requests in random order",
+        "epsilon: a share of requests gets a random order",
         Choice(("none", "epsilon")),
         default="none",
     )
@@ -213,19 +216,19 @@ class Explore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """How it is served."""
+    """Serving."""
 
     score: str = option(
         "tunable",
-        "expression over the labels' predictions, which orders candidates; without it the first label",
+        "expression over the labels' predictions that orders candidates; without it the first label",
         Text("an expression"),
         default="",
     )
     explore: Explore = option("tunable", "exploration", default_factory=Explore)
     unknown: Literal["zeros"] = option(
-        "identity", "what a row never learned looks like", Choice(("zeros",)), default="zeros"
+        "identity", "value of rows that were never learned", Choice(("zeros",)), default="zeros"
     )
     gate: Gate = option("tunable", "promotion", default_factory=Gate)
     log_served: bool = option(
-        "deployment", "append what was served to the served topic", Boolean(), default=True
+        "deployment", "append served impressions to the served topic", Boolean(), default=True
     )

@@ -1,11 +1,8 @@
-"""The feature spec as frozen objects: what `freshet.toml` says, with every default filled in.
+"""The feature spec as a frozen object: `freshet.toml`, with all defaults.
 
-Each field carries its kind: `identity` changes the model's meaning (a new model, or a replay), `tunable`
-may change while it runs, `deployment` says where it runs. Only identity keys make the hash that a store is
-tied to. Beside the kind stand the key of `freshet.toml` (if not the field's name), the form of its value
-and what it means: the parser, the errors, the reference in the docs and `freshet check` all follow from
-these. Durations are integers with their unit in the name. Only the parser (`freshet.config.spec.parse`) makes
-these objects.
+Each option has a kind: a change of an `identity` key needs a new model or a replay; a `tunable` key may
+change during a model's life; `deployment` keys decide where it runs. Durations are integers with the unit in
+the name. Only the parser (`freshet.config.spec.parse`) creates these objects.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from freshet.config.options import Integer, Kind, Text, option
-from freshet.config.spec.events import Events, Join, Label, Retention, Stream, TimeField
-from freshet.config.spec.file_formats import Files
+from freshet.config.spec.events import Events, Files, Join, Label, Retention, Stream, TimeField
 from freshet.config.spec.inputs import Feature, Optimizer, Table
 from freshet.config.spec.learning import Explore, Gate, Model, Serve, Train
 
@@ -51,23 +47,21 @@ MODEL_NAME = Text(
 )
 
 NEWEST_DEFAULTS = 2
-"""The newest generation of defaults: rises when a default of an identity key changes its value or meaning.
+"""Newest generation of defaults; it rises when the default of an identity key changes.
 
-1: releases before the key `defaults`. 2: features have rows of their own in a table that they share, unless
-it is `shared`.
+1: releases before the key `defaults`. 2: features that use one table have separate rows, unless it is
+`shared`.
 """
 
 GENERATION = Integer(1, NEWEST_DEFAULTS)
 GENERATION_HINT = (
-    f"defaults: the generation of defaults that the spec means; this release knows up to {NEWEST_DEFAULTS}"
+    f"defaults: the generation of defaults of the spec; this release supports 1 to {NEWEST_DEFAULTS}"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A whole spec. `labels`, `tables` and `features` are in file order; their indexes and ids are
-    positions.
-    """
+    """A whole spec. `labels`, `tables` and `features` are in file order, which defines indexes and ids."""
 
     name: str = option(
         "identity",
@@ -76,7 +70,7 @@ class Spec:
     )
     defaults: int = option(
         "identity",
-        "generation of defaults that the spec means; 1 goes on with a model of a release without this key",
+        "generation of defaults; 1 continues a model of a release without this key",
         GENERATION,
         default=NEWEST_DEFAULTS,
         hint=GENERATION_HINT,
@@ -98,30 +92,30 @@ class Spec:
         default=1024,
     )
     files: Files = field(default_factory=Files)
-    folder: str = field(default="", compare=False)  # where the spec file lies; its paths are relative to this
+    folder: str = field(default="", compare=False)  # folder of the spec file; base of its relative paths
     written: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """The file as parsed TOML, from which the spec follows in another generation of defaults."""
+    """The parsed TOML, to parse the spec again in another generation of defaults."""
 
     @staticmethod
     def load(path: str | Path) -> Spec:
-        """Read a `freshet.toml`. Raises ConfigError, which says what to mend."""
-        from freshet.config.spec.parse import load_spec  # noqa: PLC0415 - the parser makes these objects
+        """Read a `freshet.toml`. Raises ConfigError for an unreadable or invalid file."""
+        from freshet.config.spec.parse import load_spec  # noqa: PLC0415 - parse imports this module
 
         return load_spec(path)
 
     def table(self, name: str) -> Table:
-        """The table of that name. Raises KeyError."""
+        """Return the table of that name. Raises KeyError."""
         return {t.name: t for t in self.tables}[name]
 
     def feature(self, name: str) -> Feature:
-        """The feature of that name. Raises KeyError."""
+        """Return the feature of that name. Raises KeyError."""
         return {f.name: f for f in self.features}[name]
 
     @property
     def bounds(self) -> dict[int, tuple[float, float]]:
-        """Label's number -> its least and greatest value, of labels that state bounds."""
+        """Index of a label -> least and greatest value, for labels with bounds."""
         return {label.index: label.bounds for label in self.labels if label.bounds is not None}
 
     def label(self, name: str) -> Label:
-        """The label of that name. Raises KeyError."""
+        """Return the label of that name. Raises KeyError."""
         return {label.name: label for label in self.labels}[name]

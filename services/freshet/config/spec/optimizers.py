@@ -1,8 +1,7 @@
-"""The update rules, described once: name, parameters, state. Spec keys, docs, metrics and the native table
-follow from this.
+"""Descriptors of the update rules: name, parameters and state.
 
-Only descriptions; the arithmetic is in the native table and its numpy oracle (`freshet.tables`). Adding a
-rule: a descriptor here, its step there, its oracle in the tests.
+The native table computes the steps (`freshet.tables`). A new rule needs a descriptor here, its step there,
+and its oracle in the tests.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from freshet.config.spec.parameters import Parameter
+from freshet.config.spec.forms import Parameter
 
 __all__ = ["COUNT", "OPTIMIZERS", "Rule", "complete", "rule_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An update rule. State is float32; `row_state` floats a slot plus `float_state` floats for each of its
-    floats.
+    """An update rule.
+
+    Its float32 state has `row_state` floats for a slot and `float_state` for each float of the slot.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Rule:
     float_state: int
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter of that name. Raises KeyError."""
+        """Return the parameter of that name. Raises KeyError."""
         return {p.name: p for p in self.parameters}[name]
 
     def state_floats(self, width: int) -> int:
-        """How many floats of state a slot of this width carries."""
+        """Return the floats of state of a slot of this width."""
         return self.row_state + self.float_state * width
 
 
@@ -47,7 +47,7 @@ def _accumulator(default: float) -> Parameter:
 
 
 def _eps(default: float) -> Parameter:
-    return Parameter("eps", default, 0.0, 1.0, True, "added to the root, so that nothing is divided by 0")
+    return Parameter("eps", default, 0.0, 1.0, True, "added to the root, to avoid a division by 0")
 
 
 OPTIMIZERS: Mapping[str, Rule] = {
@@ -70,8 +70,8 @@ OPTIMIZERS: Mapping[str, Rule] = {
         ),
         Rule(
             "rowwise_rmsprop",
-            "one mean per row, of its squared gradients, that forgets: steps do not shrink for good, so rows"
-            " follow what drifts (Hinton 2012, by rows)",
+            "one decaying mean per row of its squared gradients: step sizes recover, so rows follow drift"
+            " (Hinton 2012, by rows)",
             (
                 _lr(0.01),
                 Parameter("decay", 0.99, 0.0, 0.999999, doc="how slowly the mean squared gradient forgets"),
@@ -109,26 +109,24 @@ OPTIMIZERS: Mapping[str, Rule] = {
         ),
     )
 }
-"""Every update rule by name, with the defaults that the measurements behind DESIGN §10 chose."""
+"""Update rules by name."""
 
 
 COUNT = Rule(
     "count",
-    "the value tells how often the row was stepped, in buckets, whatever its gradients were",
+    "the value is the number of steps of the row, in buckets, independent of its gradients",
     (),
     1,
     0,
 )
-"""The rule of the slot that the expert counts reads. No table can ask for it: it is none of OPTIMIZERS."""
+"""Rule of the slot of the expert counts. It is not in OPTIMIZERS, as no table may name it."""
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of a slot. Raises KeyError."""
+    """Return the rule of a slot. Raises KeyError."""
     return COUNT if name == COUNT.name else OPTIMIZERS[name]
 
 
 def complete(name: str, given: Mapping[str, float] | None = None) -> dict[str, float]:
-    """All parameters of the rule: its defaults, with `given` over them. Raises KeyError for an unknown
-    rule.
-    """
+    """Return all parameters of a rule: `given`, else the defaults. Raises KeyError for an unknown rule."""
     return {p.name: float((given or {}).get(p.name, p.default)) for p in OPTIMIZERS[name].parameters}

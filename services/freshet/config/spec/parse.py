@@ -1,7 +1,7 @@
-"""`freshet.toml` to a `Spec`: read once, complete, checked as a whole; nothing is accepted and ignored.
+"""Parser of `freshet.toml` into a complete, checked `Spec`; it refuses keys that it does not know.
 
-Single keys are read by their forms (`freshet.config.spec.model`); what several keys must agree on is in
-`freshet.config.spec.rules`.
+Forms check single keys (`freshet.config.spec.model`), `freshet.config.spec.rules` checks keys against each
+other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from freshet.config.options import Section, key_of, options_of, read_object
 from freshet.config.spec.experts import crossed, default_crosses, with_experts
-from freshet.config.spec.files import read_small
+from freshet.config.spec.layout import with_sharing
 from freshet.config.spec.model import (
     GENERATION,
     GENERATION_HINT,
@@ -41,7 +41,7 @@ from freshet.config.spec.parse_inputs import (
     read_tables,
 )
 from freshet.config.spec.rules import check_rules
-from freshet.config.spec.shared_rows import with_sharing
+from freshet.config.spec.schemas import read_small
 from freshet.errors import ConfigError
 
 __all__ = ["load_spec", "parse_spec", "spec_of", "with_defaults"]
@@ -52,10 +52,10 @@ SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"
 
 
 def load_spec(path: str | Path) -> Spec:
-    """Read the spec file. Raises ConfigError, for a file that cannot be read too."""
+    """Read the spec file. Raises ConfigError for an unreadable or invalid file."""
     path = Path(path)
     try:
-        text = read_small(path).decode("utf-8").removeprefix("\ufeff")  # the mark of some editors
+        text = read_small(path).decode("utf-8").removeprefix("\ufeff")  # byte order mark
     except OSError as error:
         raise ConfigError(
             str(path), "", f"cannot be read: {error.strerror}", "a feature spec", SPEC_HINT
@@ -71,11 +71,12 @@ def parse_spec(text: str, *, where: str = "freshet.toml", folder: str = "") -> S
     """Parse the text of a spec.
 
     Args:
-        where:  what errors name as the place.
-        folder: what paths in the spec are relative to.
+        text: TOML.
+        where: place for errors.
+        folder: base of relative paths in the spec.
 
     Raises:
-        ConfigError: for the first thing that is wrong, with key, value, what is allowed and the way out.
+        ConfigError: the text is invalid; names the key, the value, the expected form and a remedy.
     """
     try:
         values = tomllib.loads(text)
@@ -87,19 +88,21 @@ def parse_spec(text: str, *, where: str = "freshet.toml", folder: str = "") -> S
 
 
 def spec_of(values: Mapping[str, Any], *, where: str = "freshet.toml", folder: str = "") -> Spec:
-    """The spec that parsed TOML says; arguments and errors as of `parse_spec`."""
-    # The generation comes first: by it the absent keys of all sections are filled in.
-    generation = Section(where, "", values).take("defaults", GENERATION, NEWEST_DEFAULTS, GENERATION_HINT)
+    """Create the spec from parsed TOML; arguments and errors as for `parse_spec`."""
+    # All sections need the generation for the defaults of absent keys.
+    generation = Section(where, "", values).read_value(
+        "defaults", GENERATION, NEWEST_DEFAULTS, GENERATION_HINT
+    )
     spec = _spec(Section(where, "", values, generation), folder)
     check_rules(spec, where)
     return replace(spec, written=values)
 
 
 def with_defaults(spec: Spec, generation: int) -> Spec:
-    """The spec as its file reads in another generation of defaults.
+    """Parse the spec's file again in another generation of defaults.
 
-    Values of the top that were changed since the file was read stay. Raises ConfigError where the file is not
-    a spec of that generation.
+    Top-level values that were replaced since then are kept. Raises ConfigError if the file is invalid in that
+    generation.
     """
     other = spec_of({**spec.written, "defaults": generation}, folder=spec.folder)
     kept = {o.name: getattr(spec, o.name) for o in options_of(Spec) if o.name != "defaults"}
@@ -107,7 +110,7 @@ def with_defaults(spec: Spec, generation: int) -> Spec:
 
 
 def _spec(root: Section, folder: str) -> Spec:
-    root.only([*(key_of(o) for o in options_of(Spec)), *SECTIONS])
+    root.check_keys([*(key_of(o) for o in options_of(Spec)), *SECTIONS])
     labels = _labels(root.section("labels", required=True, hint="labels: what the model learns to predict"))
     generation = root.defaults or NEWEST_DEFAULTS
     model_section = root.section("model")
@@ -145,7 +148,7 @@ def _spec(root: Section, folder: str) -> Spec:
 
 
 def _events(section: Section) -> Events:
-    section.only(TOPICS)
+    section.check_keys(TOPICS)
     return Events(
         served=_stream(section, "served"),
         action=_stream(section, "action"),
@@ -184,7 +187,7 @@ def _label(labels: Section, name: str, index: int) -> Label:
 
 
 def _model(section: Section, crosses: tuple[tuple[str, ...], ...]) -> Model:
-    """`crosses`: those of a hedge that names neither crosses nor experts."""
+    """Read `[model]`; `crosses` is the default of a hedge that names neither crosses nor experts."""
     custom = ":" in str(section.raw("kind"))
     if "options" in section and not custom:
         raise section.error(
@@ -232,7 +235,7 @@ def _model(section: Section, crosses: tuple[tuple[str, ...], ...]) -> Model:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can say it: what versions carry and the identity is made of."""
+    """Return whether a value can be written as JSON, as versions and the identity hash need."""
     if isinstance(value, Mapping):
         return all(_is_plain(v) for v in value.values())
     if isinstance(value, list):

@@ -1,6 +1,4 @@
-"""`[tables]` and `[features]` of a spec: what kind a feature is, which keys it takes, what crosses bring
-with them.
-"""
+"""Parser of `[tables]` and `[features]` of a spec, and of the features and the table for crosses."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from freshet.config.options import Choice, Number, Section, Wrong, nearest_hint,
 from freshet.config.spec.forms import NAME
 from freshet.config.spec.model import Feature, Model, Optimizer, Table
 from freshet.config.spec.optimizers import OPTIMIZERS, complete
-from freshet.config.spec.transform_steps import resolve
+from freshet.config.spec.transforms import resolve
 
 __all__ = [
     "CROSSES",
@@ -27,21 +25,21 @@ __all__ = [
 ]
 
 CROSSES = "crosses"
-"""Name of the implicit table that holds the rows of crosses: scalars only, dim 0."""
+"""Name of the implicit table with the rows of crosses: scalars only, dim 0."""
 
 DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
 DEFAULT_SCALAR_OPTIMIZER = "adagrad"
 
 
 MOST_PAIR_ROWS = 1 << 22
-"""Rows that the table of crosses may have where the spec names none and so all pairs of ids are crossed: they
-are far more than the ids. About 0.15 GB."""
+"""Bound on rows of crosses by default, where all pairs of ids are crossed: about 0.15 GB."""
 
 
 def read_tables(section: Section, *, crossed: bool, most_crosses: int | None = None) -> tuple[Table, ...]:
-    """The tables in file order, that of the crosses last; their ids are their positions.
+    """Read the tables in file order; their ids are their positions, the table of crosses is last.
 
-    most_crosses: the `max_rows` of that table if the spec does not say it.
+    `most_crosses` is the default of `max_rows` of that table. Raises ConfigError for an invalid table, more
+    than 254 tables, or a table named like that of the crosses without crosses.
     """
     if len(section.names()) > 254:
         raise section.error(
@@ -74,14 +72,14 @@ def _table(tables: Section, name: str, table_id: int) -> Table:
 def _optimizer(table: Section, key: str, default: str) -> Optimizer:
     names = Choice(tuple(OPTIMIZERS))
     if not isinstance(table.raw(key), Mapping):
-        return _default(table.take(key, names, default))
+        return _default(table.read_value(key, names, default))
     section = table.section(key)
-    name = section.take("name", names)
+    name = section.read_value("name", names)
     rule = OPTIMIZERS[name]
-    section.only(["name", *(p.name for p in rule.parameters)])
+    section.check_keys(["name", *(p.name for p in rule.parameters)])
     given = {}
     for parameter in rule.parameters:
-        value = section.take(parameter.name, Number(), parameter.default)
+        value = section.read_value(parameter.name, Number(), parameter.default)
         if not parameter.allows(value):
             raise section.error(parameter.name, parameter.expected, f"{parameter.name}: {parameter.doc}")
         given[parameter.name] = value
@@ -93,12 +91,12 @@ def _default(name: Any) -> Optimizer:
 
 
 CROSSES_KEYS = ("ttl", "admission", "max_rows", "scalar_optimizer")
-"""What may be said of the table of the crosses: it holds scalars only."""
+"""Options of the table of crosses, which holds scalars only."""
 
 
 def _cross_table(tables: Section, table_id: int, most: int | None) -> Table:
     section = tables.section(CROSSES)
-    section.only(CROSSES_KEYS)
+    section.check_keys(CROSSES_KEYS)
     given = {} if "max_rows" in section else {"max_rows": most}
     return read_object(
         Table,
@@ -114,12 +112,15 @@ def _cross_table(tables: Section, table_id: int, most: int | None) -> Table:
 
 
 def has_default_scalars(table: Table) -> bool:
-    """Whether the spec says nothing about how the table's scalars are stepped."""
+    """Return whether the table's scalars have the default optimiser."""
     return table.scalar_optimizer == _default(DEFAULT_SCALAR_OPTIMIZER)
 
 
 def read_features(section: Section, folder: str = "") -> tuple[Feature, ...]:
-    """The features in file order; `folder` is the spec file's, where transforms of the user's may stand."""
+    """Read the features in file order; `folder` is the spec file's, for the user's transforms.
+
+    Raises ConfigError for an invalid feature, none, or more than 1,000.
+    """
     if not 1 <= len(section.names()) <= 1_000:
         raise section.error(
             "", "1 to 1000 features", 'a feature is a table: user = { field = "user_id", table = "user" }'
@@ -134,13 +135,14 @@ KEYS_OF_KIND = {
     "time": ("time", "table", "serve_as"),
     "bucket": ("field", "table", "buckets", "serve_as"),
 }
-"""The keys that each kind of feature takes; a kind is told by `dense`, `time`, `buckets`, `max` or `pool`."""
+"""Keys of each kind of feature. The presence of `dense`, `time`, `buckets`, `max` or `pool` determines the
+kind."""
 
 
 def _feature(features: Section, name: str, index: int, folder: str) -> Feature:
     check_name(features, name)
     section = features.section(name)
-    section.only(key for keys in KEYS_OF_KIND.values() for key in keys)
+    section.check_keys(key for keys in KEYS_OF_KIND.values() for key in keys)
     kind: Any = next((k for k in ("dense", "time") if k in section), None)
     if kind is None:
         kind = "bucket" if "buckets" in section else "list" if "max" in section or "pool" in section else "id"
@@ -175,7 +177,10 @@ def _article(kind: str) -> str:
 
 
 def cross_features(root: Section, model: Model, features: tuple[Feature, ...]) -> list[Feature]:
-    """A feature for each cross of the model, behind those of the user."""
+    """Create a feature for each cross of the model, after the others.
+
+    Raises ConfigError for a cross of an unknown feature.
+    """
     known = [f.name for f in features]
     crosses = []
     for i, parts in enumerate(model.crosses):
@@ -194,7 +199,7 @@ def cross_features(root: Section, model: Model, features: tuple[Feature, ...]) -
 
 
 def check_name(section: Section, name: str) -> None:
-    """Refuse a name that expressions and columns could not spell."""
+    """Check a name that is used in expressions and columns. Raises ConfigError for an invalid one."""
     try:
         NAME.read(name)
     except Wrong as wrong:

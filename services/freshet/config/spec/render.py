@@ -1,7 +1,7 @@
-"""A `Spec` back to the text of a `freshet.toml`: only what differs from the defaults, in one canonical order.
+"""Output of a `Spec` as TOML: only values other than defaults, in one canonical order.
 
-The text always says which generation of defaults it means, so that a later release reads the same spec.
-`parse_spec(render(spec)) == spec`. Versions carry this text, so that a model can be read without its folder.
+The text always states the generation of defaults, so that a later release reads the same spec, and
+`parse_spec(render(spec)) == spec`. Versions hold this text, so that a model can be loaded without its folder.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from freshet.config.options import Duration, default_of, duration_text, key_of, options_of
 from freshet.config.spec.experts import default_crosses, has_default_crosses
 from freshet.config.spec.forms import Step
+from freshet.config.spec.layout import default_sharing, features_in
 from freshet.config.spec.model import Label, Optimizer, Spec, Table, TimeField
 from freshet.config.spec.optimizers import complete
 from freshet.config.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
-from freshet.config.spec.shared_rows import default_sharing, features_in
 
 __all__ = ["render", "toml_value"]
 
 
 def render(spec: Spec) -> str:
-    """The spec as TOML."""
+    """Return the spec as TOML."""
     generation = spec.defaults
     lines = [f"{key} = {toml_value(value)}" for key, value in _options(spec, generation) if key != "defaults"]
     lines.insert(1, f"defaults = {generation}")
@@ -61,7 +61,7 @@ def _keys(obj: Any, generation: int) -> Iterator[str]:
 
 
 def _options(obj: Any, generation: int) -> Iterator[tuple[str, Any]]:
-    """Keys and TOML values of the options that differ from their defaults in a generation."""
+    """Yield keys and TOML values of the options that differ from their defaults in a generation."""
     for option in options_of(type(obj)):
         value = getattr(obj, option.name)
         default = default_of(option, generation)
@@ -85,11 +85,11 @@ def _label(label: Label, generation: int) -> dict[str, Any]:
 
 def _tables(spec: Spec) -> Iterator[str]:
     for table in spec.tables:
-        said = _table(spec, table)
-        if table.name == CROSSES:  # it is there without a word, and has no vectors
-            del said["dim"]
-        if said:
-            yield _inline(table.name, said)
+        values = _table(spec, table)
+        if table.name == CROSSES:  # implicit, without vectors
+            del values["dim"]
+        if values:
+            yield _inline(table.name, values)
 
 
 def _table(spec: Spec, table: Table) -> dict[str, Any]:
@@ -108,15 +108,15 @@ def _table(spec: Spec, table: Table) -> dict[str, Any]:
 
 def _model(spec: Spec) -> Iterator[str]:
     model = spec.model
-    said = dict(_options(model, spec.defaults))
+    values = dict(_options(model, spec.defaults))
     if model.kind != "hedge":
-        said = {key: value for key, value in said.items() if key not in ("experts", "crosses")}
+        values = {key: value for key, value in values.items() if key not in ("experts", "crosses")}
     elif default_crosses(spec.features, spec.defaults):
         if has_default_crosses(spec):
-            del said["experts"], said["crosses"]
-        elif "experts" not in said:
-            said.setdefault("crosses", [])
-    for key, value in said.items():
+            del values["experts"], values["crosses"]
+        elif "experts" not in values:
+            values.setdefault("crosses", [])
+    for key, value in values.items():
         yield f"{key} = {toml_value(value)}"
     if model.options:
         yield f"options = {toml_value(model.options)}"
@@ -127,7 +127,7 @@ def _inline(name: str, values: Mapping[str, Any]) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML spells it. Raises TypeError for what TOML has not."""
+    """Format a value as TOML. Raises TypeError for a type that TOML lacks."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

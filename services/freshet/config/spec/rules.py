@@ -1,13 +1,15 @@
-"""What the keys of a spec must agree on: references, and rules that span sections.
+"""Rules between the keys of a spec: references, and constraints that span sections.
 
-Every rule raises ConfigError with the key that should change. What only the user's Avro schemas can tell is
-in `freshet.config.spec.explanation`.
+A violation raises ConfigError with the key to change. `freshet.config.spec.schema_fit` has the rules that
+need the user's Avro schemas. Shape letter: N values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from freshet.config.expression import (
     RESERVED,
@@ -19,14 +21,35 @@ from freshet.config.options import nearest_hint
 from freshet.config.spec.experts import SINGLE, has_ids
 from freshet.config.spec.model import Feature, Label, Spec, Stream
 from freshet.errors import ConfigError
+from freshet.types import F32, Bool
 
-__all__ = ["check_rules"]
+__all__ = ["Bounds", "bounds_text", "check_rules", "within"]
+
+Bounds = tuple[float, float]
+"""The least and the greatest value, both allowed."""
+
+
+def within(bounds: Bounds, values: F32) -> Bool:
+    """Return the mask (N,) of values (N,) within the bounds; NaN is outside.
+
+    Values of labels have 32 bits, so the bounds are rounded to 32 bits too: a value equal to a bound is
+    within.
+    """
+    low, high = np.float32(bounds[0]), np.float32(bounds[1])
+    allowed: Bool = (values >= low) & (values <= high)
+    return allowed
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """Format bounds, such as `a number from 0 to 5`."""
+    return f"a number from {bounds[0]:.9g} to {bounds[1]:.9g}"
+
 
 TIME_VALUES = {"hour": 24, "weekday": 7, "hour_of_week": 168}
 
 
 def check_rules(spec: Spec, where: str) -> None:
-    """Raise ConfigError for the first rule that the spec breaks."""
+    """Check the rules in order. Raises ConfigError for the first that the spec breaks."""
     rules = _Rules(spec, where)
     rules.streams()
     rules.join()
@@ -40,7 +63,7 @@ def check_rules(spec: Spec, where: str) -> None:
 
 
 class _Rules:
-    """The rules of one spec; each method is one section's."""
+    """The rules for one spec; a method checks one section."""
 
     def __init__(self, spec: Spec, where: str) -> None:
         self.spec, self.where = spec, where
@@ -233,7 +256,7 @@ class _Rules:
         self._fed()
 
     def _fed(self) -> None:
-        """Refuse a kind of model that the features give nothing to learn from; experts: `with_experts`."""
+        """Check that the features suit the kind of model; `with_experts` checks experts."""
         kind, features = self.spec.model.kind, self.spec.features
         if has_ids(features):
             if kind == "dlrm" and len(features) < 2:
@@ -256,7 +279,7 @@ class _Rules:
             )
 
     def _one_dim(self) -> None:
-        """FM and the interactions multiply vectors of different features: their dims must be equal."""
+        """Check that dims are equal where FM or interactions multiply vectors of different features."""
         used = [
             self.spec.table(f.table) for f in self.spec.features if f.table is not None and f.kind != "cross"
         ]
@@ -311,8 +334,8 @@ class _Rules:
             raise self.error(
                 "serve.log_served",
                 True,
-                f"false, as others alone write events.served in the format {stream.format}",
-                "what is served is then logged by whoever shows it; avro and json may be written by both",
+                f"false, as only external writers use the format {stream.format} of events.served",
+                "log served items where they are shown, or use avro or json, which inference can write too",
             )
         low, high = serve.gate.calibration
         if not low <= 1 <= high or low == high:

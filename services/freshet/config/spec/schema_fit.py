@@ -1,6 +1,6 @@
-"""Whether a spec fits the users' schemas: every field is there and holds what the spec uses it as.
+"""Check of a spec against the user's schemas: the fields exist and have the types that their use needs.
 
-Raises ConfigError with the spec's key for the first misfit: before a service starts, not at the first event.
+The check runs at the start of a service, before the first event.
 """
 
 from __future__ import annotations
@@ -11,33 +11,126 @@ from typing import Any
 from freshet.config.avro.schema import (
     Array,
     Enum,
+    Fixed,
     Located,
+    Primitive,
     Record,
     Type,
     Union,
     field_at,
+    is_null,
     paths,
     sample_schema,
     spell,
 )
+from freshet.config.avro.types import decimal_scale, leaf_name, time_unit
 from freshet.config.expression import compile_condition, compile_value
 from freshet.config.expression.compile import walk
 from freshet.config.expression.kinds import Kind
 from freshet.config.expression.tree import Binary, Field, In, Literal, Node
 from freshet.config.options import nearest_hint
-from freshet.config.spec.fields import kind_of, wrong_unit
-from freshet.config.spec.model import Feature, Label, Spec, Stream
+from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.model import Feature, Label, Spec, Stream, TimeField
 from freshet.config.spec.schemas import Schemas, streams_of
 from freshet.errors import ConfigError
 
-__all__ = ["check_fit"]
+__all__ = ["action_fields", "check_fit", "feature_fields", "field_kinds", "kind_of", "wrong_unit"]
+
+# A kind is the part of a type that keys and numbers depend on; the rest may change during a model's life.
+KINDS = {
+    "int": "integer",
+    "long": "integer",
+    "float": "fraction",
+    "double": "fraction",
+    "boolean": "truth",
+    "string": "text",
+    "bytes": "text",
+}
+
+
+def kind_of(type_: Type) -> str:
+    """Return the kind of a type.
+
+    It is `integer`, `fraction`, `truth`, `text`, `list of ...`, `record`, `map` or `null`.
+    Several kinds of a union are joined by " or ".
+    """
+    scale = decimal_scale(type_)
+    if scale is not None:
+        return "fraction" if scale else "integer"
+    match type_:
+        case Array(items):
+            return f"list of {kind_of(items)}"
+        case Union(branches):
+            return " or ".join(sorted({kind_of(b) for b in branches if not is_null(b)}))
+        case Primitive(name):
+            return KINDS.get(name, name)
+        case Enum() | Fixed():
+            return "text"
+        case _:
+            return leaf_name(type_)
+
+
+def wrong_unit(type_: Type, time: TimeField) -> tuple[str, str] | None:
+    """Return expectation and hint if an event's time has another unit in the schema than in the spec.
+
+    Returns None if they agree, or if the type has no unit.
+    """
+    unit = time_unit(type_)
+    if unit is None:
+        return None
+    if unit.of_day:
+        return (
+            f"a date or timestamp, found {spell(type_)}",
+            "a time of day has no date: name another field",
+        )
+    right = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+    if time.unit == right:
+        return None
+    return (
+        f'"{time.path}:{right}", as the field is {spell(type_)}',
+        "change the spec's unit, or the schema's logicalType",
+    )
+
+
+def action_fields(label: Label) -> tuple[str, ...]:
+    """Return the distinct paths of the action's fields that a label reads."""
+    used = compile_condition(label.on).fields()
+    if label.value is not None:
+        used += compile_value(label.value).fields()
+    return tuple(dict.fromkeys(used))
+
+
+def feature_fields(spec: Spec) -> tuple[str, ...]:
+    """Return the distinct paths of the fields of served events that features read."""
+    return tuple(dict.fromkeys(f.field for f in spec.features if f.field is not None))
+
+
+def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
+    """Return the kind of each field that the spec uses: `served.user.id` -> `integer`, `list of text`, ...
+
+    Raises ConfigError for a field that its schema lacks.
+    """
+    found: dict[str, str] = {}
+    for stream in streams_of(spec):
+        schema = schemas.of(stream.role)
+        for path in (*stream.key, stream.time.path, *([stream.id] if stream.id else [])):
+            found[f"{stream.role}.{path}"] = kind_of(field_at(schema, path).type)
+    sample = sample_schema(schemas.served, spec.events.served.explode)
+    for feature in spec.features:
+        if feature.field is not None:
+            found[f"served.{feature.field}"] = kind_of(field_at(sample, feature.field).type)
+    for label in spec.labels:
+        for path in action_fields(label):
+            found[f"action.{path}"] = kind_of(field_at(schemas.action, path).type)
+    return dict(sorted(found.items()))
+
 
 IDS = ("integer", "text", "truth")
-"""Kinds that may identify something. A fraction may not: 0.1 + 0.2 is another id than 0.3."""
+"""Kinds of ids. A fraction is none: 0.1 + 0.2 would be another id than 0.3."""
 
 
 def check_fit(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> None:
-    """Raise ConfigError for the first place where the spec asks for what a schema has not."""
+    """Check a spec against its schemas. Raises ConfigError for the first field that does not fit."""
     fit = _Fit(spec, schemas, where)
     for stream in streams_of(spec):
         fit.stream(stream)
@@ -57,7 +150,7 @@ class _Fit:
         return ConfigError(self.where, key, found, expected, hint)
 
     def locate(self, schema: Record, path: str, key: str) -> Located:
-        """The field at a path; one that is not there is told by the spec's key, with the nearest that is."""
+        """Return the field at a path. Raises ConfigError with the spec's key and the most similar field."""
         try:
             return field_at(schema, path)
         except ConfigError as error:
@@ -105,13 +198,13 @@ class _Fit:
 
     def _joins(self, i: int, path: str, schema: Record, key: str) -> None:
         served = self.spec.events.served.key[i]
-        theirs = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
-        ours = kind_of(field_at(schema, path).type)
-        if ours != theirs:
+        served_kind = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
+        own_kind = kind_of(field_at(schema, path).type)
+        if own_kind != served_kind:
             raise self.error(
                 key,
                 path,
-                f"a field of {theirs}, as {served} of served events is; found {ours}",
+                f"a field of {served_kind}, as {served} of served events is; found {own_kind}",
                 'the number 7 and the text "7" are different ids',
             )
 
@@ -201,7 +294,7 @@ class _Fit:
 
 
 def _nearest_leaf(path: str, known: Sequence[str]) -> str:
-    """A path that ends alike: `id` for `user.id`."""
+    """Return a hint with a known path of the same last part: `user.id` for `id`."""
     leaf = path.rpartition(".")[2]
     return next((f'did you mean "{k}"?' for k in known if k.rpartition(".")[2] == leaf), "")
 
@@ -211,7 +304,7 @@ def _in_array(found: Located) -> str:
 
 
 def _action_kinds(schema: Record) -> dict[str, Kind]:
-    """Fields of an action that expressions may use."""
+    """Return the kinds of the action's fields that expressions may use."""
     names: dict[str, Kind] = {"integer": "number", "fraction": "number", "text": "text", "truth": "boolean"}
     found = {p: field_at(schema, p) for p in paths(schema)}
     return {p: names[k] for p, f in found.items() if (k := kind_of(f.type)) in names and not f.repeated}
@@ -222,7 +315,7 @@ def _enums(type_: Type) -> list[Enum]:
 
 
 def _compared(node: Node) -> list[tuple[str, str]]:
-    """(field, text) of every comparison of a field with text."""
+    """Return (field, text) of all comparisons of a field with text."""
     found: list[tuple[str, str]] = []
     for n in walk(node):
         if isinstance(n, In) and isinstance(n.operand, Field):

@@ -1,4 +1,4 @@
-"""The Avro schemas that a spec names, read from their files."""
+"""Avro schemas of a spec's streams, read from their files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freshet.config.avro.schema import Record, parse_schema, sample_schema, served_schema
-from freshet.config.spec.files import read_small
 from freshet.config.spec.model import Spec, Stream
 from freshet.errors import ConfigError
 
 __all__ = [
+    "MOST_BYTES",
     "Schemas",
     "load_schema",
     "load_schemas",
+    "read_small",
     "readers_of",
     "sample_reader",
     "streams_of",
@@ -22,16 +23,30 @@ __all__ = [
 ]
 
 
+MOST_BYTES = 4 << 20
+"""Limit on the size of a spec or schema file. The largest known have a few hundred KiB; a device may be
+endless."""
+
+
+def read_small(path: Path) -> bytes:
+    """Read a spec or schema file. Raises OSError if it is unreadable or larger than MOST_BYTES."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(0, f"more than {MOST_BYTES >> 20} MiB")
+    return content
+
+
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """The users' schemas, one a stream."""
+    """The user's schemas, one for each stream."""
 
     served: Record
     action: Record
     shown: Record | None = None
 
     def of(self, role: str) -> Record:
-        """The schema of a stream that the spec has. Raises KeyError."""
+        """Return the schema of a stream. Raises KeyError if there is no such stream."""
         found: Record | None = {"served": self.served, "action": self.action, "shown": self.shown}[role]
         if found is None:
             raise KeyError(role)
@@ -39,19 +54,18 @@ class Schemas:
 
 
 def streams_of(spec: Spec) -> Iterator[Stream]:
-    """The streams that the spec declares."""
+    """Yield the streams that the spec declares."""
     yield from (s for s in (spec.events.served, spec.events.shown, spec.events.action) if s is not None)
 
 
 def written_by_us(spec: Spec) -> Spec:
-    """The spec where topics that others alone write are written by us, as a replay of files does."""
+    """Return the spec with format avro for topics of external writers, as a replay writes them."""
     streams = {s.role: replace(s, format="avro") if s.theirs else s for s in streams_of(spec)}
     return replace(spec, events=replace(spec.events, **streams))
 
 
 def readers_of(spec: Spec, schemas: Schemas) -> dict[str, Record]:
-    """What events of each stream are read as, whatever schema they were written by, by role: the spec's
-    schema; served events with what our inference server adds.
+    """Return the reader schema of each stream, by role; that of served events includes `freshet_served`.
 
     Raises ConfigError if the array that `explode` names is no array of records.
     """
@@ -61,7 +75,7 @@ def readers_of(spec: Spec, schemas: Schemas) -> dict[str, Record]:
 
 
 def sample_reader(spec: Spec, schemas: Schemas) -> Record:
-    """What samples are read as. Raises ConfigError as `readers_of`."""
+    """Return the reader schema of samples. Raises ConfigError as `readers_of`."""
     explode = spec.events.served.explode
     return sample_schema(served_schema(schemas.served, explode), explode)
 
@@ -84,7 +98,7 @@ def load_schema(spec: Spec, stream: Stream, where: str = "freshet.toml") -> Reco
             key,
             None,
             "the path of an .avsc file",
-            "the fields of the events are yours: say what they are; JSON events have a schema too. "
+            "the schema declares the fields of your events; JSON events need one too. "
             "Only freshet backtest reads files without one",
         )
     path = Path(spec.folder) / stream.schema

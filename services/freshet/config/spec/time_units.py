@@ -1,4 +1,4 @@
-"""Event times in another unit than the spec says: how they are recognised, and what to do about them."""
+"""Detection of event times in another unit than the spec states, and hints for errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FINER = frozenset({"ms", "us", "ns"})
 
 
 def likely_unit(time_ms: int, unit: str, now_ms: int) -> str | None:
-    """The unit (s, ms, us or ns) by which a time would lie between 2000 and tomorrow, if it is not `unit`."""
+    """Return the first unit other than `unit` by which the time lies between the year 2000 and tomorrow."""
     if unit == "iso":
         return None
     number = time_ms * 10**6 // UNIT_NS[unit]
@@ -24,13 +24,15 @@ def likely_unit(time_ms: int, unit: str, now_ms: int) -> str | None:
 
 
 def written_in_larger_unit(time_ms: int, unit: str, latest_ms: int) -> bool:
-    """Whether a live event is dated in January 1970 because its unit is a thousand times longer than the
-    spec says, as seconds read as milliseconds. The native `is_doubtful_time` has the same bounds."""
+    """Return whether a live event's time falls in January 1970 because its unit is 1000 times the spec's.
+
+    Seconds read as milliseconds do. The native `is_doubtful_time` has the same bounds.
+    """
     return unit in _FINER and YEAR_2000_S <= time_ms <= latest_ms // 1000
 
 
 def unit_hint(time: TimeField, role: str, time_ms: int, now_ms: int) -> str:
-    """What to do about an odd time whose unit is probably another; "" if it is not."""
+    """Return a hint for an error about a time that is probably in another unit; else ""."""
     unit = likely_unit(time_ms, time.unit, now_ms)
     if unit is None:
         return ""

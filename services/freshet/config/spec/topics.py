@@ -1,56 +1,175 @@
-"""Names and shapes of a model's topics; the one place that spells them."""
+"""Names, kinds and limits of a model's topics."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isqrt
 from typing import Literal
 
 from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import streams_of
+from freshet.errors import ConfigError
 
 __all__ = [
+    "BLOCK_BYTES",
+    "COMMIT_SKIPS",
     "KINDS_OF_TOPICS",
+    "LEAST_TOPIC_BYTES",
+    "MAX_ELEMENTS",
+    "MAX_EXPANDED_BYTES",
     "ROWS_PARTITIONS",
     "SCHEMAS_TOPIC",
+    "RecordLimits",
     "TopicKind",
     "TopicPlan",
     "Topics",
+    "block_bytes",
+    "largest_records",
     "topics_of",
 ]
 
+# --- Limits of records.
+#
+# An event is copied: its context into each of its samples, a sample into a block, a refused record into a
+# dead
+# letter. Services that accept events check them against these limits, so that all derived records fit their
+# topics.
+
+BLOCK_BYTES = 1 << 20
+"""Largest block of several samples; a larger sample has a block of its own."""
+
+MAX_EXPANDED_BYTES = 512 << 20
+"""Limit on all samples of one event, which copies its context for each element and label. They are decided at
+once and appended in one transaction, so this bounds the joiner's memory."""
+
+LEAST_TOPIC_BYTES = 1_000_000
+"""Least value of a topic's record limit. The largest records that do not depend on an event's size are deltas
+of rows (768 KiB) and the joiner's commits. Kafka's default is 1,048,588."""
+
+COMMIT_SKIPS = 8_192
+"""Replay exclusions, about 20 bytes each, at which the joiner writes a commit; it can hold more by those of
+the last 256 KiB of records, or of one event."""
+
+MAX_ELEMENTS = 32_768
+"""Limit on the elements of one event: a repeated event may add each of them to the replay exclusions."""
+
+_BLOCK_HEAD_BYTES, _SAMPLE_BYTES = 16, 37
+"""Bytes of a block's header, and of a sample without payload (schemas/README.md, "Samples: blocks")."""
+
+_FRAME_BYTES = 5
+
+
+def block_bytes(samples: int, payload_bytes: int) -> int:
+    """Return the length of a block of samples with `payload_bytes` of payloads in all."""
+    return _BLOCK_HEAD_BYTES + -(-_SAMPLE_BYTES * samples // 8) * 8 + payload_bytes
+
+
+def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> Mapping[str, int]:
+    """Return the largest record that a served event can cause, by role of the topic.
+
+    Args:
+        event_bytes: length of the event's record in the log.
+        key_bytes: length of its key.
+        limits: limits of the model's topics; dead letters are truncated to fit.
+    """
+    block = max(BLOCK_BYTES, block_bytes(1, event_bytes))
+    letter = 4 * -(-event_bytes // 3) + _ENVELOPE_BYTES
+    return {
+        "served": event_bytes + key_bytes,
+        "samples": block,
+        "late": block,
+        "dead_letters": min(letter, limits.dead_letter_bytes),
+        "refused": min(letter, limits.refused_bytes),
+    }
+
+
+_ENVELOPE_BYTES = 64 << 10
+"""Limit on a dead letter without the bytes of its record; its texts are truncated
+(`freshet.log.dead_letters`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLimits:
+    """Limits on the records of a model's topics and on its events."""
+
+    event_bytes: Mapping[str, int]  # stream's role -> largest record with its key
+    sample_bytes: int  # largest payload of one sample
+    expanded_bytes: int  # largest sum of the payloads of one event's samples
+    dead_letter_bytes: int  # largest record of `<model>.dead-letters`
+    refused_bytes: int  # largest record of `<model>.refused`
+    block_bytes: int  # largest block of several samples
+
+    def safe_event_bytes(self, labels: int) -> int:
+        """Return a length up to which no event exceeds `expanded_bytes`.
+
+        For each label, c bytes of context and n - c elements of one byte make at most c (n - c) + (n - c)
+        bytes.
+        """
+        return max(0, 2 * isqrt(self.expanded_bytes // labels) - 2)
+
+    @classmethod
+    def of(cls, spec: Spec, limits: Mapping[str, int]) -> RecordLimits:
+        """Derive the limits from the largest record of each topic (topic -> bytes).
+
+        Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
+        """
+        topics = topics_of(spec)
+        external = {stream.topic for stream in streams_of(spec) if stream.theirs}
+        for plan in topics.plans:
+            if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
+                raise ConfigError(
+                    "event log",
+                    f"largest record of topic {plan.name}",
+                    limits[plan.name],
+                    f"at least {LEAST_TOPIC_BYTES:,} bytes, for changed rows and commits of the joiner",
+                    "raise the topic's max.message.bytes, and max_record_bytes in the log's URL",
+                )
+        block = min(limits[topics.samples], limits[topics.late])
+        sample = block - block_bytes(1, 0)
+        events: dict[str, int] = {stream.role: limits[stream.topic] for stream in streams_of(spec)}
+        events["served"] = min(events["served"], sample + _FRAME_BYTES)
+        return cls(
+            event_bytes=events,
+            sample_bytes=sample,
+            expanded_bytes=MAX_EXPANDED_BYTES,
+            dead_letter_bytes=limits[topics.dead_letters],
+            refused_bytes=limits[topics.refused],
+            block_bytes=min(BLOCK_BYTES, block),
+        )
+
+
 ROWS_PARTITIONS = 8
-"""Partitions of `<model>.rows`, fixed for life: as many readers can share the work of following rows."""
+"""Partitions of `<model>.rows`, fixed for a model's life; at most so many readers can share them."""
 
 SCHEMAS_TOPIC = "schemas"
-"""One for all models of a log: a schema's id is its first record's offset, plus 1."""
+"""The topic of all models of a log; a schema's id is the offset of its first record, plus 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """How a topic is to be created. `group`: topics that one atomic append may span."""
+    """Plan to create a topic. One atomic append may span the topics of a `group`."""
 
     name: str
     partitions: int
     retention_ms: int | None
     group: str | None = None
-    may_have_more: bool = (
-        False  # more partitions than planned are read, too: event topics, the joiner's commits
-    )
+    may_have_more: bool = False  # read all partitions even if more than planned: events, commits
 
 
 @dataclass(frozen=True, slots=True)
 class TopicKind:
-    """What one of a model's topics is for. From these come the plans, the reference and a test of running
-    systems."""
+    """Purpose of one of a model's topics; plans and the reference derive from it."""
 
-    role: str  # how `Topics` calls it
-    name: str  # `<model>` stands for the spec's name; of event topics: without a topic of the spec's own
-    partitions: int | None  # None: as many as the spec says
-    kept: Literal["events", "rows", "measures"] | None  # by which key of [retention]; None: for ever
+    role: str  # attribute of `Topics`
+    name: str  # `<model>` stands for the spec's name; default of event topics
+    partitions: int | None  # None: `partitions` of the spec
+    kept: Literal["events", "rows", "measures"] | None  # key of [retention]; None: for ever
     holds: str
     written_by: str
     read_by: str
-    kinds: tuple[str, ...] = ()  # of its JSON records; none: the records are no JSON of ours
-    joined: bool = False  # changes in one atomic append with the other joined ones (PROTOCOL 18)
+    kinds: tuple[str, ...] = ()  # kinds of its JSON records; empty for other formats
+    joined: bool = False  # one atomic append spans all joined topics (PROTOCOL 18)
 
 
 KINDS_OF_TOPICS = (
@@ -68,8 +187,8 @@ KINDS_OF_TOPICS = (
         "impressions",
         None,
         "events",
-        "what was served, framed Avro or JSON; with `freshet_served` where inference logged it",
-        "inference, gateway, or others",
+        "served impressions, framed Avro or JSON; with `freshet_served` if inference logged them",
+        "inference, gateway, or external writers",
         "joiner, console, `freshet late`",
     ),
     TopicKind(
@@ -77,8 +196,8 @@ KINDS_OF_TOPICS = (
         "shown",
         None,
         "events",
-        "what was really seen",
-        "gateway, or others",
+        "items that a person has seen",
+        "gateway, or external writers",
         "joiner, `freshet late`",
     ),
     TopicKind(
@@ -86,8 +205,8 @@ KINDS_OF_TOPICS = (
         "actions",
         None,
         "events",
-        "what was done",
-        "gateway, or others",
+        "actions",
+        "gateway, or external writers",
         "joiner, console, `freshet late`",
     ),
     TopicKind(
@@ -105,10 +224,10 @@ KINDS_OF_TOPICS = (
         "<model>.samples.late",
         None,
         "events",
-        "impressions that came too late to be joined, as samples without a value; not trained on unless "
-        "`freshet late join` joins them",
+        "impressions too late to be joined, as samples without a value; learned only after `freshet late "
+        "join`",
         "joiner",
-        "`freshet late join`, people",
+        "`freshet late join`, operators",
         joined=True,
     ),
     TopicKind(
@@ -129,7 +248,7 @@ KINDS_OF_TOPICS = (
         "measures",
         "records of event topics that the joiner cannot read, with the reason; the bytes in base64",
         "joiner",
-        "console, people",
+        "console, operators",
         ("dead-letter",),
         joined=True,
     ),
@@ -140,7 +259,7 @@ KINDS_OF_TOPICS = (
         "measures",
         "events that the gateway refused and samples that trainer or embedder cannot decode, with the reason",
         "gateway, trainer, embedder",
-        "console, people",
+        "console, operators",
         ("refused", "sample"),
     ),
     TopicKind(
@@ -148,7 +267,7 @@ KINDS_OF_TOPICS = (
         "<model>.rows",
         ROWS_PARTITIONS,
         "rows",
-        "changed rows as serving needs them; the row store has the rest",
+        "changed rows without optimiser state, for serving; the row store has whole rows",
         "trainer, paramserver",
         "inference",
     ),
@@ -157,8 +276,8 @@ KINDS_OF_TOPICS = (
         "<model>.control",
         1,
         None,
-        "who owns buckets, partitions and seats of services: claims with their fences; who should own what, "
-        "and how much each shard has to do",
+        "claims of slices and partitions with their fences, membership leases, assignments, and the load of "
+        "each shard",
         "trainer, joiner on Kafka, embedder, paramserver",
         "trainer, joiner on Kafka, embedder, paramserver",
         ("claim", "claims", "heartbeat", "load", "plan", "release", "releases", "state"),
@@ -184,12 +303,12 @@ KINDS_OF_TOPICS = (
         ("window", "vitals", "clicks", "drift"),
     ),
 )
-"""Every topic of a model, in an order in which they may be created."""
+"""All topics of a model, in order of creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Every topic of one model."""
+    """Names of a model's topics, with the plans to create them."""
 
     served: str
     shown: str | None
@@ -197,8 +316,8 @@ class Topics:
     samples: str
     late: str
     joiner: str
-    dead_letters: str  # what the joiner refuses; atomic with its commits
-    refused: str  # what the gateway refuses
+    dead_letters: str  # records that the joiner refuses; atomic with its commits
+    refused: str  # events and samples that other services refuse
     rows: str
     control: str
     versions: str
@@ -207,7 +326,7 @@ class Topics:
 
 
 def topics_of(spec: Spec) -> Topics:
-    """Names and creation plans of all topics of a model, in an order in which they may be created."""
+    """Return the names of a model's topics, with their plans in order of creation."""
     events = spec.events
     named = {"served": events.served.topic, "action": events.action.topic}
     if events.shown is not None:
@@ -241,7 +360,7 @@ def topics_of(spec: Spec) -> Topics:
 
 
 def _retention_ms(spec: Spec, kind: TopicKind) -> int | None:
-    """How long the topic keeps records; None: for ever."""
+    """Return the retention of a topic; None: for ever."""
     match kind.kept:
         case "events":
             return spec.retention.events_ms

@@ -1,1 +1,1 @@
-"""The event log in SQLite files."""
+"""Event log in SQLite files."""

@@ -1,8 +1,8 @@
-"""How the SQLite log packs records: many to a chunk, one chunk to a row. Pure functions over bytes.
+"""Chunks of the SQLite log: each row holds one chunk of many records. Pure functions over bytes.
 
 A chunk's body, little-endian:
 
-| at | type | what |
+| at | type | field |
 |---|---|---|
 | 0 | u8 | magic 0xB0 |
 | 1 | u8 | version 1 |
@@ -34,14 +34,14 @@ from freshet.types import I64, BytesColumn
 __all__ = ["CHUNK_BYTES", "MAX_RECORD_BYTES", "Chunk", "Contents", "pack", "split", "unpack"]
 
 CHUNK_BYTES = 1 << 20
-"""Larger appends are split: bounds what a reader that wants one record must read."""
+"""Size above which an append is split; bounds the read of a single record."""
 
 MAX_RECORD_BYTES = 64 << 20
 """Largest record: far above any block of samples, far below SQLite's limit of a row."""
 
 SELF_CHECKED_BYTES = 4096
-"""Records longer than this on average are blocks and deltas, which carry a CRC of their own: it is not
-checked twice, as CRC-32 at 2.4 GB/s would halve the speed of reading them."""
+"""Average record size above which values are not checked: such records are blocks and deltas with a CRC of
+their own, and a second CRC-32 at 2.4 GB/s would halve the reading speed."""
 
 _HEAD = struct.Struct("<BBHIIIII")
 _MAGIC, _VERSION, _HAS_KEYS, _HAS_TIMES = 0xB0, 1, 1, 2
@@ -59,14 +59,14 @@ class Contents:
         return len(self.times_ms)
 
     def slice(self, start: int, stop: int) -> Contents:
-        """Records [start, stop); shares memory."""
+        """Return records [start, stop), which share memory."""
         return Contents(
             self.values.slice(start, stop), self.keys.slice(start, stop), self.times_ms[start:stop]
         )
 
     @classmethod
     def concat(cls, parts: list[Contents]) -> Contents:
-        """Join end to end; a single part is returned as it is."""
+        """Concatenate; a single part is returned as it is."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -78,7 +78,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A packed chunk with what the log keeps beside it."""
+    """A packed chunk with the columns stored beside it."""
 
     count: int
     min_ms: int
@@ -87,7 +87,7 @@ class Chunk:
 
 
 def split(contents: Contents) -> Iterator[Contents]:
-    """Cut into pieces of at most CHUNK_BYTES of keys and values; a record longer than that stands alone.
+    """Split into pieces of at most CHUNK_BYTES of keys and values; a larger record gets a piece of its own.
 
     Raises TooLarge for a record above MAX_RECORD_BYTES.
     """
@@ -98,7 +98,7 @@ def split(contents: Contents) -> Iterator[Contents]:
     sizes = contents.values.ends + contents.keys.ends  # running bytes after each record
     if len(contents) and int(np.diff(sizes, prepend=0).max()) > MAX_RECORD_BYTES:
         largest = int(np.diff(sizes, prepend=0).max())
-        raise TooLarge(f"a record of {largest:,} bytes; the log takes at most {MAX_RECORD_BYTES:,}")
+        raise TooLarge(f"a record of {largest:,} bytes; the log accepts at most {MAX_RECORD_BYTES:,}")
     start, before = 0, 0
     while start < len(contents):
         stop = max(int(np.searchsorted(sizes, before + CHUNK_BYTES, side="right")), start + 1)
@@ -107,7 +107,7 @@ def split(contents: Contents) -> Iterator[Contents]:
 
 
 def pack(contents: Contents) -> Chunk:
-    """Pack one piece from `split`."""
+    """Pack one piece of `split`."""
     times, keys, values = contents.times_ms, contents.keys, contents.values
     low, high = int(times.min()), int(times.max())
     flags = (_HAS_KEYS if len(keys.data) else 0) | (_HAS_TIMES if low != high else 0)
@@ -127,9 +127,9 @@ def pack(contents: Contents) -> Chunk:
 
 
 def unpack(body: bytes, min_ms: int, where: str) -> Contents:
-    """Read a chunk; its arrays are views of `body`. `where` names it in messages.
+    """Read a chunk; its arrays are views of `body`. `where` names it in errors.
 
-    Raises Corrupt for anything that `pack` did not write.
+    Raises Corrupt for bytes that `pack` did not write.
     """
     if len(body) < _HEAD.size:
         raise Corrupt(f"{where}: expected a chunk of at least {_HEAD.size} bytes, found {len(body)}")
@@ -167,7 +167,7 @@ def unpack(body: bytes, min_ms: int, where: str) -> Contents:
 
 
 def _check_ends(column: BytesColumn, where: str) -> None:
-    """What reads the column trusts its ends; so nobody who can write the file gets a read out of bounds."""
+    """Check the ends, which readers of the column trust: a changed file cannot cause a read out of bounds."""
     if int(column.ends[-1]) != len(column.data) or bool(np.any(column.ends[1:] < column.ends[:-1])):
         raise Corrupt(f"{where}: expected rising ends up to {len(column.data)} bytes; the chunk was damaged")
 

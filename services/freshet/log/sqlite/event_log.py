@@ -1,8 +1,8 @@
-"""The event log on SQLite: a folder with one file for each group of topics, shared by several processes.
+"""Event log on SQLite: a folder with one file for each group of topics, shared by several processes.
 
-`catalog.sqlite` names the topics, their files and the epochs of named writers. Everything else about a topic
-lies in its file, log id and offsets included: a file that is lost takes its log id with it, so that nobody
-mistakes a new one for it.
+`catalog.sqlite` has the topics, their files and the epochs of named writers. Everything else about a topic is
+in its file, including log id and offsets: a lost file takes its log id with it, so a new file cannot pass for
+it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _log = structlog.get_logger(__name__)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
 _RETENTION_EVERY_S = 30.0
-"""How often an appending process looks for records that are too old."""
+"""Interval of retention in a process that appends."""
 
 _RETENTION_SOON_S = 1.0
-"""And when there was more than it gives back at once."""
+"""Interval of retention while there is more to remove than one run removes."""
 
 _CHUNK_OVERHEAD = 4096
-"""Of a row that holds one record: a chunk's head and index, far above what they take."""
+"""Upper bound of a row's size beyond its record: the chunk's head and index."""
 
 _CATALOG = FileFormat(
     what="the catalog of an event log",
@@ -55,12 +55,15 @@ CREATE TABLE writers (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROW
 
 
 def open_url(url: str) -> SqliteEventLog:
-    """Open the log of `sqlite:/path/of/a/folder`, which is made if it is not there."""
+    """Open the log of `sqlite:/path/of/a/folder`; creates a missing folder."""
     return SqliteEventLog(folder_of(url))
 
 
 class SqliteEventLog:
-    """See `freshet.log.EventLog`. Do not carry it across a fork: open it in the child."""
+    """See `freshet.log.EventLog`. Must not be used across a fork: open it in the child.
+
+    Raises ConfigError if the SQLite library's limit of a row is too low.
+    """
 
     traits = LogTraits(many_hosts=False, append_every_ms=20)
 
@@ -82,7 +85,7 @@ class SqliteEventLog:
                 "event log",
                 "SQLITE_MAX_LENGTH",
                 longest,
-                f"at least {MAX_RECORD_BYTES + _CHUNK_OVERHEAD:,}: the log takes records of up to "
+                f"at least {MAX_RECORD_BYTES + _CHUNK_OVERHEAD:,}: the log accepts records of up to "
                 f"{MAX_RECORD_BYTES:,} bytes",
                 "use an SQLite library that was built with its default limit of a row",
             )
@@ -94,7 +97,12 @@ class SqliteEventLog:
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
     ) -> TopicInfo:
-        """Create a topic, or return the one that exists, from now on with this retention."""
+        """Create a topic, or return the one that exists, with this retention from now on.
+
+        Raises:
+            ConfigError: a name or the number of partitions is not allowed.
+            Mismatch: the topic exists with another number of partitions.
+        """
         for what, value in (("topic", name), ("group", group)):
             if value is not None and not _NAME.fullmatch(value):
                 raise ConfigError("event log", what, value, f"a name that matches {_NAME.pattern}")
@@ -111,43 +119,43 @@ class SqliteEventLog:
         if info.partitions != partitions:
             raise Mismatch(
                 f"topic {name}: expected {partitions} partitions, found {info.partitions} in {self._folder}\n"
-                "  the number is fixed for a model's life: keep it, or take another topic name"
+                "  the number is fixed for a model's life: keep it, or use another topic name"
             )
         return info
 
     def topics(self) -> Mapping[str, TopicInfo]:
-        """All topics by name."""
+        """Return all topics by name."""
         with self._lock:
             return {name: entry[0] for name, entry in self._refreshed(None).items()}
 
     def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
-        """How many partitions each of these topics has."""
+        """Return the partition counts of these topics, without topics that do not exist."""
         known = self.topics()
         return {topic: known[topic].partitions for topic in topics if topic in known}
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Refused, unless the topic has that many: only freshet writes these topics."""
+        """Raise ConfigError if the topic has fewer partitions: only freshet writes it, so it cannot grow."""
         found = self.topics()[name].partitions
         if found < partitions:
             raise ConfigError(
                 "event log",
                 f"partitions of {name}",
                 partitions,
-                f"at most {found}, which the topic was made with",
+                f"at most {found}, with which the topic was created",
                 "topics of an embedded log do not grow",
             )
 
     def bounds(self, partition: TopicPartition) -> Bounds:
-        """What the partition holds now."""
+        """Return the partition's offsets."""
         file, partition_id = self._locate(partition)
         return file.bounds(partition_id)
 
     def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
-        """What each of many holds now."""
+        """Return the offsets of many partitions."""
         return {at: self.bounds(at) for at in partitions}
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
-        """Smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        """Return the smallest offset whose record time is >= `time_ms`; the end if there is none."""
         file, partition_id = self._locate(partition)
         bounds = file.bounds(partition_id)
         chunk = file.first_chunk_from(partition_id, time_ms)
@@ -160,46 +168,41 @@ class SqliteEventLog:
             late_enough = offsets[(times >= time_ms) & (offsets >= bounds.start)]
             if len(late_enough):
                 return int(late_enough[0])
-            chunk = file.next_chunk_with(partition_id, chunk + 1, time_ms)  # this one is trimmed in part
+            chunk = file.next_chunk_with(partition_id, chunk + 1, time_ms)  # start lies within this one
         return bounds.end
 
     def reader(self) -> SqliteReader:
-        """A new reader without partitions."""
+        """Open a reader without partitions."""
         with self._lock:
             self._check_open()
             reader = SqliteReader(self._locate)
             self._readers.add(reader)
         return reader
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> SqliteWriter:
-        """A writer. A named one fences every earlier writer of that name, in this and other processes.
-
-        An append is one transaction of SQLite: none is left half done in what it `owns`.
-        """
-        for partition in owns:
-            self._locate(partition)
+    def writer(self, name: str | None = None) -> SqliteWriter:
+        """Open a writer. A named one fences earlier writers of that name, in this and other processes."""
         return SqliteWriter(
             self._locate, self._clock, self._retain, None if name is None else self._open_epoch(name)
         )
 
     def trim(self, partition: TopicPartition, before: int) -> None:
-        """Forget records below `before`; chunks that lie across it keep their space."""
+        """Remove records below `before`; a chunk that also has later records keeps its space."""
         file, partition_id = self._locate(partition)
         while file.trim(partition_id, before):
             pass
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Retention by time does not pass these offsets until the same name holds others, or none."""
+        """Set the retention pin of `name` to these offsets; an empty mapping removes it."""
         located = [(*self._locate(partition), offset) for partition, offset in offsets.items()]
         with self._lock:
             files = {file for _, file, _ in self._refreshed(None).values()}
-        for file in files:  # in those without any of these, too, the name may hold some from before
-            file.hold(name, [(i, offset) for f, i, offset in located if f is file])
+        for file in files:  # also in files without these partitions, which may have the pin's former offsets
+            file.set_pin(name, [(i, offset) for f, i, offset in located if f is file])
 
     def enforce_retention(self) -> bool:
-        """Forget what is older than each topic's retention, and nothing younger. Writers do it now and then.
+        """Remove records that are older than their topic's retention. Writers call it at intervals.
 
-        Gives a bounded amount of space back, so that no append waits long for it; True if more can be.
+        Removes a bounded amount, so that no append waits long; returns True if there is more to remove.
         """
         now = self._clock.now_ms()
         more = False
@@ -209,9 +212,9 @@ class SqliteEventLog:
             if info.retention_ms is not None:
                 for number, partition_id in enumerate(partition_ids):
                     before = self.offset_at(TopicPartition(info.name, number), now - info.retention_ms)
-                    held = file.held_from(partition_id)
-                    before = before if held is None else min(before, held)
-                    if file.holds_below(partition_id, before):
+                    pinned = file.pinned_from(partition_id)
+                    before = before if pinned is None else min(before, pinned)
+                    if file.has_below(partition_id, before):
                         more |= file.trim(partition_id, before)
         return more
 
@@ -248,7 +251,7 @@ class SqliteEventLog:
         return entry[1], entry[2][partition.partition]
 
     def _refreshed(self, wanted: str | None) -> dict[str, tuple[TopicInfo, LogFile, tuple[int, ...]]]:
-        """Known topics, read anew unless `wanted` is among them."""
+        """Return the known topics, read again unless `wanted` is among them."""
         self._check_open()
         if wanted is None or wanted not in self._topics:
             with translated(self._catalog_path, "read"):
@@ -270,7 +273,7 @@ class SqliteEventLog:
         return self._files.setdefault(file_name, LogFile(self._folder / file_name))
 
     def _create(self, name: str, partitions: int, retention_ms: int | None, file_name: str) -> None:
-        """Under the catalog's lock: so a topic is made once, and its file knows every writer's epoch."""
+        """Create a topic once, under the catalog's lock, with every writer's epoch in its file."""
         with transaction(self._catalog, self._catalog_path, f"create topic {name}") as db:
             if db.execute("SELECT 1 FROM topics WHERE name = ?", (name,)).fetchone() is None:
                 epochs = db.execute("SELECT name, epoch FROM writers").fetchall()
@@ -308,9 +311,11 @@ class SqliteWriter:
         self._closed = False
 
     def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        """Append all of these; return each one's first offset, once they are durable on disk.
+        """Append all of these; returns the first offset of each, once they are durable on disk.
 
-        Raises ValueError if a named writer's topics lie in several groups: no transaction covers two files.
+        Raises:
+            ValueError: a named writer's topics lie in several groups: no transaction covers two files.
+            Unavailable: the writer was closed.
         """
         if self._closed:
             raise Unavailable("the writer was closed; nothing was written")
@@ -333,7 +338,7 @@ class SqliteWriter:
         try:
             self._retain()
         except FreshetError as error:  # the append itself is durable
-            _log.warning("retention failed, it is tried again later", reason=str(error))
+            _log.warning("retention failed and is retried later", reason=str(error))
         return first_offsets
 
     def close(self) -> None:
@@ -342,7 +347,7 @@ class SqliteWriter:
 
 
 def _contents(append: Append, now_ms: int) -> Contents:
-    """An append's columns, checked, with what it leaves out filled in."""
+    """Return an append's columns, checked, with defaults for absent keys and times."""
     n = len(append.values)
     keys = (
         append.keys if append.keys is not None else BytesColumn(np.empty(0, np.uint8), np.zeros(n, np.int64))
@@ -355,6 +360,6 @@ def _contents(append: Append, now_ms: int) -> Contents:
         if largest > MAX_RECORD_BYTES:
             raise TooLarge(
                 f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
-                f"the log takes at most {MAX_RECORD_BYTES:,}"
+                f"the log accepts at most {MAX_RECORD_BYTES:,}"
             )
     return Contents(append.values, keys, times)

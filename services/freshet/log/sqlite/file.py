@@ -1,7 +1,7 @@
-"""One file of the SQLite log: the topics of one group, their chunks, offsets and writers' epochs.
+"""File of the SQLite log: the topics of one group, their chunks, offsets and writers' epochs.
 
-A chunk's rowid is (partition id << 46) + first offset, so that a partition's chunks lie in order in one
-B-tree and a position is found without an index.
+A chunk's rowid is (partition id << 46) + first offset, so the chunks of a partition are in order in one
+B-tree, and an offset is found without an index.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ OFFSET_BITS = 46
 """7e13 records a partition (2,000 years at a million a minute) and 131,071 partitions a file."""
 
 _BATCH_BYTES = 16 << 20
-"""A commit takes waiting appends up to about this size, so that none waits for more than that to be
-written."""
+"""Approximate size of waiting appends in one commit, which bounds the wait of each."""
 
 _STATEMENT_ROWS = 32
-"""Rows written by one statement. Every step of a statement gives the GIL away, and in a process whose other
-threads are busy it takes milliseconds to get it back: a commit of eight partitions is to be a handful of
-steps."""
+"""Rows of one statement. Every step of a statement releases the GIL, and in a process with busy threads it
+takes milliseconds to get it again, so a commit of eight partitions should have few steps."""
 
 _TRIM_CHUNKS = 64
 """Chunks deleted in one transaction: at most 64 MiB, some tens of milliseconds."""
@@ -59,13 +57,13 @@ CREATE TABLE holds (name TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEG
 
 
 def chunk_id(partition_id: int, offset: int) -> int:
-    """Rowid of the chunk of that partition that would start at `offset`."""
+    """Return the rowid of a chunk of the partition that starts at `offset`."""
     return (partition_id << OFFSET_BITS) + offset
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An append with its partition found."""
+    """An append to a located partition."""
 
     partition_id: int
     contents: Contents
@@ -73,7 +71,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Request:
-    """One call of `append` on its way to the disk."""
+    """One call of `append`."""
 
     pieces: Sequence[Piece]
     writer: tuple[str, int] | None  # name and epoch; None: nameless
@@ -83,17 +81,16 @@ class Request:
 
 
 class LogFile:
-    """Thread-safe. Connections are made on first use and kept: one that writes, one that answers
-    questions."""
+    """Thread-safe. Opens two connections on first use and keeps them: one for writes, one for queries."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._writing = threading.Lock()  # held by the leader of a commit
-        self._asking = threading.Lock()
+        self._writing = threading.Lock()  # held by the thread that commits
+        self._querying = threading.Lock()  # guards the connection for queries
         self._queue_lock = threading.Lock()
         self._queue: list[Request] = []
         self._write_connection: sqlite3.Connection | None = None
-        self._ask_connection: sqlite3.Connection | None = None
+        self._query_connection: sqlite3.Connection | None = None
         self._closed = False
 
     # Topics
@@ -106,7 +103,7 @@ class LogFile:
         retention_ms: int | None,
         epochs: Sequence[tuple[str, int]],
     ) -> None:
-        """Create a topic unless it is here already, and bring the writers' epochs of the catalog along."""
+        """Create a topic unless it exists, and copy the writers' epochs of the catalog."""
         open_file(self.path, FORMAT)
         with self._writing, self._transaction(f"create topic {name}") as db:
             if db.execute("SELECT 1 FROM topics WHERE name = ?", (name,)).fetchone() is None:
@@ -121,13 +118,13 @@ class LogFile:
             db.executemany("INSERT OR REPLACE INTO writers VALUES (?, ?)", epochs)
 
     def set_retention(self, name: str, retention_ms: int | None) -> None:
-        """Keep a topic's records so long from now on; None: for ever."""
+        """Set how long a topic's records are kept; None: forever."""
         with self._writing, self._transaction(f"change the retention of topic {name}") as db:
             db.execute("UPDATE topics SET retention_ms = ? WHERE name = ?", (retention_ms, name))
 
     def topics(self) -> dict[str, tuple[TopicInfo, tuple[int, ...]]]:
-        """{name: (info, partition ids by number)}."""
-        rows = self.ask(
+        """Return {name: (info, partition ids by number)}."""
+        rows = self.query(
             "SELECT t.name, t.partitions, t.log_id, t.retention_ms, p.id "
             "FROM topics t JOIN partitions p ON p.topic = t.id ORDER BY t.id, p.number"
         )
@@ -139,20 +136,20 @@ class LogFile:
         return {name: (info, tuple(ids[name])) for name, info in infos.items()}
 
     def raise_epoch(self, writer: str, epoch: int) -> None:
-        """From now on refuse earlier writers of that name."""
+        """Refuse earlier writers of that name from now on."""
         with self._writing, self._transaction(f"open writer {writer}") as db:
             db.execute("INSERT OR REPLACE INTO writers VALUES (?, ?)", (writer, epoch))
 
-    # Questions
+    # Queries
 
     def bounds(self, partition_id: int) -> Bounds:
-        """What the partition holds."""
-        ((start, end),) = self.ask("SELECT start, next FROM partitions WHERE id = ?", partition_id)
+        """Return the partition's offsets."""
+        ((start, end),) = self.query("SELECT start, next FROM partitions WHERE id = ?", partition_id)
         return Bounds(start, end)
 
     def chunk_at(self, partition_id: int, offset: int) -> int:
-        """Rowid of the chunk that holds `offset`, or of the next one."""
-        ((found,),) = self.ask(
+        """Return the rowid of the chunk that contains `offset`, or of the next one."""
+        ((found,),) = self.query(
             "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?",
             chunk_id(partition_id, 0),
             chunk_id(partition_id, offset),
@@ -160,16 +157,16 @@ class LogFile:
         return chunk_id(partition_id, offset) if found is None else int(found)
 
     def first_chunk_from(self, partition_id: int, time_ms: int) -> int | None:
-        """Rowid of the first chunk with a record time >= `time_ms`; None if there is none.
+        """Return the rowid of the first chunk with a record time >= `time_ms`; None if there is none.
 
-        Record times need not rise, so each chunk keeps `top_ms`, the largest time up to and with it: that
-        one rises, and the first chunk to reach `time_ms` is found by halving.
+        Record times may fall, so each chunk has `top_ms`, the largest time up to its end. `top_ms` never
+        falls, so bisection finds the first chunk that reaches `time_ms`.
         """
         end = chunk_id(partition_id + 1, 0)
         low, high = chunk_id(partition_id, 0), end
         while low < high:
             middle = (low + high) // 2
-            row = self.ask(
+            row = self.query(
                 "SELECT id, top_ms FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1", middle, end
             )
             if not row or row[0][1] >= time_ms:
@@ -179,9 +176,8 @@ class LogFile:
         return self.next_chunk_with(partition_id, low, time_ms)
 
     def next_chunk_with(self, partition_id: int, chunk: int, time_ms: int) -> int | None:
-        """Rowid of the first chunk from rowid `chunk` on with a record time >= `time_ms`; None if there is
-        none."""
-        found = self.ask(
+        """Return the rowid of the first chunk from `chunk` on with a record time >= `time_ms`, or None."""
+        found = self.query(
             "SELECT id FROM chunks WHERE id >= ? AND id < ? AND max_ms >= ? ORDER BY id LIMIT 1",
             chunk,
             chunk_id(partition_id + 1, 0),
@@ -190,37 +186,37 @@ class LogFile:
         return found[0][0] if found else None
 
     def body(self, chunk: int) -> tuple[bytes, int] | None:
-        """A chunk's body and `min_ms`; None if retention removed it meanwhile."""
-        rows = self.ask("SELECT body, min_ms FROM chunks WHERE id = ?", chunk)
+        """Return a chunk's body and `min_ms`; None if retention has removed it meanwhile."""
+        rows = self.query("SELECT body, min_ms FROM chunks WHERE id = ?", chunk)
         return rows[0] if rows else None
 
-    def ask(self, sql: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
-        """Run one query on the connection kept for questions."""
-        with self._asking:
+    def query(self, sql: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
+        """Run one query on the connection for queries."""
+        with self._querying:
             self._check_open()
-            if self._ask_connection is None:
-                self._ask_connection = connect(self.path, FORMAT)
+            if self._query_connection is None:
+                self._query_connection = connect(self.path, FORMAT)
             with translated(self.path, "read"):
-                return self._ask_connection.execute(sql, arguments).fetchall()
+                return self._query_connection.execute(sql, arguments).fetchall()
 
     # Appends
 
     def submit(self, request: Request) -> None:
-        """Append durably, in one commit with whatever other threads submit meanwhile.
+        """Append durably, in one commit with the requests that other threads submit meanwhile.
 
-        Whoever gets the lock leads: it writes all that waits. The others find their request done when the
-        lock is theirs.
+        The thread that gets the lock commits all waiting requests; the others then find their request done.
+        Raises the request's error.
         """
         with self._queue_lock:
             self._queue.append(request)
         while not request.done:
             with self._writing:
                 if not request.done:
-                    self._lead()
+                    self._commit_queue()
         if request.error is not None:
             raise request.error
 
-    def _lead(self) -> None:
+    def _commit_queue(self) -> None:
         with self._queue_lock:
             size, count = 0, 0
             while count < len(self._queue) and size < _BATCH_BYTES:
@@ -269,7 +265,7 @@ class LogFile:
         return request.error is None
 
     def _ends(self, db: sqlite3.Connection, partition_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """{partition id: (next offset, largest record time)}, read as one row: see `_STATEMENT_ROWS`."""
+        """Return {partition id: (next offset, largest record time)}, read as one row (`_STATEMENT_ROWS`)."""
         (found,) = db.execute(
             "SELECT group_concat(id || ' ' || next || ' ' || top_ms, ';') FROM partitions "  # nosec B608  # question marks
             f"WHERE id IN ({', '.join('?' * len(partition_ids))})",
@@ -277,7 +273,7 @@ class LogFile:
         ).fetchone()
         rows = [[int(word) for word in row.split()] for row in (found or "").split(";") if row]
         if len(rows) != len(partition_ids):
-            raise DataLost(f"{self.path}: the topic was removed; this is another life of the log")
+            raise DataLost(f"{self.path}: the topic was removed; the log was created anew")
         return {partition_id: (offset, top_ms) for partition_id, offset, top_ms in rows}
 
     def _write_chunks(
@@ -306,10 +302,10 @@ class LogFile:
     # Retention
 
     def trim(self, partition_id: int, before: int) -> bool:
-        """Raise the start to `before` (at most the end) and delete chunks that lie wholly below it.
+        """Raise the start to `before` (at most the end) and delete chunks that lie completely below it.
 
-        Deletes a bounded number; True if there may be more to delete. What is not deleted yet is not seen
-        either.
+        Deletes a bounded number of chunks; returns True if there may be more. Readers see none below the
+        start.
         """
         first, last = chunk_id(partition_id, 0), chunk_id(partition_id, before)
         with self._writing, self._transaction("trim") as db:
@@ -324,42 +320,42 @@ class LogFile:
             ).rowcount
         return gone == _TRIM_CHUNKS
 
-    def holds_below(self, partition_id: int, offset: int) -> bool:
-        """Whether `trim` to this offset would do anything."""
+    def has_below(self, partition_id: int, offset: int) -> bool:
+        """Return whether `trim` to this offset would have an effect."""
         if self.bounds(partition_id).start < offset:
             return True
-        oldest = self.ask(
+        oldest = self.query(
             "SELECT id + count FROM chunks WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
             chunk_id(partition_id, 0),
             chunk_id(partition_id, offset),
         )
         return bool(oldest) and oldest[0][0] <= chunk_id(partition_id, offset)
 
-    def hold(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
-        """Replace what `name` holds by (partition id, offset) pairs; free if it holds just that."""
+    def set_pin(self, name: str, offsets: Sequence[tuple[int, int]]) -> None:
+        """Replace the retention pin of `name` by (partition id, offset) pairs; cheap without a change."""
         wanted = sorted(offsets)
-        held = self.ask("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
-        if held == wanted:
+        pinned = self.query("SELECT partition, offset FROM holds WHERE name = ? ORDER BY partition", name)
+        if pinned == wanted:
             return
-        with self._writing, self._transaction("hold offsets") as db:
+        with self._writing, self._transaction("set a retention pin") as db:
             db.execute("DELETE FROM holds WHERE name = ?", (name,))
             db.executemany("INSERT INTO holds VALUES (?, ?, ?)", ((name, p, o) for p, o in wanted))
 
-    def held_from(self, partition_id: int) -> int | None:
-        """Smallest offset that somebody holds."""
-        ((offset,),) = self.ask("SELECT min(offset) FROM holds WHERE partition = ?", partition_id)
+    def pinned_from(self, partition_id: int) -> int | None:
+        """Return the smallest pinned offset; None if there is no pin."""
+        ((offset,),) = self.query("SELECT min(offset) FROM holds WHERE partition = ?", partition_id)
         return offset  # type: ignore[no-any-return]
 
-    # Life
+    # Connections
 
     def close(self) -> None:
-        """Close the connections. Idempotent; waits for a commit under way."""
-        with self._writing, self._asking:
+        """Close the connections, after a commit in progress. Idempotent."""
+        with self._writing, self._querying:
             self._closed = True
-            for connection in (self._write_connection, self._ask_connection):
+            for connection in (self._write_connection, self._query_connection):
                 if connection is not None:
                     connection.close()
-            self._write_connection = self._ask_connection = None
+            self._write_connection = self._query_connection = None
 
     def _transaction(self, doing: str) -> AbstractContextManager[sqlite3.Connection]:
         self._check_open()
@@ -373,7 +369,7 @@ class LogFile:
 
 
 def _execute_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-    """Execute a statement with `{rows}` for its values, with as many rows at a time as one takes."""
+    """Execute a statement with `{rows}` for its values, _STATEMENT_ROWS rows at a time."""
     for start in range(0, len(rows), _STATEMENT_ROWS):
         some = rows[start : start + _STATEMENT_ROWS]
         marks = f"({', '.join('?' * len(some[0]))})"

@@ -1,5 +1,4 @@
-"""Reading the SQLite log: whole chunks at a time, several partitions fairly, new ones noticed without asking
-for rows."""
+"""Reader of the SQLite log: reads whole chunks, and serves partitions fairly."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ from freshet.types import Records, TopicPartition
 __all__ = ["SqliteReader"]
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.020
-"""Between looks at an idle log. A look is one PRAGMA (2 µs) a file; 20 ms is small against a second's
-freshness."""
+"""Pause between checks of an idle log. A check is one PRAGMA (2 µs) per file; 20 ms is small against a
+freshness of a second."""
 
 _CACHE_KIB = 2048
-"""Page cache of a reader: it never looks at a chunk twice."""
+"""Page cache of a reader, which reads each chunk once."""
 
 Locate = Callable[[TopicPartition], tuple[LogFile, int]]
 
 
 @dataclass(slots=True)
 class _Position:
-    """Where one partition is read, and what was read ahead."""
+    """Read position of a partition, with the records read ahead."""
 
     partition: TopicPartition
     id: int
@@ -42,18 +41,18 @@ class _Position:
 
 
 class SqliteReader:
-    """See `freshet.log.Reader`. Keeps a connection per file and a chunk or two per partition."""
+    """See `freshet.log.Reader`. Keeps one connection per file, and one or two chunks per partition."""
 
     def __init__(self, locate: Locate) -> None:
         self._locate = locate
-        self._using = threading.Lock()  # so that the log may be closed while a thread polls
+        self._using = threading.Lock()  # the log may be closed while a thread polls
         self._files: dict[LogFile, _FileReader] = {}
         self._turn = 0
         self._pause_s = _SHORTEST_PAUSE_S
         self._closed = False
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets from now on, and no others."""
+        """Read only these partitions, from these offsets. Raises DataLost for an offset out of bounds."""
         chosen: dict[LogFile, list[_Position]] = {}
         for partition, offset in positions.items():
             file, partition_id = self._locate(partition)
@@ -72,14 +71,20 @@ class SqliteReader:
                 self._files[file].assign(wanted)
 
     def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
-        """Records of the partitions that have some; waits up to `wait_s` for the first."""
+        """Return the records of partitions that have some; waits up to `wait_s` for the first.
+
+        Raises:
+            ValueError: `max_records` is less than 1.
+            DataLost: retention has removed the next offset.
+            Unavailable: the reader was closed.
+        """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, found {max_records}")
         deadline = time.monotonic() + wait_s
         while True:
             with self._using:
                 self._check_open()
-                found = self._take(max_records)
+                found = self._read_ready(max_records)
             left = deadline - time.monotonic()
             if found or left <= 0:
                 return found
@@ -98,7 +103,7 @@ class SqliteReader:
         if self._closed:
             raise Unavailable("the reader was closed")
 
-    def _take(self, max_records: int) -> list[tuple[TopicPartition, Records]]:
+    def _read_ready(self, max_records: int) -> list[tuple[TopicPartition, Records]]:
         ready = [(file, position) for file in self._files.values() for position in file.ready()]
         if not ready:
             return []
@@ -107,18 +112,18 @@ class SqliteReader:
         turn = self._turn % len(ready)
         found = []
         for i, (file, position) in enumerate(ready[turn:] + ready[:turn]):
-            share = max_records // (len(ready) - i)  # what earlier ones left falls to the later
+            share = max_records // (len(ready) - i)  # includes the unused part of earlier shares
             if i == 0:
                 share = max(share, 1)
             if share:
-                records = file.take(position, share)
+                records = file.read(position, share)
                 max_records -= len(records)
                 found.append((position.partition, records))
         return found
 
 
 class _FileReader:
-    """The partitions of one file that a reader has chosen."""
+    """The chosen partitions of one file."""
 
     def __init__(self, file: LogFile) -> None:
         self._path = file.path
@@ -135,7 +140,7 @@ class _FileReader:
         self._db.close()
 
     def ready(self) -> list[_Position]:
-        """Positions with records to take."""
+        """Return the positions with unread records."""
         with translated(self._path, "read"):
             (version,) = self._db.execute("PRAGMA data_version").fetchone()
             if version != self._seen:
@@ -144,8 +149,8 @@ class _FileReader:
                 self._seen = version
         return [p for p in self._positions if self._bounds.get(p.id, (0, 0))[1] > p.offset]
 
-    def take(self, position: _Position, limit: int) -> Records:
-        """Up to `limit` records (at least one) and about a chunk's bytes; a single chunk's are not copied."""
+    def read(self, position: _Position, limit: int) -> Records:
+        """Return 1 to `limit` records, of about a chunk's bytes; a single chunk is not copied."""
         parts: list[Contents] = []
         first, count, size = position.offset, 0, 0
         while count < limit and size < CHUNK_BYTES:
@@ -153,7 +158,7 @@ class _FileReader:
                 break
             part = _next_part(position, limit - count)
             if parts and size + len(part.values.data) > CHUNK_BYTES:
-                break  # leaves it ahead, to be returned alone, uncopied
+                break  # the part stays ahead, and is returned alone without a copy
             parts.append(part)
             count += len(part)
             size += len(part.values.data)
@@ -163,7 +168,7 @@ class _FileReader:
         return Records(offsets, contents.times_ms, contents.keys, contents.values, position.offset)
 
     def _load(self, position: _Position) -> bool:
-        """Read chunks ahead, about CHUNK_BYTES; False at the end of the partition."""
+        """Read about CHUNK_BYTES of chunks ahead; returns False at the end of the partition."""
         start, end = self._bounds[position.id]
         if position.offset >= end:
             return False
@@ -178,7 +183,7 @@ class _FileReader:
             for row_id, count, min_ms, body in rows:
                 offset = row_id - chunk_id(position.id, 0)
                 if offset + count <= expected and not position.ahead:
-                    continue  # assigned at what was the end: the chunk before it
+                    continue  # the chunk before the assigned offset, which was the end
                 if not offset <= expected < offset + count:
                     break
                 contents = unpack(body, min_ms, f"{self._path}: {position.partition} at offset {offset}")
@@ -212,10 +217,10 @@ def _lost(partition: TopicPartition, offset: int, start: int, end: int) -> DataL
     if offset > end or offset >= 1 << OFFSET_BITS:
         return DataLost(
             f"{partition}: offset {offset} lies beyond the log's end, {end}: "
-            "the log is another one, or has lost writes"
+            "the log was created anew, or has lost writes"
         )
     return DataLost(
         f"{partition}: offset {offset} is no longer in the log, which starts at {start}: "
         "retention has removed it\n"
-        "  what reads from there must be told to skip it, or start anew; a longer retention prevents it"
+        "  set the reader to a later offset, or start anew; a longer retention prevents this"
     )

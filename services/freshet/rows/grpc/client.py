@@ -1,8 +1,7 @@
 """The row service over gRPC: a client of all shards of a model.
 
-Lookups go to all owners in parallel and are repeated while the owners change; a push goes to every shard, if
-need be without rows, in the order in which pushes are begun. See `freshet.rows.service` for what is
-promised.
+Lookups go to all owners in parallel and are repeated while owners change. A push goes to every shard, even
+without rows for it, in the order of the calls. The contract is in `freshet.rows.service`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from freshet.coordination.shard_map import NOBODY, Owners
+from freshet.coordination.slices import NO_OWNER, Owners
 from freshet.errors import Fenced, Overloaded, Refused, Unavailable
 from freshet.observability.tracing import current
 from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
@@ -26,7 +25,7 @@ from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.frames import BadFrame, Frame, Kind
 from freshet.rpc.value_formats import RowCodec
-from freshet.tables.applied_pushes import KnownPushes
+from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 
 __all__ = ["RemoteRows", "Served"]
@@ -36,27 +35,27 @@ SERVICE = "Rows"
 _T = TypeVar("_T")
 
 RETRY_S = 0.05
-"""Between two attempts at what is unavailable: new owners are there within seconds."""
+"""Time between two attempts; a lost owner is replaced within seconds."""
 
 IN_FLIGHT_BYTES = 64 * MIB
-"""Of unanswered requests to one shard, on each stream: 100 batches of 256 samples."""
+"""Most bytes of unanswered requests on a stream to a shard: 100 batches of 256 samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client expects its shards to serve."""
+    """Model and spec that the shards must serve."""
 
     model: str
     spec_hash: str
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """As a client shows it with each call."""
+        """Metadata of each call, by which a shard checks its clients."""
         return [("freshet-model", self.model), ("freshet-spec", self.spec_hash)]
 
 
 class RemoteRows:
-    """See `freshet.rows.service`: RowService, PushesAhead and OwnersChange. Thread-safe."""
+    """Client of remote shards: RowService, PushesAhead and OwnersChange. Thread-safe."""
 
     def __init__(
         self,
@@ -70,24 +69,24 @@ class RemoteRows:
         attempt_s: float = 5.0,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
     ) -> None:
-        """Connects when it is used.
+        """Connect lazily.
 
         Args:
-            served: what the shards must be of.
-            owners: who owns what now; cheap, asked at each call.
+            served: model and spec of the shards.
+            owners: returns the current owners; cheap, called for each request.
             transport: certificates, token and limits.
-            lookup_codec: how rows are sent to us.
-            push_codec: how gradients are sent.
-            deadline_s: how long a lookup or a `push` is tried before it is Unavailable.
-            attempt_s: how long one attempt waits for its answer; a shard that is frozen costs this.
-            in_flight_bytes: of unanswered requests to one shard.
+            lookup_codec: encoding of rows in answers.
+            push_codec: encoding of gradients.
+            deadline_s: time after which a lookup or `push` fails with Unavailable.
+            attempt_s: longest wait for one answer, which a frozen shard costs.
+            in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
         self._lookup_codec, self._push_codec = lookup_codec, push_codec
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
-        self._before = LinkCounts()  # of links that are closed
+        self._before = LinkCounts()  # of closed links
         self._closed = False
 
     # --- RowService
@@ -100,23 +99,23 @@ class RemoteRows:
         create: bool = True,
         states: RowStates | None = None,
     ) -> None:
-        """Write each key's slots into `out`, and their states whole in any codec; see the protocol. Tried
-        again until the deadline."""
-        self._until_deadline(lambda: self._look_up(groups, out, create, states))
+        """Write each key's slots into `out` (U, S) float32; see `RowService`.
+
+        States are sent as float32 in any codec. Retries until the deadline.
+        """
+        self._until_deadline(lambda: self._lookup_once(groups, out, create, states))
 
     def push(self, push: Push) -> bool:
-        """Apply a batch's gradients; see the protocol.
+        """Apply a batch's gradients; see `RowService`.
 
-        What is not known to be applied is pushed again until the deadline, unless owners change meanwhile:
-        then what was acknowledged before may be lost, and the caller must ask for `applied` (PROTOCOL 7).
+        A push of unknown outcome is repeated until the deadline. If owners change meanwhile it fails with
+        Unavailable: earlier pushes may be lost, and the caller must rewind to `applied` (PROTOCOL 7).
         """
         number = self._owners().number
 
         def attempt() -> bool:
             if self._owners().number != number:
-                raise _OwnersChanged(
-                    "owners of buckets have changed; ask for `applied` and start again there"
-                )
+                raise _OwnersChanged("owners of buckets have changed; rewind to `applied`")
             try:
                 return self.push_soon(push).result(self._attempt_s)
             except Late:
@@ -130,7 +129,12 @@ class RemoteRows:
         return self._until_deadline(attempt)
 
     def applied(self) -> Mapping[int, Sequence[int]]:
-        """{partition: the distinct offsets of all buckets}; see the protocol."""
+        """Return {partition: the distinct offsets of all buckets}; see `RowService`.
+
+        Raises:
+            Unavailable: a bucket has no owner, or owners are changing.
+            BadFrame: an answer names buckets that the model does not have.
+        """
         owners = self._owners()
         owners.check_whole()
         merged: dict[int, set[int]] = {}
@@ -143,38 +147,38 @@ class RemoteRows:
             for partition, distinct in offsets.items():
                 merged.setdefault(partition, set()).update(distinct)
         if not (held == 1).all() or self._owners().number != owners.number:
-            raise Unavailable("owners of buckets are changing; ask again")
+            raise Unavailable("owners of buckets are changing; try again")
         return {partition: sorted(offsets) for partition, offsets in sorted(merged.items())}
 
     # --- PushesAhead, OwnersChange
 
     def push_soon(self, push: Push) -> Future[bool]:
-        """Hand a push over to every shard; see the protocol."""
+        """Send a push to every shard; see `PushesAhead`."""
         done: Future[bool] = Future()
         try:
             owners = self._owners()
             owners.check_whole()
             links = self._links_of(owners)
-            asked = [self._hand_over(link, push, owners, shard) for shard, link in enumerate(links)]
+            answers = [self._send_push(link, push, owners, shard) for shard, link in enumerate(links)]
         except Exception as error:
             done.set_exception(error)
             return done
-        _Together(asked, done)
+        _PushResult(answers, done)
         return done
 
     def ownership(self) -> int:
-        """Rises with every change of owners."""
+        """Return a number that rises with every change of owners."""
         return self._owners().number
 
-    # --- life
+    # --- connections
 
     def counts(self) -> Mapping[str, LinkCounts]:
-        """{address: what went over its link}."""
+        """Return {address: traffic of its link}."""
         with self._lock:
             return {address: link.counts for address, link in self._links.items()}
 
     def total(self) -> LinkCounts:
-        """What went over all links, those to former owners too."""
+        """Return the traffic of all links, including closed ones."""
         with self._lock:
             total = replace(self._before)
             for link in self._links.values():
@@ -182,7 +186,7 @@ class RemoteRows:
         return total
 
     def close(self) -> None:
-        """Close the connections; what is under way fails. Idempotent."""
+        """Close the connections; open requests fail. Idempotent."""
         with self._lock:
             self._closed = True
             links, self._links = list(self._links.values()), {}
@@ -191,10 +195,10 @@ class RemoteRows:
         for link in links:
             link.close()
 
-    # --- parts
+    # --- internals
 
     def _links_of(self, owners: Owners) -> list[Link]:
-        """A connection to each owner; those to former owners are closed."""
+        """Return a connection to each owner, in their order; connections to former owners are closed."""
         with self._lock:
             if self._closed:
                 raise Unavailable("the row service's client was closed")
@@ -215,7 +219,7 @@ class RemoteRows:
             link.close()
         return links
 
-    def _hand_over(self, link: Link, push: Push, owners: Owners, shard: int) -> Future[Frame]:
+    def _send_push(self, link: Link, push: Push, owners: Owners, shard: int) -> Future[Frame]:
         groups = [
             (g.group, *_keys_of(g, places), gradients if places is None else gradients[places])
             for g, gradients in zip(push.groups, push.gradients, strict=True)
@@ -227,24 +231,24 @@ class RemoteRows:
             lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec, owned, span),
         )
 
-    def _look_up(
+    def _lookup_once(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
     ) -> None:
         owners = self._owners()
         _check_owned(groups, owners)
-        asked = []
+        sent = []
         for shard, link in enumerate(self._links_of(owners)):
             places = {g.group: _places_of(g, owners, shard) for g in groups}
             keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
             wanted = [part for part in keys if len(part[1])]
             if wanted:
                 future = link.ask("Lookup", _lookup(wanted, self._lookup_codec, create, states is not None))
-                asked.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
+                sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
         floats_of = {g.group: s for g, s in zip(groups, states.floats, strict=True)} if states else {}
         known = []
-        for shard, link, places, future in asked:
+        for shard, link, places, future in sent:
             frame = self._answer(link, "Lookup", future, deadline)
             for group, of in places.items():
                 _scatter(frame, group, of, rows_of[group], rows_into)
@@ -279,29 +283,29 @@ class RemoteRows:
 
 
 class _OwnersChanged(Unavailable):
-    """Trying again is no use before the caller has started again."""
+    """Owners have changed, so the caller must rewind before it pushes again."""
 
 
-class _Together:
-    """One result of a push's answers from all shards, when the last has come."""
+class _PushResult:
+    """Completes one future once all shards have answered a push."""
 
-    def __init__(self, asked: Sequence[Future[Frame]], done: Future[bool]) -> None:
-        self._asked, self._done = asked, done
-        self._missing = len(asked)
+    def __init__(self, answers: Sequence[Future[Frame]], done: Future[bool]) -> None:
+        self._answers, self._done = answers, done
+        self._missing = len(answers)
         self._lock = threading.Lock()
-        for future in asked:
-            future.add_done_callback(self._one)
+        for future in answers:
+            future.add_done_callback(self._count_answer)
 
-    def _one(self, _: Future[Frame]) -> None:
+    def _count_answer(self, _: Future[Frame]) -> None:
         with self._lock:
             self._missing -= 1
             if self._missing:
                 return
-        errors = [error for future in self._asked if (error := future.exception()) is not None]
+        errors = [error for future in self._answers if (error := future.exception()) is not None]
         if errors:
             self._done.set_exception(_worst(errors))
             return
-        frames = [future.result() for future in self._asked]
+        frames = [future.result() for future in self._answers]
         wrong = next((frame for frame in frames if frame.kind != Kind.PUSHED), None)
         if wrong is not None:
             self._done.set_exception(BadFrame(f"expected an answer to a push, found {wrong.kind}", "shape"))
@@ -310,8 +314,7 @@ class _Together:
 
 
 def _worst(errors: Sequence[BaseException]) -> BaseException:
-    """What the caller must act on: being fenced ends it, a refusal makes it start again, the rest is tried
-    again."""
+    """Return the error to act on: Fenced ends the caller, Refused rewinds it, the rest is retried."""
     refused = [error for error in errors if isinstance(error, Refused)]
     fenced = [error for error in errors if isinstance(error, Fenced)]
     if fenced or not refused:
@@ -325,7 +328,7 @@ def _worst(errors: Sequence[BaseException]) -> BaseException:
 
 
 def _places_of(group: KeyGroup, owners: Owners, shard: int) -> I64 | None:
-    """Where a shard's keys lie in a group; None: all of them are its own."""
+    """Return the positions of a shard's keys in a group; None if the shard owns all buckets."""
     if len(owners.addresses) == 1:
         return None
     counts: I64 = np.diff(group.bucket_starts.astype(np.int64)).astype(np.int64)
@@ -336,11 +339,11 @@ def _keys_of(group: KeyGroup, places: I64 | None) -> tuple[U64, U8]:
     return (group.keys, group.tables) if places is None else (group.keys[places], group.tables[places])
 
 
-def _merged(groups: Sequence[int], told: Sequence[tuple[Bool, KnownPushes]]) -> KnownPushes:
-    """Which pushes rows know that several shards have sent. Raises BadFrame."""
-    if len({known.offsets.shape[1] for _, known in told}) > 1:
-        raise BadFrame("shards tell of different numbers of partitions", "shape")
-    return KnownPushes.merged(groups, told)
+def _merged(groups: Sequence[int], parts: Sequence[tuple[Bool, KnownPushes]]) -> KnownPushes:
+    """Merge the known pushes of several shards' answers. Raises BadFrame if their partitions differ."""
+    if len({known.offsets.shape[1] for _, known in parts}) > 1:
+        raise BadFrame("shards answer with different numbers of partitions", "shape")
+    return KnownPushes.merged(groups, parts)
 
 
 def _lookup(
@@ -357,7 +360,7 @@ def _scatter(
     out: F32,
     into: Callable[[Frame, Mapping[int, F32]], None],
 ) -> None:
-    """Write an answer's rows, or states, to their places."""
+    """Write an answer's rows, or states, to their positions in `out`."""
     if places is None:
         into(frame, {group: out})
         return
@@ -368,6 +371,6 @@ def _scatter(
 
 def _check_owned(groups: Sequence[KeyGroup], owners: Owners) -> None:
     """Raise Unavailable if a key's bucket has no owner."""
-    nobody = owners.of_bucket == NOBODY
-    if nobody.any() and any(nobody[np.diff(g.bucket_starts.astype(np.int64)) > 0].any() for g in groups):
+    unowned = owners.of_bucket == NO_OWNER
+    if unowned.any() and any(unowned[np.diff(g.bucket_starts.astype(np.int64)) > 0].any() for g in groups):
         owners.check_whole()

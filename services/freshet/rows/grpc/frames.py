@@ -1,15 +1,18 @@
-"""What the service `Rows` says: lookups, pushes and their answers as frames. Pure; both ends use it.
+"""Frames of the gRPC service `Rows`: lookups, pushes and their answers. Without I/O; used by both ends.
 
-| method | asks | is told |
+| method | request | answer |
 |---|---|---|
-| `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec that the answer shall have; flag 1:
-create; flag 2: states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of those that have any,
-MOMENTS and, where they are several, MOMENT_OF of each group (which pushes its rows know) |
-| `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that are the
-receiver's, as the sender believes), KEYS, TABLES, VALUES (and SCALES) of each
-group | PUSHED: flag 1: applied, 0: all of it was there |
-| `Applied` | ASK | TOLD: APPLIED (every distinct offset of a partition), NUMBERS (the buckets held) |
-| `Describe` | ASK | TOLD: TEXT (JSON) |
+| `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec of the answer; flag 1: create; flag 2:
+states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of groups that have any, MOMENTS and, if
+there are several, MOMENT_OF of each group (the pushes that its rows contain) |
+| `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
+receiver to own), KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: applied
+before |
+| `Applied` | ASK | `TOLD`: APPLIED (every distinct offset of a partition), NUMBERS (the owned buckets) |
+| `Describe` | ASK | `TOLD`: TEXT (JSON) |
+
+U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
+M moments at which buckets were read, P partitions.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.rpc.value_formats import RowCodec
-from freshet.tables.applied_pushes import KnownPushes
+from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 
 __all__ = [
@@ -57,29 +60,29 @@ _APPLIED = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupKeys:
-    """Unique keys of one store group, in order of their buckets: as `seams.rowservice.KeyGroup`."""
+    """Unique keys of one store group, in order of their buckets, as in `freshet.rows.service.KeyGroup`."""
 
     group: int
     keys: U64  # (U,)
     tables: U8  # (U,)
-    bucket_starts: U32  # (buckets + 1,)
+    bucket_starts: U32  # (B + 1,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PushRequest:
-    """A push as it arrives: as `seams.rowservice.Push`."""
+    """A received push, as `freshet.rows.service.Push`."""
 
     ranges: tuple[OffsetRange, ...]
     fence: Fence
     clock_ms: TimeMs
     groups: Sequence[GroupKeys]
-    gradients: Sequence[F32]
-    owned: Bool  # (buckets,)
+    gradients: Sequence[F32]  # per group (U, S)
+    owned: Bool  # (B,)
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a shard serves."""
+    """Description of a shard, by which a client checks it."""
 
     name: str
     model: str
@@ -87,7 +90,7 @@ class Described:
     buckets: int
     partitions: int
     widths: tuple[int, ...]  # floats of a row, by store group
-    states: tuple[int, ...]  # floats of its optimiser state
+    states: tuple[int, ...]  # floats of its optimiser state, by store group
 
 
 def lookup_frame(
@@ -99,8 +102,16 @@ def lookup_frame(
     states: bool = False,
     span: Context | None = None,
 ) -> bytes:
-    """Keys and tables of each group, sorted by bucket; `states`: optimiser state is wanted too; `span`: of
-    the lookup, if it is traced."""
+    """Encode a lookup.
+
+    Args:
+        frame_id: id of the request.
+        groups: (store group, keys (U,) uint64, table ids (U,) uint8), keys sorted by bucket.
+        codec: encoding of the rows in the answer.
+        create: create absent rows.
+        states: return optimiser state, too.
+        span: parent span, if the lookup is traced.
+    """
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     if span is not None:
         sections[Part.SPAN, 0] = _span_numbers(span)
@@ -111,7 +122,7 @@ def lookup_frame(
 
 
 def span_of(frame: Frame) -> Context | None:
-    """The span that a lookup or a push is part of, if it is traced. Raises BadFrame."""
+    """Return the parent span of a traced lookup or push, or None. Raises BadFrame if it is malformed."""
     if (Part.SPAN, 0) not in frame.sections:
         return None
     high, low, span_id = frame.array(Part.SPAN, np.uint64, (3,)).tolist()
@@ -123,7 +134,7 @@ def _span_numbers(span: Context) -> U64:
 
 
 def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
-    """(Groups, whether absent rows come into being, whether states are wanted). Raises BadFrame."""
+    """Decode a lookup into (groups, create, states). Raises BadFrame if it is malformed."""
     _expect(frame, Kind.LOOKUP)
     return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
 
@@ -135,8 +146,15 @@ def rows_frame(
     states: Mapping[int, F32] | None = None,
     known: KnownPushes | None = None,
 ) -> bytes:
-    """The answer to a lookup: rows of each group; of one with states those too, whole in any codec, and which
-    pushes they know."""
+    """Encode the answer to a lookup.
+
+    Args:
+        frame_id: id of the request.
+        rows: {store group: (U, S) float32}.
+        codec: encoding of the rows.
+        states: {store group: (U, T) float32}, sent as float32 in any codec.
+        known: the pushes that the rows contain.
+    """
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, values in rows.items():
         add_values(sections, group, values, codec)
@@ -149,14 +167,14 @@ def rows_frame(
 
 
 def add_known(sections: MutableMapping[tuple[Any, int], NDArray[Any]], known: KnownPushes) -> None:
-    """Put into a frame's sections which pushes its rows know."""
+    """Add the pushes that a frame's rows contain to its sections: (M, P) int64, and (B,) uint32 a group."""
     sections[Part.MOMENTS, 0] = known.offsets
     for group, moments in known.moment_of.items():
         sections[Part.MOMENT_OF, group] = moments
 
 
 def known_of(frame: Frame, groups: Sequence[int], buckets: int) -> KnownPushes:
-    """Which pushes a frame's rows of these groups know. Raises BadFrame."""
+    """Return the pushes that a frame's rows of these groups contain. Raises BadFrame if malformed."""
     offsets = frame.array(Part.MOMENTS, np.int64, (None, None))
     if len(offsets) <= 1:
         return KnownPushes(offsets)
@@ -168,14 +186,14 @@ def known_of(frame: Frame, groups: Sequence[int], buckets: int) -> KnownPushes:
 
 
 def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
-    """Write the rows of an answer. Raises BadFrame if it does not hold just those."""
+    """Copy an answer's rows into `out`, (U, S) float32 for each group. Raises BadFrame if shapes differ."""
     _expect(frame, Kind.ROWS)
     for group, rows in out.items():
         values_into(frame, group, rows)
 
 
 def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
-    """Write the states of an answer, of those groups that have any. Raises BadFrame."""
+    """Copy an answer's states into `out`, (U, T) float32 for each group with T > 0. Raises BadFrame."""
     for group, states in out.items():
         if states.shape[1]:
             states[...] = frame.array(Part.STATES, np.float32, states.shape, group=group)
@@ -193,8 +211,18 @@ def push_frame(
     owned: Bool,
     span: Context | None = None,
 ) -> bytes:
-    """Gradients with the ranges that they stand for, for buckets (B,) that are the receiver's; `span`: of the
-    push, if it is traced."""
+    """Encode a push.
+
+    Args:
+        frame_id: id of the request.
+        ranges: offset ranges of the batch.
+        fence: fence of the sender's claim on their partitions.
+        clock_ms: largest event time of the batch.
+        groups: (store group, keys (U,) uint64, table ids (U,) uint8, gradients (U, S) float32).
+        codec: encoding of the gradients.
+        owned: (B,) bool, buckets that the sender assumes the receiver to own.
+        span: parent span, if the push is traced.
+    """
     sections: dict[tuple[Part, int], NDArray[Any]] = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
         (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
@@ -209,7 +237,7 @@ def push_frame(
 
 
 def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
-    """A push. Raises BadFrame; ValueError if a range is none."""
+    """Decode a push. Raises BadFrame if it is malformed, ValueError if a range is empty."""
     _expect(frame, Kind.PUSH)
     ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
     fence, clock_ms = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
@@ -223,17 +251,17 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
         rows = np.empty((len(group.keys), widths[group.group]), np.float32)
         values_into(frame, group.group, rows)
         gradients.append(rows)
-    made = tuple(OffsetRange(*r) for r in ranges)
-    return PushRequest(made, Fence(fence), TimeMs(clock_ms), groups, gradients, owned)
+    decoded = tuple(OffsetRange(*r) for r in ranges)
+    return PushRequest(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned)
 
 
 def pushed_frame(frame_id: int, applied: bool) -> bytes:
-    """The answer to a push."""
+    """Encode the answer to a push."""
     return encode_frame(Frame(Kind.PUSHED, frame_id, flags=_APPLIED if applied else 0))
 
 
 def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Sequence[int]) -> bytes:
-    """What a shard's buckets have applied up to, and which those are."""
+    """Encode the applied offsets and the owned buckets of a shard."""
     pairs = [(p, offset) for p, offsets in applied.items() for offset in offsets]
     sections = {
         (Part.APPLIED, 0): np.array(pairs, np.int64).reshape(-1, 2),
@@ -243,7 +271,7 @@ def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Seq
 
 
 def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
-    """({partition: distinct offsets}, (K,) buckets held). Raises BadFrame."""
+    """Decode ({partition: distinct offsets}, (K,) int64 owned buckets). Raises BadFrame if malformed."""
     _expect(frame, Kind.TOLD)
     applied: dict[int, list[int]] = {}
     for partition, offset in frame.array(Part.APPLIED, np.int64, (None, 2)).tolist():
@@ -252,23 +280,23 @@ def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
 
 
 def described_frame(frame_id: int, described: Described) -> bytes:
-    """What a shard serves, as JSON."""
+    """Encode a shard's description as JSON."""
     text = np.frombuffer(orjson.dumps(asdict(described)), np.uint8)
     return encode_frame(Frame(Kind.TOLD, frame_id, sections={(Part.TEXT, 0): text}))
 
 
 def described_of(frame: Frame) -> Described:
-    """What a shard serves. Raises Corrupt."""
+    """Decode a shard's description. Raises Corrupt if it is malformed."""
     _expect(frame, Kind.TOLD)
     try:
-        told = orjson.loads(frame.text())
-        widths, states = (tuple(int(w) for w in told[name]) for name in ("widths", "states"))
+        fields = orjson.loads(frame.text())
+        widths, states = (tuple(int(w) for w in fields[name]) for name in ("widths", "states"))
         return Described(
-            str(told["name"]),
-            str(told["model"]),
-            str(told["spec_hash"]),
-            int(told["buckets"]),
-            int(told["partitions"]),
+            str(fields["name"]),
+            str(fields["model"]),
+            str(fields["spec_hash"]),
+            int(fields["buckets"]),
+            int(fields["partitions"]),
             widths,
             states,
         )

@@ -1,8 +1,7 @@
-"""A client's connection to one shard: two streams, one for lookups and one for pushes, made again when they
-break.
+"""A client's connection to one shard: one stream for lookups and one for pushes, reopened after errors.
 
-Requests go out in the order in which they were handed over, answers are matched by id. What is under way is
-bounded in bytes; more is refused as overloaded at once, so that nobody waits without knowing.
+Requests are sent in the order of the calls; answers are matched by id. Unanswered requests are bounded in
+bytes; further ones fail with Overloaded at once instead of waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass(slots=True)
 class LinkCounts:
-    """What went over a link since it was made."""
+    """Traffic of a link since its creation."""
 
     sent_frames: int = 0
     sent_bytes: int = 0
@@ -38,7 +37,7 @@ class LinkCounts:
     broken: int = 0  # streams that ended with an error
 
     def add(self, other: LinkCounts) -> None:
-        """Count what went over another link, too."""
+        """Add the traffic of another link."""
         self.sent_frames += other.sent_frames
         self.sent_bytes += other.sent_bytes
         self.received_bytes += other.received_bytes
@@ -46,7 +45,7 @@ class LinkCounts:
 
 
 class Link:
-    """Lookups, pushes and questions to one shard. Thread-safe."""
+    """Lookups, pushes and unary calls to one shard. Thread-safe."""
 
     def __init__(
         self, address: str, transport: Transport, service: str, metadata: Metadata, *, in_flight_bytes: int
@@ -61,11 +60,10 @@ class Link:
         self.counts = LinkCounts()
 
     def ask(self, method: str, make: Callable[[int], bytes]) -> Future[Frame]:
-        """Hand a request over to a stream; `make` encodes it under the id it is given.
+        """Send a request on the method's stream; `make` encodes it under the id it is given.
 
-        The future holds the answer, or one of our errors: what the shard answered as a failure, Unavailable
-        if the stream broke (nothing is known to have been done), Overloaded beyond the limit, TooLarge if no
-        pieces can carry it.
+        The future holds the answer or an error: the shard's own, Unavailable if the stream broke (the outcome
+        is unknown), Overloaded beyond the limit, or TooLarge if the request exceeds the largest message.
         """
         frame_id = next(self._ids)
         data = make(frame_id)
@@ -85,7 +83,10 @@ class Link:
             return stream.ask(frame_id, data, self._limit)
 
     def call(self, method: str, timeout_s: float) -> Frame:
-        """Ask a question without arguments and wait. Raises Unavailable, Mismatch, ConfigError, Corrupt."""
+        """Make a unary call without arguments.
+
+        Raises Unavailable, Mismatch, ConfigError, Corrupt or BadFrame.
+        """
         call = self._channel.unary_stream(method_name(self._service, method))
         whole = Whole(self._transport.whole_bytes)
         frame: Frame | None = None
@@ -101,8 +102,10 @@ class Link:
         return frame
 
     def _renew_channel(self) -> None:
-        """Another channel where certificates were renewed: one keeps those that it began with, and is refused
-        once they have expired. Only while no stream uses it; under the lock."""
+        """Open a new channel if certificates were renewed; a channel keeps its first ones until they expire.
+
+        Only while no stream uses the channel. Needs the lock.
+        """
         pems = self._transport.pems()
         if pems != self._pems and all(stream.broken for stream in self._streams.values()):
             former = self._channel
@@ -110,14 +113,14 @@ class Link:
             former.close()
 
     def give_up(self, method: str, why: str) -> None:
-        """End a stream whose answers do not come; what is under way fails, the next request makes another."""
+        """End a stream that does not answer; its requests fail, and the next one opens a new stream."""
         with self._lock:
             stream = self._streams.pop(method, None)
         if stream is not None:
             stream.end(Unavailable(f"{self.address}: {why}"))
 
     def close(self) -> None:
-        """End the streams; what is under way fails. Idempotent."""
+        """End the streams; open requests fail. Idempotent."""
         with self._lock:
             self._closed = True
             streams, self._streams = list(self._streams.values()), {}
@@ -127,20 +130,20 @@ class Link:
 
     @property
     def transport(self) -> Transport:
-        """Limits of messages."""
+        """The transport's limits."""
         return self._transport
 
 
 class _Stream:
-    """One bidirectional stream and who waits on it."""
+    """One bidirectional stream and its unanswered requests."""
 
     def __init__(self, channel: grpc.Channel, name: str, link: Link, metadata: Metadata) -> None:
         self._link = link
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, tuple[Future[Frame], int]] = {}
-        self._bytes = 0  # of requests that are not answered
+        self._bytes = 0  # of unanswered requests
         self._lock = threading.Lock()
-        self.broken: FreshetError | None = None  # once it is: why
+        self.broken: FreshetError | None = None  # the error that ended the stream
         self._call = channel.stream_stream(name)(self._requests(), metadata=metadata)
         threading.Thread(target=self._receive, name=f"link {link.address}", daemon=True).start()
 
@@ -164,7 +167,7 @@ class _Stream:
         return future
 
     def end(self, error: FreshetError) -> None:
-        """Fail whoever waits, and stop both directions. Idempotent."""
+        """Fail all unanswered requests and stop both directions. Idempotent."""
         with self._lock:
             self.broken = self.broken or error
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -187,7 +190,7 @@ class _Stream:
                 frame = whole.take(decode_frame(data, max_bytes=limits.max_message_bytes))
                 if frame is None:
                     continue
-                if frame.id == 0:  # about the stream, which ends
+                if frame.id == 0:  # an error of the stream itself, which ends it
                     error = failure_of(frame)
                     break
                 self._answer(frame)
@@ -195,7 +198,7 @@ class _Stream:
             error = error_of(failed, where)
         except FreshetError as failed:
             error = failed
-        except Exception as failed:  # whoever waits must hear of it
+        except Exception as failed:  # unanswered requests must fail, too
             error = FreshetError(f"{where}: {failed!r}")
         self._link.counts.broken += 1
         self.end(error)
@@ -205,8 +208,8 @@ class _Stream:
             future, size = self._waiting.pop(frame.id, (None, 0))
             self._bytes -= size
         if future is None:
-            return  # given up meanwhile
-        with contextlib.suppress(Exception):  # a callback's own affair
+            return  # given up before the answer came
+        with contextlib.suppress(Exception):  # raised by a callback of the caller
             if frame.kind == Kind.FAILURE:
                 future.set_exception(failure_of(frame))
             else:

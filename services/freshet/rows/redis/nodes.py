@@ -1,8 +1,8 @@
-"""Talking to a Redis Cluster, or to one Redis: pipelines of ready commands, one per master, all at once.
+"""Requests to a Redis Cluster, or to one Redis: encoded commands in one pipeline per master, in parallel.
 
-redis-py keeps connections, and knows which master serves a slot; commands are bytes that were made for many
-rows at once, and go past its packing of arguments one by one. Everything that is sent here may be sent again:
-whatever failed on the way is, to whichever master then serves the slot, until patience ends.
+redis-py manages connections and knows the master of each slot. Commands are encoded for many rows at once,
+which avoids its packing of single arguments. All requests are idempotent: failed ones are sent again, to the
+slot's current master, until the time-out.
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ from redis.exceptions import (
 )
 
 from freshet.errors import ConfigError, Corrupt, Unavailable
-from freshet.rows.redis.connection import NOT_ALLOWED, Opener, said_by
+from freshet.rows.redis.connection import NOT_ALLOWED, Opener, RedisUrl, error_text
 from freshet.rows.redis.scripts import command
-from freshet.rows.redis.url import RedisUrl
 
 __all__ = ["Nodes", "Replies", "Request"]
 
 _log = structlog.get_logger(__name__)
 
 Replies = list[Any]
-"""Of one request's commands: integers, bytes, None and lists of these; no errors."""
+"""Replies of one request's commands: integers, bytes, None and lists of these; no errors."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-"""Between two tries: while a master is replaced, the others need not be asked more often."""
+"""Backoff between two tries, while a master is replaced."""
 
 _THREADS = 32
-"""Masters talked to at the same time, by all callers together."""
+"""Most masters in parallel, over all callers."""
 
 _PASSING = (
     redis.ConnectionError,
@@ -60,19 +59,19 @@ _PASSING = (
     MasterDownError,
     ReadOnlyError,
 )
-"""Another master serves the slot, or none does for the moment: looked for again."""
+"""Errors after which another master serves the slot, now or soon."""
 
 _FAILED = (RedisError, RedisClusterException, OSError)
-"""All that asking may raise. That no node of a cluster answers is no RedisError to redis-py."""
+"""All errors of requests; RedisClusterException is no RedisError in redis-py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Commands for one slot, which may be sent again."""
+    """Commands for one slot; they may be sent several times."""
 
     slot: int
     data: Sequence[bytes | memoryview]  # in Redis's protocol
-    replies: int  # how many commands they are
+    replies: int  # number of commands
 
 
 class Nodes:
@@ -82,8 +81,8 @@ class Nodes:
         """Connect, and check every master.
 
         Raises:
-            Unavailable: no server answers, or slots are served by nobody.
-            ConfigError: servers that must not be used, or they refuse us: see `Opener`.
+            Unavailable: no server answers, or slots have no master.
+            ConfigError: a server must not be used, or refuses the connection: see `Opener`.
         """
         self._url, self._options = url, url.options
         self._opener = Opener(url)
@@ -102,19 +101,19 @@ class Nodes:
                 self._opener.check(":".join(map(str, url.servers[0])), first)
         except _FAILED as error:
             self.close()
-            raise self._opener.as_ours(error) from error
+            raise self._opener.convert(error) from error
         except BaseException:
             self.close()
             raise
 
     def ask(self, requests: Sequence[Request], doing: str, *, to_replicas: bool = False) -> list[Replies]:
-        """Send each request to the master of its slot, those of one master in one pipeline; replies of each.
+        """Send each request to the master of its slot, one pipeline per master; returns the replies of each.
 
-        With `to_replicas`, `min_replicas` of each master must have what was written.
+        With `to_replicas`, `min_replicas` replicas of each master must have received the writes.
 
         Raises:
-            Unavailable: some of it is not known to be done; doing all of it again is safe.
-            Corrupt: a key holds something else than freshet put there.
+            Unavailable: the outcome of some requests is unknown; repeating all is safe.
+            Corrupt: a key has another type than freshet writes.
         """
         replies: list[Replies] = [[] for _ in requests]
         deadline = time.monotonic() + self._options.patience_ms / 1000
@@ -126,22 +125,27 @@ class Nodes:
                     failed[i] = answer
                 else:
                     replies[i] = answer
-            lasting = next((error for error in failed.values() if not isinstance(error, _PASSING)), None)
-            if lasting is not None:
-                raise self._as_ours(lasting, doing) from lasting
+            permanent = next((error for error in failed.values() if not isinstance(error, _PASSING)), None)
+            if permanent is not None:
+                raise self._convert(permanent, doing) from permanent
             waiting = sorted(failed)
             if waiting:
                 error = failed[waiting[0]]
                 if time.monotonic() + pause > deadline:
-                    raise self._as_ours(error, doing) from error
-                _log.debug("redis is asked again", doing=doing, requests=len(waiting), reason=said_by(error))
+                    raise self._convert(error, doing) from error
+                _log.debug(
+                    "a request to redis is repeated",
+                    doing=doing,
+                    requests=len(waiting),
+                    reason=error_text(error),
+                )
                 threading.Event().wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-                self._look_again()
+                self._refresh_slots()
         return replies
 
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """INFO of every master, by its address. Raises Unavailable if one of them does not answer."""
+        """Return {address: INFO} of every master. Raises Unavailable if one does not answer."""
         try:
             if self._cluster is None:
                 assert self._single is not None
@@ -149,11 +153,11 @@ class Nodes:
             primaries = self._cluster.get_primaries()  # type: ignore[no-untyped-call]
             return {node.name: self._cluster.get_redis_connection(node).info() for node in primaries}
         except _FAILED as error:
-            self._look_again()
-            raise self._as_ours(error, "looking at servers") from error
+            self._refresh_slots()
+            raise self._convert(error, "reading INFO of servers") from error
 
     def close(self) -> None:
-        """Give connections back. Idempotent."""
+        """Close the connections. Idempotent."""
         self._threads.shutdown(wait=True)
         for client in (self._single, self._cluster):
             if client is not None:
@@ -162,7 +166,7 @@ class Nodes:
     def _try(
         self, requests: Mapping[int, Request], to_replicas: bool
     ) -> Iterable[tuple[int, Replies | Exception]]:
-        """One turn: what became of each request."""
+        """Try each request once; returns its replies or error."""
         masters: dict[str, tuple[redis.Redis, dict[int, Request]]] = {}
         answers: list[tuple[int, Replies | Exception]] = []
         for i, request in requests.items():
@@ -172,18 +176,18 @@ class Nodes:
                 answers.append((i, error))
             else:
                 masters.setdefault(name, (client, {}))[1][i] = request
-        parts = [(name, client, mine, to_replicas) for name, (client, mine) in masters.items()]
-        others = [self._threads.submit(self._converse, *part) for part in parts[1:]]
+        parts = [(name, client, own, to_replicas) for name, (client, own) in masters.items()]
+        others = [self._threads.submit(self._send_pipeline, *part) for part in parts[1:]]
         for part in parts[:1]:
-            answers += self._converse(*part)
+            answers += self._send_pipeline(*part)
         for other in others:
             answers += other.result()
         return answers
 
-    def _converse(
+    def _send_pipeline(
         self, name: str, client: redis.Redis, requests: Mapping[int, Request], to_replicas: bool
     ) -> list[tuple[int, Replies | Exception]]:
-        """One pipeline to one master."""
+        """Send one pipeline to one master."""
         data = [part for request in requests.values() for part in request.data]
         want = self._options.min_replicas if to_replicas else 0
         if want:
@@ -212,35 +216,37 @@ class Nodes:
         node = self._cluster.nodes_manager.get_node_from_slot(slot)
         return node.name, self._cluster.get_redis_connection(node)
 
-    def _look_again(self) -> None:
-        """Ask the cluster who serves what; if nobody knows now, the next try does."""
+    def _refresh_slots(self) -> None:
+        """Read the masters of the slots from the cluster; after a failure the next try reads them again."""
         if self._cluster is not None:
             try:
                 self._cluster.nodes_manager.initialize()
             except _FAILED as error:
-                _log.debug("the cluster's slots are not known", reason=said_by(error))
+                _log.debug("the cluster's slots are not known", reason=error_text(error))
 
-    def _as_ours(self, error: Exception, doing: str) -> Exception:
-        """What callers are told."""
-        said = f"{self._url}: {doing} failed: {said_by(error)}"
+    def _convert(self, error: Exception, doing: str) -> Exception:
+        """Return the error to raise for one of redis-py."""
+        said = f"{self._url}: {doing} failed: {error_text(error)}"
         if isinstance(error, ConfigError):
             return error
         if isinstance(error, NOT_ALLOWED):
-            return Unavailable(f"{said}\n  the user may not do that; docs/redis.md lists the rights it needs")
+            return Unavailable(f"{said}\n  the user lacks a right; docs/redis.md lists the rights it needs")
         if isinstance(error, OutOfMemoryError):
-            return Unavailable(f"{said}\n  Redis is full: raise maxmemory, or add masters; nothing was torn")
+            return Unavailable(
+                f"{said}\n  Redis is full: raise maxmemory, or add masters; no bucket was written in part"
+            )
         if isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE"):
             return Corrupt(f"{said}\n  a key of the store was written by something else than freshet")
-        return Unavailable(f"{said}\n  not known to be done; trying again is safe")
+        return Unavailable(f"{said}\n  the outcome is unknown; repeating is safe")
 
 
 class _TooFewReplicas(RedisError):
-    """Written, but not by as many servers as are asked for."""
+    """A write reached fewer replicas than required."""
 
 
 @contextlib.contextmanager
 def _connection_of(client: redis.Redis) -> Iterator[Any]:
-    """A connection of the client's pool; closed if replies may be left that nobody read."""
+    """Borrow a connection of the client's pool; after an error it is closed, as replies may be unread."""
     pool = client.connection_pool
     connection = pool.get_connection()
     try:
@@ -253,7 +259,7 @@ def _connection_of(client: redis.Redis) -> Iterator[Any]:
 
 
 def _read(connection: Any, count: int) -> Replies | Exception:
-    """The next replies, all of them read; the first error among them, if there is one, and not they."""
+    """Read the next replies; returns the first error among them, if any, after all are read."""
     replies: Replies = []
     errors: list[Exception] = []
     for _ in range(count):
@@ -262,7 +268,7 @@ def _read(connection: Any, count: int) -> Replies | Exception:
         except ResponseError as error:
             errors.append(error)
             continue
-        if isinstance(reply, list):  # of an EXEC: errors of its commands stand among their replies
+        if isinstance(reply, list):  # of an EXEC, whose replies include errors of its commands
             errors += [part for part in reply if isinstance(part, Exception)]
         replies.append(reply)
     return errors[0] if errors else replies

@@ -1,34 +1,57 @@
-"""Reading the Redis row store: the pages of buckets, and the rows they add up to."""
+"""Reads of the Redis row store: the pages of buckets, and their merged rows.
+
+N keys, P pages of a bucket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
-from freshet.rows.prefetch import ahead
 from freshet.rows.redis.nodes import Replies, Request
 from freshet.rows.redis.scripts import EXEC, MULTI, command
 from freshet.rows.redis.writes import PIECE_BYTES, Keys
 from freshet.rows.sqlite.segments import find, parts_of
 from freshet.rows.store import Sound
-from freshet.tables.pages import PAGE_BYTES, pages_of, runs_of_pages, which_may_hold
-from freshet.tables.runs import pick_runs
+from freshet.tables.runs import PAGE_BYTES, pages_of, pick_runs, runs_of_pages, which_may_hold
 from freshet.types import I64, U8, U32, U64, Bool, RowRuns
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "ahead"]
+
+# --- Prefetch.
+
+
+T = TypeVar("T")
+_END: Final = object()
+
+
+def ahead(steps: Iterable[T]) -> Iterator[T]:
+    """Yield the same items in order, each computed in a thread while the previous one is used.
+
+    An error is raised in place of its item. Closing the iterator waits for the item in progress.
+    """
+    source = iter(steps)
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        waiting: Future[T | object] = thread.submit(next, source, _END)
+        while (one := waiting.result()) is not _END:
+            waiting = thread.submit(next, source, _END)
+            yield one  # type: ignore[misc]
+
 
 BYTES_AT_ONCE = 32 << 20
-"""A bucket with more is not read by one HGETALL, which would hold its server for more than some 20 ms, but
-some pages at a time, again if they changed meanwhile; after TRIES by one HGETALL after all."""
+"""Largest bucket that is read by one HGETALL, which blocks its server for some 20 ms. Larger ones are read
+some pages at a time, and again if they changed; after TRIES by one HGETALL in any case."""
 
 TRIES = 3
 
 COMPARED_AT_ONCE = 64
-"""Keys, with each page of a bucket."""
+"""Keys compared with all pages of a bucket in one numpy call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,15 +63,15 @@ class Wanted:
     keys: U64  # (N,)
 
     def numbers(self) -> list[int]:
-        """The buckets, rising."""
+        """Return the buckets, rising."""
         return list(map(int, np.unique(self.buckets)))
 
     def chosen(self, pages: NDArray[np.void], bucket: int) -> I64:
-        """Which of a bucket's pages (P,) may know one of its keys."""
+        """Return the indices, int64, of a bucket's (P,) pages that may contain one of its keys."""
         low, high = np.searchsorted(self.buckets, [bucket, bucket + 1]).tolist()
         table, first, last = (pages[name][:, None] for name in ("table", "first", "last"))
         chosen = np.zeros(len(pages), np.bool_)
-        for at in range(low, high, COMPARED_AT_ONCE):  # mostly once: a batch has a few keys of each bucket
+        for at in range(low, high, COMPARED_AT_ONCE):  # usually once: a batch has few keys of each bucket
             here = slice(at, min(at + COMPARED_AT_ONCE, high))
             tables, keys = self.tables[here], self.keys[here]
             chosen |= ((table == tables) & (first <= keys) & (keys <= last)).any(1)
@@ -60,7 +83,7 @@ Ask = Callable[[Sequence[Request], str], list[Replies]]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Pages of a bucket, and the (fence, seq) that they were written under: as of one moment."""
+    """Pages of a bucket with the (fence, seq) under which they were written, read as one snapshot."""
 
     fence: bytes | None  # None: the bucket has no meta
     seq: bytes | None
@@ -69,20 +92,20 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Reads of one store. Thread-safe if `ask` is."""
+    """Reads of a store. Thread-safe if `ask` is."""
 
     ask: Ask
     keys_of: Callable[[int], Keys]
     where: Callable[[int], str]
-    widths: U32  # (256,) bytes of a record by table id
+    widths: U32  # (256,) uint32 bytes of a record by table id
 
     def scan(self, buckets: Sequence[int]) -> Iterator[RowRuns]:
-        """All rows of rising buckets, in pieces; the next is asked for while one is used."""
+        """Yield all rows of rising buckets in pieces, with one piece prefetched."""
         for runs in ahead(self._scanned(buckets)):
             yield from parts_of(runs, PIECE_BYTES)
 
     def labelled(self, buckets: Sequence[int]) -> list[Labelled]:
-        """Pages of each bucket with what they were written under."""
+        """Return the pages of each bucket with its (fence, seq)."""
         requests = []
         for keys in map(self.keys_of, buckets):
             look, pages = command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HGETALL", keys.rows)
@@ -94,7 +117,7 @@ class Reads:
         return found
 
     def large(self, bucket: int) -> Labelled:
-        """The same of one bucket of more than BYTES_AT_ONCE, without holding its server."""
+        """Read one bucket of more than BYTES_AT_ONCE in several requests; see `labelled`."""
         keys = self.keys_of(bucket)
         look = [command(b"HMGET", keys.meta, b"fence", b"seq"), command(b"HKEYS", keys.rows)]
         (before,) = self.ask([self._request(bucket, *look)], "reading a bucket")
@@ -102,7 +125,7 @@ class Reads:
             fields: list[bytes] = before[1]
             values = self._values(bucket, fields)
             (after,) = self.ask([self._request(bucket, *look)], "reading a bucket")
-            # Pages are never changed; those put together meanwhile are missing, or have other names.
+            # Pages never change; merged ones are gone or have other names.
             if after == before and None not in values:
                 fence, seq = before[0]
                 return Labelled(fence, seq, _items(fields, values))
@@ -111,12 +134,12 @@ class Reads:
         return at_once
 
     def runs(self, pages: Sequence[tuple[int, list[bytes]]]) -> RowRuns:
-        """The rows that pages of buckets add up to."""
+        """Merge pages of buckets into rows. Raises Corrupt if a page is damaged."""
         where = [self.where(bucket) for bucket, _ in pages]
         return runs_of_pages(pages, where, self.widths, most_bytes=PIECE_BYTES)
 
     def sound(self, bucket: int) -> Sound:
-        """Rows of a bucket without those of damaged pages, which are found one by one."""
+        """Return the rows of a bucket without its damaged pages, which are found by decoding each."""
         (labelled,) = self.labelled([bucket])
         fields, values = labelled.items[::2], labelled.items[1::2]
         good: list[bytes] = []
@@ -130,9 +153,9 @@ class Reads:
         return Sound(self.runs([(bucket, good)]), damage)
 
     def read(self, bucket: int, table: int, keys: U64) -> tuple[Bool, U8]:
-        """Rows by key: (found (N,), records (N, W); zeros where not found).
+        """Return (found (N,) bool, records (N, W) uint8; zeros where not found) of keys (N,) uint64.
 
-        Two round trips: which pages there are, then those that may hold one of the keys.
+        Two round trips: the names of the pages, then the pages that may contain a key.
         """
         there, records = (
             np.zeros(len(keys), np.bool_),
@@ -146,9 +169,14 @@ class Reads:
         return there, records
 
     def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
-        """Rows by key, of many buckets and tables, in pieces of about PIECE_BYTES of pages.
+        """Yield rows of (N,) buckets, tables and keys, in pieces of about PIECE_BYTES of pages.
 
-        Two round trips as for one bucket, but each for many of them.
+        Two round trips, as `read`, each for many buckets.
+
+        Args:
+            buckets: (N,) int64, of each key.
+            tables: (N,) uint8, table id of each key.
+            keys: (N,) uint64, in any order.
         """
         order = np.lexsort((keys, tables, buckets))
         wanted = Wanted(buckets[order], tables[order], keys[order])
@@ -164,7 +192,7 @@ class Reads:
             yield self._picked(some, wanted)
 
     def _fields_with(self, wanted: Wanted) -> Iterator[tuple[int, list[bytes]]]:
-        """(bucket, pages that may know one of its keys), rising."""
+        """Yield (bucket, names of pages that may contain one of its keys), rising."""
         numbers = wanted.numbers()
         names = [self._request(bucket, command(b"HKEYS", self.keys_of(bucket).rows)) for bucket in numbers]
         for bucket, (fields,) in zip(numbers, self.ask(names, "reading rows"), strict=True):
@@ -173,14 +201,14 @@ class Reads:
                 yield bucket, [fields[i] for i in chosen.tolist()]
 
     def _picked(self, some: Sequence[tuple[int, list[bytes]]], wanted: Wanted) -> RowRuns:
-        """The wanted rows of these pages."""
+        """Return the wanted rows of these pages."""
         requests = [
             self._request(bucket, command(b"HMGET", self.keys_of(bucket).rows, *fields))
             for bucket, fields in some
         ]
         pages = []
         for (bucket, fields), (values,) in zip(some, self.ask(requests, "reading rows"), strict=True):
-            if None in values:  # put together meanwhile
+            if None in values:  # pages were merged since their names were read
                 (whole,) = self.labelled([bucket])
                 pages.append((bucket, whole.items))
             else:
@@ -203,7 +231,7 @@ class Reads:
             yield self._whole(together)
 
     def _sizes(self, buckets: Sequence[int]) -> list[int]:
-        """About how many bytes each bucket's pages take."""
+        """Return the approximate bytes of each bucket's pages."""
         sizes = [
             self._request(bucket, command(b"HMGET", self.keys_of(bucket).meta, b"base", b"added"))
             for bucket in buckets
@@ -216,7 +244,7 @@ class Reads:
         return self.runs([(bucket, items) for bucket, (items,) in zip(buckets, replies, strict=True)])
 
     def _values(self, bucket: int, fields: Sequence[bytes]) -> list[bytes | None]:
-        """The pages of these names, a bounded number at a time; None for those that are gone."""
+        """Return the pages of these names, a bounded number per request; None for absent ones."""
         some = 128  # some 7 MB
         values: list[bytes | None] = []
         for low in range(0, len(fields), some):
@@ -226,7 +254,7 @@ class Reads:
         return values
 
     def _pages_with(self, bucket: int, table: int, keys: U64) -> list[bytes]:
-        """Pages that may know one of the keys: field, value, field, value ..."""
+        """Return the pages that may contain one of the keys: field, value, field, value ..."""
         names = self._request(bucket, command(b"HKEYS", self.keys_of(bucket).rows))
         for _ in range(TRIES):
             ((fields,),) = self.ask([names], "reading rows")
@@ -243,5 +271,5 @@ class Reads:
 
 
 def _items(fields: Sequence[bytes], values: Sequence[bytes | None]) -> list[bytes]:
-    """Field, value, field, value ... of fields that all have one."""
+    """Interleave fields and values, without absent ones."""
     return [part for pair in zip(fields, values, strict=True) for part in pair if part is not None]

@@ -1,24 +1,23 @@
-"""What is sent to Redis: keys, Lua scripts, and how a command is written.
+"""Keys, Lua scripts and the encoding of commands for Redis.
 
-A bucket has two keys in one slot: `{name:bucket}:rows`, a hash of pages of its rows (`freshet.tables.pages`),
-and `{name:bucket}:meta`, a hash of fence, seq and the rest of `BucketMeta`, and of how many bytes the pages
-take: `base` those that the bucket began with when it was last written whole or put together, `added` those
-since. What both hold changes in one step:
+A bucket has two keys in one slot: `{name:bucket}:rows`, a hash of pages of its rows (`freshet.tables.runs`),
+and `{name:bucket}:meta`, a hash of the fields of `BucketMeta` and of bytes of pages: `base` when the bucket
+was last written whole or merged, `added` since. Both keys change in one step:
 
-- Nothing but meta: one script, APPLY.
-- Changed rows and removed keys: MULTI, GATE, a plain HSET of their pages, COMMIT, EXEC. GATE compares
-  (fence, seq); if the flush may not be written it moves the rows out of the way, so that the HSET fills a
-  hash that COMMIT throws away. Pages are thus written by a native command (Lua hashes every byte of a
-  script's arguments: measured, that doubles a server's work), and nothing else runs between MULTI and EXEC.
-- A whole bucket: its pages are first gathered under a key of their own, which expires if nobody finishes it;
-  then one script, SWAP, puts it in the place of the old ones. However large a bucket, that is one RENAME.
-- Pages put together: gathered likewise; REPLACE puts them in the place of those that they were made of, if
-  (fence, seq) is still what it was when those were read.
+- Only the meta: one script, APPLY.
+- Changed rows and removed keys: MULTI, GATE, HSET of their pages, COMMIT, EXEC. GATE compares (fence, seq).
+  If the flush must not be written it renames the rows, so that HSET fills a hash that COMMIT deletes. Pages
+  are thus written by a native command; Lua would hash every byte of a script's arguments, which doubles a
+  server's work as measured. No other command runs between MULTI and EXEC.
+- A whole bucket: its pages are first written to a stage, a key of their own that expires if it is not used.
+  One script, SWAP, then replaces the rows by one RENAME, however large the bucket is.
+- Merged pages: staged likewise; REPLACE replaces the pages that were merged, if (fence, seq) has not changed
+  since they were read.
 
-Redis refuses a script, and an EXEC, as a whole if memory is full: before anything has been done.
+If memory is full, Redis refuses a script or an EXEC as a whole before it has an effect.
 
-Scripts are sent as text (EVAL): a transaction whose GATE was not found, as a new master does not know it,
-would go on without it.
+Scripts are sent as text (EVAL): after a failover the new master may lack a script, and a transaction would
+continue without its GATE.
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ __all__ = [
 ]
 
 META_FIELDS = (b"fence", b"seq", b"rows", b"applied", b"rows_offset", b"clock_ms", b"format")
-"""Of a bucket's meta, in the order in which scripts take them."""
+"""Fields of a bucket's meta, in the order of the scripts' arguments."""
 
 WRITTEN = 3
-"""COMMIT's answer if pages were written is this and the bytes that the bucket's pages now take, if they
-should be put together; 0 if not. 1 and 2 are a FlushOutcome."""
+"""COMMIT returns WRITTEN plus the bytes of the bucket's pages if they were written and should be merged, or 0
+if they were written; 1 and 2 are a FlushOutcome."""
 
 STAGE_EXPIRES_S = 600
-"""Pages that were gathered for a whole bucket and never put in place: longer than any call takes."""
+"""Lifetime of staged pages that are never used; longer than any call takes."""
 
 SLACK_BYTES = 64 << 10
-"""Pages are put together when those added take more than half of what the bucket began with, and this more:
-small buckets would be written again and again. Worst case: 64 MiB for a model of 1,024 buckets."""
+"""Pages are merged when the added bytes exceed half of `base` by this much; without it small buckets would be
+rewritten all the time. Cost: at most 64 MiB for a model of 1,024 buckets."""
 
 _VERDICT = """
 local function verdict(fence, seq)
@@ -144,7 +143,8 @@ if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], '', '')
 return redis.call('EXPIRE', KEYS[1], {STAGE_EXPIRES_S})
 """
-"""KEYS stage. No DEL of nothing: a full server lets a script that has written go on to write."""
+"""KEYS stage. DEL only an existing key: a full server refuses a script before, but not after its first
+write."""
 
 SWAP = (
     _VERDICT
@@ -179,7 +179,7 @@ put(n, ARGV[4])
 return 1
 """
 )
-"""KEYS meta, rows, stage; ARGV fence, seq, pages in the stage, their bytes. Answers 1 if it was done."""
+"""KEYS meta, rows, stage; ARGV fence, seq, pages in the stage, their bytes. Returns 1 if it replaced them."""
 
 CLAIM = """
 local f = redis.call('HGET', KEYS[1], 'fence')
@@ -187,7 +187,7 @@ if not f or tonumber(f) > tonumber(ARGV[1]) then return f end
 redis.call('HSET', KEYS[1], 'fence', ARGV[1])
 return redis.call('HMGET', KEYS[1], 'fence', 'seq', 'rows', 'applied', 'rows_offset', 'clock_ms', 'format')
 """
-"""KEYS meta; ARGV fence. Answers the meta as it then is, the higher fence that there is, or nil."""
+"""KEYS meta; ARGV fence. Returns the new meta, the higher fence that is stored, or nil without a meta."""
 
 CREATE = (
     _META
@@ -200,18 +200,18 @@ return 0
 
 
 def command(*arguments: bytes) -> bytes:
-    """One command in Redis's protocol."""
+    """Encode a command in Redis's protocol."""
     return command_of(0, *arguments)
 
 
 def command_of(more: int, *arguments: bytes) -> bytes:
-    """The begin of a command: so many more arguments, as they go over the wire, are to follow."""
+    """Encode the start of a command, to be followed by `more` encoded arguments."""
     known = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
     return b"*%d\r\n%b" % (len(arguments) + more, known)
 
 
 def evaluate(script: str, keys: Sequence[bytes], arguments: Sequence[bytes], more: int = 0) -> bytes:
-    """EVAL of a script; `more`: as of `command_of`."""
+    """Encode an EVAL of a script; `more` as in `command_of`."""
     return command_of(more, b"EVAL", script.strip().encode(), b"%d" % len(keys), *keys, *arguments)
 
 

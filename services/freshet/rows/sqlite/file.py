@@ -1,7 +1,8 @@
-"""What lies in the SQLite row store's file, and how its parts are written inside a transaction.
+"""Schema of the SQLite row store's file, and writes to it inside a transaction; `reads` reads it.
 
-Replacing a bucket, or compacting it, writes a new base and raises its `since`, the segment up to which
-segments do not count for it; a segment is deleted when no bucket needs it. `sources` reads them.
+A bucket's rows are its base and the newer segments of its span. Replacing or compacting a bucket writes a new
+base and raises its `since`, the newest segment that the base includes. A segment is deleted when no bucket
+needs it. K buckets of a flush.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from freshet.rows.json_fields import (
+from freshet.rows.checks import (
     identity_text,
     offsets_text,
     offsets_texts,
@@ -52,16 +53,16 @@ __all__ = [
 ]
 
 PART_BYTES = 32 << 20
-"""A base part or segment is cut at about this size: far below SQLite's limit of 1 GB, one read of some 10
-ms."""
+"""Approximate size at which base parts and segments are split: far below SQLite's limit of 1 GB, and read in
+some 10 ms."""
 
 NO_STAMP = -(1 << 62)
-"""Fence and seq of a bucket that has no meta: below, and one less than, any that is flushed."""
+"""Fence and seq of a bucket without a meta: lower, by more than one, than those of any flush."""
 
 _META = "SELECT bucket, fence, seq, rows, applied, rows_offset, clock_ms, format FROM metas"
 
 _FEW = 64
-"""Up to this many metas are read one by one, more in one scan."""
+"""Up to this many metas are read by single queries, more by one scan."""
 
 _WRITE_META = (
     "INSERT INTO metas (bucket, fence, seq, rows, applied, rows_offset, clock_ms, format) "
@@ -96,7 +97,7 @@ INSERT INTO last_segment VALUES (1, 0);
 
 
 def write_segments(db: sqlite3.Connection, span: int, runs: RowRuns) -> int:
-    """Append segments of a span; returns bytes written."""
+    """Append segments of a span; returns the bytes written."""
     for part in parts_of(runs, PART_BYTES):
         segment = next_segment(db)
         insert_segment(db, segment, span=span, level=0, directory=write_directory(part), body=part.body)
@@ -106,20 +107,20 @@ def write_segments(db: sqlite3.Connection, span: int, runs: RowRuns) -> int:
 def insert_segment(
     db: sqlite3.Connection, segment: int, *, span: int, level: int, directory: bytes, body: U8
 ) -> None:
-    """Write one segment under a chosen id."""
+    """Write a segment under a given id; body: shape (bytes,) uint8, that of its runs."""
     db.execute(
         "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (segment, span, level, len(body), directory, body)
     )
 
 
 def next_segment(db: sqlite3.Connection) -> int:
-    """A number larger than any segment's so far, deleted ones included."""
+    """Return an id above those of all segments so far, including deleted ones."""
     ((segment,),) = db.execute("UPDATE last_segment SET id = id + 1 RETURNING id").fetchall()
     return int(segment)
 
 
 def write_bases(db: sqlite3.Connection, buckets: Sequence[int], runs: RowRuns) -> int:
-    """Replace all that these buckets hold; returns bytes written."""
+    """Replace the rows of these buckets; returns the bytes written."""
     one_by_one = [(bucket,) for bucket in buckets]
     db.executemany("DELETE FROM bases WHERE bucket = ?", one_by_one)
     db.executemany("UPDATE metas SET since = (SELECT id FROM last_segment) WHERE bucket = ?", one_by_one)
@@ -135,8 +136,7 @@ def write_bases(db: sqlite3.Connection, buckets: Sequence[int], runs: RowRuns) -
 
 
 def read_stamps(db: sqlite3.Connection, buckets: int) -> I64:
-    """(buckets, 2) what flushes are compared by: (fence, seq) of every bucket; NO_STAMP where none is
-    stored."""
+    """Return (buckets, 2) int64, the stored (fence, seq) of every bucket; NO_STAMP where there is none."""
     stamps = np.full((buckets, 2), NO_STAMP, np.int64)
     found = np.array(db.execute("SELECT bucket, fence, seq FROM metas").fetchall(), np.int64).reshape(-1, 3)
     stamps[found[:, 0]] = found[:, 1:]
@@ -144,7 +144,7 @@ def read_stamps(db: sqlite3.Connection, buckets: int) -> I64:
 
 
 def read_metas(db: sqlite3.Connection, path: Path, buckets: Sequence[Bucket]) -> dict[Bucket, BucketMeta]:
-    """Meta of each bucket. Raises KeyError for one that is not there."""
+    """Return the meta of each bucket. Raises KeyError for an absent one."""
     rows: list[tuple[Any, ...]] = []
     if len(buckets) <= _FEW:
         for bucket in buckets:
@@ -164,7 +164,7 @@ def read_metas(db: sqlite3.Connection, path: Path, buckets: Sequence[Bucket]) ->
 
 
 def write_metas(db: sqlite3.Connection, metas: Mapping[Bucket, BucketMeta]) -> None:
-    """Write metas, keeping each bucket's `since`."""
+    """Write metas without changing `since`."""
     db.executemany(
         _WRITE_META,
         (
@@ -175,7 +175,7 @@ def write_metas(db: sqlite3.Connection, metas: Mapping[Bucket, BucketMeta]) -> N
 
 
 def write_metas_of(db: sqlite3.Connection, flush: Flush, chosen: Bool) -> None:
-    """Write the metas of a flush's chosen (K,) buckets, keeping each one's `since`."""
+    """Write the metas of a flush's buckets chosen by (K,) bool, without changing `since`."""
     columns = (flush.buckets, flush.fences, flush.seqs, flush.rows, flush.rows_offsets, flush.clocks_ms)
     buckets, fences, seqs, rows, rows_offsets, clocks_ms = (column[chosen].tolist() for column in columns)
     applied = offsets_texts(flush.applied[chosen])
@@ -185,7 +185,7 @@ def write_metas_of(db: sqlite3.Connection, flush: Flush, chosen: Bool) -> None:
 
 
 def read_identity(db: sqlite3.Connection, path: Path) -> StoreIdentity | None:
-    """What the store is tied to; None if it was never created."""
+    """Return the identity of the store; None before its creation."""
     row = db.execute("SELECT json FROM identity").fetchone()
     if row is None:
         return None
@@ -193,5 +193,5 @@ def read_identity(db: sqlite3.Connection, path: Path) -> StoreIdentity | None:
 
 
 def write_identity(db: sqlite3.Connection, identity: StoreIdentity) -> None:
-    """Tie the store to a model, for life."""
+    """Write the identity of a new store."""
     db.execute("INSERT INTO identity VALUES (1, ?)", (identity_text(identity),))

@@ -1,7 +1,7 @@
-"""Reading the SQLite row store: what holds rows of a bucket, and the rows it adds up to.
+"""Reads of the SQLite row store: the sources of a bucket's rows, and their merged rows.
 
-A bucket's rows are its base (parts of its own) and the segments of its span that are newer than its `since`,
-newest first. B buckets of the model.
+A bucket's sources are its base parts and the segments of its span above its `since`; the newest one that
+contains a key is valid. B buckets of the model, R runs, N keys.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 _SPARSE = 16
-"""Records are read one by one if fewer than one in this many are wanted."""
+"""Records are read one by one if less than this fraction (1 in 16) is wanted."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a store is cut: spans are equal runs of buckets."""
+    """Layout of a store: each span is an equal number of consecutive buckets."""
 
     path: Path
     buckets: int
@@ -48,21 +48,21 @@ class Shape:
 
     @cached_property
     def widths(self) -> U32:
-        """(256,) bytes of a record by table id."""
+        """(256,) uint32 bytes of a record by table id."""
         return widths_of(self.record_bytes)
 
     def span_of(self, bucket: int) -> int:
-        """Span of a bucket."""
+        """Return the span of a bucket."""
         return bucket * self.spans // self.buckets
 
     def buckets_of(self, span: int) -> range:
-        """Buckets of a span."""
+        """Return the buckets of a span."""
         first = -(-span * self.buckets // self.spans)
         return range(first, -(-(span + 1) * self.buckets // self.spans))
 
 
 class Source:
-    """One blob of runs: a base part or a segment, read piece by piece, or from a body that was read whole."""
+    """One blob of runs, a base part or a segment; read in pieces, or from its whole body if given."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Source:
             raise Corrupt(f"{self.where}: rows of a bucket or table that the store does not have")
 
     def costs(self, live: Bool) -> NDArray[np.float64]:
-        """(B,) bytes of each bucket's live runs."""
+        """Return (B,) float64 bytes of each bucket's runs among those that are `live`, (R,) bool."""
         sizes = RowRuns(self.directory, _NOTHING, self._shape.widths).sizes()
         buckets = self.directory["bucket"][live]
         return np.bincount(buckets, sizes[live], self._shape.buckets).astype(np.float64, copy=False)
 
     def runs(self, chosen: Bool) -> RowRuns:
-        """The chosen runs (R,), not end to end and not checked: for `merge_runs`."""
+        """Return the runs chosen by (R,) bool, unchecked and with gaps, as `merge_runs` accepts them."""
         directory = self.directory[chosen]
         if not len(directory):
             return RowRuns(directory, _NOTHING, self._shape.widths)
@@ -98,17 +98,17 @@ class Source:
         return RowRuns(directory, np.frombuffer(body, np.uint8), self._shape.widths)
 
     def entries(self, bucket: int, table: int) -> list[Entry]:
-        """Where rows of one table of one bucket lie."""
+        """Return the directory entries of one table of one bucket."""
         low, high = np.searchsorted(self.directory["bucket"], [bucket, bucket + 1])
         chosen = self.directory[low:high]
         return [Entry(*entry) for entry in chosen[chosen["table"] == table].tolist()]
 
     def keys(self, entry: Entry) -> tuple[U64, U64]:
-        """(keys, removed keys) of a run, checked."""
+        """Return (keys, removed keys) of a run, uint64, after a check of their CRC."""
         return read_keys(entry, self._read(entry.at, entry.keys_bytes), self.where)
 
     def records(self, entry: Entry, rows: NDArray[np.intp], width: int) -> U8:
-        """(len(rows), width) some records of a run; they are not checked one by one."""
+        """Return records (N, width) uint8 of a run at rows (N,) intp; their CRC is not checked."""
         start = entry.at + entry.keys_bytes
         if len(rows) * _SPARSE >= entry.rows:
             whole = np.frombuffer(self._read(start, entry.rows * width), np.uint8)
@@ -117,22 +117,22 @@ class Source:
         return np.frombuffer(b"".join(pieces), np.uint8).reshape(len(rows), width)
 
     def _read(self, at: int, size: int) -> bytes | memoryview:
-        """Bytes of the body. Raises Corrupt if it is shorter."""
+        """Return bytes of the body. Raises Corrupt if it is shorter."""
         if self._body is not None:
             self._check(at, size, len(self._body))
             return memoryview(self._body)[at : at + size]
         try:
             blob = self._db.blobopen(self._table, "body", self.id, readonly=True)
-        except OverflowError:  # before 3.11.4 Python opens no blob whose id is above 32 bits
-            return self._read_slowly(at, size)
+        except OverflowError:  # Python before 3.11.4 opens no blob with an id above 32 bits
+            return self._read_by_query(at, size)
         with blob:
             self._check(at, size, len(blob))
             blob.seek(at)
             return blob.read(size)
 
-    def _read_slowly(self, at: int, size: int) -> bytes:
-        """By a query, for which SQLite copies all of the body: 25 ms where it has 32 MiB."""
-        query = f"SELECT length(body), substr(body, ?, ?) FROM {self._table} WHERE id = ?"  # nosec B608  # ours
+    def _read_by_query(self, at: int, size: int) -> bytes:
+        """Read by a query, for which SQLite copies the whole body: 25 ms for 32 MiB."""
+        query = f"SELECT length(body), substr(body, ?, ?) FROM {self._table} WHERE id = ?"  # nosec B608
         ((found, piece),) = self._db.execute(query, (at + 1, max(size, 0), self.id)).fetchall()
         self._check(at, size, found)
         return bytes(piece)
@@ -146,7 +146,7 @@ _NOTHING: U8 = np.empty(0, np.uint8)
 
 
 def read_since(db: sqlite3.Connection, shape: Shape) -> I64:
-    """(B,) the segment up to which segments do not count for each bucket."""
+    """Return (B,) int64, the newest segment that each bucket's base includes."""
     since = np.zeros(shape.buckets, np.int64)
     rows = np.array(db.execute("SELECT bucket, since FROM metas").fetchall(), np.int64).reshape(-1, 2)
     since[rows[:, 0]] = rows[:, 1]
@@ -154,7 +154,7 @@ def read_since(db: sqlite3.Connection, shape: Shape) -> I64:
 
 
 def segments_of(db: sqlite3.Connection, shape: Shape, span: int) -> list[Source]:
-    """Segments of a span, newest first."""
+    """Return the segments of a span, newest first."""
     rows = db.execute(
         "SELECT id, directory FROM segments WHERE span = ? ORDER BY id DESC", (span,)
     ).fetchall()
@@ -162,7 +162,7 @@ def segments_of(db: sqlite3.Connection, shape: Shape, span: int) -> list[Source]
 
 
 def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
-    """What holds rows of a bucket, newest first."""
+    """Return the sources of a bucket's rows, newest first."""
     rows = db.execute(
         "SELECT id, directory FROM segments WHERE span = ? "
         "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
@@ -177,7 +177,7 @@ def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list
 def sound_of_bucket(
     db: sqlite3.Connection, shape: Shape, bucket: int, *, run_bytes: int
 ) -> tuple[RowRuns, list[str]]:
-    """(rows of a bucket, what is wrong with each source that was left out)."""
+    """Return (rows of a bucket, fault of each damaged source that was skipped)."""
     rows = db.execute(
         "SELECT 'segments', id, directory FROM segments WHERE span = ? "
         "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
@@ -203,9 +203,20 @@ def sound_of_bucket(
 
 
 def known_of(sources: Sequence[Source], bucket: int, table: int, keys: U64, width: int) -> tuple[Bool, U8]:
-    """Rows of one table of a bucket: (found (N,), records (N, width); zeros where not found)."""
+    """Look keys up in a bucket's sources.
+
+    Args:
+        sources: the bucket's, newest first.
+        bucket: the bucket.
+        table: table id.
+        keys: (N,) uint64.
+        width: bytes of a record.
+
+    Returns:
+        (found (N,) bool, records (N, width) uint8; zeros where not found).
+    """
     there, records = np.zeros(len(keys), np.bool_), np.zeros((len(keys), width), np.uint8)
-    open_at = np.arange(len(keys))  # where no source has said anything yet
+    open_at = np.arange(len(keys))  # keys that no source has contained yet
     for source in sources:
         for entry in source.entries(bucket, table):
             known, removed = source.keys(entry)
@@ -223,7 +234,7 @@ def known_of(sources: Sequence[Source], bucket: int, table: int, keys: U64, widt
 def picked_of_span(
     db: sqlite3.Connection, shape: Shape, buckets: I64, tables: U8, keys: U64
 ) -> Iterator[Run]:
-    """Rows by key (N,) of buckets of one span."""
+    """Yield the rows of keys (N,) uint64, with tables (N,) uint8, of buckets (N,) int64 of one span."""
     since = read_since(db, shape)
     segments = segments_of(db, shape, shape.span_of(int(buckets[0])))
     for bucket in np.unique(buckets).tolist():
@@ -240,9 +251,10 @@ def picked_of_span(
 def rows_of(
     db: sqlite3.Connection, shape: Shape, buckets: Sequence[int], *, most_bytes: int, run_bytes: int
 ) -> tuple[int, RowRuns]:
-    """(n, rows of the first n buckets): as many of one span as take about `most_bytes` to read, at least one.
+    """Return (n, rows of the first n buckets).
 
-    Runs longer than `run_bytes` are cut. Raises Corrupt.
+    n is as many buckets of the first one's span as cost about `most_bytes` to read, at least one. Runs longer
+    than `run_bytes` are split. Raises Corrupt.
     """
     span = shape.span_of(buckets[0])
     of_span = list(takewhile(lambda b: shape.span_of(b) == span, buckets))

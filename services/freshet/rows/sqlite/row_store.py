@@ -1,7 +1,7 @@
-"""The row store on SQLite: one file, shared by several processes; a flush of many buckets is one transaction.
+"""The row store on SQLite: one file for several processes; a flush of many buckets is one transaction.
 
-Rows are not upserted by key (1.6 to 5.1 µs a row) but appended as segments, sorted blobs (under 0.2 µs a
-row), which are merged behind the flush; see `compact`.
+Rows are appended as sorted segments (under 0.2 µs a row) instead of upserted by key (1.6 to 5.1 µs a row).
+Segments are merged after flushes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,10 @@ import numpy as np
 from freshet.errors import Corrupt, Fenced, Unavailable
 from freshet.observability.skipped import skip
 from freshet.rows.checks import check_flush, check_identity
-from freshet.rows.sqlite.compaction import (
-    compact_span,
-    crowded_levels,
-    drop_dead_segments,
-    full_spans,
-    merge_level,
-)
 from freshet.rows.sqlite.file import (
     FORMAT,
     PART_BYTES,
+    insert_segment,
     read_identity,
     read_metas,
     read_stamps,
@@ -40,62 +34,165 @@ from freshet.rows.sqlite.file import (
 )
 from freshet.rows.sqlite.reads import (
     Shape,
+    Source,
     known_of,
     picked_of_span,
+    read_since,
     rows_of,
     sound_of_bucket,
     sources_of_bucket,
 )
-from freshet.rows.sqlite.segments import gapped, parts_of
+from freshet.rows.sqlite.segments import gapped, parts_of, write_directory
 from freshet.rows.store import FlushOutcome, Sound, StoreIdentity
 from freshet.sqlite import BlobCounting, connect, folder_of, open_file, transaction, translated
 from freshet.tables.runs import merge_runs, runs_of
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
-__all__ = ["SqliteRowStore", "decide", "open_url"]
+__all__ = [
+    "SqliteRowStore",
+    "compact_span",
+    "crowded_levels",
+    "decide",
+    "drop_dead_segments",
+    "full_spans",
+    "merge_level",
+    "open_url",
+]
 
-Answer = TypeVar("Answer")
+# --- Compaction: small segments are merged into larger ones, and those into bases.
+#
+# A span has at most some 16 segments of a level; a segment is as large as 16 of the level below. Once a
+# span's segments exceed half of its bases, buckets get new bases, those with the oldest base first, a
+# bounded amount per flush.
+
+
+FAN_IN = 16
+"""Segments of a level that are merged into one of the next level."""
+
+_SMALLEST_BYTES = 16 << 20
+"""Spans with fewer bytes of segments get no new bases. Otherwise a small model, most of whose rows change
+with every flush, would rewrite its bases all the time. Cost: at most 256 MiB more to read at a claim."""
+
+
+def crowded_levels(db: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Return (span, level) with FAN_IN or more segments that fit into one, lower levels first."""
+    return db.execute(
+        "SELECT span, level FROM segments GROUP BY span, level "
+        "HAVING count(*) >= ? AND sum(bytes) <= ? ORDER BY level",
+        (FAN_IN, PART_BYTES),
+    ).fetchall()
+
+
+def merge_level(db: sqlite3.Connection, shape: Shape, span: int, level: int) -> int:
+    """Merge a span's segments of a level into one of the next; returns the bytes written.
+
+    Runs in the caller's transaction. The new segment gets the largest id of the merged ones, which keeps the
+    order of segments.
+    """
+    rows = db.execute(
+        "SELECT id, directory, body FROM segments WHERE span = ? AND level = ? ORDER BY id DESC",
+        (span, level),
+    ).fetchall()
+    since = read_since(db, shape)
+    sources = [Source(db, shape, "segments", *row) for row in rows]
+    merged = merge_runs(
+        [source.runs(source.id > since[source.directory["bucket"]]) for source in sources],
+        [source.where for source in sources],
+        shape.widths,
+        keep_removed=True,
+        most_bytes=PART_BYTES,
+    )
+    db.executemany("DELETE FROM segments WHERE id = ?", ((source.id,) for source in sources))
+    if len(merged.directory):
+        directory, segment = write_directory(merged), sources[0].id
+        insert_segment(db, segment, span=span, level=level + 1, directory=directory, body=merged.body)
+    return len(merged.body)
+
+
+def full_spans(db: sqlite3.Connection, shape: Shape) -> list[int]:
+    """Return the spans whose segments exceed half of their bases."""
+    bases = dict.fromkeys(range(shape.spans), 0)
+    for bucket, size in db.execute("SELECT bucket, sum(bytes) FROM bases GROUP BY bucket"):
+        bases[shape.span_of(bucket)] += size
+    segments = db.execute("SELECT span, sum(bytes) FROM segments GROUP BY span").fetchall()
+    return [span for span, size in segments if size > max(bases[span] // 2, _SMALLEST_BYTES)]
+
+
+def compact_span(db: sqlite3.Connection, shape: Shape, span: int, budget: int) -> int:
+    """Write new bases of a span's buckets up to about `budget` bytes; returns the bytes written.
+
+    Runs in the caller's transaction.
+    """
+    buckets = shape.buckets_of(span)
+    rows = db.execute(
+        "SELECT bucket FROM metas WHERE bucket >= ? AND bucket < ? ORDER BY since, bucket",
+        (buckets.start, buckets.stop),
+    ).fetchall()
+    waiting = [bucket for (bucket,) in rows]
+    written = 0
+    while waiting and written < budget:
+        most_bytes = min(PART_BYTES, budget - written)
+        n, runs = rows_of(db, shape, waiting, most_bytes=most_bytes, run_bytes=PART_BYTES)
+        written += write_bases(db, waiting[:n], runs)
+        del waiting[:n]
+    drop_dead_segments(db, shape, span)
+    return written
+
+
+def drop_dead_segments(db: sqlite3.Connection, shape: Shape, span: int) -> None:
+    """Delete the segments of a span that no bucket needs, in the caller's transaction."""
+    buckets = shape.buckets_of(span)
+    db.execute(
+        "DELETE FROM segments WHERE span = ? AND id <= "
+        "(SELECT min(since) FROM metas WHERE bucket >= ? AND bucket < ?)",
+        (span, buckets.start, buckets.stop),
+    )
+
+
+T = TypeVar("T")
 
 SPANS = 16
-"""Segments a flush writes at most: few enough that each is worth a write, enough that a bucket's reader
-skips most."""
+"""Spans, and so the most segments of a flush: few enough that each is worth a write, many enough that a read
+of one bucket skips most."""
 
 SCAN_BYTES = 16 << 20
-"""Pieces of a scan are at most about this size."""
+"""Approximate size of a scan's pieces."""
 
 BLOBS_A_CONNECTION = 1000
-"""Blobs that a connection opens before it is replaced (see `BlobCounting`): 88 kB of memory at most, and some
+"""Blobs that a connection opens before it is replaced (see `BlobCounting`): at most 88 kB of memory, and some
 µs a blob."""
 
 _WRITER_CACHE_KIB = 64 << 10
-"""Page cache of the writing connection: with SQLite's 2 MiB, compaction takes twice as long."""
+"""Page cache of the writing connection; with SQLite's default of 2 MiB compaction takes twice as long."""
 
 _LEAST_COMPACTION_BYTES = 8 << 20
 _COMPACTION_PER_FLUSHED_BYTE = 4
-"""A new base costs up to 3 bytes for each byte of segments it takes up; 4 let it catch up with any flush
-rate."""
+"""A new base costs up to 3 bytes per byte of merged segments; 4 keep up with any rate of flushes."""
 
 
 def open_url(url: str) -> SqliteRowStore:
-    """Open the store of `sqlite:/path/of/a/file`, which is made if it is not there."""
+    """Open the store of `sqlite:/path/of/a/file`, which is created if absent."""
     return SqliteRowStore(folder_of(url))
 
 
 class SqliteRowStore:
-    """See `freshet.rows.store.RowStore`. Do not carry it across a fork: open it in the child."""
+    """Row store in an SQLite file; see `RowStore`. Open it after a fork, in the child."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._known_shape: Shape | None = None
         self._closed = False
-        self._damaged: set[int] = set()  # buckets that must be written whole
+        self._damaged: set[int] = set()  # buckets to replace whole
         open_file(path, FORMAT)
         self._writer = self._connect_writer()
         self._reader = connect(path, FORMAT)
 
     def create(self, identity: StoreIdentity, starting: Mapping[Bucket, BucketMeta]) -> None:
-        """Create the model's buckets with their starting offsets, or check that they are this model's."""
+        """Create the model's buckets, or check that the store is this model's; see `RowStore`.
+
+        Raises ValueError if `starting` lacks a bucket.
+        """
         if set(starting) != set(range(identity.buckets)):
             raise ValueError(f"starting metas must be those of buckets 0 to {identity.buckets - 1}")
         with self._writing("create the store") as db:
@@ -107,18 +204,20 @@ class SqliteRowStore:
             check_identity(self._path, identity, found)
 
     def identity(self) -> StoreIdentity | None:
-        """What the store is tied to; None if it was never created."""
+        """Return the identity of the store; None before `create`."""
         with self._reading() as db:
             return read_identity(db, self._path)
 
     def metas(self, buckets: Sequence[Bucket]) -> Mapping[Bucket, BucketMeta]:
-        """Meta of each bucket."""
+        """Return the meta of each bucket."""
         with self._reading() as db:
             return read_metas(db, self._path, buckets)
 
     def claim(self, buckets: Sequence[Bucket], fence: Fence) -> Mapping[Bucket, BucketMeta]:
-        """Write a higher fence into each bucket's meta, or none of them, and return the metas as they then
-        are."""
+        """Write a higher fence into each bucket's meta and return the new metas.
+
+        Raises Fenced, without a change, if a bucket has a higher fence.
+        """
         with self._writing("claim buckets") as db:
             claimed = read_metas(db, self._path, buckets)
             for bucket, meta in claimed.items():
@@ -131,7 +230,7 @@ class SqliteRowStore:
         return claimed
 
     def scan(self, buckets: Sequence[Bucket]) -> Iterator[RowRuns]:
-        """All rows of these buckets, in pieces of bounded size, each row once, newest state."""
+        """Yield all rows of these buckets; see `RowStore`."""
         shape = self._shape()
         left: list[int] = sorted(buckets)
         while left:
@@ -141,20 +240,20 @@ class SqliteRowStore:
             del left[:n]
 
     def scan_sound(self, bucket: Bucket) -> Sound:
-        """Rows of a bucket without those of damaged segments and bases."""
+        """Return the rows of a bucket without its damaged segments and bases."""
         shape = self._shape()
         with self._reading() as db:
             return Sound(*sound_of_bucket(db, shape, bucket, run_bytes=SCAN_BYTES))
 
     def read(self, bucket: Bucket, table: int, keys: U64) -> tuple[Bool, U8]:
-        """Rows by key: (found (N,), records (N, record_bytes); zeros where not found)."""
+        """Return (found (N,) bool, records (N, record_bytes) uint8) of keys (N,); zeros if absent."""
         shape = self._shape()
         width = shape.record_bytes[table]
         with self._reading() as db:
             return known_of(sources_of_bucket(db, shape, bucket), bucket, table, keys, width)
 
     def read_many(self, buckets: I64, tables: U8, keys: U64) -> Iterator[RowRuns]:
-        """Rows by key, of many buckets and tables, a span's at a time."""
+        """Yield rows by (N,) buckets, tables and keys, span by span; see `RowStore`."""
         shape = self._shape()
         spans = np.array([shape.span_of(bucket) for bucket in buckets.tolist()], np.int64)
         for span in np.unique(spans).tolist():
@@ -164,14 +263,14 @@ class SqliteRowStore:
             yield runs_of(found, shape.widths)
 
     def flush(self, flush: Flush) -> U8:
-        """Write changed rows, removed keys and metas of many buckets, all in one transaction."""
+        """Write a flush in one transaction; see `RowStore`."""
         shape = self._shape()
         check_flush(flush, shape.buckets, shape.widths)
         size = 0
         with self._writing("flush") as db:
             stored = read_stamps(db, shape.buckets)[flush.buckets]
             outcomes, written = decide(stored, flush)
-            if self._damaged and not flush.whole:  # its owner writes it whole, and the damage is gone
+            if self._damaged and not flush.whole:  # the owner then replaces the bucket, which ends the damage
                 again = written & np.isin(flush.buckets, list(self._damaged))
                 outcomes[again], written = FlushOutcome.REPLACE, written & ~again
             write_metas_of(db, flush, written)
@@ -196,22 +295,23 @@ class SqliteRowStore:
             self._reader.close()
 
     def _compact(self, shape: Shape, flushed: int) -> None:
-        """Merge behind a flush, in transactions of their own. Its failures are the next flush's to try
-        again."""
+        """Merge after a flush, in separate transactions; the next flush retries failures."""
         budget = max(_LEAST_COMPACTION_BYTES, _COMPACTION_PER_FLUSHED_BYTE * flushed)
         with contextlib.suppress(Unavailable):
-            for span, level in self._ask(crowded_levels):
+            for span, level in self._query(crowded_levels):
                 with self._damage_found(shape, span), self._writing("merge segments") as db:
                     merge_level(db, shape, span, level)
-            for span in self._ask(lambda db: full_spans(db, shape)):
+            for span in self._query(lambda db: full_spans(db, shape)):
                 if budget > 0:
                     with self._damage_found(shape, span), self._writing("compact segments") as db:
                         budget -= compact_span(db, shape, span, budget)
 
     @contextlib.contextmanager
     def _damage_found(self, shape: Shape, span: int) -> Iterator[None]:
-        """Damage ends no flush: the buckets that have it are remembered, so that their owner, which has their
-        rows in memory, writes them whole with its next flush."""
+        """Record damaged buckets, so that their owner replaces them from memory with its next flush.
+
+        The flush itself succeeds in spite of the damage.
+        """
         try:
             yield
         except Corrupt as error:
@@ -223,7 +323,7 @@ class SqliteRowStore:
                         pass
                 except Corrupt as damage:
                     self._damaged.add(bucket)
-                    skip("row_page", f"{self._path}: bucket {bucket}", f"written anew by its owner: {damage}")
+                    skip("row_page", f"{self._path}: bucket {bucket}", f"rewritten by its owner: {damage}")
             if not self._damaged:
                 skip("row_page", str(self._path), str(error))
 
@@ -231,14 +331,14 @@ class SqliteRowStore:
         if self._known_shape is None:
             identity = self.identity()
             if identity is None:
-                raise Unavailable(f"{self._path}: the store was not created yet; its first owner does that")
+                raise Unavailable(f"{self._path}: the store does not exist yet; its first owner creates it")
             spans = min(SPANS, identity.buckets)
             self._known_shape = Shape(self._path, identity.buckets, spans, dict(identity.record_bytes))
         return self._known_shape
 
-    def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
+    def _query(self, query: Callable[[sqlite3.Connection], T]) -> T:
         with self._reading() as db:
-            return question(db)
+            return query(db)
 
     @contextlib.contextmanager
     def _writing(self, doing: str) -> Iterator[sqlite3.Connection]:
@@ -252,7 +352,7 @@ class SqliteRowStore:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """One snapshot of the file."""
+        """Read from one snapshot of the file."""
         with self._read_lock:
             self._check_open()
             if self._reader.blobs >= BLOBS_A_CONNECTION:
@@ -276,9 +376,10 @@ class SqliteRowStore:
 
 
 def decide(stored: I64, flush: Flush) -> tuple[U8, Bool]:
-    """(outcomes, whether to write) of each bucket of a flush, where (K, 2) fences and seqs are `stored`.
+    """Compare a flush with the stored (K, 2) int64 fences and seqs, as in PROTOCOL 11.
 
-    Compare-and-set on (fence, seq), PROTOCOL 11.
+    Returns:
+        (outcomes (K,) uint8, whether to write (K,) bool) of the flush's buckets.
     """
     fences, seqs = stored.T
     fenced, mine = fences > flush.fences, fences == flush.fences

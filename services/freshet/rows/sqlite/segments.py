@@ -1,7 +1,7 @@
-"""Segments of the SQLite row store: runs of many buckets in one blob, and their directory in another.
+"""Segments of the SQLite row store: runs of many buckets in one blob, with their directory in another.
 
-A segment's body is `RowRuns.body`; its directory is the runs' and ends with a CRC-32 of all entries. Of
-several runs of a table and bucket the newest one that knows a key decides. Letters: N rows, R removed keys.
+A segment's body is `RowRuns.body`; its directory is that of the runs, followed by a CRC-32. If several runs
+of a table and bucket contain a key, the newest one is valid. N keys, R runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Directory = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a run lies in a segment's body."""
+    """Entry of a directory: one run in a segment's body."""
 
     bucket: int
     table: int
@@ -46,12 +46,12 @@ class Entry:
 
     @property
     def keys_bytes(self) -> int:
-        """Bytes of keys and removed keys."""
+        """Bytes of the keys and removed keys."""
         return 8 * (self.rows + self.removed)
 
 
 def write_directory(runs: RowRuns) -> bytes:
-    """The directory of a segment whose body is that of `runs`."""
+    """Encode the directory of a segment whose body is that of `runs`."""
     entries = runs.directory.copy()
     entries["at"] -= runs.start
     data = entries.tobytes()
@@ -59,7 +59,7 @@ def write_directory(runs: RowRuns) -> bytes:
 
 
 def parse_directory(data: bytes, where: str) -> Directory:
-    """The entries; that their places make sense is for who uses them to check. Raises Corrupt."""
+    """Decode a directory; users must check its offsets. Raises Corrupt if it fails its CRC."""
     entries = data[:-4]
     if len(data) < 4 or len(entries) % RUN.itemsize or zlib.crc32(entries).to_bytes(4, "little") != data[-4:]:
         raise Corrupt(f"{where}: the directory of a segment fails its CRC; restore the store from a backup")
@@ -67,7 +67,7 @@ def parse_directory(data: bytes, where: str) -> Directory:
 
 
 def read_keys(entry: Entry, data: bytes | memoryview, where: str) -> tuple[U64, U64]:
-    """(keys, removed) of the run's first `keys_bytes` bytes. Raises Corrupt."""
+    """Decode (keys, removed keys), uint64, from a run's first `keys_bytes` bytes. Raises Corrupt."""
     if len(data) != entry.keys_bytes or zlib.crc32(data) != entry.keys_crc:
         raise Corrupt(f"{where}: keys of table {entry.table}, bucket {entry.bucket} fail their CRC")
     keys = np.frombuffer(data, "<u8")
@@ -75,14 +75,14 @@ def read_keys(entry: Entry, data: bytes | memoryview, where: str) -> tuple[U64, 
 
 
 def gapped(runs: RowRuns, chosen: Bool) -> RowRuns:
-    """Only the chosen runs (R,), their body as it is: for `merge_runs` alone, as they are not end to end."""
+    """Return the runs chosen by (R,) bool without copying the body; with gaps, so only for `merge_runs`."""
     directory = runs.directory[chosen]
     skipped = int(directory["at"][0]) - runs.start if len(directory) else 0
     return RowRuns(directory, runs.body[skipped:], runs.widths)
 
 
 def parts_of(runs: RowRuns, most_bytes: int) -> Iterator[RowRuns]:
-    """Slices of about this size, at least a run each; a longer run is cut first."""
+    """Yield slices of about `most_bytes`, at least one run each; longer runs are split first."""
     sizes = runs.sizes()
     if len(sizes) and sizes.max() > most_bytes:
         runs = merge_runs([runs], ["a flush"], runs.widths, keep_removed=True, most_bytes=most_bytes)
@@ -96,7 +96,11 @@ def parts_of(runs: RowRuns, most_bytes: int) -> Iterator[RowRuns]:
 
 
 def find(keys: U64, wanted: U64) -> tuple[Bool, NDArray[np.intp]]:
-    """(is it there, where) for each wanted key in rising `keys`; where it is not, the place means nothing."""
+    """Search (N,) uint64 keys in rising `keys`.
+
+    Returns:
+        (found (N,) bool, index (N,) intp; undefined where not found).
+    """
     at = np.searchsorted(keys, wanted)
     if not len(keys):
         return np.zeros(len(wanted), np.bool_), at

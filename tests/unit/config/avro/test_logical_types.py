@@ -1,4 +1,4 @@
-"""Decimals are numbers, times have their unit, a UUID in bytes is its text; whichever way they come."""
+"""Logical types: decimals are numbers, times have their unit, a UUID in bytes is its text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_decimal_is_the_nearest_number(unscaled: int, scale: int, fixed: bool)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_a_decimal_without_fraction_is_the_id_that_an_integer_is(value: int) -> None:
+def test_decimal_without_fraction_has_the_key_of_the_integer(value: int) -> None:
     assert key_of(ID, decimal(0), in_bytes(value)) == key_of(ID, "long", write_long(value))
 
 
@@ -84,7 +84,7 @@ def test_an_id_with_a_fraction_has_the_key_of_the_double(unscaled: int, scale: i
     assert key_of(ID, decimal(scale, 15, size), in_bytes(unscaled, size)) == key_of(ID, "double", number)
 
 
-def test_ids_that_would_merge_or_change_their_key_are_refused_by_schema() -> None:
+def test_ids_that_would_change_their_key_are_refused_by_schema() -> None:
     with pytest.raises(ConfigError, match=r"precision 16(.|\n)*at most 15 digits, or of scale 0"):
         decoded(ID, decimal(2, 16), in_bytes(1))
     for written, said in ((decimal(0, 15), "scale 0"), (decimal(2, 16), "precision 16")):
@@ -112,7 +112,7 @@ def test_a_decimal_in_json_is_the_one_in_avro(unscaled: int, written: int, scale
             assert made.records[0] == in_bytes(int(number * 10**scale), size)
 
 
-def test_a_decimal_in_json_with_too_many_digits_is_refused_in_words() -> None:
+def test_json_decimal_with_too_many_digits_is_refused() -> None:
     made = JsonTranscoder(one(decimal(2, precision=4))).body(
         b'[{"v": 99.99}, {"v": 100}, {"v": 1e-3}, {"v": 1e9999999999}]'
     )

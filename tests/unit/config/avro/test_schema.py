@@ -1,4 +1,4 @@
-"""Avro schemas: parsed, refused, found by path, written back."""
+"""Avro schemas: parser, errors, fields by path, derived schemas, canonical text."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ def test_a_schema_written_back_and_parsed_again_is_the_same(feed: Record) -> Non
     assert parse_schema(canonical(feed)) == feed
 
 
-def test_the_canonical_form_is_equal_whatever_docs_aliases_and_spacing_are(feed: Record) -> None:
+def test_canonical_form_ignores_docs_aliases_and_spacing(feed: Record) -> None:
     noisy = json.loads(json.dumps(FEED))
     noisy["doc"] = "what was ranked"
     noisy["aliases"] = ["Old"]
@@ -107,7 +107,7 @@ def test_every_path_that_is_listed_is_found(feed: Record) -> None:
     assert all(field_at(feed, p).path == p for p in paths(feed))
 
 
-def test_a_path_that_leads_nowhere_names_what_there_is(feed: Record) -> None:
+def test_unknown_path_is_refused_with_existing_fields(feed: Record) -> None:
     with pytest.raises(ConfigError, match=r"a field of user: id, country, last_items, stats"):
         field_at(feed, "user.age")
     with pytest.raises(ConfigError, match=r"a record at 'request_id', which is string"):
@@ -122,7 +122,7 @@ def test_the_sample_schema_holds_one_element_in_the_arrays_place(feed: Record) -
     assert parse_schema(canonical(sample)) == sample
 
 
-def test_the_served_schema_ends_each_impression_with_what_was_served(feed: Record) -> None:
+def test_served_schema_ends_each_impression_with_freshet_served(feed: Record) -> None:
     served = served_schema(feed, "items")
     assert spell(field_at(served, "items.freshet_served.predictions").type) == "array of float"
     assert field_at(served, "items.freshet_served").nullable
@@ -131,14 +131,14 @@ def test_the_served_schema_ends_each_impression_with_what_was_served(feed: Recor
     assert flat.fields[-1].name == "freshet_served"
 
 
-def test_an_element_that_is_used_elsewhere_too_gets_a_name_of_its_own() -> None:
+def test_element_that_is_used_twice_gets_another_name() -> None:
     tree = json.loads(json.dumps(FEED))
     tree["fields"].append({"name": "best", "type": ["null", "Item"]})
     served = served_schema(parse_schema(tree), "items")
     assert parse_schema(canonical(served)) == served
 
 
-def test_exploding_what_is_no_array_is_refused(feed: Record) -> None:
+def test_explode_of_another_type_is_refused(feed: Record) -> None:
     with pytest.raises(ConfigError, match="expected an array"):
         sample_schema(feed, "user")
     with pytest.raises(ConfigError, match="nosuch"):
@@ -168,12 +168,12 @@ def test_exploding_what_is_no_array_is_refused(feed: Record) -> None:
         ),
     ],
 )
-def test_what_is_no_schema_is_refused_with_the_place_and_what_was_expected(schema: Any, says: str) -> None:
+def test_invalid_schema_is_refused_with_place_and_expectation(schema: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_schema(schema)
 
 
-def test_a_schema_nested_without_end_is_refused() -> None:
+def test_schema_nested_too_deeply_is_refused() -> None:
     tree: Any = "int"
     for _ in range(100):
         tree = {"type": "array", "items": tree}

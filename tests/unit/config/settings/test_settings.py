@@ -31,7 +31,7 @@ def test_defaults_fit_one_machine() -> None:
     assert settings.common.versions_url == "file:/data/run/versions"
 
 
-def test_a_variable_takes_the_place_of_a_default() -> None:
+def test_variable_overrides_a_default() -> None:
     settings = load_settings(
         {
             "FRESHET_GATEWAY_PORT": "7100",
@@ -49,17 +49,19 @@ def test_a_variable_takes_the_place_of_a_default() -> None:
     assert settings.inference.version_poll_ms == 500
 
 
-def test_no_setting_is_read_by_nobody() -> None:
+def test_every_setting_is_read() -> None:
     package = Path(freshet.__file__).parent
     code = "\n".join(
-        path.read_text() for path in package.rglob("*.py") if not path.is_relative_to(package / "settings")
+        path.read_text()
+        for path in package.rglob("*.py")
+        if not path.is_relative_to(package / "config" / "settings")
     )
     used = set(re.findall(r"settings\.(\w+)\.(\w+)", code)) | {
         (service, name)
-        for service in ("common", "gateway", "inference", "console")  # each is handed on as a whole
+        for service in ("common", "gateway", "inference", "console")  # services pass each on as an object
         for name in re.findall(r"(?:settings|common)\.(\w+)", code)
     }
-    stored = {"log_url", "rows_url", "versions_url", "run_folder"}  # `Common.run`, and what is made of it
+    stored = {"log_url", "rows_url", "versions_url", "run_folder"}  # `Common.run` and the stores' URLs
 
     unread = {(v.service, v.option.name) for v in variables() if v.option.name not in stored} - used
     assert unread == set()
@@ -78,7 +80,7 @@ def test_an_unknown_variable_is_an_error_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("text", ["70000", "-1", "seven", ""])
-def test_a_port_that_is_none_says_what_is_allowed(text: str) -> None:
+def test_invalid_port_is_refused_with_the_allowed_range(text: str) -> None:
     shown = int(text) if text.lstrip("-").isdigit() else text
     assert message({"FRESHET_GATEWAY_PORT": text}) == (
         f"environment: FRESHET_GATEWAY_PORT = {shown!r}\n"
@@ -91,7 +93,7 @@ def test_a_duration_without_a_unit_is_refused() -> None:
     assert "a duration from 0ms to 1h" in message({"FRESHET_COMMON_DRAIN": "10"})
 
 
-def test_a_run_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
+def test_run_folder_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run").create()
 
     assert sorted(p.name for p in run.path.iterdir()) == ["log", "logs", "rows", "state", "versions"]
@@ -99,10 +101,10 @@ def test_a_run_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
     assert run.create() == run
 
 
-def test_a_run_folder_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+def test_run_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match=r"cannot be made[\s\S]*--folder"):
+    with pytest.raises(ConfigError, match=r"cannot be created[\s\S]*--folder"):
         RunFolder(tmp_path / "file" / "run").create()
 
 
@@ -111,7 +113,7 @@ def test_a_run_folder_that_cannot_be_made_says_why(tmp_path: Path) -> None:
         st.sampled_from([v.name for v in variables()]), st.text(st.characters(codec="utf-8"), max_size=20)
     )
 )
-def test_any_text_is_either_read_or_refused_with_a_config_error(environment: dict[str, str]) -> None:
+def test_any_text_is_read_or_refused_with_a_config_error(environment: dict[str, str]) -> None:
     try:
         settings = load_settings(environment)
     except ConfigError:

@@ -16,7 +16,7 @@ def test_an_example_parses_and_has_a_layout(name: str) -> None:
     assert layout_of(spec).groups
 
 
-def test_the_feed_is_the_designs_example() -> None:
+def test_feed_example_has_the_documented_keys() -> None:
     spec = load_spec(EXAMPLES / "feed" / "freshet.toml")
 
     assert spec.events.served.key == ("request_id", "items.id")

@@ -1,4 +1,4 @@
-"""Experts that a spec's features cannot feed: left out of the defaults, refused where the spec names them."""
+"""Experts that a spec's features cannot feed: absent from the defaults, refused where the spec names them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spec_of(features: tuple[str, ...], generation: int = 2, more: str = "", *, t
 
 
 def parsed(features: list[str], generation: int, more: str, *, table: bool) -> Spec:
-    """A spec of these lines of [features], with a table or without."""
+    """Parse a spec with these lines of [features], with or without a table."""
     tables = "[tables]\nt = { dim = 4 }\n" if table else ""
     lines = "\n".join(features)
     return parse_spec(
@@ -128,12 +128,12 @@ def test_experts_that_the_spec_names_are_not_reported_left_out() -> None:
     assert left_out_experts(spec) == ()
 
 
-def test_wide_of_the_first_defaults_needs_ids() -> None:
+def test_wide_of_generation_one_needs_ids() -> None:
     named = '[model]\nexperts = ["wide"]'
     with pytest.raises(ConfigError, match="wide has no weights of numbers"):
         spec_of(NUMBERS, 1, named)
 
-    # Such a model ran in that generation, and goes on.
+    # Such models exist in generation 1 and must continue.
     assert spec_of(NUMBERS, 1, table=True).model.experts == DEFAULTS[1]
     assert spec_of(NUMBERS, 2, table=True).model.experts == OF_NUMBERS[2]
 
@@ -156,7 +156,7 @@ def test_a_kind_that_no_feature_feeds_is_refused(
 
 
 def singles(n: int, more: str = "", generation: int = 2) -> Spec:
-    """A spec of n features with one id a sample, a list and a number."""
+    """Return a spec of n features with one id a sample, a list and a number."""
     ids = [f'f{i} = {{ field = "f{i}", table = "t" }}' for i in range(n)]
     others = [f"{name} = {FEATURES[name]}" for name in ("seen", "age")]
     return parsed([*ids, *others], generation, more, table=True)
@@ -180,7 +180,7 @@ def test_few_features_are_crossed_in_all_pairs() -> None:
         '[model]\nkind = "linear"',
     ],
 )
-def test_a_spec_that_says_what_it_crosses_gets_no_pairs(more: str) -> None:
+def test_spec_with_crosses_or_experts_gets_no_pairs(more: str) -> None:
     spec = singles(4, more)
 
     assert spec.model.crosses == ()
@@ -204,7 +204,7 @@ def test_the_first_generation_of_defaults_has_no_pairs() -> None:
         ],
     ),
 )
-def test_pairs_are_read_again_as_they_were_written(n: int, more: str) -> None:
+def test_rendered_pairs_parse_to_the_same_spec(n: int, more: str) -> None:
     n += 2 if more else 0
     if n > 10 and "tables" in more and "model" not in more:
         n = 10
@@ -216,7 +216,7 @@ def test_pairs_are_read_again_as_they_were_written(n: int, more: str) -> None:
     assert identity_hash(again) == identity_hash(spec)
 
 
-def test_default_pairs_are_a_line_and_those_that_are_named_a_list() -> None:
+def test_report_counts_default_pairs_and_lists_named_ones() -> None:
     served = parse_schema(
         json.dumps(
             {

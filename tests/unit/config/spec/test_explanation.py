@@ -145,14 +145,14 @@ def test_an_example_fits_its_schemas(name: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_by_the_specs_key(old: str, new: str, message: str) -> None:
+def test_misfit_names_the_key_of_the_spec(old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_fit(feed(old, new), schemas())
 
     assert str(caught.value) == message
 
 
-def test_a_symbol_that_an_enum_lacks_is_told_with_the_nearest() -> None:
+def test_unknown_enum_symbol_is_refused_with_the_nearest() -> None:
     spec = load_spec(EXAMPLES / "online-retail" / "freshet.toml")
     label = replace(spec.labels[0], on="action.type in ['bye', 'buy']")
 
@@ -163,7 +163,7 @@ def test_a_symbol_that_an_enum_lacks_is_told_with_the_nearest() -> None:
     assert caught.value.hint == 'did you mean "buy"?'
 
 
-def test_a_time_that_may_be_null_is_refused() -> None:
+def test_nullable_time_is_refused() -> None:
     text = (EXAMPLES / "feed" / "ranked.avsc").read_text()
     nullable = parse_schema(
         text.replace('{"name": "ts", "type": "long"', '{"name": "ts", "type": ["null", "long"]')
@@ -182,7 +182,7 @@ def test_labels_say_when_they_are_decided() -> None:
     assert buy.negative == "24h 30s after the impression (window 24h + grace 30s), if click is true"
 
 
-def test_what_looks_like_a_mistake_is_noted() -> None:
+def test_probable_mistakes_are_noted() -> None:
     spec = feed("[features]", "spare = { dim = 16 }\n[features]")
     spec = replace(spec, serve=replace(spec.serve, score="click"))
     ctr = replace(spec.feature("ctr_1h"), missing="zero", dense=("raw",))
@@ -190,11 +190,11 @@ def test_what_looks_like_a_mistake_is_noted() -> None:
 
     assert explain(spec, schemas()).warnings == (
         "tables.spare: no feature uses it",
-        "serve.score: watch is learned, but does not count for the order",
-        "serve.score: buy is learned, but does not count for the order",
-        'join.emit: with "early" a new model learns nothing for its first 2m 30s, as long as no negatives '
-        'are known, and from positives at once after 5m; a replay that measures quality uses "window"',
-        'features.ctr_1h: items.ctr_1h may be null and counts as 0; missing = "flag" tells the two apart',
+        "serve.score: watch is learned, but does not affect the order",
+        "serve.score: buy is learned, but does not affect the order",
+        'join.emit: with "early" a new model learns nothing in its first 2m 30s, while no negatives are '
+        'known, and learns positives at once after 5m; use "window" for a replay that measures quality',
+        'features.ctr_1h: items.ctr_1h may be null and counts as 0; missing = "flag" distinguishes them',
         "features.ctr_1h: a raw number of unknown size is hard to learn from; use standard",
     )
 
@@ -208,16 +208,15 @@ def test_mse_without_bounds_is_noted(keys: str, noted: bool) -> None:
 
     assert [note for note in notes if note.startswith("labels.watch: ")] == (
         [
-            "labels.watch: the gradient of mse grows with the value, so one value by mistake, such as 1e18, "
-            "outweighs all others in the rows that it touches; bounds = [least, greatest] leaves such values "
-            "out"
+            "labels.watch: the gradient of mse grows with the value, so one wrong value, such as 1e18, "
+            "outweighs all others in its rows; bounds = [least, greatest] excludes such values"
         ]
         if noted
         else []
     )
 
 
-def test_the_mlp_is_counted_with_its_biases() -> None:
+def test_mlp_parameters_include_biases() -> None:
     spec = load_spec(EXAMPLES / "online-retail" / "freshet.toml")
 
     assert mlp_parameters(spec) == (98 + 1) * 256 + 257 * 128 + 129

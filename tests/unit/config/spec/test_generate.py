@@ -1,4 +1,4 @@
-"""`freshet init`: what it writes passes the parser and the check, whatever the user's schemas are called."""
+"""`freshet init`: its spec passes the parser and the check, for any names in the user's schemas."""
 
 import tomllib
 from pathlib import Path
@@ -25,7 +25,7 @@ def example(name: str, *files: str) -> list[tuple[str, Record]]:
 
 
 def checked(schemas: list[tuple[str, Record]]) -> Spec:
-    """Generate, parse and check against the very schemas."""
+    """Generate a spec, parse it, and check it against the schemas."""
     spec = parse_spec(generate_spec(schemas))
     by_path = dict(schemas)
     events = spec.events
@@ -74,7 +74,7 @@ def test_the_feeds_schemas_are_understood_in_any_order(order: tuple[int, ...]) -
     assert spec.feature("pos").serve_as == 0
 
 
-def test_events_that_hold_one_impression_each_need_no_explode() -> None:
+def test_events_of_one_impression_need_no_explode() -> None:
     spec = checked(
         [
             (
@@ -93,7 +93,7 @@ def test_events_that_hold_one_impression_each_need_no_explode() -> None:
     assert spec.labels[0].on == "action.impression_id is not null"
 
 
-def test_ids_have_a_table_of_their_own_and_crosses_name_features_that_are_there() -> None:
+def test_ids_have_their_own_table_and_crosses_name_features() -> None:
     slate = record(
         "Slate", ("request_id", "string"), ("track", "string"), ("session_id", "string"), ("ts", "long")
     )
@@ -112,7 +112,7 @@ def test_ids_have_a_table_of_their_own_and_crosses_name_features_that_are_there(
     assert crossed.model.crosses == (("session_id", "track"),)
 
 
-def test_every_line_is_valid_on_its_own_when_its_comment_mark_is_taken_off() -> None:
+def test_every_commented_line_is_valid_toml_without_its_mark() -> None:
     text = generate_spec(example("feed", "ranked.avsc", "viewport.avsc", "actions.avsc"))
 
     for line in text.splitlines():
@@ -120,7 +120,7 @@ def test_every_line_is_valid_on_its_own_when_its_comment_mark_is_taken_off() -> 
             tomllib.loads(line.removeprefix("# "))
 
 
-def test_what_cannot_be_found_is_named() -> None:
+def test_unrecognised_field_is_named() -> None:
     action = record("Action", ("request_id", "string"), ("type", "string"), ("ts", "long"))
 
     with pytest.raises(ConfigError) as caught:
@@ -138,7 +138,7 @@ def test_what_cannot_be_found_is_named() -> None:
         generate_spec([("a.avsc", action)])
 
 
-def test_a_name_that_is_given_must_be_a_models() -> None:
+def test_given_name_must_be_valid() -> None:
     schemas = example("online-retail", "impressions.avsc", "actions.avsc")
 
     assert parse_spec(generate_spec(schemas, "shop-2")).name == "shop-2"
@@ -195,7 +195,7 @@ def fields_of(extra: list[tuple[str, Any]], *wanted: tuple[str, Any]) -> list[di
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(some_fields, some_fields, some_fields, symbols, st.booleans())
-def test_what_is_generated_always_passes_the_check(
+def test_generated_spec_passes_the_check(
     context: list[tuple[str, Any]],
     item: list[tuple[str, Any]],
     action: list[tuple[str, Any]],

@@ -7,10 +7,10 @@ import pytest
 from freshet.config.avro.schema import parse_schema
 from freshet.config.options import MISSING
 from freshet.config.spec import model, parse_spec
-from freshet.config.spec.fields import field_kinds
 from freshet.config.spec.identity import diff, identity_hash
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
+from freshet.config.spec.schema_fit import field_kinds
 from freshet.config.spec.schemas import Schemas, load_schemas
 from freshet.errors import ConfigError
 
@@ -39,10 +39,10 @@ def feed(old: str = "", new: str = "") -> Spec:
         ('schema = "ranked.avsc"', 'schema = "moved/ranked.avsc"', "events.served.schema", "deployment"),
     ],
 )
-def test_an_edit_is_named_with_its_kind_and_only_identity_changes_the_hash(
+def test_edit_has_its_kind_and_only_identity_changes_the_hash(
     old: str, new: str, key: str, kind: str
 ) -> None:
-    # all dims stay equal: the feed multiplies vectors
+    # all dims stay equal, as the feed multiplies vectors
     before, after = feed(), feed(old, new) if "dim = 32" not in new else _all_wider()
 
     changes = {c.key: c for c in diff(before, after)}
@@ -55,7 +55,7 @@ def _all_wider() -> Spec:
     return parse_spec(FEED.replace("dim = 16", "dim = 32"), folder=str(EXAMPLES / "feed"))
 
 
-def test_a_feature_that_comes_is_one_change() -> None:
+def test_added_feature_is_one_change() -> None:
     after = feed("[model]", 'weekday = { time = "weekday", table = "small" }\n[model]')
 
     changes = diff(feed(), after)
@@ -66,7 +66,7 @@ def test_a_feature_that_comes_is_one_change() -> None:
     assert str(changes[0]).startswith("features.weekday: nothing -> {")
 
 
-def test_order_is_identity_because_numbers_stand_in_samples() -> None:
+def test_order_of_tables_is_identity() -> None:
     a, b = (
         "user  = { dim = 16 }\n",
         'item  = { dim = 16, ttl = "14d", admission = 2 }    # videos come and go\n',
@@ -82,12 +82,12 @@ def test_equal_specs_have_no_changes_and_one_hash() -> None:
     assert identity_hash(feed()) == identity_hash(feed("# A video feed", "# Another comment"))
 
 
-def test_a_default_that_is_written_out_changes_nothing() -> None:
+def test_stated_default_does_not_change_the_hash() -> None:
     assert identity_hash(feed("[model]", "[model]\nseed = 0")) == identity_hash(feed())
 
 
-def test_the_hash_of_an_unchanged_spec_is_for_ever() -> None:
-    """Stores are tied to it. A release that changes this figure strands every model that runs.
+def test_hash_of_an_unchanged_spec_never_changes() -> None:
+    """Check the hash that stores are tied to: a release that changes it breaks every existing model.
 
     tests/unit/cli/test_former_defaults.py holds the hashes of `defaults = 1`.
     """
@@ -111,7 +111,7 @@ def edited(change: dict[str, Any]) -> Schemas:
     return replace(schemas, served=parse_schema(text))
 
 
-def test_a_used_field_that_changes_its_kind_is_another_model() -> None:
+def test_field_of_another_kind_is_another_model() -> None:
     spec, schemas = feed(), load_schemas(feed())
     text_ids = edited({'{"name": "id", "type": "long"}': '{"name": "id", "type": "string"}'})
 
@@ -135,7 +135,7 @@ def test_a_schema_may_widen_and_grow(change: dict[str, Any]) -> None:
     assert identity_hash(spec, edited(change)) == identity_hash(spec, load_schemas(spec))
 
 
-def test_fields_are_told_by_what_they_hold() -> None:
+def test_field_kinds_come_from_the_schemas() -> None:
     spec = feed()
 
     kinds = field_kinds(spec, load_schemas(spec))
@@ -147,7 +147,7 @@ def test_fields_are_told_by_what_they_hold() -> None:
     assert kinds["shown.item.id"] == "integer"
 
 
-def test_a_schema_that_is_not_there_is_named() -> None:
+def test_missing_schema_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"events.served.schema = 'moved.avsc'"):
         load_schemas(feed('schema = "ranked.avsc"', 'schema = "moved.avsc"'))
     with pytest.raises(ConfigError, match="a file that can be read"):
@@ -160,7 +160,7 @@ NOUNS = [c for c in vars(model).values() if isinstance(c, type) and is_dataclass
 
 
 @pytest.mark.parametrize("cls", NOUNS)
-def test_every_option_of_the_spec_says_its_kind_and_meaning(cls: type) -> None:
+def test_every_option_has_kind_and_meaning(cls: type) -> None:
     for f in fields(cls):
         if "kind" in f.metadata:
             assert f.metadata["kind"] in ("identity", "tunable", "deployment")

@@ -1,4 +1,4 @@
-"""The JSON Schema of freshet.toml against the parser: what the schema refuses, the parser refuses too."""
+"""The JSON Schema of freshet.toml against the parser, which refuses all values that the schema refuses."""
 
 import copy
 import math
@@ -32,7 +32,7 @@ from freshet.config.spec.model import (
 )
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
-from tests.unit.config.spec.test_round_trip import specs, text_of
+from tests.unit.config.spec.random_specs import specs, text_of
 
 ROOT = Path(__file__).parents[4]
 SPECS = sorted(
@@ -55,17 +55,17 @@ def refusal(values: Mapping[str, Any]) -> ConfigError | None:
     return None
 
 
-def test_it_is_a_json_schema() -> None:
+def test_schema_is_a_valid_json_schema() -> None:
     Draft7Validator.check_schema(SCHEMA)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_spec_here_validates(path: Path) -> None:
+def test_every_spec_of_the_repository_validates(path: Path) -> None:
     assert [e.message for e in VALIDATOR.iter_errors(tomllib.loads(path.read_text()))] == []
 
 
 def schema_of(cls: type) -> dict[str, Any]:
-    """The part of the schema that describes a class."""
+    """Return the part of the schema for a class."""
     p = SCHEMA["properties"]
     parts = {
         Spec: SCHEMA,
@@ -81,7 +81,7 @@ def schema_of(cls: type) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_every_key_is_there_with_its_meaning_and_default(cls: type) -> None:
+def test_schema_has_every_key_with_meaning_and_default(cls: type) -> None:
     for option in options_of(cls):
         part = schema_of(cls)
         for name in key_of(option).split("."):
@@ -94,7 +94,7 @@ def test_every_key_is_there_with_its_meaning_and_default(cls: type) -> None:
 
 
 def around(form: Form) -> Iterator[Any]:
-    """Values at the edges of a form, and of other types."""
+    """Yield values at the bounds of a form, and values of other types."""
     yield from (
         True,
         False,
@@ -137,7 +137,7 @@ def around(form: Form) -> Iterator[Any]:
 
 
 def can_know(form: Form, value: Any) -> bool:
-    """Whether JSON Schema can tell such a value from a good one."""
+    """Return whether JSON Schema can refuse such a value."""
     integral = isinstance(form, Integer) and isinstance(value, float) and value == int(value)
     return not integral and not (isinstance(form, Duration) and isinstance(value, str))
 
@@ -159,7 +159,7 @@ def test_schema_and_parser_agree_on_every_value_of_a_key(cls: type) -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=200)
 @given(specs())
-def test_what_the_parser_reads_the_schema_accepts(values: dict[str, Any]) -> None:
+def test_schema_accepts_all_that_the_parser_accepts(values: dict[str, Any]) -> None:
     errors = [e.message for e in VALIDATOR.iter_errors(values)]
 
     assert not errors or refusal(values) is not None, errors
@@ -241,7 +241,7 @@ def tables_of(values: Any) -> Iterator[dict[str, Any]]:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    """The feed example after one to three edits: a key gone, added, renamed, or with another value."""
+    """Return the feed example after one to three edits: a key removed, added, or with another value."""
     values = copy.deepcopy(tomllib.loads(FEED))
     for _ in range(draw(st.integers(1, 3))):
         table = draw(st.sampled_from(list(tables_of(values))))
@@ -262,7 +262,7 @@ BEYOND = re.compile(
     r"|events\.\w+\.(key|topic|time|id)|model\.crosses\[\d+\]|train\.(segments\[\d+\]|batch\.behind)"
     r"|serve\.(score|gate\.calibration)"
 )
-"""Keys of which only the whole spec can tell: names that stand elsewhere, expressions, orders, sizes."""
+"""Keys with a validity that depends on the rest of the spec: references, expressions, orders, sizes."""
 
 
 def is_beyond_json_schema(refused: ConfigError) -> bool:
@@ -273,7 +273,7 @@ def is_beyond_json_schema(refused: ConfigError) -> bool:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=300)
 @given(mutated())
-def test_schema_and_parser_agree_on_edits_as_far_as_a_schema_can_know(values: dict[str, Any]) -> None:
+def test_schema_and_parser_agree_on_edits_within_json_schema(values: dict[str, Any]) -> None:
     errors = [(list(e.absolute_path), e.message) for e in VALIDATOR.iter_errors(values)]
     refused = refusal(values)
 

@@ -1,4 +1,4 @@
-"""Mistakes in a spec, and what is said about them: the whole text, as a user reads it."""
+"""Mistakes in a spec with the whole text of their errors, and the parsed results of valid specs."""
 
 from pathlib import Path
 
@@ -219,7 +219,7 @@ def test_the_smallest_spec_is_complete() -> None:
         ),
     ],
 )
-def test_a_mistake_is_answered_with_what_is_allowed(text: str, message: str) -> None:
+def test_mistake_is_refused_with_the_allowed_values(text: str, message: str) -> None:
     assert refusal(text) == message
 
 
@@ -293,7 +293,7 @@ def test_a_mistake_is_answered_with_what_is_allowed(text: str, message: str) -> 
         ),
     ],
 )
-def test_a_rule_that_is_broken_says_what_was_expected(old: str, new: str, expected: str) -> None:
+def test_broken_rule_names_the_expectation(old: str, new: str, expected: str) -> None:
     assert old in WHOLE
     with pytest.raises(ConfigError) as caught:
         parse_spec(WHOLE.replace(old, new, 1))
@@ -329,14 +329,14 @@ def test_a_rule_that_is_broken_says_what_was_expected(old: str, new: str, expect
         ("[join]\nnegatives = nan", "a number above 0, up to 1"),
     ],
 )
-def test_a_bad_ending_says_what_was_expected(tail: str, expected: str) -> None:
+def test_invalid_section_names_the_expectation(tail: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_spec(WHOLE + tail)
 
     assert caught.value.expected.startswith(expected)
 
 
-def test_vectors_that_are_multiplied_must_be_of_one_length() -> None:
+def test_multiplied_vectors_must_have_one_length() -> None:
     text = (
         WHOLE.replace("[tables]", "[tables]\nitem = { dim = 8 }")
         + 'item = { field = "item", table = "item" }\n'
@@ -370,7 +370,7 @@ EXPLODED = WHOLE.replace(
         ('field = "user_id"', 'field = "items"', "features.user.field", "a field of one element, items.…"),
     ],
 )
-def test_what_belongs_to_the_event_is_kept_apart_from_the_exploded_array(
+def test_event_fields_must_not_be_inside_the_exploded_array(
     old: str, new: str, key: str, expected: str
 ) -> None:
     parse_spec(EXPLODED)
@@ -380,7 +380,7 @@ def test_what_belongs_to_the_event_is_kept_apart_from_the_exploded_array(
     assert (caught.value.key, caught.value.expected) == (key, expected)
 
 
-def test_a_cross_is_of_features_with_one_id() -> None:
+def test_cross_needs_features_with_one_id() -> None:
     text = (
         WHOLE + 'recent = { field = "r", table = "user", max = 9 }\n[model]\ncrosses = [["user", "recent"]]'
     )
@@ -388,7 +388,7 @@ def test_a_cross_is_of_features_with_one_id() -> None:
     assert refusal(text).endswith("expected features with one id a sample\n  recent is a list feature")
 
 
-def test_a_label_may_depend_on_one_that_has_its_own_mistake() -> None:
+def test_label_may_depend_on_an_invalid_label() -> None:
     labels = """
 [labels]
 buy = { on = "action.type == 'buy'", given = "click" }
@@ -406,7 +406,7 @@ def test_a_model_needs_labels_and_features(section: str, what: str) -> None:
     assert f"expected {what}" in refusal(HEAD + whole["labels"] + TABLES + whole["features"])
 
 
-def test_there_are_as_many_tables_as_a_byte_can_number() -> None:
+def test_more_than_254_tables_are_refused() -> None:
     many = "".join(f"t{i} = {{}}\n" for i in range(254))
 
     assert "freshet.toml: tables = 255\n  expected at most 254 tables" in refusal(
@@ -432,7 +432,7 @@ def test_a_hedge_has_the_experts_of_its_generation(generation: int) -> None:
     assert identity_hash(parse_spec(top + WHOLE)) != identity_hash(other)
 
 
-def test_an_expert_more_or_less_is_another_model() -> None:
+def test_each_expert_counts_for_identity() -> None:
     experts = list(EXPERTS[2])
     hashes = {identity_hash(parse_spec(WHOLE))}
     for left_out in experts:
@@ -464,7 +464,7 @@ def test_rows_hold_what_the_experts_of_each_label_read(experts: list[str], width
 
 
 @given(st.integers(1, 40))
-def test_wide_and_fast_step_by_the_root_of_the_number_of_features(features: int) -> None:
+def test_wide_and_fast_step_by_the_root_of_feature_count(features: int) -> None:
     more = "".join(f'more{i} = {{ field = "m{i}", dense = ["raw"] }}\n' for i in range(features - 1))
     (group,) = layout_of(parse_spec(WHOLE + more)).groups
     rates = {
@@ -477,7 +477,7 @@ def test_wide_and_fast_step_by_the_root_of_the_number_of_features(features: int)
 RATES = {"wide": 0.2125, "fast": 0.85}
 
 
-def test_a_step_size_of_ones_own_is_that_of_wide_and_fast_takes_four() -> None:
+def test_stated_step_size_is_that_of_wide_and_fast_takes_four() -> None:
     text = WHOLE.replace("user = {", 'user = { scalar_optimizer = { name = "adagrad", lr = 0.3 },', 1)
     (group,) = layout_of(parse_spec(text)).groups
     rates = {slot.name: slot.optimizer.parameters.get("lr") for slot in group.slots}
@@ -485,7 +485,7 @@ def test_a_step_size_of_ones_own_is_that_of_wide_and_fast_takes_four() -> None:
     assert rates == {"wide": 0.3, "fast": pytest.approx(1.2), "linear": 0.3, "count": None, "vector": 0.2}
 
 
-def test_crosses_bring_their_table_their_features_and_their_expert() -> None:
+def test_crosses_add_their_table_features_and_expert() -> None:
     text = WHOLE + 'item = { field = "item", table = "user" }\n[model]\ncrosses = [["user", "item"]]'
 
     spec = parse_spec(text)
@@ -500,7 +500,7 @@ CROSSED = WHOLE + 'item = { field = "item", table = "user" }\n[model]\ncrosses =
 OF_CROSSES = 'crosses = { ttl = "1h", scalar_optimizer = { name = "adagrad", lr = 0.4 } }'
 
 
-def test_the_table_of_the_crosses_can_be_set_like_any_other() -> None:
+def test_table_of_crosses_takes_options() -> None:
     spec = parse_spec(CROSSED.replace("[tables]", f"[tables]\n{OF_CROSSES}"))
 
     table = spec.table("crosses")
@@ -515,7 +515,7 @@ def test_the_table_of_the_crosses_holds_no_vectors() -> None:
     )
 
 
-def test_how_crosses_are_stepped_is_identity_and_how_long_they_live_is_not() -> None:
+def test_optimizer_of_crosses_is_identity_but_ttl_is_tunable() -> None:
     plain = parse_spec(CROSSED)
     lived = parse_spec(CROSSED.replace("[tables]", '[tables]\ncrosses = { ttl = "1h" }'))
     stepped = parse_spec(CROSSED.replace("[tables]", '[tables]\ncrosses = { scalar_optimizer = "ftrl" }'))
@@ -525,7 +525,7 @@ def test_how_crosses_are_stepped_is_identity_and_how_long_they_live_is_not() -> 
     assert {c.kind for c in diff(plain, stepped)} == {"identity"}
 
 
-def test_a_class_of_ones_own_takes_options() -> None:
+def test_custom_class_takes_options() -> None:
     spec = parse_spec(WHOLE + '[model]\nkind = "shop.nets:Tower"\noptions = { heads = 4 }')
 
     assert spec.model.options == {"heads": 4}
@@ -539,15 +539,15 @@ def test_a_value_without_a_loss_is_learned_with_huber() -> None:
     )
 
 
-def test_what_is_not_toml_says_where() -> None:
+def test_invalid_toml_names_the_line() -> None:
     assert refusal("name = \n").startswith("freshet.toml: not TOML: Invalid value (at line 1, column 8)")
 
 
-def test_deep_nesting_is_refused_like_any_other_mistake() -> None:
+def test_deep_nesting_is_refused() -> None:
     assert "freshet.toml" in refusal("x = " + "[" * 100_000)
 
 
-def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
+def test_missing_file_is_refused_with_the_command_to_create_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_spec(tmp_path / "none.toml")
 
@@ -565,5 +565,5 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         load_spec(tmp_path / "x.toml")
 
 
-def test_where_a_spec_lies_is_no_part_of_what_it_says() -> None:
+def test_folder_of_a_spec_does_not_affect_equality() -> None:
     assert parse_spec(WHOLE, folder="/a") == parse_spec(WHOLE, folder="/b")

@@ -1,4 +1,4 @@
-"""Code of a transform that changed under a model is noticed by what it makes of numbers."""
+"""Changed code of a transform is refused by its outcomes on the probe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
-from freshet.config.spec.probes import check_outcomes, outcomes_of
+from freshet.config.spec.transforms import check_outcomes, outcomes_of
 from freshet.errors import Mismatch
 
 TEXT = """
@@ -41,14 +41,14 @@ def with_code(folder: Path, code: str) -> Spec:
     return load_spec(folder / "freshet.toml")
 
 
-def test_outcomes_are_of_the_users_transforms_only(folder: Path) -> None:
+def test_outcomes_cover_only_transforms_of_the_user(folder: Path) -> None:
     outcomes = outcomes_of(with_code(folder, "return x + 1"))
 
     assert list(outcomes) == ["price"]
     assert outcomes["price"][:3] == [None, 1.0, 2.0]
 
 
-def test_code_that_makes_the_same_numbers_goes_on_and_another_is_refused(folder: Path) -> None:
+def test_changed_outcomes_are_refused_and_equal_ones_accepted(folder: Path) -> None:
     trained = outcomes_of(with_code(folder, "return x + x"))
 
     check_outcomes(with_code(folder, "return 2 * x  # faster"), trained, "version 3")
@@ -56,12 +56,12 @@ def test_code_that_makes_the_same_numbers_goes_on_and_another_is_refused(folder:
         check_outcomes(with_code(folder, "return 3 * x"), trained, "version 3")
 
 
-def test_a_number_that_was_missing_is_another_than_one_that_is_not(folder: Path) -> None:
+def test_missing_outcome_differs_from_a_number(folder: Path) -> None:
     trained = outcomes_of(with_code(folder, "return x"))
 
     with pytest.raises(Mismatch, match="makes 0 of nan"):
         check_outcomes(with_code(folder, "return np.nan_to_num(x)"), trained, "version 3")
 
 
-def test_versions_from_before_there_were_outcomes_are_taken(folder: Path) -> None:
+def test_versions_without_outcomes_are_accepted(folder: Path) -> None:
     check_outcomes(with_code(folder, "return x"), {}, "version 3")

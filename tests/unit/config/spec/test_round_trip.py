@@ -1,7 +1,6 @@
-"""Random specs: whatever is accepted is written back and read again as the same spec."""
+"""Random specs: each accepted one is rendered and parsed to an equal spec."""
 
 import contextlib
-import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,164 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from freshet.config.options import (
-    Boolean,
-    Choice,
-    Duration,
-    Form,
-    Integer,
-    ListOf,
-    Number,
-    duration_text,
-    key_of,
-    options_of,
-)
-from freshet.config.spec.forms import StepForm
-from freshet.config.spec.model import (
-    Explore,
-    Feature,
-    Files,
-    Gate,
-    Join,
-    Label,
-    Model,
-    Retention,
-    Serve,
-    Spec,
-    Stream,
-    Table,
-    Train,
-)
-from freshet.config.spec.optimizers import OPTIMIZERS
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.render import render, toml_value
 from freshet.errors import ConfigError
+from tests.unit.config.spec.random_specs import specs, text_of
 
-NAMES = ["user", "item", "click", "buy", "a"]
 NOT_A_VALUE: st.SearchStrategy[Any] = st.one_of(
     st.none().map(lambda _: {}), st.integers(), st.text(max_size=5), st.booleans(), st.just([])
 )
-
-
-def values(form: Form) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one for each form
-    match form:
-        case Integer(low, high, power_of_two):
-            if power_of_two:
-                return st.integers(low.bit_length() - 1, high.bit_length() - 1).map(lambda n: 2**n)
-            return st.integers(low, high)
-        case Number(low, high, _):
-            return st.floats(
-                low if math.isfinite(low) else -1e9, min(high, 1e9), exclude_min=math.isfinite(low)
-            )
-        case Boolean():
-            return st.booleans()
-        case Choice(words):
-            return st.sampled_from(words)
-        case Duration(low, high, never):
-            text = st.integers(low, high).map(duration_text)
-            return text | st.just(False) if never else text
-        case ListOf(item, low, high, _):
-            return st.lists(values(item), min_size=low, max_size=min(high, 3))
-        case StepForm():
-            return st.sampled_from(["raw", "log1p", "standard"]) | st.fixed_dictionaries(
-                {"name": st.sampled_from(["clip", "log1p"])},
-                optional={"low": st.integers(-9, 0), "high": st.floats(1, 1e9)},
-            )
-    if form.expected.startswith("a path and a unit"):
-        return st.sampled_from(["ts:ms", "at.x:iso"])
-    if form.expected == "an expression":
-        return st.sampled_from(["action.type == 'x'", "sum(action.x)", "click", "2 * buy", "1 +"])
-    return st.sampled_from(NAMES)
-
-
-def sections(cls: type) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of the options of a class with good values, and now and then a bad one."""
-    choices = {key_of(o): values(o.metadata["form"]) for o in options_of(cls)}
-
-    def nested(flat: dict[str, Any]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for key, value in flat.items():
-            head, _, rest = key.partition(".")
-            if rest:
-                out.setdefault(head, {})[rest] = value
-            else:
-                out[head] = value
-        return out
-
-    return st.fixed_dictionaries({}, optional=choices).map(nested)
-
-
-def named(cls: type, most: int) -> st.SearchStrategy[dict[str, Any]]:
-    return st.dictionaries(st.sampled_from(NAMES), sections(cls), min_size=1, max_size=most)
-
-
-rules = st.sampled_from(list(OPTIMIZERS.values())).flatmap(
-    lambda rule: st.fixed_dictionaries(
-        {"name": st.just(rule.name)},
-        optional={p.name: values(Number(p.low, p.high)) for p in rule.parameters},
-    )
-)
-feature = st.one_of(
-    st.just({"field": "user.id", "table": "user"}),
-    st.fixed_dictionaries(
-        {"field": st.just("price"), "dense": values(options_of(Feature)[4].metadata["form"])}
-    ),
-    st.fixed_dictionaries({"time": st.sampled_from(["hour", "weekday"]), "table": st.just("user")}),
-    st.fixed_dictionaries({"field": st.just("recent"), "table": st.just("user"), "max": st.integers(1, 100)}),
-    st.fixed_dictionaries(
-        {
-            "field": st.just("price"),
-            "table": st.just("user"),
-            "buckets": st.lists(st.integers(-9, 9), max_size=3),
-        }
-    ),
-    sections(Feature),
-)
-table = st.tuples(sections(Table), st.fixed_dictionaries({}, optional={"optimizer": rules})).map(
-    lambda t: {**t[0], **t[1]}
-)
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> dict[str, Any]:
-    stream = {"key": ["r", "i"], "time": "ts:ms"}
-    label = {"on": "action.type == 'x'"}
-    labels = (
-        {k: {**label, **v} for k, v in draw(named(Label, 2)).items()}
-        if draw(st.booleans())
-        else {"click": label}
-    )
-    out: dict[str, Any] = {
-        "name": "shop",
-        **draw(sections(Spec)),
-        "events": {
-            "served": {**draw(sections(Stream)), **stream, "topic": "a"} if draw(st.booleans()) else stream,
-            "action": stream,
-        },
-        "labels": labels,
-        "tables": {"user": draw(table)},
-        "features": draw(st.dictionaries(st.sampled_from(NAMES), feature, min_size=1, max_size=3)),
-    }
-    parts = (
-        ("join", Join),
-        ("model", Model),
-        ("train", Train),
-        ("serve", Serve),
-        ("retention", Retention),
-        ("files", Files),
-    )
-    for key, cls in parts:
-        if draw(st.booleans()):
-            out[key] = draw(sections(cls))
-    if draw(st.booleans()):
-        out.setdefault("serve", {})["gate"] = draw(sections(Gate))
-    if draw(st.booleans()):
-        out.setdefault("serve", {})["explore"] = draw(sections(Explore))
-    return out
-
-
-def text_of(values_: dict[str, Any]) -> str:
-    return "\n".join(f"{k} = {toml_value(v)}" for k, v in values_.items())
 
 
 accepted = 0
@@ -175,7 +24,7 @@ accepted = 0
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=300)
 @given(specs())
-def test_what_is_accepted_is_written_back_and_read_again_as_the_same(values_: dict[str, Any]) -> None:
+def test_rendered_spec_parses_to_the_same_spec(values_: dict[str, Any]) -> None:
     global accepted  # noqa: PLW0603 - counted over all examples, so that the test cannot pass on refusals alone
     try:
         spec = parse_spec(text_of(values_))
@@ -192,7 +41,7 @@ def test_enough_of_the_random_specs_were_accepted() -> None:
 
 @settings(deadline=None)
 @given(specs(), st.data())
-def test_any_value_anywhere_is_either_read_or_refused_with_a_config_error(
+def test_any_value_is_read_or_refused_with_a_config_error(
     values_: dict[str, Any], data: st.DataObject
 ) -> None:
     at: Any = values_
@@ -211,7 +60,7 @@ def test_any_value_anywhere_is_either_read_or_refused_with_a_config_error(
         st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.booleans(), st.lists
     )
 )
-def test_values_are_spelled_as_toml_reads_them(value: Any) -> None:
+def test_toml_values_parse_to_themselves(value: Any) -> None:
     if isinstance(value, int) and abs(value) >= 2**63:
         return
     assert tomllib.loads(f"x = {toml_value(value)}")["x"] == value
@@ -225,7 +74,7 @@ SPLICES = st.sampled_from(
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(FEED)), st.integers(0, 8), SPLICES), min_size=1, max_size=3))
-def test_a_damaged_file_is_either_read_or_refused_with_a_config_error(
+def test_damaged_file_is_read_or_refused_with_a_config_error(
     damage: list[tuple[int, int, str]],
 ) -> None:
     text = FEED
@@ -235,6 +84,6 @@ def test_a_damaged_file_is_either_read_or_refused_with_a_config_error(
         parse_spec(text)
 
 
-def test_what_toml_has_not_is_an_error() -> None:
+def test_value_without_a_toml_form_is_an_error() -> None:
     with pytest.raises(TypeError, match="TOML has no object"):
         toml_value(object())

@@ -1,4 +1,4 @@
-"""Which features of a table share the rows of equal ids."""
+"""Features of a table that share the rows of equal ids."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.explanation import explain
 from freshet.config.spec.identity import diff, identity_hash
+from freshet.config.spec.layout import has_own_rows
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec, with_defaults
 from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
-from freshet.config.spec.shared_rows import has_own_rows
 from freshet.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def spec_of(*kinds: str, table: str = "", top: str = "") -> Spec:
-    """A spec of one table and features of these kinds, f0, f1 and on."""
+    """Parse a spec with one table and features f0, f1, ... of these kinds."""
     features = "\n".join(f"f{i} = {KINDS[kind]}" for i, kind in enumerate(kinds))
     return parse_spec(f"""{top}
 name = "shop"
@@ -60,15 +60,13 @@ def own(spec: Spec) -> list[str]:
         (["id", "list"], []),  # an item and its history
         (["list", "id", "list"], []),
         (["list", "list"], []),
-        (["bucket", "list"], ["f0", "f1"]),  # no value of the list is a bucket
+        (["bucket", "list"], ["f0", "f1"]),  # values of the list are no buckets
         (["list", "time"], ["f0", "f1"]),
         (["id", "list", "time"], ["f0", "f1", "f2"]),
         (["id", "dense", "id"], ["f0", "f2"]),
     ],
 )
-def test_features_have_rows_of_their_own_unless_they_are_item_and_history(
-    kinds: list[str], expected: list[str]
-) -> None:
+def test_only_item_and_history_share_rows_by_default(kinds: list[str], expected: list[str]) -> None:
     assert own(spec_of(*kinds)) == expected
     assert own(spec_of(*kinds, table="shared = true")) == []
     assert own(with_defaults(spec_of(*kinds), 1)) == []
@@ -81,7 +79,7 @@ some_tables = st.sampled_from(["", "shared = true", "shared = false"])
 
 
 @given(some_kinds, some_tables, some_tables, st.sampled_from([1, 2]))
-def test_the_hash_tells_whether_rows_are_shared_and_nothing_else(
+def test_shared_changes_the_hash_only_if_rows_differ(
     kinds: list[str], one: str, other: str, generation: int
 ) -> None:
     top = f"defaults = {generation}"
@@ -94,21 +92,21 @@ def test_the_hash_tells_whether_rows_are_shared_and_nothing_else(
 
 
 @given(some_kinds)
-def test_the_former_defaults_share_as_if_it_were_written(kinds: list[str]) -> None:
-    unsaid, said = (spec_of(*kinds, table=t, top="defaults = 1") for t in ("", "shared = true"))
+def test_generation_one_shares_every_table(kinds: list[str]) -> None:
+    default, stated = (spec_of(*kinds, table=t, top="defaults = 1") for t in ("", "shared = true"))
 
-    assert unsaid == said
-    assert own(unsaid) == []
+    assert default == stated
+    assert own(default) == []
 
 
-def test_crosses_have_rows_of_their_own_anyway() -> None:
+def test_crosses_never_share_rows() -> None:
     text = (EXAMPLES / "feed" / "freshet.toml").read_text()
 
     with pytest.raises(ConfigError, match=r"tables\.crosses\.shared"):
         parse_spec(text.replace("[tables]", "[tables]\ncrosses = { shared = true }"))
 
 
-def test_check_names_the_features_of_each_table_that_share_or_do_not() -> None:
+def test_check_lists_features_that_share_rows_by_table() -> None:
     spec = load_spec(EXAMPLES / "feed" / "freshet.toml")
     schemas = load_schemas(spec)
     lines = explain(spec, schemas).text().splitlines()
@@ -126,7 +124,7 @@ def test_check_names_the_features_of_each_table_that_share_or_do_not() -> None:
     assert not any(line.startswith("table user") for line in lines)
 
 
-def test_check_says_where_newer_defaults_are_to_be_had() -> None:
+def test_check_notes_that_newer_defaults_exist() -> None:
     spec = load_spec(EXAMPLES / "feed" / "freshet.toml")
     schemas = load_schemas(spec)
 
@@ -136,7 +134,7 @@ def test_check_says_where_newer_defaults_are_to_be_had() -> None:
     assert not any(w.startswith("defaults: ") for w in explain(spec, schemas).warnings)
 
 
-def test_check_says_that_sharing_means_nothing_for_one_feature() -> None:
+def test_check_notes_that_shared_has_no_effect_for_one_feature() -> None:
     text = (EXAMPLES / "feed" / "freshet.toml").read_text()
     spec = parse_spec(
         text.replace("user  = { dim = 16", "user  = { shared = true, dim = 16"), folder=str(EXAMPLES / "feed")

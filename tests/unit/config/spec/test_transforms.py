@@ -1,4 +1,4 @@
-"""What `dense` takes: built in, by entry point, from a module beside the spec; and what each refusal says."""
+"""Transforms of `dense`: built in, by entry point, from a module beside the spec; and errors about them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from freshet.config.spec.identity import diff, identity_hash
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.config.spec.render import render
-from freshet.config.spec.transform_steps import PROBE, Column, column_of
-from freshet.config.spec.transforms import TRANSFORMS
+from freshet.config.spec.transforms import PROBE, TRANSFORMS, Column, column_of
 from freshet.errors import ConfigError
 from tests.unit.distributions import distribution
 
@@ -23,12 +22,12 @@ ORACLES: dict[str, tuple[dict[str, float], Callable[[float], float]]] = {
     "log1p": ({}, lambda x: math.copysign(math.log1p(abs(x)), x)),
     "clip": ({"low": -2.0, "high": 24.0}, lambda x: min(max(x, -2.0), 24.0)),
 }
-"""Parameters to try each built-in transform with, and what it makes of one number."""
+"""Parameters for each built-in transform, and its oracle for one number."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where a spec and modules beside it stand; imported modules are forgotten afterwards."""
+    """Yield a folder for a spec and its modules; remove imported modules afterwards."""
     before, path = set(sys.modules), list(sys.path)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -74,7 +73,7 @@ def test_every_transform_that_computes_has_an_oracle() -> None:
 
 
 @pytest.mark.parametrize("name", list(ORACLES))
-def test_a_transform_makes_of_each_number_what_its_oracle_says(name: str) -> None:
+def test_transform_equals_its_oracle(name: str) -> None:
     parameters, oracle = ORACLES[name]
     pairs = "".join(f", {key} = {value}" for key, value in parameters.items())
     spec = spec_of(f'[{{ name = "clip", low = -1e30 }}, {{ name = "{name}"{pairs} }}]')
@@ -84,15 +83,15 @@ def test_a_transform_makes_of_each_number_what_its_oracle_says(name: str) -> Non
     np.testing.assert_allclose(made, np.array(wanted, np.float32), rtol=2e-7)
 
 
-def test_raw_and_standard_leave_the_decoder_nothing_to_do_and_neither_does_a_leading_log1p() -> None:
+def test_raw_standard_and_a_leading_log1p_leave_no_column_steps() -> None:
     for dense in ('"raw"', '"standard"', '"log1p"', '["log1p", "standard"]'):
         assert column_of(spec_of(dense).feature("price"), "") is None
 
 
-# --- the same model or another one
+# --- identity
 
 
-def test_a_parameter_at_its_default_is_the_same_model_and_another_value_is_another() -> None:
+def test_only_parameters_other_than_defaults_change_identity() -> None:
     plain = spec_of('{ name = "clip", low = 0 }')
 
     assert identity_hash(spec_of('{ name = "clip", low = 0.0 }')) == identity_hash(plain)
@@ -104,7 +103,7 @@ def test_a_parameter_at_its_default_is_the_same_model_and_another_value_is_anoth
     assert change.key == "features.price.dense"
 
 
-def test_models_from_before_transforms_had_parameters_keep_their_identity() -> None:
+def test_models_older_than_parameters_keep_their_identity() -> None:
     known = "9f83f9860b7b"
     former = parse_spec("defaults = 1" + text_of('["log1p", "standard"]'))
     assert identity_hash(former).startswith(known)
@@ -117,10 +116,10 @@ def test_a_spec_with_transforms_is_written_back_and_read_again(folder: Path) -> 
     assert parse_spec(render(spec), folder=str(folder)) == spec
 
 
-# --- a user's own
+# --- the user's
 
 
-def test_a_function_beside_the_spec_is_found_and_its_defaults_are_its_parameters(folder: Path) -> None:
+def test_function_beside_the_spec_has_its_defaults_as_parameters(folder: Path) -> None:
     (folder / "own_beside.py").write_text(
         "import numpy as np\n\ndef cut(x, *, limit=99.0):\n    return np.minimum(x, np.float32(limit))\n"
     )
@@ -135,7 +134,7 @@ def test_a_function_beside_the_spec_is_found_and_its_defaults_are_its_parameters
     assert identity_hash(plain) != identity_hash(five)
 
 
-def test_a_descriptor_says_what_values_its_parameters_may_have(folder: Path) -> None:
+def test_descriptor_bounds_its_parameters(folder: Path) -> None:
     (folder / "own_descriptor.py").write_text(
         "from freshet import Parameter, Transform\n"
         "def _power(x, *, by):\n    return abs(x) ** by\n"
@@ -147,7 +146,7 @@ def test_a_descriptor_says_what_values_its_parameters_may_have(folder: Path) -> 
         spec_of('{ name = "own_descriptor:power", by = 3 }', folder)
 
 
-def test_an_installed_distribution_adds_a_transform_by_entry_point(folder: Path) -> None:
+def test_entry_point_adds_a_transform(folder: Path) -> None:
     code = "import numpy as np\ndef root(x):\n    return np.sqrt(np.abs(x))\n"
     distribution(folder / "site", "their_dist", {"freshet.transforms": {"root": "their_dist:root"}}, code)
     sys.path.append(str(folder / "site"))
@@ -157,7 +156,7 @@ def test_an_installed_distribution_adds_a_transform_by_entry_point(folder: Path)
         spec_of('"rot"')
 
 
-def test_in_place_or_returned_is_the_same_and_the_column_given_is_left_alone(folder: Path) -> None:
+def test_in_place_and_returned_are_equal_and_input_is_unchanged(folder: Path) -> None:
     (folder / "own_places.py").write_text(
         "import numpy as np\ndef there(x):\n    np.abs(x, out=x)\ndef back(x):\n    return np.abs(x)\n"
     )
@@ -170,7 +169,7 @@ def test_in_place_or_returned_is_the_same_and_the_column_given_is_left_alone(fol
     np.testing.assert_array_equal(probe, PROBE)
 
 
-# --- what is refused, and what is said
+# --- errors
 
 REFUSED = {
     "gone": ('"own_nowhere:f"', "there is no module own_nowhere: put own_nowhere.py beside the spec"),
@@ -183,12 +182,12 @@ REFUSED = {
     "no array": ('"own_bad:listed"', "it gave a list"),
     "dtype": ('"own_bad:double"', "it gave float64; end with .astype(np.float32)"),
     "raises": ('"own_bad:raises"', "it raised KeyError: 'x'"),
-    "infinite": ('"own_bad:infinite"', "it makes -inf of 0; cut the numbers first"),
+    "infinite": ('"own_bad:infinite"', "it makes -inf of 0; clip the numbers first"),
     "mean": ('"own_bad:centred"', "would differ between training and serving"),
     "random": ('"own_bad:noisy"', "a function that works number by number"),
     "parameter": ('{ name = "own_bad:fine", by = 1 }', "it takes none"),
     "no number": ('{ name = "clip", low = "x" }', "a finite number"),
-    "nothing to clip": ('"clip"', "low must be below high, and one of them given"),
+    "nothing to clip": ('"clip"', "low must be below high, and one of them must be set"),
     "raw beside": ('["raw", "log1p"]', '"raw" alone'),
 }
 BAD = """
@@ -208,7 +207,7 @@ def fine(x): return x
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
-def test_what_is_no_transform_is_refused_with_the_reason(case: str, folder: Path) -> None:
+def test_invalid_transform_is_refused_with_the_reason(case: str, folder: Path) -> None:
     (folder / "own_bad.py").write_text(BAD)
     dense, said = REFUSED[case]
 
@@ -220,14 +219,14 @@ def test_what_is_no_transform_is_refused_with_the_reason(case: str, folder: Path
     assert "freshet.toml" in str(caught.value)
 
 
-def test_a_module_that_fails_while_it_is_imported_says_how(folder: Path) -> None:
+def test_failing_import_is_refused_with_its_error(folder: Path) -> None:
     (folder / "own_broken.py").write_text("import surely_not_installed\n")
 
     with pytest.raises(ConfigError, match=r"importing own_broken raised ModuleNotFoundError: .*surely_not"):
         spec_of('"own_broken:f"', folder)
 
 
-def test_two_modules_of_one_name_are_told_apart_instead_of_mixed_up(folder: Path) -> None:
+def test_second_module_of_the_same_name_is_refused(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
         (folder / name / "own_twice.py").write_text("def f(x):\n    return x\n")
@@ -245,7 +244,7 @@ def test_a_function_that_fails_on_real_numbers_names_its_feature(folder: Path) -
         column(spec).run(np.array([77], np.float32))
 
 
-def test_what_a_function_makes_infinite_of_an_unheard_of_number_counts_as_missing(folder: Path) -> None:
+def test_infinite_result_outside_the_probe_counts_as_missing(folder: Path) -> None:
     (folder / "own_square.py").write_text("def f(x):\n    return x * x\n")
     made = column(spec_of('"own_square:f"', folder)).run(np.array([3e38, 3], np.float32))
 

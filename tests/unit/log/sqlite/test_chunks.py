@@ -26,7 +26,7 @@ def rows_of(contents: Contents) -> list[tuple[bytes, bytes, int]]:
 
 
 @given(records)
-def test_what_was_packed_is_unpacked(rows: list[tuple[bytes, bytes, int]]) -> None:
+def test_packed_records_are_unpacked(rows: list[tuple[bytes, bytes, int]]) -> None:
     chunk = pack(contents_of(rows))
     assert rows_of(unpack(chunk.body, chunk.min_ms, "here")) == rows
     assert (chunk.count, chunk.min_ms, chunk.max_ms) == (
@@ -58,7 +58,7 @@ def test_a_truncated_chunk_is_corrupt(rows: list[tuple[bytes, bytes, int]], cut:
 
 
 @pytest.mark.parametrize("ends", [[5, 3], [2, 9], [3, 3]])
-def test_ends_that_would_read_out_of_bounds_are_corrupt_even_with_a_right_crc(ends: list[int]) -> None:
+def test_ends_out_of_bounds_are_corrupt_despite_a_correct_crc(ends: list[int]) -> None:
     values = b"abcd"
     index = struct.pack("<2I", *ends)
     head = struct.pack("<BBHII", 0xB0, 1, 0, 2, 0)

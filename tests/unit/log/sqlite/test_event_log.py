@@ -1,5 +1,4 @@
-"""What only the SQLite log does: retention by time, several processes, kills, and what a sick disk looks
-like."""
+"""SQLite log beyond the contract: retention by time, several processes, kills, disk faults."""
 
 import os
 import random
@@ -89,7 +88,7 @@ def test_an_appending_process_enforces_retention_now_and_then(
     assert (log.bounds(T0).start, log.bounds(T0).end) == (1, 2)
 
 
-def test_retention_passes_no_offset_that_is_held(log: SqliteEventLog, clock: SettableClock) -> None:
+def test_retention_keeps_pinned_offsets(log: SqliteEventLog, clock: SettableClock) -> None:
     for value in (b"a", b"b", b"c"):
         log.writer().append([append_to(T0, [value]), append_to(T1, [value])])
     log.hold("shard", {T0: 1})
@@ -102,7 +101,7 @@ def test_retention_passes_no_offset_that_is_held(log: SqliteEventLog, clock: Set
     assert log.bounds(T0).start == 2
 
 
-def test_retention_gives_back_a_bounded_amount_at_once_and_the_rest_soon(
+def test_retention_removes_a_bounded_amount_per_run(
     log: SqliteEventLog, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshet.log.sqlite.file._TRIM_CHUNKS", 3)
@@ -113,7 +112,7 @@ def test_retention_gives_back_a_bounded_amount_at_once_and_the_rest_soon(
     left = []
     for _ in range(4):
         writer.append([append_to(T1, [b"new"])])
-        left.append(file.ask("SELECT count(*) FROM chunks WHERE id < ?", chunk_id(2, 0))[0][0])
+        left.append(file.query("SELECT count(*) FROM chunks WHERE id < ?", chunk_id(2, 0))[0][0])
         assert log.bounds(T0).start == 8, "what is not deleted yet is not seen either"
         clock.advance(1.1)
     assert left == [5, 2, 0, 0]
@@ -138,7 +137,7 @@ times = st.tuples(st.just("time"), st.integers(0, 1), st.integers(0, 55))
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(appends, trims, reads, times), max_size=30))
-def test_any_course_of_appends_trims_and_reads_is_that_of_a_list(
+def test_log_behaves_as_a_list_under_appends_trims_and_reads(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, Any]]
 ) -> None:
     log = SqliteEventLog(tmp_path_factory.mktemp("log"))
@@ -203,7 +202,7 @@ def test_waiting_appends_share_a_commit(log: SqliteEventLog) -> None:
         offsets.extend(writer.append([append_to(T0, [b"x"])]))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
-    with file._writing:  # a commit is under way: all eight queue up behind it
+    with file._writing:  # a commit is in progress: all eight wait for it
         for thread in threads:
             thread.start()
         barrier.wait()
@@ -212,7 +211,7 @@ def test_waiting_appends_share_a_commit(log: SqliteEventLog) -> None:
     for thread in threads:
         thread.join()
     assert sorted(offsets) == list(range(8))
-    ((chunks,),) = file.ask("SELECT count(*) FROM chunks")
+    ((chunks,),) = file.query("SELECT count(*) FROM chunks")
     assert chunks == 1
 
 
@@ -245,7 +244,7 @@ for i in range(50):
     log.close()
 
 
-def test_what_was_acknowledged_before_a_kill_is_there_and_appends_are_whole(tmp_path: Path) -> None:
+def test_acknowledged_appends_survive_a_kill_as_a_whole(tmp_path: Path) -> None:
     body = """
 writer = log.writer("w")
 i = 0
@@ -274,10 +273,10 @@ while True:
     assert {offset: found[offset] for offset in expected} == expected
 
 
-# A sick disk, and files that are not ours
+# Disk faults and invalid files
 
 
-def test_a_full_disk_is_unavailable_and_appends_go_on_when_there_is_space(log: SqliteEventLog) -> None:
+def test_full_disk_is_unavailable_until_there_is_space(log: SqliteEventLog) -> None:
     writer, file = log.writer(), log._locate(T0)[0]
     writer.append([append_to(T0, [b"before"])])
     assert file._write_connection is not None
@@ -313,9 +312,7 @@ def test_a_file_that_another_process_keeps_locked_is_unavailable(
     log.close()
 
 
-def test_changed_bytes_of_an_event_are_corrupt_and_name_the_place(
-    log: SqliteEventLog, tmp_path: Path
-) -> None:
+def test_changed_bytes_of_an_event_are_corrupt_with_offset(log: SqliteEventLog, tmp_path: Path) -> None:
     log.writer().append([append_to(T0, [b"payload-of-the-event"] * 3)])
     db = sqlite3.connect(file_of(tmp_path))
     with db:
@@ -404,7 +401,7 @@ def test_a_copy_made_while_the_log_is_in_use_is_a_log(log: SqliteEventLog, tmp_p
     reader = copy.reader()
     reader.assign({T0: 0})
     assert read_all(reader, 2) == {T0: [(0, b"a"), (1, b"b")]}
-    assert copy._locate(T0)[0].ask("PRAGMA journal_mode") == [("wal",)]
+    assert copy._locate(T0)[0].query("PRAGMA journal_mode") == [("wal",)]
     copy.close()
 
 
@@ -420,7 +417,7 @@ def test_two_lives_of_a_log_have_two_ids(tmp_path: Path) -> None:
 # Callers' mistakes
 
 
-def test_a_named_writer_over_two_files_is_refused_before_anything_is_written(log: SqliteEventLog) -> None:
+def test_named_writer_over_two_files_is_refused_unwritten(log: SqliteEventLog) -> None:
     log.create_topic("other", partitions=1)
     with pytest.raises(ValueError, match="group"):
         log.writer("w").append([append_to(T0, [b"x"]), append_to(TopicPartition("other", 0), [b"y"])])

@@ -1,4 +1,4 @@
-"""What a master's INFO says of it, as redis-py parses it."""
+"""Figures of a master from its INFO, as redis-py parses it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MEMORY = {"used_memory": 7, "maxmemory": 9}
     ],
     ids=["none", "all", "one copies", "one is not listed", "the first is not listed", "without a count"],
 )
-def test_replicas_that_are_listed_and_follow_are_counted(info: dict[str, Any], replicas: int) -> None:
+def test_listed_online_replicas_are_counted(info: dict[str, Any], replicas: int) -> None:
     assert server_of("r0:6379", info | MEMORY) == StoreServer("r0:6379", replicas, 7, 9)
 
 
-def test_a_managed_server_may_keep_its_memory_to_itself() -> None:
+def test_a_managed_server_may_report_no_memory() -> None:
     assert server_of("r0:6379", {}) == StoreServer("r0:6379", 0, 0, 0)

@@ -4,7 +4,7 @@ import pytest
 
 from freshet.config.options import duration_text, key_of, options_of
 from freshet.errors import ConfigError
-from freshet.rows.redis.url import RedisOptions, parse_url
+from freshet.rows.redis.connection import RedisOptions, parse_url
 
 
 def test_a_url_names_servers_store_and_options(tmp_path: Path):
@@ -22,7 +22,7 @@ def test_a_url_names_servers_store_and_options(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reason"),
     [
         ("redis://a:1", "redis://HOST:PORT,HOST:PORT/NAME"),
         ("redis://a:1/", "NAME begins all keys"),
@@ -39,8 +39,8 @@ def test_a_url_names_servers_store_and_options(tmp_path: Path):
         ("redis://a:1/m?password_file=/none/there", "cannot be read"),
     ],
 )
-def test_a_url_that_cannot_be_is_refused_and_says_why(url: str, told: str):
-    with pytest.raises(ConfigError, match=rf"(?s){told}"):
+def test_an_invalid_url_is_refused_with_a_reason(url: str, reason: str):
+    with pytest.raises(ConfigError, match=rf"(?s){reason}"):
         parse_url(url)
 
 

@@ -1,5 +1,4 @@
-"""The SQLite row store against a dict, through flushes, replacements, claims, merges, reopening and
-SIGKILL."""
+"""The SQLite row store compared with a dict: flushes, replacements, claims, merges, reopening, SIGKILL."""
 
 import gc
 import os
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.observability.skipped import skipped
-from freshet.rows.sqlite import compaction as compact
+from freshet.rows.sqlite import row_store as compact
 from freshet.rows.sqlite.file import NO_STAMP
 from freshet.rows.sqlite.row_store import BLOBS_A_CONNECTION, SqliteRowStore, decide
 from freshet.rows.sqlite.segments import parse_directory, parts_of, write_directory
@@ -45,7 +44,7 @@ from tests.integration.redis_world import KEYS, Owner
 
 @pytest.fixture
 def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge and compact small stores too, as large ones do."""
+    """Merge and compact small stores as if they were large."""
     monkeypatch.setattr(compact, "_SMALLEST_BYTES", 100)
     monkeypatch.setattr(compact, "FAN_IN", 3)
 
@@ -71,7 +70,7 @@ steps = st.lists(
 @pytest.mark.usefixtures("eager_compaction")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps)
-def test_any_course_of_flushes_leaves_what_a_dict_would_hold(
+def test_any_sequence_of_flushes_equals_a_dict(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, dict[int, Changes]]]
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "rows.sqlite"
@@ -128,7 +127,7 @@ def test_segments_do_not_pile_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager_compaction")
-def test_a_compaction_with_little_left_to_write_cuts_runs_no_shorter(
+def test_a_small_compaction_budget_does_not_shorten_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshet.rows.sqlite.row_store._LEAST_COMPACTION_BYTES", 150)
@@ -147,7 +146,7 @@ def test_a_compaction_with_little_left_to_write_cuts_runs_no_shorter(
     store.close()
 
 
-def test_a_flush_of_more_than_a_part_is_cut_and_read_whole(
+def test_a_flush_beyond_a_part_is_split_and_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshet.rows.sqlite.file.PART_BYTES", 1000)
@@ -197,7 +196,7 @@ def a_run(bucket: int, table: int, rows: dict[int, int], removed: list[int]) -> 
     return runs_of([run_of(bucket, table, rows, removed)], widths_of(WIDTHS))
 
 
-def test_merging_keeps_the_newest_word_on_each_key() -> None:
+def test_a_merge_keeps_the_newest_state_of_each_key() -> None:
     old, new = a_run(0, 0, {1: 1, 2: 1, 3: 1}, [9]), a_run(0, 0, {9: 5, 2: 6}, [3])
     (kept,) = merged(new, old, keep_removed=True)
     assert (kept.keys.tolist(), kept.removed.tolist()) == ([1, 2, 9], [3])
@@ -223,7 +222,7 @@ merging = st.lists(
 
 @settings(deadline=None)
 @given(merging, st.booleans(), st.sampled_from([64, 500, 1 << 20]))
-def test_merged_runs_say_what_all_of_them_say_together(
+def test_merged_runs_equal_their_sources_together(
     sources: list[list[tuple[int, int, dict[int, int], list[int]]]], keep_removed: bool, most_bytes: int
 ) -> None:
     widths = widths_of(WIDTHS)
@@ -288,9 +287,7 @@ def test_changed_bytes_of_runs_are_corrupt_when_they_are_merged(data: st.DataObj
 @given(
     st.sampled_from(["bucket", "table", "rows", "removed", "at"]), st.integers(0, 2**32 - 1), st.booleans()
 )
-def test_a_directory_that_lies_is_corrupt_or_reads_what_lies_there(
-    field: str, value: int, first: bool
-) -> None:
+def test_a_wrong_directory_is_corrupt_or_reads_within_bounds(field: str, value: int, first: bool) -> None:
     runs = runs_of([run_of(0, 0, {1: 1, 5: 2}, [7]), run_of(1, 1, {5: 4}, [])], widths_of(WIDTHS))
     directory = runs.directory.copy()
     directory[field][0 if first else 1] = value
@@ -317,7 +314,7 @@ def test_changed_bytes_in_the_file_are_corrupt_not_rows(tmp_path: Path, column: 
     store.close()
 
 
-def test_reading_by_key_keeps_no_memory_however_often(tmp_path: Path) -> None:
+def test_repeated_reads_by_key_keep_no_memory(tmp_path: Path) -> None:
     store = SqliteRowStore(tmp_path / "rows.sqlite")
     store.create(identity(), starting())
     meta = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
@@ -336,7 +333,7 @@ def test_reading_by_key_keeps_no_memory_however_often(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager_compaction")
-def test_connections_that_opened_many_blobs_are_replaced_and_nobody_notices(
+def test_connections_with_many_blobs_are_replaced_unnoticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshet.rows.sqlite.row_store.BLOBS_A_CONNECTION", 3)
@@ -355,7 +352,7 @@ def test_connections_that_opened_many_blobs_are_replaced_and_nobody_notices(
     store.close()
 
 
-def test_a_python_that_opens_no_blobs_of_large_ids_reads_them_too(
+def test_blobs_with_large_ids_are_read_without_blobopen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object, **__: object) -> None:
@@ -377,7 +374,7 @@ def test_a_python_that_opens_no_blobs_of_large_ids_reads_them_too(
     store.close()
 
 
-def test_another_programs_database_is_a_mismatch_and_garbage_is_corrupt(tmp_path: Path) -> None:
+def test_a_foreign_database_is_a_mismatch_and_garbage_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     db = sqlite3.connect(path)
     with db:
@@ -390,7 +387,7 @@ def test_another_programs_database_is_a_mismatch_and_garbage_is_corrupt(tmp_path
         SqliteRowStore(path)
 
 
-def test_a_full_disk_is_unavailable_and_the_same_flush_succeeds_later(tmp_path: Path) -> None:
+def test_a_flush_on_a_full_disk_succeeds_later(tmp_path: Path) -> None:
     store = SqliteRowStore(tmp_path / "rows.sqlite")
     store.create(identity(), starting())
     old = store.claim([Bucket(0)], Fence(1))[Bucket(0)]
@@ -407,7 +404,7 @@ def test_a_full_disk_is_unavailable_and_the_same_flush_succeeds_later(tmp_path: 
 
 
 @pytest.mark.usefixtures("eager_compaction")
-def test_a_reader_beside_flushes_and_compactions_sees_each_bucket_as_of_one_flush(tmp_path: Path) -> None:
+def test_a_concurrent_reader_sees_each_bucket_as_of_one_flush(tmp_path: Path) -> None:
     path = tmp_path / "rows.sqlite"
     store, reader = SqliteRowStore(path), SqliteRowStore(path)
     store.create(identity(), starting())
@@ -444,7 +441,7 @@ def test_a_reader_beside_flushes_and_compactions_sees_each_bucket_as_of_one_flus
 
 
 def flush_for_ever(path: str) -> None:
-    """The child of the crash test: every row of a bucket is filled with the flush's seq.
+    """Flush in the child of the crash test; every row of a bucket is filled with the flush's seq.
 
     It says "ready", and the seq of each flush once that is answered.
     """
@@ -464,7 +461,7 @@ def flush_for_ever(path: str) -> None:
         print(metas[Bucket(0)].seq, flush=True)
 
 
-def test_a_store_whose_owner_is_killed_holds_each_bucket_old_or_new(tmp_path: Path) -> None:
+def test_after_a_kill_each_bucket_is_old_or_new(tmp_path: Path) -> None:
     path = tmp_path / "rows.sqlite"
     chance = random.Random(7)
     program = f"import {__name__} as t; t.flush_for_ever({str(path)!r})"
@@ -488,7 +485,7 @@ def test_a_store_whose_owner_is_killed_holds_each_bucket_old_or_new(tmp_path: Pa
 
 
 @pytest.mark.parametrize("change", ["body = x''", "directory = x'00'"])
-def test_damage_that_a_merge_finds_is_mended_by_the_owner(tmp_path: Path, change: str) -> None:
+def test_damage_found_by_a_merge_is_repaired_by_the_owner(tmp_path: Path, change: str) -> None:
     store = SqliteRowStore(tmp_path / "rows.sqlite")
     owner = Owner(store, 5)
     owner.flush()

@@ -1,0 +1,33 @@
+"""Event logs of the paramserver tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from freshet.log import EventLog
+from freshet.log.sqlite.event_log import SqliteEventLog
+from tests.unit.paramserver.shards import TOPICS
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    """A log with the topics of the model."""
+    log = SqliteEventLog(tmp_path / "log")
+    for plan in TOPICS.plans:
+        log.create_topic(
+            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
+        )
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def control_log(tmp_path: Path) -> Iterator[SqliteEventLog]:
+    """A log with the topic `control` only."""
+    log = SqliteEventLog(tmp_path)
+    log.create_topic("control", partitions=1)
+    yield log
+    log.close()

@@ -1,0 +1,132 @@
+"""Shard managers with real claims on shards that only record calls, for several test modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.coordination.claims import Claims
+from freshet.coordination.slices import slices_of
+from freshet.errors import Unavailable
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.paramserver.balancer import Bounds, LoadBalancer
+from freshet.paramserver.shard import Shard
+from freshet.paramserver.shard_manager import ShardManager
+from freshet.types import I64, Bucket, Fence
+from tests.system.waiting import wait_until
+
+BUCKETS = 64
+SLICES = list(slices_of(BUCKETS))
+WITHIN_S = 20.0
+
+
+class Rows:
+    """The part of a shard that its manager calls."""
+
+    failed = None
+
+    def __init__(self) -> None:
+        self.stored_rows = np.full(BUCKETS, 10)
+        self.loaded: list[int] = []
+        self.given: list[int] = []
+        self.given_at_once: list[int] = []
+        self.dropped: list[int] = []
+        self.on_drop: Callable[[Sequence[Bucket]], None] = lambda _: None
+        self.loading: list[Bucket] = []
+        self.store = SimpleNamespace(
+            memory_bytes=1_000, tables=(), resident_bytes=int, memory=lambda: SimpleNamespace(rows={})
+        )
+        self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
+
+    def pop_conflicted(self) -> list[Bucket]:
+        return []
+
+    def count_stored(self) -> I64:
+        return np.zeros(BUCKETS, np.int64)
+
+    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+        self.loaded += buckets
+        return 0
+
+    def revoke(self, buckets: Sequence[Bucket]) -> None:
+        self.given += buckets
+        self.given_at_once.append(len(buckets))
+
+    def drop(self, buckets: Sequence[Bucket]) -> None:
+        self.dropped += buckets
+        self.on_drop(buckets)
+
+    def release(self, buckets: Sequence[Bucket]) -> None:
+        pass
+
+
+class Managed:
+    """A shard manager, stepped by the test."""
+
+    def __init__(
+        self,
+        log: SqliteEventLog,
+        name: str,
+        rows: Rows | None = None,
+        memory_bytes: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.rows = rows or Rows()
+        shard = cast(Shard, self.rows)
+        self.claims = Claims(log, "control")
+        bounds = Bounds(memory_bytes=memory_bytes)
+        balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
+        self.manager = ShardManager(
+            shard,
+            self.claims,
+            balancer,
+            name=name,
+            address="127.0.0.1:1",
+            life="1",
+            buckets=BUCKETS,
+            clock=clock,
+        )
+
+    def join(self) -> None:
+        self.manager.join(SYSTEM_CLOCK.monotonic() + WITHIN_S)
+
+
+def one_round(one: Managed) -> None:
+    """Run a round; False if a claim was not read back in time, which the next round repeats."""
+
+    def is_made() -> bool:
+        try:
+            one.manager.step()
+        except Unavailable:
+            return False
+        return True
+
+    wait_until("a round is made", is_made, within_s=WITHIN_S)
+
+
+def step_until(shards: Sequence[Managed], holds: Any) -> None:
+    def is_so() -> bool:
+        for each in shards:
+            one_round(each)
+        return bool(holds())
+
+    wait_until("slices are where they should be", is_so, within_s=WITHIN_S)
+
+
+def steps(shards: Sequence[Managed], times: int) -> None:
+    """Run rounds until the condition holds; each reads all records written before."""
+    for _ in range(times):
+        _wait_until_read(shards)
+        for each in shards:
+            one_round(each)
+    _wait_until_read(shards)
+
+
+def _wait_until_read(shards: Sequence[Managed]) -> None:
+    claims = shards[0].claims
+    upto = claims._eventlog.bounds(claims._partition).end
+    wait_until("all is read", lambda: all(e.claims._next >= upto for e in shards), within_s=WITHIN_S)
