@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["EXTRAS", "how_to_install"]
 
 EXTRAS = {
+    "starlette": "gateway",
     "uvicorn": "gateway",
     "httptools": "gateway",
     "uvloop": "gateway",

@@ -14,7 +14,6 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from freshet.http.server import BACKLOG, UVICORN
 
@@ -35,7 +34,7 @@ def application(answer_bytes: int) -> Any:
 
 def main() -> None:
     sock = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-    config = uvicorn.Config(application(int(sys.argv[1])), http=HttpToolsProtocol, **UVICORN)
+    config = uvicorn.Config(application(int(sys.argv[1])), **UVICORN)
     print(sock.getsockname()[1], flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(uvicorn.Server(config).serve([sock]))

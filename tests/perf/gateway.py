@@ -5,7 +5,7 @@
 The gateway runs as `freshet run gateway` makes it, with the quickstart's spec and a SQLite log in a temporary
 folder. Beside it runs a bare uvicorn (tests/perf/bare_uvicorn.py) that answers the same requests and keeps
 nothing: what single requests are held against. wrk has one thread; it sends actions of about 115 bytes of
-JSON, in turns to both servers. Budgets, of two cores with wrk on them: single events >= 60 % of what the bare
+JSON, in turns to both servers. Budgets, of two cores with wrk on them: single events >= 45 % of what the bare
 uvicorn answers, batches of 500 >= 150,000 events a second. At the end the log is counted: it must hold what
 was acknowledged.
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from freshet.http.streams import Headers
+from freshet.http.responses import Headers
 
 __all__ = ["HEADERS", "SITE_SETTINGS"]
 

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 
 import orjson
 import structlog
+from starlette.responses import StreamingResponse
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Common
@@ -38,7 +39,6 @@ from freshet.http.request import Request
 from freshet.http.responses import HttpError, Response, json_response
 from freshet.http.routes import Handler
 from freshet.http.server import run_server
-from freshet.http.streams import Stream
 from freshet.observability.audit import Actor, Audit
 from freshet.observability.skipped import skipped_status
 from freshet.process.lifecycle import LAST_S, join_all
@@ -183,12 +183,13 @@ class Console:
         body = await self._read(lambda: self._collector.history(span_ms))
         return Response(200, body, headers=FRESH)
 
-    async def _events(self, request: Request) -> Stream:
+    async def _events(self, request: Request) -> StreamingResponse:
         start = _asked_for(request, "from", None)
         if last := request.headers.get(b"last-event-id", b""):
             start = _whole("Last-Event-ID", last.decode("latin-1")) + 1
         await self._until(self._collector.caught_up.is_set, "the past is being read back")
-        return Stream(self._board.stream(start), b"text/event-stream", FRESH)
+        headers = {"content-type": "text/event-stream", "cache-control": "no-store"}
+        return StreamingResponse(self._board.stream(start), headers=headers)
 
     async def _requests(self, _request: Request) -> Response:
         return await self._read(lambda: json_response(200, self._collector.requests, FRESH))

@@ -96,7 +96,7 @@ class Gateway:
         for stream in (events.served, events.shown, events.action):
             if stream is not None and not stream.theirs:
                 self.doors[stream.role] = door = self._door(stream)
-                self.app.route_taker(api.events(stream.role), door.take)
+                self.app.route_hot(api.events(stream.role), door.take)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
 

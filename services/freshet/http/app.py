@@ -1,33 +1,44 @@
-"""A small HTTP face for services: routes, bounded bodies, errors as JSON, what is counted and traced of them.
+"""The ASGI application of a service: routes, bounded bodies, errors as JSON, counts and traces of requests.
 
-Raw ASGI: a framework's conveniences cost more than our handlers do. A handler takes a `Request` and returns a
-`Response` (or a `Stream`, whose body comes piece by piece) or raises; whatever it raises becomes JSON
+Starlette's router finds the resource of a path and Starlette sends what is streamed. A few routes of each
+service answer nearly all requests; `App` finds those by one look into a dict, before the router. A handler
+takes a `Request` and returns a `Response` or a `StreamingResponse`, or raises; any exception becomes JSON
 `{"error": {code, message, expected, found, hint}}`, never a stack trace.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from time import perf_counter
-from typing import Any
+from typing import cast
+from urllib.parse import unquote
 
 import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
+from starlette.responses import StreamingResponse
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from freshet.errors import Unavailable
-from freshet.http.authenticator import Guard
-from freshet.http.bodies import Bodies
+from freshet.http.authenticator import Guard, Guest
+from freshet.http.bodies import Bodies, Incoming
 from freshet.http.endpoint import LIVE, METRICS_PAGE, Endpoint
 from freshet.http.metrics import HttpCounts
-from freshet.http.rate_limits import Payer
-from freshet.http.request import FORWARDED, Request, header_map, stays
-from freshet.http.responses import ClientGoneError, HttpError, Response, error_response, json_response
-from freshet.http.routes import Handler, Reply, Routes, Taker, TakerRoute
-from freshet.http.streams import Headers, Stream, send_pieces
-from freshet.http.tokens import Scope as TokenScope
+from freshet.http.request import FORWARDED, Request, header_map
+from freshet.http.responses import (
+    CLOSE,
+    GONE,
+    ClientGoneError,
+    Headers,
+    HttpError,
+    Response,
+    error_response,
+    json_response,
+)
+from freshet.http.routes import Handler, HotHandler, Resource
 from freshet.http.tracing import traced
 from freshet.observability.tracing import active, within
 
@@ -35,10 +46,8 @@ __all__ = ["App"]
 
 log = structlog.get_logger(__name__)
 
-Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Admit = Callable[[Mapping[bytes, bytes]], None]
+LAST_PIECE_S = 0.5
+"""How long the end of a stream may take to reach a client that does not read."""
 
 
 class App:
@@ -52,49 +61,218 @@ class App:
         body_timeout_s: float,
         max_bodies_bytes: int = 128 << 20,
         headers: Headers = (),
-        admit: Admit = lambda headers: None,
+        admit: Callable[[Mapping[bytes, bytes]], None] = lambda headers: None,
         guard: Guard | None = None,
         max_streams: int = 64,
         streams_setting: str = "",
         role: str = "",
     ) -> None:
-        """Routes are added later; metrics and whether it lives are answered at once.
+        """Routes are added later; `/metrics` and `/health/live` are there at once.
 
         Args:
             max_body_bytes: of one request.
-            body_timeout_s: within which a body must have come whole.
-            max_bodies_bytes: of all requests whose bodies are coming or are worked on.
+            body_timeout_s: within which a whole body must arrive.
+            max_bodies_bytes: of all requests whose bodies are arriving or are worked on.
             headers: go with every answer.
-            admit: looks at every request's headers first, and may raise.
+            admit: checks every request's headers first, and may raise.
             guard: then asks for a token, where the route has a scope.
             max_streams: one more is refused, with the name of the setting that allows more.
-            role: who says in traces that it answered.
+            role: the service's name in traces.
         """
-        self._headers, self._admit, self._guard, self.role = headers, admit, guard, role
+        self._headers, self._admit, self._guard, self._role = headers, admit, guard, role
         if guard is not None:
             guard.register(registry)
         self._max_streams, self._streams_setting = max_streams, streams_setting
-        self.streams = 0  # that are open now
-        self._ending = asyncio.Event()  # set when streams are to end
-        self.routes = Routes()
+        self._streaming: set[asyncio.Task[object]] = set()
+        self._ending = False  # streams are to end
+        self._resources: dict[str, Resource] = {}  # by path
+        self._hot: dict[bytes, Resource] = {}  # by path, without `{name}`
+        self._router = Router(redirect_slashes=False, default=Resource("unknown", self._answer))
         self._error_forms: list[tuple[str, Callable[[Response], Response]]] = []
         self._bodies = Bodies(
             registry, most_bytes=max_body_bytes, timeout_s=body_timeout_s, together=max_bodies_bytes
         )
         self._registry = registry
         ProcessCollector(registry=registry)  # memory, when it began, files
-        self.counts = HttpCounts(registry)
+        self._counts = HttpCounts(registry)
+        self._max_connections = 0
         self.route(METRICS_PAGE, self._metrics)
         self.route(LIVE, self._live)
 
+    # --- what a service adds
+
     def route(self, endpoint: Endpoint, handler: Handler) -> None:
-        """Answer the endpoint's method and path with this handler, and its description in the documents."""
-        self.routes.add(endpoint, handler)
+        """Answer the endpoint's method and path with this handler."""
+        resource = self._resources.get(endpoint.path)
+        if resource is None:
+            resource = self._resources[endpoint.path] = Resource(endpoint.pattern, self._answer)
+            self._router.routes.append(Route(endpoint.path, resource))
+        resource.methods[endpoint.method] = (handler, endpoint)
+
+    def route_hot(self, endpoint: Endpoint, handler: HotHandler) -> None:
+        """As `route`, for a path without `{name}` that the router need not find, and a handler that is given
+        a reply to call."""
+
+        async def answer(request: Request) -> Response:
+            answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+            def reply(response: Response) -> None:
+                if not answered.done():  # the server's drain may have cut it off
+                    answered.set_result(response)
+
+            if (tracer := active()) is None:
+                handler(request, reply)
+                return await answered
+            span, told = traced(tracer, self._role, endpoint.path, request.headers, reply)
+            try:
+                handler(request._replace(span=span), told)
+            except Exception as error:
+                with within(span):  # the log lines of it name the trace
+                    told(error_response(error))
+            return await answered
+
+        self.route(endpoint, answer)
+        self._hot[endpoint.path.encode()] = self._resources[endpoint.path]
 
     def form_errors(self, path: str, form: Callable[[Response], Response]) -> None:
         """Rewrite the errors of all URLs at or below a path, those without a route included: a protocol that
         is served there may have a form of its own for them."""
         self._error_forms.append((path, form))
+
+    # --- what the server tells
+
+    def bound_connections(self, connections: Callable[[], int], most: int) -> None:
+        """Refuse requests, and end their connections, while there are more than `most` connections."""
+        self._counts.connections, self._max_connections = connections, most
+
+    def end_streams(self) -> None:
+        """End every stream at once, and those that begin from now on; on the server's loop."""
+        self._ending = True
+        for task in self._streaming:
+            task.cancel()
+
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return len(self._streaming)
+
+    # --- one request
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
+        raw_path = scope["raw_path"]
+        hot = self._hot.get(raw_path)
+        if hot is not None:
+            return self._answer(hot, scope, receive, send)
+        # The path as it came: a proxy that lets some paths pass must see the same path as the router.
+        routed = {**scope, "path": raw_path.decode("latin-1")}
+        return self._router(routed, receive, send)
+
+    async def _answer(self, resource: Resource, scope: Scope, receive: Receive, send: Send) -> None:
+        started = perf_counter()  # the loop's own clock has milliseconds
+        passed, body, method, incoming = False, b"", scope["method"], Incoming(receive)
+        try:
+            headers = header_map(scope["headers"])
+            if self._counts.connections() > self._max_connections:
+                self._counts.cut_off("too_many")
+                raise _too_many_connections()
+            self._admit(headers)
+            if not resource.methods:
+                raise self._not_found(scope["path"])
+            handler, endpoint = resource.handler(method)
+            guest = self._let_in(endpoint, headers, scope)
+            passed = True
+            body = await self._bodies.read(headers, incoming)
+            arguments = scope.get("path_params")
+            response = await handler(
+                Request(
+                    method,
+                    scope["path"],
+                    scope["query_string"].decode("latin-1"),
+                    headers,
+                    body,
+                    tuple(map(unquote, arguments.values())) if arguments else (),
+                    guest.address,
+                    guest.who,
+                    guest.payer,
+                    receive=receive,
+                )
+            )
+            if isinstance(response, StreamingResponse) and self.streams >= self._max_streams:
+                raise self._too_many_streams()  # no piece was asked for, so nothing is left behind
+        except asyncio.CancelledError:  # the server's drain is over; a part of the work may be done
+            response = self._error_response(
+                scope["path"], Unavailable("the server is stopping; send it again")
+            )
+        except ClientGoneError:
+            self._counts.gone(resource.name)
+            return
+        except Exception as error:
+            response = self._error_response(scope["path"], error)
+        finally:
+            self._bodies.release(body)
+        if isinstance(response, StreamingResponse):
+            if method != "HEAD":
+                await self._stream(resource.name, response, scope, receive, send)
+                return
+            await cast(AsyncGenerator[bytes], response.body_iterator).aclose()
+            kind = response.headers["content-type"].encode("latin-1")
+            response = Response(200, b"", kind)
+        self._counts.answered(resource.name, response.status, perf_counter() - started, passed=passed)
+        if response is not GONE:
+            await self._send(response, incoming, send)
+
+    async def _send(self, response: Response, incoming: Incoming, send: Send) -> None:
+        headers = [
+            (b"content-type", response.content_type),
+            (b"content-length", b"%d" % len(response.body)),
+            *response.headers,
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        if incoming.more and response.status != 408:  # whose body has had its time
+            await send({"type": "http.response.body", "body": response.body, "more_body": True})
+            await incoming.drop_rest()
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await send({"type": "http.response.body", "body": response.body})
+
+    async def _stream(
+        self, route: str, response: StreamingResponse, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        task = cast("asyncio.Task[object]", asyncio.current_task())
+        for name, value in self._headers:
+            response.headers.append(name.decode("latin-1"), value.decode("latin-1"))
+        pieces = response.body_iterator = _in_turns(cast(AsyncGenerator[bytes], response.body_iterator))
+        self._streaming.add(task)
+        if self._ending:
+            task.cancel()
+        try:
+            with self._counts.streaming(route):
+                await response(scope, receive, send)
+            log.debug("a stream has ended", route=route)
+        except asyncio.CancelledError:  # the server stops
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_PIECE_S):
+                    await send({"type": "http.response.body", "body": b""})
+        except Exception as error:  # without a last piece: the client sees that this was not all
+            log.error("a stream broke off", route=route, exc_info=error)
+        finally:
+            self._streaming.discard(task)
+            await pieces.aclose()
+
+    def _let_in(self, endpoint: Endpoint | None, headers: Mapping[bytes, bytes], scope: Scope) -> Guest:
+        """Check the client's token where the endpoint has a scope. Raises HttpError."""
+        peer = (scope.get("client") or ("",))[0]
+        if self._guard is None:
+            return Guest("", peer, None)
+        forwarded = headers.get(FORWARDED)
+        if endpoint is None or endpoint.scope is None:
+            return Guest("", self._guard.address(peer, forwarded), None)
+        authorization = headers.get(b"authorization")
+        return self._guard.admit(endpoint.scope, authorization, peer, forwarded, endpoint.or_scope)
 
     def _error_response(self, path: str, error: Exception) -> Response:
         response = error_response(error)
@@ -103,165 +281,9 @@ class App:
                 return form(response)
         return response
 
-    def route_taker(self, endpoint: Endpoint, taker: Taker) -> None:
-        """Answer a POST without `{name}` in its path with this taker; as `route` in all else."""
-
-        async def handler(request: Request) -> Response:
-            answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-            def reply(response: Response) -> None:
-                if not answered.done():  # the server's drain may have cut it off
-                    answered.set_result(response)
-
-            if (tracer := active()) is not None:
-                span, told = traced(tracer, self.role, endpoint.path, request.headers, reply)
-                try:
-                    taker(replace(request, span=span), told)
-                except Exception as error:
-                    with within(span):
-                        told(error_response(error))
-            else:
-                taker(request, reply)
-            return await answered
-
-        self.route(endpoint, handler)
-        self.routes.add_taker(endpoint, taker)
-
-    def takes(self, size: int) -> bool:
-        """Whether a body of so many bytes is within the limit."""
-        return size <= self._bodies.most_bytes
-
-    def take(
-        self,
-        route: TakerRoute,
-        headers: Mapping[bytes, bytes],
-        body: bytes,
-        peer: str,
-        reply: Reply,
-        gone: Callable[[], bool] = stays,
-    ) -> None:
-        """Answer a whole request of the route, as by ASGI but without a task.
-
-        `reply` is called once; with `GONE`, if the taker has seen by `gone` that the client went away.
-        """
-        started = perf_counter()  # the loop's own clock has milliseconds
-        try:
-            self._admit(headers)
-            who, peer, payer = self._let_in(route.scope, headers, peer)
-        except Exception as error:
-            response = error_response(error)
-            self.counts.answered(route.name, response.status, perf_counter() - started, passed=False)
-            reply(response)
-            return
-        span = None
-        if (tracer := active()) is not None:  # not before: strangers must not fill the queue of spans
-            span, reply = traced(tracer, self.role, route.name, headers, reply)
-
-        def answer(response: Response) -> None:
-            self.counts.answered(route.name, response.status, perf_counter() - started)
-            reply(response)
-
-        try:
-            asked = Request("POST", route.name, "", headers, body, (), peer, who, payer, span, gone)
-            route.taker(asked, answer)
-        except Exception as error:
-            with within(span):  # what is logged of it names the trace
-                answer(error_response(error))
-
-    def _let_in(
-        self,
-        scope: TokenScope | None,
-        headers: Mapping[bytes, bytes],
-        peer: str,
-        or_scope: TokenScope | None = None,
-    ) -> tuple[str, str, Payer | None]:
-        """A `Guest`. Raises HttpError."""
-        if self._guard is None:
-            return "", peer, None
-        forwarded = headers.get(FORWARDED)
-        if scope is None:
-            return "", self._guard.address(peer, forwarded), None
-        return self._guard.admit(scope, headers.get(b"authorization"), peer, forwarded, or_scope)
-
-    def headers_of(self, response: Response) -> Sequence[tuple[bytes, bytes]]:
-        """All headers of an answer, its length included."""
-        return [
-            (b"content-type", response.content_type),
-            (b"content-length", str(len(response.body)).encode()),
-            *response.headers,
-            *self._headers,
-        ]
-
-    def end_streams(self) -> None:
-        """End every stream at once, and those that begin from now on; on the server's loop."""
-        self._ending.set()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"only HTTP is served here, not {scope['type']}")
-        started = perf_counter()
-        route, passed = "unknown", False
-        try:
-            headers = header_map(scope["headers"])
-            self._admit(headers)
-            found, arguments = self.routes.find(
-                scope.get("raw_path") or scope["path"].encode(), scope["path"]
-            )
-            route = found.name
-            handler, endpoint = found.answering(scope["method"])
-            peer = (scope.get("client") or ("",))[0]
-            if endpoint is not None:
-                who, peer, payer = self._let_in(endpoint.scope, headers, peer, endpoint.or_scope)
-            else:
-                who, peer, payer = self._let_in(None, headers, peer)
-            passed = True
-            async with self._bodies.whole(headers, receive) as body:
-                request = Request(
-                    scope["method"],
-                    scope["path"],
-                    scope["query_string"].decode("latin-1"),
-                    headers,
-                    body,
-                    arguments,
-                    peer,
-                    who,
-                    payer,
-                )
-                response = await handler(request)
-            if isinstance(response, Stream) and self.streams >= self._max_streams:
-                raise self._too_many_streams()  # nothing was asked of its pieces, so nothing is left behind
-        except asyncio.CancelledError:  # the server's drain is over; what was begun is not known to be done
-            stopping = Unavailable("the server is stopping; send it again")
-            response = self._error_response(scope["path"], stopping)
-        except ClientGoneError:
-            self.counts.gone(route)
-            return
-        except Exception as error:
-            response = self._error_response(scope["path"], error)
-        if isinstance(response, Stream) and scope["method"] == "HEAD":
-            await response.pieces.aclose()
-            response = Response(200, b"", response.content_type, response.headers)
-        if isinstance(response, Stream):
-            await self._stream(route, response, receive, send)
-            return
-        self.counts.answered(route, response.status, perf_counter() - started, passed=passed)
-        await send(_start(response.status, self.headers_of(response)))
-        await send({"type": "http.response.body", "body": response.body})
-
-    async def _stream(self, route: str, stream: Stream, receive: Receive, send: Send) -> None:
-        self.streams += 1  # before anything is awaited: requests that come together are counted one by one
-        try:
-            with self.counts.streaming(route):
-                kind = (b"content-type", stream.content_type)  # no length: the body comes in chunks
-                await send(_start(200, [kind, *stream.headers, *self._headers]))
-                how = await send_pieces(stream, receive, send, self._ending)
-        except Exception as error:
-            log.error("a stream broke off", route=route, exc_info=error)
-        else:
-            log.debug("a stream has ended", route=route, how=how)
-        finally:
-            self.streams -= 1
+    def _not_found(self, path: str) -> HttpError:
+        paths = sorted(path for path in self._resources if "{" not in path)
+        return HttpError(404, "not_found", "no such path", expected=paths, found=path[:200])
 
     def _too_many_streams(self) -> HttpError:
         return HttpError(
@@ -281,6 +303,23 @@ class App:
         return Response(200, generate_latest(self._registry), b"text/plain; version=0.0.4; charset=utf-8")
 
 
-def _start(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
-    """The head of an answer."""
-    return {"type": "http.response.start", "status": status, "headers": headers}
+async def _in_turns(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The pieces, closed with this generator. Pieces that are always there must not keep the loop from
+    noticing that the client went away."""
+    try:
+        async for piece in pieces:
+            yield piece
+            await asyncio.sleep(0)
+    finally:
+        await pieces.aclose()
+
+
+def _too_many_connections() -> HttpError:
+    return HttpError(
+        503,
+        "connections",
+        "too many connections are open",
+        expected="fewer at once",
+        hint="use connections again; FRESHET_COMMON_MAX_CONNECTIONS allows more",
+        headers=((b"retry-after", b"5"), CLOSE),
+    )

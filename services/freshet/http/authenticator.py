@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.http.rate_limits import Buckets, Payer, address_key, forwarded_address
-from freshet.http.responses import HttpError
-from freshet.http.streams import Headers
+from freshet.http.responses import Headers, HttpError
 from freshet.http.token_file import TokenFile
 from freshet.http.tokens import SCOPES, Scope, TokenEntry, bearer, shown, time_text
 from freshet.observability.metrics import Metric, Reading, register

@@ -25,7 +25,6 @@ class ErrorCode:
 
 CODES = (
     ErrorCode("bad_input", 400, "the request cannot be understood", "mend it; the message says where"),
-    ErrorCode("malformed", 400, "what was sent is no HTTP/1.1", "mend the client, or what stands before us"),
     ErrorCode(
         "token_missing",
         401,
@@ -55,7 +54,6 @@ CODES = (
     ),
     ErrorCode("no_such_version", 404, "no such version is stored", "see `expected` for those there are"),
     ErrorCode("method_not_allowed", 405, "the path has no such method", "use one that `Allow` names"),
-    ErrorCode("head_timeout", 408, "the request's head did not arrive in time", "send it again, at once"),
     ErrorCode("body_timeout", 408, "the body did not arrive in time", "send it again, in smaller pieces"),
     ErrorCode("version_damaged", 409, "the version's weights cannot be read", "choose another version"),
     ErrorCode("body_too_large", 413, "the body has too many bytes", "send smaller batches"),
@@ -70,7 +68,6 @@ CODES = (
     ),
     ErrorCode("too_often", 429, "more than this client may", "wait `Retry-After`, send it again"),
     ErrorCode("overloaded", 429, "a queue is full; nothing was taken", "wait `Retry-After`, send it again"),
-    ErrorCode("head_too_large", 431, "the request's head is too large", "send fewer or shorter headers"),
     ErrorCode("internal", 500, "an unforeseen error", "read the service's log; report it"),
     ErrorCode(
         "connections", 503, "too many connections are open", "use connections again; wait `Retry-After`"

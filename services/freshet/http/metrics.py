@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -38,10 +39,7 @@ CUT_OFF = Metric(
     "freshet_http_connections_cut_off",
     "counter",
     "connections",
-    "Connections closed on their clients: too_many of them; no request came (no_request), or none of HTTP "
-    "(malformed), or too_many_pipelined behind one another; its head was too slow (head_late) or too large "
-    "(head_too_large); a rest was too slow that nobody waits for (body_late); the answer was not read "
-    "(not_read).",
+    "Connections closed on their clients, by reason: there were too_many of them.",
     ("why",),
 )
 HTTP_METRICS = (REQUESTS, REQUEST_SECONDS, STREAMS, CONNECTIONS, CUT_OFF, BODIES)
@@ -55,8 +53,8 @@ class HttpCounts:
         self._requests = REQUESTS.counter(registry)
         self._seconds = REQUEST_SECONDS.histogram(registry)
         self._streams = STREAMS.gauge(registry)
-        self.connections = 0  # that are open now
-        CONNECTIONS.gauge(registry, lambda: self.connections)
+        self.connections: Callable[[], int] = lambda: 0  # that are open now; the server sets it
+        CONNECTIONS.gauge(registry, lambda: self.connections())  # noqa: PLW0108  # the server sets another
         self._cut_off = CUT_OFF.counter(registry)
         self._passed: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by route and status
 

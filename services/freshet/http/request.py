@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+from starlette.types import Receive
 
 from freshet.http.rate_limits import Payer
 from freshet.observability.tracing import Context
 
-__all__ = ["FORWARDED", "Request", "header_map", "stays"]
+__all__ = ["FORWARDED", "Request", "header_map"]
 
 FORWARDED = b"x-forwarded-for"
 
 
-def stays() -> bool:
-    """Of a client that nobody watches: it is not known to have gone away."""
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request with its whole body."""
 
     method: str
@@ -32,12 +29,26 @@ class Request:
     who: str = ""  # name of the token that was shown, where one was asked for
     payer: Payer | None = None  # for `Guard.pay`
     span: Context | None = None  # of this request in its client's trace, if that is recorded
-    gone: Callable[[], bool] = stays  # whether its client went away, where that is known
+    receive: Receive | None = None  # of ASGI, behind the body
 
     @property
     def content_type(self) -> str:
         """Media type without parameters, in lower case; empty if none was sent."""
         return self.headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
+
+    def watch_client(self) -> Callable[[], bool]:
+        """Start to watch the client; the function returned tells whether it has gone away.
+
+        Costs a task, so a handler calls this where work can wait so long that clients give up.
+        """
+        if self.receive is None:
+            return lambda: False
+        return asyncio.get_running_loop().create_task(_until_gone(self.receive)).done
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def header_map(lines: Sequence[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:

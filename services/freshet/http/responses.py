@@ -9,11 +9,23 @@ import orjson
 import structlog
 
 from freshet.errors import BadInput, Overloaded, TooLarge, Unavailable
-from freshet.http.streams import Headers
 
-__all__ = ["GONE", "ClientGoneError", "HttpError", "Response", "error_response", "json_response"]
+__all__ = [
+    "CLOSE",
+    "GONE",
+    "ClientGoneError",
+    "Headers",
+    "HttpError",
+    "Response",
+    "error_response",
+    "json_response",
+]
 
 log = structlog.get_logger(__name__)
+
+Headers = tuple[tuple[bytes, bytes], ...]
+CLOSE = (b"connection", b"close")
+"""Of an answer that ends its connection: the rest of the request's body is not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,25 @@
-"""uvicorn under our lifecycle: an address taken first, a stop event, a drain with a deadline."""
+"""uvicorn under the lifecycle of a service: an address bound first, a stop event, a drain with a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import resource
+import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol, cast
 
 import structlog
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from freshet.errors import ConfigError
 from freshet.http import tls
 from freshet.http.app import App
-from freshet.http.connection import Connection
-from freshet.http.tls_listener import TlsListener
-from freshet.http.uvicorn_release import refuse_other_uvicorn
 from freshet.process.lifecycle import Drain
 from freshet.process.ports import cannot_listen
-
-refuse_other_uvicorn(HttpToolsProtocol, uvicorn.Server, uvicorn.__version__)
 
 __all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
 
@@ -32,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
 UVICORN: Mapping[str, Any] = {
+    "http": "httptools",
     "ws": "none",
     "lifespan": "off",
     "interface": "asgi3",
@@ -50,8 +46,8 @@ MAX_CONNECTIONS = 2_000
 SPARE_FILES = 256
 """Descriptors that a process needs for other things than connections."""
 
-UNREAD_S = 0.2
-"""How long a client that has stopped reading may still begin to, once the server stops."""
+LOOK_S = 0.1
+"""Between two looks whether the server is to stop."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -93,77 +89,6 @@ class Beside(Protocol):
         """Answer until `stop` is set; then what is in work, for at most `drain_s`."""
 
 
-class _Bound:
-    """Counts connections that begin with a handshake: no answer can be given before it is over."""
-
-    def __init__(self, app: App, most: int) -> None:
-        self._app, self._most = app, most
-
-    def taken(self) -> bool:
-        if self._app.counts.connections >= self._most:
-            self._app.counts.cut_off("too_many")
-            return False
-        self._app.counts.connections += 1
-        return True
-
-    def given_back(self) -> None:
-        self._app.counts.connections -= 1
-
-
-class _Server(uvicorn.Server):
-    """Stops when the event is set, by whomever; signals are the caller's."""
-
-    def __init__(
-        self,
-        app: App,
-        config: uvicorn.Config,
-        stop: threading.Event,
-        started: Callable[[], None],
-        drain: Drain,
-    ) -> None:
-        super().__init__(config)
-        self._app, self._stop, self._started = app, stop, started
-        self.drain = drain
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        secure = tls.listening()
-        await super().startup(sockets if secure is None else [])
-        if secure is not None:  # uvicorn's own way counts no handshakes, and has them take 60 s
-            self.servers = cast(Any, [self._listen(sock, secure) for sock in sockets or []])
-        self._started()
-
-    def _listen(self, sock: socket.socket, secure: tls.HttpTls) -> TlsListener:
-        kind = cast(type[Connection], self.config.http_protocol_class)
-
-        def made() -> Connection:
-            protocol = kind(self.config, self.server_state, self.lifespan.state)
-            protocol.counted = True
-            return protocol
-
-        return TlsListener(sock, secure, made, _Bound(self._app, kind.most_connections))
-
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._stop.is_set()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.drain.begin()
-        self._app.end_streams()
-        asyncio.get_running_loop().call_later(UNREAD_S, self._cut_off_unread)
-        await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.cut_off()
-
-    def _cut_off_unread(self) -> None:
-        """Close connections whose clients leave unread what was sent; else they would take up the drain."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection) and connection.leaves_unread:
-                connection.transport.abort()
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._serve(sockets)  # not uvicorn's own, which takes over the process's signals
-
-
 async def serve(
     app: App,
     sock: socket.socket,
@@ -178,24 +103,49 @@ async def serve(
     of these are left for what the service has to do after that. Raises ConfigError: another process has begun
     to listen at the address since it was bound.
 
-    `beside`: another listener, which answers before `started` is called and drains at the same time. One
-    connection more than `max_connections` is answered with 503 and closed; over TLS it is closed at once.
+    `beside`: another listener, which answers before `started` is called and drains at the same time. While
+    there are more connections than `max_connections`, each request is answered with 503 and its connection
+    closed.
     """
-    most = _with_files(max_connections)
-
-    class Bounded(Connection):
-        most_connections = most
-
-    seconds = cast(int, drain_s)  # uvicorn takes parts of seconds, and does not say so
-    config = uvicorn.Config(app, http=Bounded, timeout_graceful_shutdown=seconds, **UVICORN)
-    server = _Server(app, config, stop, started, Drain(drain_s))
+    secure = tls.listening()
+    config = uvicorn.Config(
+        app,
+        timeout_graceful_shutdown=cast(int, drain_s),  # uvicorn takes parts of seconds, and does not say so
+        ssl_context_factory=None if secure is None else lambda config, default: secure.listener(),
+        **UVICORN,
+    )
+    server, drain = uvicorn.Server(config), Drain(drain_s)
+    app.bound_connections(lambda: len(server.server_state.connections), _with_files(max_connections))
     _listen(sock)
-    if beside is None:
-        await server.serve([sock])
-    else:
+    if beside is not None:
         await beside.start()
-        await asyncio.gather(server.serve([sock]), beside.serve(stop, drain_s))
-    return server.drain.left_s()
+    with _signals_kept():
+        serving = asyncio.create_task(server.serve([sock]))
+        await asyncio.sleep(0)  # by now uvicorn has taken the signals
+    started()  # the kernel takes connections since the socket listens
+
+    async def end_with_stop() -> None:
+        while not (stop.is_set() or serving.done()):
+            await asyncio.sleep(LOOK_S)
+        drain.begin()
+        app.end_streams()
+        server.should_exit = True
+
+    others = [] if beside is None else [beside.serve(stop, drain_s)]
+    await asyncio.gather(serving, end_with_stop(), *others)
+    return drain.left_s()
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore the handlers of signals that uvicorn takes over: the caller's stop the process by `stop`."""
+    if threading.current_thread() is not threading.main_thread():  # uvicorn takes none there
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _with_files(connections: int) -> int:

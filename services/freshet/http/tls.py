@@ -6,6 +6,7 @@ Contexts are those of `ssl`; one whose files have changed gives way to another a
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ssl
 from collections import Counter
@@ -149,6 +150,12 @@ class _CountedObject(ssl.SSLObject):
             _count(error)
             raise
         _count(None)
+
+    def unwrap(self) -> None:
+        """Tell the client that nothing follows, and do not wait for its answer (RFC 8446, section 6.1): an
+        idle client reads it with its next request, and a stop would wait as long."""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            super().unwrap()
 
 
 class _CountedSocket(ssl.SSLSocket):

@@ -138,18 +138,18 @@ class Ranker:
             if plain is not None and self._is_small(len(request.body), plain):
                 came = self._came(request)
                 answer = partial(self._answer_plain, plain, reply, came)
-                self._scoring.ask(plain.encoded, answer, request.gone)
+                self._scoring.ask(plain.encoded, answer, request.watch_client())
                 return
         asked = parse_rank(request.body, self._settings.max_candidates)
         explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
         refuse_expanded(explode, asked, len(request.body), most)
         came = self._came(request)
         if is_served:
-            self._rank(asked, reply, came, request.gone)
+            self._rank(asked, reply, came, request.watch_client())
         else:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.start_wait_ms / 1e3
-            self._rank_once_served(asked, reply, came, request.gone, loop, deadline)
+            self._rank_once_served(asked, reply, came, request.watch_client(), loop, deadline)
 
     def _is_small(self, body_bytes: int, plain: PlainRequest) -> bool:
         """Whether what is logged of a request is surely small enough; else `_rank` checks it."""

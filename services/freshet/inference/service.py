@@ -188,7 +188,7 @@ class Inference:
             role="inference",
         )
         self.guard = guard
-        self.app.route_taker(api.RANK, ranker.take)
+        self.app.route_hot(api.RANK, ranker.take)
         self.app.route(api.PROGRESS, self._progressed)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from freshet.http.request import Request
 from freshet.http.responses import HttpError, Response, json_response
 from freshet.http.server import bind, run_server, serve
 from tests.integration.serving import answering
+from tests.unit.http.in_process import answered
 
 LIMIT = 1_000
 
@@ -104,17 +105,11 @@ def test_behind_a_trusted_proxy_every_route_is_told_who_asked_it() -> None:
         peers.append(request.peer)
         return Response(200, b"")
 
-    async def receive() -> Mapping[str, Any]:
-        return {"type": "http.request", "body": b""}
-
-    async def send(_message: Mapping[str, Any]) -> None: ...
-
     app.route(Endpoint("GET", "/open", "Open.", ()), handler)
     app.route(Endpoint("GET", "/closed", "Closed.", (), scope="rank"), handler)
-    scope = {"type": "http", "method": "GET", "query_string": b"", "client": ("10.0.0.1", 1)}
     for path in ("/open", "/closed"):
-        headers = [(b"x-forwarded-for", b"6.6.6.6, 203.0.113.9")]
-        asyncio.run(app({**scope, "path": path, "headers": headers}, receive, send))
+        headers = {b"x-forwarded-for": b"6.6.6.6, 203.0.113.9"}
+        asyncio.run(answered(app, path, headers, method="GET", client="10.0.0.1"))
 
     assert peers == ["203.0.113.9", "203.0.113.9"]
 

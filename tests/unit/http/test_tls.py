@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from freshet.client import Client, RetryPolicy
 from freshet.config.settings import load_settings
 from freshet.errors import BadInput, ConfigError, Unavailable
 from freshet.http import admin as admin_module
-from freshet.http import tls, tls_listener
+from freshet.http import tls
 from freshet.http.admin import Admin
 from freshet.http.app import App
 from freshet.http.certificates import seconds_left
@@ -35,6 +34,7 @@ from tests.integration.serving import answering
 from tests.system.waiting import wait_for
 
 DEADLINE_S = 20.0
+DRAIN_S = 5.0  # of `answering`
 pytestmark = pytest.mark.usefixtures("patient")
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -82,8 +82,8 @@ def echo(request: Request, reply: Reply) -> None:
 
 
 @contextmanager
-def listening(kind: str, max_connections: int = 100) -> Iterator[int]:
-    """The port of a listener of this kind, which answers /health/live; an app's has its bound."""
+def listening(kind: str) -> Iterator[int]:
+    """The port of a listener of this kind, which answers /health/live."""
     if kind == "admin":
         with closing(
             Admin("127.0.0.1", 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
@@ -92,8 +92,8 @@ def listening(kind: str, max_connections: int = 100) -> Iterator[int]:
         return
     app = App(CollectorRegistry(), max_body_bytes=1 << 20, body_timeout_s=5)
     app.route(LIVE, live)
-    app.route_taker(Endpoint("POST", "/echo", "As it came.", ()), echo)
-    with answering(app, max_connections=max_connections) as at:
+    app.route_hot(Endpoint("POST", "/echo", "As it came.", ()), echo)
+    with answering(app) as at:
         yield at.port
 
 
@@ -177,7 +177,7 @@ def test_an_optional_certificate_may_be_left_out_but_not_be_wrong(files: Path, t
             httpx.get(url, verify=context, trust_env=False)
 
 
-def test_a_taken_request_goes_past_asgi_over_tls_too(files: Path) -> None:
+def test_a_hot_route_answers_over_tls_too(files: Path) -> None:
     use(files, client_certs="required")
     with listening("app") as port:
         context = ssl.create_default_context(cafile=str(files / "ca"))
@@ -240,6 +240,20 @@ def test_certificates_that_were_taken_serve_while_the_next_are_half_written(
         (files.parent / name).write_bytes(first[name])
     context.load_cert_chain(files.parent / "cert", files.parent / "key")
     assert told_live(listener, context)[0] == b"200"
+
+
+def test_a_stop_does_not_wait_for_idle_clients_to_end_tls(files: Path) -> None:
+    use(files)
+    with listening("app") as port:
+        context = ssl.create_default_context(cafile=str(files / "ca"))
+        idle = context.wrap_socket(
+            socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S), server_hostname="127.0.0.1"
+        )
+        idle.sendall(b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert idle.recv(1_000)
+        began = time.monotonic()
+    with idle:
+        assert time.monotonic() - began < DRAIN_S / 2
 
 
 @pytest.mark.parametrize("asked", ["optional", "required"])
@@ -320,72 +334,14 @@ def test_clients_that_say_nothing_keep_nobody_waiting_and_are_let_go(
             one.close()
 
 
-@pytest.mark.parametrize("kind", ["app", "admin"])
-def test_a_handshake_that_takes_too_long_ends_the_connection(
-    files: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_handshake_that_takes_too_long_ends_the_connection_of_an_admin_port(
+    files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (tls_listener, admin_module):
-        monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(admin_module, "HANDSHAKE_S", 0.2)
     use(files)
-    with listening(kind) as port, socket.create_connection(("127.0.0.1", port)) as silent:
+    with listening("admin") as port, socket.create_connection(("127.0.0.1", port)) as silent:
         silent.settimeout(DEADLINE_S)
         assert silent.recv(1) == b""
-
-
-def test_a_handshake_that_has_not_ended_counts_as_a_connection(files: Path) -> None:
-    """One more than there may be is closed at once; who goes away makes room, whether greeted or not."""
-    use(files)
-    with listening("app", max_connections=3) as port:
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=tls_listener.HANDSHAKE_S / 2) as more:
-                assert more.recv(1) == b""  # before any handshake is too late
-        finally:
-            for one in silent:
-                one.close()
-        wait_for(lambda: let_in(port))
-        for _ in range(5):  # more than the bound, one after the other
-            wait_for(lambda: let_in(port))
-
-
-def test_handshakes_that_fail_or_are_late_make_room(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 0.2)
-    use(files)
-    with listening("app", max_connections=1) as port:
-        for said in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\x16\x03\x01"):  # no TLS; nothing; a piece
-            with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as wrong:
-                wrong.sendall(said)
-                with suppress(ConnectionResetError):  # what it said may not have been read whole
-                    while wrong.recv(100):
-                        pass
-                wait_for(lambda: let_in(port))
-
-
-def test_a_stop_ends_handshakes_that_are_under_way(files: Path) -> None:
-    use(files)
-    with listening("app") as port:
-        silent = socket.create_connection(("127.0.0.1", port), timeout=tls_listener.HANDSHAKE_S / 2)
-        assert let_in(port)  # it has been accepted, since it came before
-        began = time.monotonic()
-    with silent:
-        assert time.monotonic() - began < tls_listener.HANDSHAKE_S / 3  # nor is it drained
-        assert silent.recv(1) == b""
-
-
-def test_a_system_without_descriptors_is_a_pause(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_listener, "PAUSE_S", 0.01)
-    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE]
-
-    def failing(sock: socket.socket) -> tuple[socket.socket, object]:
-        if failures:
-            raise OSError(failures.pop(), "too many open files")
-        return accept(sock)
-
-    use(files)
-    with monkeypatch.context() as patch, listening("app") as port:
-        patch.setattr(socket.socket, "accept", failing)
-        assert ask(port, "/health/live")[0] == 200
-    assert failures == []
 
 
 def let_in(port: int) -> bool:

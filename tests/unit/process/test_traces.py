@@ -22,7 +22,7 @@ from freshet.errors import ConfigError
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
-from freshet.http.responses import GONE, ClientGoneError, Response, error_response
+from freshet.http.responses import ClientGoneError, error_response
 from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
 from freshet.observability.trace_export import Outbox
@@ -31,6 +31,7 @@ from freshet.process import traces
 from freshet.process.traces import span_readings, start_traces
 from tests.servers.otlp import Receiver, receiver
 from tests.system.waiting import wait_until
+from tests.unit.http.in_process import Message, answered
 
 
 def on(**variables: str) -> Settings:
@@ -252,7 +253,7 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
     configure_logging("gateway")
     told: list[Span] = []
     install(Tracer("news", 1.0, told.append))
-    replies: list[Response] = []
+    sent: list[Message] = []
 
     def fails(request: Request, reply: Reply) -> None:
         assert request.span is not None
@@ -260,17 +261,15 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
 
     async def ask() -> None:
         app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
-        app.route_taker(Endpoint("POST", "/v1/events", "Fails.", ()), fails)
-        route = app.routes.taker_of(b"POST", b"/v1/events")
-        assert route is not None
-        app.take(route, {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}, b"", "", replies.append)
+        app.route_hot(Endpoint("POST", "/v1/events", "Fails.", ()), fails)
+        sent.extend(await answered(app, "/v1/events", {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}))
 
     asyncio.run(ask())
 
     (span,) = told
     assert (span.name, span.role, span.kind) == ("POST /v1/events", "gateway", "server")
     assert (span.parent, span.context.trace_id) == (Context(5, 6), 5)
-    assert span.attributes["http.response.status_code"] == replies[0].status == 500
+    assert span.attributes["http.response.status_code"] == sent[0]["status"] == 500
     assert span.error
     assert span.asked_for
     line = orjson.loads(capsys.readouterr().err)
@@ -280,19 +279,25 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
 def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
     told: list[Span] = []
     install(Tracer("news", 1.0, told.append))
-    registry, replies = CollectorRegistry(), list[Response]()
+    registry, sent = CollectorRegistry(), list[Message]()
 
     def gives_up(request: Request, reply: Reply) -> None:
-        assert request.gone()
-        reply(error_response(ClientGoneError()))
+        is_gone = request.watch_client()
+        assert not is_gone()
+
+        def look() -> None:
+            if is_gone():
+                reply(error_response(ClientGoneError()))
+            else:
+                asyncio.get_running_loop().call_soon(look)
+
+        look()
 
     async def ask() -> None:
         app = App(registry, max_body_bytes=1_000, body_timeout_s=1, role="inference")
-        app.route_taker(Endpoint("POST", "/v1/rank", "Waits.", ()), gives_up)
-        route = app.routes.taker_of(b"POST", b"/v1/rank")
-        assert route is not None
+        app.route_hot(Endpoint("POST", "/v1/rank", "Waits.", ()), gives_up)
         headers = {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}
-        app.take(route, headers, b"", "", replies.append, gone=lambda: True)
+        sent.extend(await answered(app, "/v1/rank", headers, gone=True))
 
     asyncio.run(ask())
 
@@ -300,4 +305,4 @@ def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
     assert registry.get_sample_value("freshet_http_requests_total", labels) == 1
     assert registry.get_sample_value("freshet_http_request_seconds_count", {"route": "/v1/rank"}) == 1
     assert [span.attributes["http.response.status_code"] for span in told] == [499]
-    assert (replies, told[0].error) == ([GONE], "")
+    assert (sent, told[0].error) == ([], "")

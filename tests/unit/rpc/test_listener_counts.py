@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,6 +19,7 @@ from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.tokens import TokenEntry, digest_of
 from freshet.observability.tracing import Span, Tracer, install
+from tests.unit.http.in_process import answered
 
 PATH = "/v1/things"
 GOOD, OTHER = b"Bearer good", b"Bearer other"
@@ -37,38 +37,16 @@ def full(request: Request, reply: Reply) -> None:
 
 
 class Door:
-    """An app that is asked by both of its ways in."""
+    """An app with one route."""
 
     def __init__(self, guard: Guard) -> None:
         self.registry = CollectorRegistry()
         self.app = App(self.registry, max_body_bytes=100, body_timeout_s=1, guard=guard, admit=Sites().admit)
-        self.app.route_taker(Endpoint("POST", PATH, "Things.", (), scope="send"), full)
+        self.app.route_hot(Endpoint("POST", PATH, "Things.", (), scope="send"), full)
 
-    def ask(self, way: str, headers: Mapping[bytes, bytes], body: bytes = b"") -> int:
+    def ask(self, headers: Mapping[bytes, bytes], body: bytes = b"") -> int:
         """The status of the answer."""
-        return asyncio.run(self._whole(headers, body) if way == "whole" else self._asgi(headers, body))
-
-    async def _whole(self, headers: Mapping[bytes, bytes], body: bytes) -> int:
-        answers: list[Response] = []
-        route = self.app.routes.taker_of(b"POST", PATH.encode())
-        assert route is not None
-        self.app.take(route, headers, body, "192.0.2.7", answers.append)
-        return answers[0].status
-
-    async def _asgi(self, headers: Mapping[bytes, bytes], body: bytes) -> int:
-        sent: list[Mapping[str, Any]] = []
-
-        async def receive() -> Mapping[str, Any]:
-            return {"type": "http.request", "body": body}
-
-        async def send(message: Mapping[str, Any]) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http", "method": "POST", "path": PATH, "query_string": b"", "headers": headers.items(),
-            "client": ("192.0.2.7", 1),
-        }  # fmt: skip
-        await self.app(scope, receive, send)
+        sent = asyncio.run(answered(self.app, PATH, headers, body))
         return int(sent[0]["status"])
 
     def counted(self, door: str, status: int) -> float:
@@ -93,7 +71,6 @@ def spans() -> Iterator[list[Span]]:
     install(None)
 
 
-WAYS = pytest.mark.parametrize("way", ["whole", "asgi"])
 REFUSED = {
     "no token": ({}, 401),
     "unknown": ({b"authorization": b"Bearer x"}, 401),
@@ -102,39 +79,34 @@ REFUSED = {
 }
 
 
-@WAYS
 @pytest.mark.parametrize("why", REFUSED)
-def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
-    way: str, why: str, spans: list[Span]
-) -> None:
+def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(why: str, spans: list[Span]) -> None:
     door = Door(Guard(more=ENTRIES))
     headers, status = REFUSED[why]
 
-    assert door.ask(way, {**headers, b"traceparent": TRACEPARENT}) == status
+    assert door.ask({**headers, b"traceparent": TRACEPARENT}) == status
 
     assert (door.counted("refused", status), door.counted("passed", status)) == (1, 0)
     assert not door.timed()
     assert spans == []
 
 
-@WAYS
-def test_who_comes_too_often_is_told_from_a_full_queue(way: str, spans: list[Span]) -> None:
+def test_who_comes_too_often_is_told_from_a_full_queue(spans: list[Span]) -> None:
     door = Door(Guard(more=ENTRIES, clock=SYSTEM_CLOCK, limits=Limits(requests_per_s=0.001)))
     headers = {b"authorization": GOOD, b"traceparent": TRACEPARENT}
 
-    assert [door.ask(way, headers, b"full") for _ in range(2)] == [429, 429]
+    assert [door.ask(headers, b"full") for _ in range(2)] == [429, 429]
 
     assert (door.counted("passed", 429), door.counted("refused", 429)) == (1, 1)
     assert door.timed() == 1
     assert len(spans) == 1
 
 
-@WAYS
-def test_a_door_that_fails_is_a_fault_of_ours(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_door_that_fails_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = Guard(more=ENTRIES)
     monkeypatch.setattr(guard, "admit", lambda *_: 1 / 0)
     door = Door(guard)
 
-    assert door.ask(way, {}) == 500
+    assert door.ask({}) == 500
 
     assert (door.counted("passed", 500), door.counted("refused", 500)) == (1, 0)

@@ -66,8 +66,8 @@ class Common:
 
     max_connections: int = option(
         "deployment",
-        "HTTP connections that gateway, inference and console each hold at once; one more gets 503. Fewer if "
-        "the limit of open files is lower",
+        "HTTP connections that gateway, inference and console each hold at once; while there are more, each "
+        "request gets 503 and its connection is closed. Fewer if the limit of open files is lower",
         Integer(16, 1_000_000),
         default=2_000,
     )
