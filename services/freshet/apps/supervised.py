@@ -68,8 +68,8 @@ class Run:
         teller = threading.Thread(target=tell, name="teller", daemon=True)
         teller.start()
         began = time.monotonic()
-        patience_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
-        ended = self.supervisor.run(stop, patience_s=patience_s)
+        drain_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
+        ended = self.supervisor.run(stop, drain_s=drain_s)
         teller.join(1.0)  # a line that is half said
         return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
 

@@ -1,4 +1,4 @@
-"""Tracing turned on for a process, if its settings say so. OpenTelemetry is imported only then."""
+"""Start of tracing in a process. OpenTelemetry is imported only if the settings enable it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SPANS = Metric(
     "freshet_traces_spans",
     "counter",
     "spans",
-    "Spans of traces: sent, dropped as too many waited, failed as the collector did not take them.",
+    "Spans by outcome: sent, dropped (the queue was full), failed (the collector refused them).",
     ("outcome",),
 )
 
 OUTCOMES = ("sent", "dropped", "failed")
 
 CLOSE_S = 2.0
-"""How long the end of a process waits for its last spans to be sent."""
+"""Time at the end of a process for sending its last spans."""
 
 SYSTEMS = {"kafka": "kafka", "sqlite": "freshet_sqlite"}
 
@@ -40,16 +40,15 @@ _outbox: Outbox | None = None
 def start_traces(
     settings: Settings, *, role: str, instance: str, model: str, on: bool = True
 ) -> Callable[[], None]:
-    """Trace from now on, if `settings` say so; returns what ends it. Raises ConfigError.
+    """Install the tracer if `settings` enable it and `on` (the role has spans); return its stop callback.
 
-    Args:
-        on: whether this role tells of anything at all.
+    Raises ConfigError if the extra `tracing` is not installed.
     """
-    global _outbox  # noqa: PLW0603 - one a process, as its tracer
+    global _outbox  # noqa: PLW0603 - one per process, as the tracer
     if not on or not settings.traces.ratio or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return _nothing
+        return lambda: None
     try:
-        from freshet.observability.trace_export import Outbox  # noqa: PLC0415 - so that who does not trace has none of it
+        from freshet.observability.trace_export import Outbox  # noqa: PLC0415 - an optional extra
     except ImportError as error:
         raise ConfigError(
             "environment",
@@ -79,11 +78,7 @@ def start_traces(
     return stop
 
 
-def _nothing() -> None:
-    """Nothing was begun."""
-
-
 def span_readings() -> Mapping[str, Reading]:
-    """What became of spans so far."""
+    """Return the counts of spans by outcome."""
     counts = dict.fromkeys(OUTCOMES, 0) if _outbox is None else _outbox.counts()
     return {SPANS.name: {(outcome,): float(n) for outcome, n in counts.items()}}

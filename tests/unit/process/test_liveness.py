@@ -10,7 +10,7 @@ def test_a_loop_is_stuck_two_minutes_after_its_last_beat() -> None:
     assert pulse.stuck() is None
 
     clock.advance(2.0)
-    assert pulse.stuck() == "the main loop has stood still for 121 s"
+    assert pulse.stuck() == "the main loop has stalled for 121 s"
     pulse.beat()
     assert pulse.stuck() is None
 

@@ -3,7 +3,7 @@ import pytest
 from freshet.process.process_info import Activity
 from freshet.process.restart_policy import HangPolicy, Policy, Silence, Watch
 
-POLICY = Policy(first_wait_s=1.0, longest_wait_s=4.0, settled_after_s=30.0)
+POLICY = Policy(first_wait_s=1.0, longest_wait_s=4.0, reset_after_s=30.0)
 
 
 def test_a_service_that_was_never_started_is_due_at_once() -> None:
@@ -44,11 +44,11 @@ HANG = HangPolicy(idle_s=60.0, busy_s=600.0, stuck_s=10.0, longest_gap_s=8.0, wo
 def looked(said: list[str | None], activity: Activity | None, *, every_s: float = 5.0) -> list[str]:
     """What is decided at each of these looks, after one answer."""
     silence, now = Silence(HANG), 0.0
-    silence.look(now, "", activity)
+    silence.add_check(now, "", activity)
     decided = []
     for each in said:
         now += every_s
-        decided.append(silence.look(now, each, activity))
+        decided.append(silence.add_check(now, each, activity))
     return decided
 
 
@@ -75,8 +75,8 @@ def test_a_slow_machine_is_given_ten_times_as_long(activity: Activity | None) ->
 
 def test_a_service_that_works_is_given_ten_times_as_long() -> None:
     silence = Silence(HANG)
-    silence.look(0.0, "", Activity("S", 0.0, False))
-    decided = [silence.look(5.0 * i, None, Activity("S", 0.4 * i, False)) for i in range(1, 300)]
+    silence.add_check(0.0, "", Activity("S", 0.0, False))
+    decided = [silence.add_check(5.0 * i, None, Activity("S", 0.4 * i, False)) for i in range(1, 300)]
 
     assert first_kill_s(decided) == 600.0
 
@@ -91,7 +91,7 @@ def test_a_machine_that_was_suspended_ends_nothing() -> None:
 
 def test_a_first_load_may_take_any_time() -> None:
     silence = Silence(HANG)
-    assert not any(silence.look(5.0 * i, None, ASLEEP) for i in range(10_000))
+    assert not any(silence.add_check(5.0 * i, None, ASLEEP) for i in range(10_000))
 
 
 def test_a_service_that_a_debugger_holds_is_left_alone() -> None:
@@ -99,8 +99,8 @@ def test_a_service_that_a_debugger_holds_is_left_alone() -> None:
 
 
 def test_a_main_loop_that_stands_still_is_told_twice_and_killed() -> None:
-    decided = looked(["the main loop has stood still for 121 s"] * 4, WANTS_A_PROCESSOR)
+    decided = looked(["the main loop has stalled for 121 s"] * 4, WANTS_A_PROCESSOR)
 
     assert first_kill_s(decided) == 10.0
-    assert "stood still for 121 s" in decided[1]
+    assert "stalled for 121 s" in decided[1]
     assert not any(looked(["still", "", "still", ""] * 9, ASLEEP)), "it turns in between"

@@ -52,7 +52,7 @@ class Running:
         self,
         folder: RunFolder,
         code: str,
-        patience_s: float = 10.0,
+        drain_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
         port: int = 7000,
         hang: HangPolicy = DEFAULT_HANG,
@@ -60,9 +60,9 @@ class Running:
         self.folder, self.stop = folder, threading.Event()
         self.ended: dict[str, str] = {}
         process = Process("one", [sys.executable, "-c", code], port)
-        supervisor = Supervisor(folder, [process], clock, hang=hang, ask_every_s=0.02)
+        supervisor = Supervisor(folder, [process], clock, hang=hang, check_every_s=0.02)
         self.thread = threading.Thread(
-            target=lambda: self.ended.update(supervisor.run(self.stop, patience_s=patience_s))
+            target=lambda: self.ended.update(supervisor.run(self.stop, drain_s=drain_s))
         )
         self.thread.start()
 
@@ -93,7 +93,7 @@ def test_a_folder_that_is_moved_while_it_runs_ends_the_run(folder: RunFolder, re
 
     def run() -> None:
         with pytest.raises(Unavailable) as raised:
-            supervisor.run(threading.Event(), patience_s=10.0)
+            supervisor.run(threading.Event(), drain_s=10.0)
         told.append(str(raised.value))
 
     thread = threading.Thread(target=run)
@@ -158,7 +158,7 @@ def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) 
     supervisor = Supervisor(folder, [], again="freshet up spec.toml")
     stop = threading.Event()
     stop.set()
-    supervisor.run(stop, patience_s=1.0)
+    supervisor.run(stop, drain_s=1.0)
 
     run = read_run(folder)
     assert run is not None
@@ -190,7 +190,7 @@ def test_a_service_asked_to_stop_while_it_starts_counts_as_stopped(folder: RunFo
 
 
 def test_a_service_that_does_not_stop_in_time_is_killed_and_named(folder: RunFolder) -> None:
-    running = Running(folder, STUBBORN, patience_s=0.3)
+    running = Running(folder, STUBBORN, drain_s=0.3)
     until(lambda: running.lines() == 1)
 
     assert running.end() == {"one": "killed: it had not stopped after 0.3 s"}
@@ -217,7 +217,7 @@ def test_a_service_that_cannot_be_started_does_not_keep_the_others(folder: RunFo
     ]
     supervisor = Supervisor(folder, processes)
     ended: dict[str, str] = {}
-    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, patience_s=10.0)))
+    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, drain_s=10.0)))
     thread.start()
     log = folder.process_log("one")
     until(lambda: log.exists() and "up" in log.read_text())
@@ -297,7 +297,7 @@ def answering(port: int, code: int, body: str) -> str:
 def test_a_service_that_hangs_is_killed_started_again_and_told(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "ASK_WITHIN_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "CHECK_WITHIN_S", 0.2)
     port = free_port()
     running = Running(folder, answering(port, 200, "{}"), port=port, hang=HangPolicy(idle_s=0.2))
     until(lambda: asked(folder))
@@ -330,7 +330,7 @@ def test_a_service_whose_main_loop_stands_still_is_started_again(folder: RunFold
 def test_a_state_that_is_deleted_or_damaged_is_written_anew(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "CHECK_EVERY_S", 0.0)
     running = Running(folder, OBEDIENT)
     pid = running.pid()
     path = folder.state / "services.json"
