@@ -31,7 +31,7 @@ from freshet.config.spec.schemas import load_schemas
 from freshet.demo import DEMO_SPEC
 from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Pace, Readers
-from freshet.demo.world import DriftPlan, World
+from freshet.demo.news_site import DriftPlan, NewsSite
 from freshet.evaluation import auc
 from freshet.features import EventExtractor, JsonTranscoder, SampleDecoder
 from freshet.inference.core import events_of, order, parse_rank
@@ -238,12 +238,12 @@ def play(spec: Spec, seed: int, minutes: float, rate: float, ramp: Ramp) -> dict
     clock = SettableClock(now_ms=1_700_000_000_000, monotonic_s=0.0)
     began_ms = clock.now_ms()
     loop, outbox, pace = Loop(spec, clock, seed, ramp), Outbox(clock), Pace(rate, 0.0)
-    world = World(seed, DriftPlan((DRIFT_S,)))
+    world = NewsSite(seed, DriftPlan((DRIFT_S,)))
     readers = Readers(world, outbox, pace, clock, began_ms=began_ms)
     learned_s = published_s = 0.0
     windows: dict[int, Any] = {}
     while clock.monotonic() < minutes * 60 + 14:  # the last windows close 13 s later
-        number, due_s = readers.turn()
+        number, due_s = readers.next_visit()
         clock.advance(max(0.0, due_s - clock.monotonic()))
         now_s = clock.monotonic()
         if now_s >= learned_s + TICK_S:

@@ -26,7 +26,7 @@ from freshet.apps.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.apps.supervised import Run, console_address, prepare, tell_ready
 from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.demo import UNFINISHED, write_spec
-from freshet.demo.start_time import Began, kept_world
+from freshet.demo.start_time import RunStart, stored_start
 from freshet.errors import ConfigError
 from freshet.http.addresses import reached_by
 from freshet.http.service_client import figures_of
@@ -53,7 +53,7 @@ class Wish:
     seed: int | None
     drift_at: tuple[str, ...]
 
-    def options(self, world: Began | None) -> list[str]:
+    def options(self, world: RunStart | None) -> list[str]:
         """For `freshet simulate`: what was not said is as it was when this folder's world began."""
         seed = self.seed if self.seed is not None else world.seed if world else SEED
         at, every = self.drift_at or (DRIFT_AT,), "none" if self.drift_at else DRIFT_EVERY
@@ -174,11 +174,11 @@ def _refuse_other_contents(folder: Path) -> None:
         )
 
 
-def _world(folder: Path, wish: Wish) -> Began | None:
+def _world(folder: Path, wish: Wish) -> RunStart | None:
     """The world of an earlier run in this folder. Raises ConfigError if another one is asked for: what was
     learned from it would be wrong."""
     drift_at = tuple(sorted(seconds_of("--drift-at", text) for text in wish.drift_at))
-    world = kept_world(RunFolder(folder).state)
+    world = stored_start(RunFolder(folder).state)
     if world is None:
         return None
     for option, asked, kept in (

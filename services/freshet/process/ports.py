@@ -31,7 +31,7 @@ def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
 
 
 def cannot_listen(where: str, host: str, port: int, setting: str, error: OSError) -> ConfigError:
-    """Build the ConfigError of a failed bind; it names `setting` if the port is at fault, else the address."""
+    """Build the error of a failed bind: it names `setting` if the port is at fault, or the address."""
     at, why = str(Address(host, port)), error.strerror or str(error)
     if isinstance(error, socket.gaierror) or error.errno not in (errno.EADDRINUSE, errno.EACCES):
         hint = "FRESHET_COMMON_BIND_ADDRESS names it; 127.0.0.1 is loopback alone, 0.0.0.0 every address"

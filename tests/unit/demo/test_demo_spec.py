@@ -9,8 +9,8 @@ import pytest
 from freshet.config.spec import load_spec
 from freshet.config.spec.schemas import load_schemas
 from freshet.demo import write_spec
-from freshet.demo.start_time import Began, begin, read_began
-from freshet.demo.world import LONGEST_CLICK_S, LONGEST_PURCHASE_S
+from freshet.demo.news_site import LONGEST_CLICK_S, LONGEST_PURCHASE_S
+from freshet.demo.start_time import RunStart, read_start, save_start
 from freshet.errors import ConfigError
 
 
@@ -54,22 +54,24 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_a_world_goes_on_where_it_began(tmp_path: Path) -> None:
-    file, wanted = tmp_path / "simulator.json", Began(7, (150.0,), 300.0)
-    assert read_began(file, wanted) is None
+    file, wanted = tmp_path / "simulator.json", RunStart(7, (150.0,), 300.0)
+    assert read_start(file, wanted) is None
 
-    begun = begin(file, wanted, 1_700_000_000_000)
+    begun = save_start(file, wanted, 1_700_000_000_000)
 
-    assert read_began(file, wanted) == begun
+    assert read_start(file, wanted) == begun
     assert begun.began_ms == 1_700_000_000_000
 
 
-@pytest.mark.parametrize("other", [Began(8, (150.0,), 300.0), Began(7, (), 300.0), Began(7, (150.0,), None)])
-def test_another_world_is_refused_in_a_folder_that_has_one(tmp_path: Path, other: Began) -> None:
+@pytest.mark.parametrize(
+    "other", [RunStart(8, (150.0,), 300.0), RunStart(7, (), 300.0), RunStart(7, (150.0,), None)]
+)
+def test_another_world_is_refused_in_a_folder_that_has_one(tmp_path: Path, other: RunStart) -> None:
     file = tmp_path / "simulator.json"
-    begin(file, Began(7, (150.0,), 300.0), 1_700_000_000_000)
+    save_start(file, RunStart(7, (150.0,), 300.0), 1_700_000_000_000)
 
     with pytest.raises(ConfigError, match="start over in another folder"):
-        read_began(file, other)
+        read_start(file, other)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"seed": 7}', b'{"seed": null}'])
@@ -78,4 +80,4 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
 
     with pytest.raises(ConfigError, match=r"simulator\.json"):
-        read_began(file, Began(7, (), None))
+        read_start(file, RunStart(7, (), None))

@@ -9,10 +9,10 @@ import numpy as np
 import orjson
 import pytest
 
+from freshet.demo.news_site import NewsSite
 from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Pace, Readers
 from freshet.demo.windows import Windows
-from freshet.demo.world import World
 from freshet.errors import Unavailable
 from freshet.testing.clock import SettableClock
 
@@ -61,7 +61,7 @@ class Bench:
         self.clock = SettableClock()
         self.outbox = Outbox(self.clock)
         self.pace = Pace(1_000, self.clock.monotonic())
-        self.readers = Readers(World(5), self.outbox, self.pace, self.clock, began_ms=self.clock.now_ms())
+        self.readers = Readers(NewsSite(5), self.outbox, self.pace, self.clock, began_ms=self.clock.now_ms())
 
     def wait(self, seconds: float) -> bool:
         self.clock.advance(seconds)
@@ -91,7 +91,7 @@ def test_a_page_that_is_shown_is_counted_with_what_the_best_would_have_earned(be
 
     [window] = bench.readers.windows.closed(bench.clock.now_ms())
 
-    world, visit = bench.readers.world, bench.readers.world.visit(0, 0.0)
+    world, visit = bench.readers.site, bench.readers.site.visit(0, 0.0)
     expected = float(world.expected(visit, np.arange(10)).sum())
     assert window["model"]["impressions"] == window["best"]["impressions"] == 10
     assert window["model"]["expected"] == pytest.approx(expected, abs=1e-3)
@@ -222,22 +222,22 @@ def test_the_last_windows_are_kept() -> None:
 def test_visits_are_due_at_the_rate_that_was_asked_for() -> None:
     pace = Pace(100, 0.0)
 
-    assert [pace.turn(0.0, 10) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
-    pace.made(0.25, 5, counted=False)
-    assert pace.turn(0.25, 10) == pytest.approx(0.35)
+    assert [pace.next_due(0.0, 10) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
+    pace.record_events(0.25, 5, scheduled=False)
+    assert pace.next_due(0.25, 10) == pytest.approx(0.35)
 
 
 def test_after_an_outage_readers_do_not_come_all_at_once() -> None:
     pace = Pace(100, 0.0)
-    pace.turn(0.0, 10)
+    pace.next_due(0.0, 10)
 
-    assert pace.turn(60.0, 10) == pytest.approx(59.5)
+    assert pace.next_due(60.0, 10) == pytest.approx(59.5)
 
 
 def test_the_rate_is_measured_over_the_last_seconds() -> None:
     pace = Pace(100, 0.0)
     for n in range(2_000):
-        pace.made(n / 100, 1, counted=True)
+        pace.record_events(n / 100, 1, scheduled=True)
 
-    assert pace.measured(20.0) == pytest.approx(100, rel=0.01)
-    assert pace.measured(40.0) == 0
+    assert pace.measured_rate(20.0) == pytest.approx(100, rel=0.01)
+    assert pace.measured_rate(40.0) == 0

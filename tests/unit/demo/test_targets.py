@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from freshet.config.settings import load_settings
-from freshet.demo.connection import HttpDoor
+from freshet.demo.connection import HttpConnection
 from freshet.demo.targets import Targets, server_of, targets_by
 from freshet.errors import ConfigError, Unavailable
 from freshet.http.addresses import Address
@@ -83,7 +83,7 @@ def serve() -> Iterator[Callable[[int], Address]]:
 
 
 def test_a_server_that_is_gone_is_left_for_the_next(serve: Callable[[int], Address]) -> None:
-    door = HttpDoor([NOWHERE, serve(202)])
+    door = HttpConnection([NOWHERE, serve(202)])
 
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1/v1/actions"):
         door.post("/v1/actions", b"[]")
@@ -94,7 +94,7 @@ def test_a_server_that_is_gone_is_left_for_the_next(serve: Callable[[int], Addre
 def test_a_server_that_cannot_is_left_for_the_next_and_one_that_refuses_is_not(
     serve: Callable[[int], Address],
 ) -> None:
-    door = HttpDoor([serve(503), serve(400), serve(202)])
+    door = HttpConnection([serve(503), serve(400), serve(202)])
 
     assert [door.post("/", b"{}")[0] for _ in range(3)] == [503, 400, 400]
     door.close()
@@ -103,11 +103,11 @@ def test_a_server_that_cannot_is_left_for_the_next_and_one_that_refuses_is_not(
 def test_doors_begin_at_servers_in_turn(serve: Callable[[int], Address]) -> None:
     servers = [serve(200), serve(201)]
 
-    assert [HttpDoor(servers, i).post("/", b"{}")[0] for i in range(4)] == [200, 201, 200, 201]
+    assert [HttpConnection(servers, i).post("/", b"{}")[0] for i in range(4)] == [200, 201, 200, 201]
 
 
 def test_the_only_server_is_asked_again(serve: Callable[[int], Address]) -> None:
-    door = HttpDoor([serve(503)])
+    door = HttpConnection([serve(503)])
 
     assert [door.post("/", b"{}")[0] for _ in range(2)] == [503, 503]
     door.close()

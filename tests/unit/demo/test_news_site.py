@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from freshet.demo.draws import Draws
-from freshet.demo.world import LONGEST_CLICK_S, DriftPlan, World, WorldOptions
+from freshet.demo.news_site import LONGEST_CLICK_S, DriftPlan, NewsSite, SiteOptions
 from freshet.types import F64
 
-SMALL = WorldOptions(users=20, items=60, candidates=6, shown=4)
+SMALL = SiteOptions(users=20, items=60, candidates=6, shown=4)
 
 
 def alike(one: F64, other: F64) -> float:
@@ -19,7 +19,7 @@ def alike(one: F64, other: F64) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def clicks_by_place(world: World, visits: int) -> F64:
+def clicks_by_place(world: NewsSite, visits: int) -> F64:
     """(K,) share of clicks at each place, of orders by chance."""
     clicked = []
     for number in range(visits):
@@ -31,7 +31,7 @@ def clicks_by_place(world: World, visits: int) -> F64:
 
 
 def test_a_visit_is_the_same_whatever_was_asked_before() -> None:
-    one, other = World(3), World(3)
+    one, other = NewsSite(3), NewsSite(3)
     for number in (9, 2, 5):
         other.visit(number, 77.0)
 
@@ -43,7 +43,7 @@ def test_a_visit_is_the_same_whatever_was_asked_before() -> None:
 
 
 def test_reactions_are_the_same_whatever_was_asked_before() -> None:
-    world = World(3)
+    world = NewsSite(3)
     visit, shown = world.visit(5, 40.0), np.arange(10)
     first = world.reactions(visit, shown)
     world.reactions(world.visit(6, 41.0), shown[::-1])
@@ -56,7 +56,7 @@ def test_reactions_are_the_same_whatever_was_asked_before() -> None:
 
 
 def test_another_seed_is_another_world() -> None:
-    visits = [World(seed).visit(0, 0.0) for seed in (1, 2)]
+    visits = [NewsSite(seed).visit(0, 0.0) for seed in (1, 2)]
 
     assert visits[0].items.tolist() != visits[1].items.tolist()
     assert visits[0].attraction.tolist() != visits[1].attraction.tolist()
@@ -80,7 +80,7 @@ def test_draws_are_uniform_and_normal() -> None:
 
 @pytest.mark.parametrize("number", range(5))
 def test_no_order_of_the_candidates_is_better_than_the_best(number: int) -> None:
-    world = World(11, options=SMALL)
+    world = NewsSite(11, options=SMALL)
     visit = world.visit(number, 12.0)
 
     orders = itertools.permutations(range(SMALL.candidates), SMALL.shown)
@@ -90,7 +90,7 @@ def test_no_order_of_the_candidates_is_better_than_the_best(number: int) -> None
 
 
 def test_random_orders_earn_the_mean_of_all_orders() -> None:
-    world = World(11, options=SMALL)
+    world = NewsSite(11, options=SMALL)
     visit = world.visit(0, 12.0)
 
     orders = itertools.permutations(range(SMALL.candidates), SMALL.shown)
@@ -100,7 +100,7 @@ def test_random_orders_earn_the_mean_of_all_orders() -> None:
 
 
 def test_clicks_come_as_often_as_expected() -> None:
-    world, visits = World(5), 2_000
+    world, visits = NewsSite(5), 2_000
     expected = made = 0.0
     for number in range(visits):
         visit = world.visit(number, number / 100)
@@ -112,13 +112,13 @@ def test_clicks_come_as_often_as_expected() -> None:
 
 
 def test_the_first_place_is_clicked_most_and_the_last_least() -> None:
-    places = clicks_by_place(World(5), 2_000)
+    places = clicks_by_place(NewsSite(5), 2_000)
 
     assert places[0] > 1.3 * places[2] > 1.3 * places[9]
 
 
 def test_most_items_shown_are_not_clicked_and_readers_differ() -> None:
-    world = World(5)
+    world = NewsSite(5)
     visits = [world.visit(number, 30.0) for number in range(1_000)]
     best, random = (np.mean([f(v) for v in visits]) / 10 for f in (world.best, world.random))
 
@@ -127,7 +127,7 @@ def test_most_items_shown_are_not_clicked_and_readers_differ() -> None:
 
 
 def test_candidates_are_different_items_of_the_catalogue() -> None:
-    world = World(2)
+    world = NewsSite(2)
     for number in range(200):
         visit = world.visit(number, 90.0)
         first, stop = world.catalogue(90.0)
@@ -140,7 +140,7 @@ def test_candidates_are_different_items_of_the_catalogue() -> None:
 
 def test_an_item_is_the_same_however_many_were_asked_for_before() -> None:
     late = np.array([20_000])
-    fresh, grown = World(2).items, World(2).items
+    fresh, grown = NewsSite(2).items, NewsSite(2).items
     grown.topic(np.arange(30_000))
 
     for items in (late, np.array([3]), np.array([4_000, 5_000])):
@@ -151,7 +151,7 @@ def test_an_item_is_the_same_however_many_were_asked_for_before() -> None:
 
 
 def test_items_arrive_and_retire_and_the_catalogue_keeps_its_size() -> None:
-    world = World(2)
+    world = NewsSite(2)
     before, after = world.catalogue(0.0), world.catalogue(100.0)
 
     assert before == (0, 2_000)
@@ -160,7 +160,7 @@ def test_items_arrive_and_retire_and_the_catalogue_keeps_its_size() -> None:
 
 
 def test_every_click_comes_within_its_time_and_every_purchase_after_its_click() -> None:
-    world = World(5)
+    world = NewsSite(5)
     for number in range(500):
         visit = world.visit(number, 0.0)
         reactions = world.reactions(visit, np.arange(10))
@@ -172,11 +172,11 @@ def test_every_click_comes_within_its_time_and_every_purchase_after_its_click() 
 
 
 def test_an_abrupt_drift_changes_what_many_readers_like_and_nothing_before_it() -> None:
-    still, drifting = World(4), World(4, DriftPlan((60.0,)))
+    still, drifting = NewsSite(4), NewsSite(4, DriftPlan((60.0,)))
     readers = range(still.options.users)
 
     def correlation(time_s: float, reader: int) -> float:
-        return alike(still.tastes.of(reader, time_s), drifting.tastes.of(reader, time_s))
+        return alike(still.tastes.log_odds(reader, time_s), drifting.tastes.log_odds(reader, time_s))
 
     assert all(correlation(59.9, reader) == pytest.approx(1.0) for reader in readers)
     changed = np.mean([correlation(60.0, reader) < 0.9 for reader in readers])
@@ -184,7 +184,7 @@ def test_an_abrupt_drift_changes_what_many_readers_like_and_nothing_before_it() 
 
 
 def test_what_the_best_order_earns_stays_level_over_a_drift() -> None:
-    world = World(4, DriftPlan((60.0,)))
+    world = NewsSite(4, DriftPlan((60.0,)))
 
     before, after = (np.mean([world.best(world.visit(n, at)) for n in range(1_000)]) for at in (59.0, 61.0))
 
@@ -192,8 +192,8 @@ def test_what_the_best_order_earns_stays_level_over_a_drift() -> None:
 
 
 def test_tastes_drift_slowly_all_the_time() -> None:
-    tastes = World(4).tastes
-    now, soon, later = (tastes.of(0, at) for at in (0.0, 30.0, 1_350.0))
+    tastes = NewsSite(4).tastes
+    now, soon, later = (tastes.log_odds(0, at) for at in (0.0, 30.0, 1_350.0))
 
     assert alike(now, soon) > 0.99
     assert alike(now, later) < 0.6
