@@ -48,14 +48,14 @@ def driven(
     make: Callable[[], Lane],
     seconds: float,
     *,
-    told: Callable[[float, dict[str, Figures]], None] = lambda at, part: None,
+    report: Callable[[float, dict[str, Figures]], None] = lambda at, part: None,
     stop_at: float | None = None,
 ) -> Figures:
     async def run() -> dict[str, Figures]:
         stop = asyncio.Event()
         if stop_at is not None:
             asyncio.get_running_loop().call_at(stop_at, stop.set)
-        return await drive([make()], seconds, every_s=1, told=told, stop=stop)
+        return await drive([make()], seconds, every_s=1, report=report, stop=stop)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(run())["events"]
@@ -110,9 +110,9 @@ def test_a_standstill_that_requests_do_not_survive_is_in_the_percentiles_all_the
         assert waited is not None
         assert waited.at_least
         assert waited.seconds == pytest.approx(5, rel=0.01)
-    told = figures.as_json()
-    assert told["latency"]["at_least"] == ["p90_ms", "p99_ms", "p99.9_ms", "max_ms"]
-    assert told["latency_of_answers"]["p90_ms"] < 5_000
+    shown = figures.as_json()
+    assert shown["latency"]["at_least"] == ["p90_ms", "p99_ms", "p99.9_ms", "max_ms"]
+    assert shown["latency_of_answers"]["p90_ms"] < 5_000
 
 
 def test_a_server_that_holds_up_all_connections_is_not_taken_for_a_generator_without_time() -> None:
@@ -142,7 +142,7 @@ def test_a_generator_without_time_is_told_from_a_slow_server() -> None:
         return Lane("events", 100, source, Server(quick), seed=1)  # type: ignore[arg-type]
 
     parts: list[Figures] = []
-    figures = driven(make, 5, told=lambda _, part: parts.append(part["events"]))
+    figures = driven(make, 5, report=lambda _, part: parts.append(part["events"]))
 
     assert (figures.begun_late.percentile(50) or 0) > 1, "it has fallen behind, more and more"
     assert (figures.service.percentile(50) or 0) > 0.01, "it reads answers late, too: the server takes 1 ms"
@@ -175,7 +175,7 @@ def test_a_server_that_is_too_slow_is_sent_the_rate_all_the_same() -> None:
     figures = driven(lambda: lane(Server(slow, at_once=1)), 10)
 
     assert figures.requests == pytest.approx(1_000, rel=0.1)
-    assert figures.latency.came.longest_s == pytest.approx(10, rel=0.3)
+    assert figures.latency.answered.longest_s == pytest.approx(10, rel=0.3)
     assert figures.good == figures.requests
     assert figures.requests_per_s == pytest.approx(50, rel=0.05), (
         "while they were due, not while it caught up"
@@ -196,7 +196,7 @@ def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
     assert set(figures.answers) == {"429", "no connection", "202"}
     assert figures.failed == figures.answers["429"] + figures.answers["no connection"]
     assert figures.good + figures.failed == figures.requests
-    assert figures.events == figures.good == figures.latency.came.count, "of good answers only"
+    assert figures.events == figures.good == figures.latency.answered.count, "of good answers only"
     assert figures.failed == figures.latency.failed.count
     waited = figures.latency.percentile(90)
     assert waited is not None
@@ -207,7 +207,7 @@ def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
 def test_parts_add_up_to_the_whole() -> None:
     parts: list[int] = []
     figures = driven(
-        lambda: lane(Server(quick)), 10, told=lambda _, part: parts.append(part["events"].requests)
+        lambda: lane(Server(quick)), 10, report=lambda _, part: parts.append(part["events"].requests)
     )
 
     assert len(parts) >= 10
@@ -247,7 +247,7 @@ def test_an_answer_that_is_not_understood_is_counted_as_such() -> None:
     figures = driven(lambda: lane(Server(nonsense)), 2)
 
     assert figures.failed == figures.requests
-    assert figures.latency.came.count == figures.events == 0
+    assert figures.latency.answered.count == figures.events == 0
     assert figures.latency.failed.count == figures.requests
     [(kind, problem)] = figures.first_problem.items()
     assert kind == "200, not understood"
@@ -261,7 +261,7 @@ def test_a_lane_that_cannot_go_on_ends_the_others() -> None:
     async def run() -> float:
         lanes = [lane(Server(quick)), Lane("ranks", 1, broken, Server(quick), seed=1)]  # type: ignore[arg-type]
         with pytest.raises(ZeroDivisionError):
-            await drive(lanes, 3_600, every_s=1, told=lambda at, part: None, stop=asyncio.Event())
+            await drive(lanes, 3_600, every_s=1, report=lambda at, part: None, stop=asyncio.Event())
         return asyncio.get_running_loop().time()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

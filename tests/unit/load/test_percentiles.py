@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.load.open_loop import LEAST_S, MOST_S, RATIO, Durations, Waits
+from freshet.load.open_loop import LEAST_S, MOST_S, RATIO, Durations, Latencies
 
 durations = st.lists(st.floats(LEAST_S, MOST_S), min_size=1, max_size=200)
 
@@ -60,9 +60,9 @@ def test_a_bound_from_below_is_at_most_one_percent_less_than_the_true_one(
     assert true / RATIO * (1 - 1e-9) <= found <= true * (1 + 1e-9)
 
 
-def waits(came: list[float], failed: list[float]) -> Waits:
-    made = Waits()
-    made.came, made.failed = of(came), of(failed)
+def waits(came: list[float], failed: list[float]) -> Latencies:
+    made = Latencies()
+    made.answered, made.failed = of(came), of(failed)
     return made
 
 
@@ -110,4 +110,4 @@ def test_waits_merge_as_durations_do() -> None:
     merged.merge(waits([3.0], [0.5, 4.0]))
 
     assert merged.figures() == waits([1.0, 3.0], [2.0, 0.5, 4.0]).figures()
-    assert Waits().figures() == dict.fromkeys(Durations().figures()) | {"at_least": []}
+    assert Latencies().figures() == dict.fromkeys(Durations().figures()) | {"at_least": []}

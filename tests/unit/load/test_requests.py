@@ -18,7 +18,7 @@ from freshet.config.spec.schemas import load_schemas, streams_of
 from freshet.errors import BadInput, ConfigError
 from freshet.gateway.codec import StreamCodec
 from freshet.load.requests import Events, Ranks, Shown, compared_by, read_requests
-from freshet.load.values import Draws, keys_of, maker
+from freshet.load.values import Draws, keys_of, record_generator
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.sqlite.event_log import open_url
 from freshet.log.topics import ensure_topics
@@ -119,7 +119,7 @@ def test_ids_are_distributed_by_zipfs_law_over_the_stated_number() -> None:
     spec_file = ROOT / "tests" / "system" / "ledger" / "freshet.toml"
     spec = load_spec(spec_file)
     draws = Draws(1, keys_of(spec, {"user": 10}, 1.0))
-    make = maker(load_schemas(spec).served, draws)
+    make = record_generator(load_schemas(spec).served, draws)
 
     users = Counter(make()["user"] for _ in range(20_000))
 
@@ -194,7 +194,7 @@ EVERY_TYPE = {
 
 @given(st.integers(0, 1 << 30))
 def test_every_type_of_avro_gets_a_value_that_is_one(seed: int) -> None:
-    made: Mapping[str, Any] = maker(parse_schema(EVERY_TYPE), Draws(seed))()
+    made: Mapping[str, Any] = record_generator(parse_schema(EVERY_TYPE), Draws(seed))()
 
     assert orjson.loads(orjson.dumps(made)) == made
     assert made["n"] is None
