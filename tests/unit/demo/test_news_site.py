@@ -1,4 +1,4 @@
-"""The demo's world: the same whatever is asked first, and as plausible as it claims to be."""
+"""The simulated site: draws do not depend on their order, and probabilities are as stated."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ SMALL = SiteOptions(users=20, items=60, candidates=6, shown=4)
 
 
 def alike(one: F64, other: F64) -> float:
-    """Correlation of two tastes over topics."""
+    """Return the correlation of two (T,) tastes."""
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def clicks_by_place(world: NewsSite, visits: int) -> F64:
-    """(K,) share of clicks at each place, of orders by chance."""
+def clicks_by_position(site: NewsSite, visits: int) -> F64:
+    """(K,) float64: share of clicks at each position, in random orders."""
     clicked = []
     for number in range(visits):
-        visit = world.visit(number, 10.0)
-        shown = np.random.default_rng(number).permutation(len(visit.items))[: world.options.shown]
-        clicked.append(world.reactions(visit, shown).clicked)
+        visit = site.visit(number, 10.0)
+        shown = np.random.default_rng(number).permutation(len(visit.items))[: site.options.shown]
+        clicked.append(site.reactions(visit, shown).clicked)
     share: F64 = np.mean(clicked, axis=0)
     return share
 
 
-def test_a_visit_is_the_same_whatever_was_asked_before() -> None:
+def test_visit_does_not_depend_on_earlier_draws() -> None:
     one, other = NewsSite(3), NewsSite(3)
     for number in (9, 2, 5):
         other.visit(number, 77.0)
 
-    mine, theirs = one.visit(5, 40.0), other.visit(5, 40.0)
+    first, second = one.visit(5, 40.0), other.visit(5, 40.0)
 
-    assert (mine.user, mine.device, mine.hour) == (theirs.user, theirs.device, theirs.hour)
-    assert mine.items.tolist() == theirs.items.tolist()
-    assert mine.attraction.tolist() == theirs.attraction.tolist()
+    assert (first.user, first.device, first.hour) == (second.user, second.device, second.hour)
+    assert first.items.tolist() == second.items.tolist()
+    assert first.attraction.tolist() == second.attraction.tolist()
 
 
-def test_reactions_are_the_same_whatever_was_asked_before() -> None:
-    world = NewsSite(3)
-    visit, shown = world.visit(5, 40.0), np.arange(10)
-    first = world.reactions(visit, shown)
-    world.reactions(world.visit(6, 41.0), shown[::-1])
+def test_reactions_do_not_depend_on_earlier_draws() -> None:
+    site = NewsSite(3)
+    visit, shown = site.visit(5, 40.0), np.arange(10)
+    first = site.reactions(visit, shown)
+    site.reactions(site.visit(6, 41.0), shown[::-1])
 
-    again = world.reactions(visit, shown)
+    again = site.reactions(visit, shown)
 
     assert again.clicked.tolist() == first.clicked.tolist()
     assert again.click_after_s.tolist() == first.click_after_s.tolist()
     assert again.bought.tolist() == first.bought.tolist()
 
 
-def test_another_seed_is_another_world() -> None:
+def test_another_seed_gives_other_visits() -> None:
     visits = [NewsSite(seed).visit(0, 0.0) for seed in (1, 2)]
 
     assert visits[0].items.tolist() != visits[1].items.tolist()
@@ -80,65 +80,65 @@ def test_draws_are_uniform_and_normal() -> None:
 
 @pytest.mark.parametrize("number", range(5))
 def test_no_order_of_the_candidates_is_better_than_the_best(number: int) -> None:
-    world = NewsSite(11, options=SMALL)
-    visit = world.visit(number, 12.0)
+    site = NewsSite(11, options=SMALL)
+    visit = site.visit(number, 12.0)
 
     orders = itertools.permutations(range(SMALL.candidates), SMALL.shown)
-    best = max(float(world.expected(visit, np.array(order)).sum()) for order in orders)
+    best = max(float(site.expected(visit, np.array(order)).sum()) for order in orders)
 
-    assert world.best(visit) == pytest.approx(best, rel=1e-12)
+    assert site.best(visit) == pytest.approx(best, rel=1e-12)
 
 
 def test_random_orders_earn_the_mean_of_all_orders() -> None:
-    world = NewsSite(11, options=SMALL)
-    visit = world.visit(0, 12.0)
+    site = NewsSite(11, options=SMALL)
+    visit = site.visit(0, 12.0)
 
     orders = itertools.permutations(range(SMALL.candidates), SMALL.shown)
-    earned = [float(world.expected(visit, np.array(order)).sum()) for order in orders]
+    earned = [float(site.expected(visit, np.array(order)).sum()) for order in orders]
 
-    assert world.random(visit) == pytest.approx(np.mean(earned), rel=1e-12)
+    assert site.random(visit) == pytest.approx(np.mean(earned), rel=1e-12)
 
 
-def test_clicks_come_as_often_as_expected() -> None:
-    world, visits = NewsSite(5), 2_000
-    expected = made = 0.0
+def test_clicks_are_as_frequent_as_expected() -> None:
+    site, visits = NewsSite(5), 2_000
+    expected = clicks = 0.0
     for number in range(visits):
-        visit = world.visit(number, number / 100)
-        shown = np.arange(world.options.shown)
-        expected += float(world.expected(visit, shown).sum())
-        made += float(world.reactions(visit, shown).clicked.sum())
+        visit = site.visit(number, number / 100)
+        shown = np.arange(site.options.shown)
+        expected += float(site.expected(visit, shown).sum())
+        clicks += float(site.reactions(visit, shown).clicked.sum())
 
-    assert made == pytest.approx(expected, abs=4 * expected**0.5)
+    assert clicks == pytest.approx(expected, abs=4 * expected**0.5)
 
 
-def test_the_first_place_is_clicked_most_and_the_last_least() -> None:
-    places = clicks_by_place(NewsSite(5), 2_000)
+def test_clicks_fall_with_position() -> None:
+    shares = clicks_by_position(NewsSite(5), 2_000)
 
-    assert places[0] > 1.3 * places[2] > 1.3 * places[9]
+    assert shares[0] > 1.3 * shares[2] > 1.3 * shares[9]
 
 
 def test_most_items_shown_are_not_clicked_and_readers_differ() -> None:
-    world = NewsSite(5)
-    visits = [world.visit(number, 30.0) for number in range(1_000)]
-    best, random = (np.mean([f(v) for v in visits]) / 10 for f in (world.best, world.random))
+    site = NewsSite(5)
+    visits = [site.visit(number, 30.0) for number in range(1_000)]
+    best, random = (np.mean([f(v) for v in visits]) / 10 for f in (site.best, site.random))
 
     assert 0.02 < random < 0.06
     assert 2.5 < best / random < 4.0
 
 
 def test_candidates_are_different_items_of_the_catalogue() -> None:
-    world = NewsSite(2)
+    site = NewsSite(2)
     for number in range(200):
-        visit = world.visit(number, 90.0)
-        first, stop = world.catalogue(90.0)
+        visit = site.visit(number, 90.0)
+        first, stop = site.catalogue(90.0)
 
-        assert len(set(visit.items.tolist())) == world.options.candidates
+        assert len(set(visit.items.tolist())) == site.options.candidates
         assert (visit.items >= first).all()
         assert (visit.items < stop).all()
         assert (visit.ages_s >= 0).all()
 
 
-def test_an_item_is_the_same_however_many_were_asked_for_before() -> None:
+def test_item_does_not_depend_on_earlier_draws() -> None:
     late = np.array([20_000])
     fresh, grown = NewsSite(2).items, NewsSite(2).items
     grown.topic(np.arange(30_000))
@@ -150,20 +150,20 @@ def test_an_item_is_the_same_however_many_were_asked_for_before() -> None:
         assert fresh.price(items).tolist() == grown.price(items).tolist()
 
 
-def test_items_arrive_and_retire_and_the_catalogue_keeps_its_size() -> None:
-    world = NewsSite(2)
-    before, after = world.catalogue(0.0), world.catalogue(100.0)
+def test_catalogue_keeps_its_size() -> None:
+    site = NewsSite(2)
+    before, after = site.catalogue(0.0), site.catalogue(100.0)
 
     assert before == (0, 2_000)
     assert after == (100, 2_100)
-    assert world.age_s(np.array([1_999, 2_099]), 100.0).tolist() == [100.0, 0.0]
+    assert site.age_s(np.array([1_999, 2_099]), 100.0).tolist() == [100.0, 0.0]
 
 
-def test_every_click_comes_within_its_time_and_every_purchase_after_its_click() -> None:
-    world = NewsSite(5)
+def test_delays_of_clicks_and_purchases_are_bounded() -> None:
+    site = NewsSite(5)
     for number in range(500):
-        visit = world.visit(number, 0.0)
-        reactions = world.reactions(visit, np.arange(10))
+        visit = site.visit(number, 0.0)
+        reactions = site.reactions(visit, np.arange(10))
 
         assert (reactions.click_after_s <= LONGEST_CLICK_S).all()
         bought = reactions.bought
@@ -171,7 +171,7 @@ def test_every_click_comes_within_its_time_and_every_purchase_after_its_click() 
         assert not (reactions.bought & ~reactions.clicked).any()
 
 
-def test_an_abrupt_drift_changes_what_many_readers_like_and_nothing_before_it() -> None:
+def test_abrupt_drift_changes_tastes_of_many_readers() -> None:
     still, drifting = NewsSite(4), NewsSite(4, DriftPlan((60.0,)))
     readers = range(still.options.users)
 
@@ -183,10 +183,10 @@ def test_an_abrupt_drift_changes_what_many_readers_like_and_nothing_before_it() 
     assert 0.5 < changed < 0.9
 
 
-def test_what_the_best_order_earns_stays_level_over_a_drift() -> None:
-    world = NewsSite(4, DriftPlan((60.0,)))
+def test_clicks_of_best_order_stay_level_over_drift() -> None:
+    site = NewsSite(4, DriftPlan((60.0,)))
 
-    before, after = (np.mean([world.best(world.visit(n, at)) for n in range(1_000)]) for at in (59.0, 61.0))
+    before, after = (np.mean([site.best(site.visit(n, at)) for n in range(1_000)]) for at in (59.0, 61.0))
 
     assert after == pytest.approx(before, rel=0.12)
 
@@ -200,7 +200,7 @@ def test_tastes_drift_slowly_all_the_time() -> None:
 
 
 @pytest.mark.parametrize(("time_s", "passed"), [(0, 0), (149.9, 0), (150, 1), (449, 1), (450, 2), (1_050, 4)])
-def test_drifts_go_on_at_their_interval(time_s: float, passed: int) -> None:
+def test_drifts_repeat_at_their_interval(time_s: float, passed: int) -> None:
     assert DriftPlan((150.0,), 300.0).passed(time_s) == passed
 
 
