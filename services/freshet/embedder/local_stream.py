@@ -19,13 +19,14 @@ from freshet.embedder.core import BatchPlan, Credits, partitions_of_lane
 from freshet.embedder.partition_reader import Sizes, Source, lag_of
 from freshet.embedder.recent_samples import Recent
 from freshet.embedder.staleness_limiter import CreditDesk
-from freshet.embedder.tracing import called, calling, processed
 from freshet.errors import Refused, Unavailable
 from freshet.log import EventLog
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import MOMENTS, Ended, LoopBatches, Ran
-from freshet.observability.tracing import TracedBatch, active
+from freshet.observability.spans import record_batch, start_rows_call
+from freshet.observability.trace_ids import TracedBatch
+from freshet.observability.tracing import end_span, now_ns, running
 from freshet.rows.service import NativeRows, RowService
 from freshet.types import F32, I64, U8, U32, BytesColumn, Fence, OffsetRange
 
@@ -156,11 +157,8 @@ class LocalStream:
                 state.source.stop()
                 return
             push = made.push(self._fence, gradients, counts)
-            if made.traced is None:
+            with running(start_rows_call(made.traced, "Push")):
                 self._rows.push(push)
-            else:
-                with calling(made.traced, "push", "Push"):
-                    self._rows.push(push)
             if not batch.replayed:
                 self._recent.add(made.inputs)
         except Refused as refused:
@@ -238,14 +236,12 @@ class LocalStream:
         state.source.stop()
 
     def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
         decoded = state.decoder.decode(plan.blocks, plan.places)
         state.stages.mark("decode")
         replayed = state.source.replayed(plan)
         made = self._maker.make(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
-        if tracer is not None:
-            made.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
+        made.traced = record_batch(plan.ranges, len(plan.blocks), decoded.request_ids, self._topic, start_ns)
         made.look_up(self._rows)
         state.stages.mark("lookup")
         state.made = made
@@ -254,8 +250,7 @@ class LocalStream:
     def _issue_run(self, state: _Lane, plans: Sequence[BatchPlan]) -> TrainRun:
         rows = self._native
         assert rows is not None, "a run is taken from a stream of native rows"
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
         rows.admit([r for plan in plans for r in plan.ranges], self._fence)
         decoded = state.decoder.decode(
             BytesColumn.concat([plan.blocks for plan in plans]),
@@ -265,11 +260,11 @@ class LocalStream:
         blocks = np.cumsum([len(plan.blocks) for plan in plans])
         ends = np.concatenate([np.zeros(1, np.int64), decoded.block_ends])[blocks]
         state.stages.mark("decode")
-        if tracer is not None:
+        if start_ns:
             starts = [0, *ends.tolist()]
             traced = [
-                processed(tracer, plan, decoded.request_ids[first:last], self._topic, began_ns)
-                for plan, first, last in zip(plans, starts, starts[1:], strict=False)
+                record_batch(p.ranges, len(p.blocks), decoded.request_ids[first:last], self._topic, start_ns)
+                for p, first, last in zip(plans, starts, starts[1:], strict=False)
             ]
             state.traced = traced if any(traced) else ()
         replayed = [state.source.replayed(plan) for plan in plans]
@@ -317,8 +312,8 @@ class LocalStream:
 
     @staticmethod
     def _trace(rows: NativeRows, traced: Sequence[TracedBatch | None], ran: Ran) -> None:
-        tracer, moments = active(), ran.moments_ns
-        if tracer is None or moments is None:
+        moments = ran.moments_ns
+        if moments is None:
             return
         for k, one in enumerate(traced[: ran.trained]):
             if one is None:
@@ -331,4 +326,5 @@ class LocalStream:
                 refused = place == "push" and k >= ran.pushed
                 error = "the push was refused" if refused else ""
                 rows.answered(method, one.context(place), at[began], at[end])
-                called(tracer, one, place, method, at[began], error, at[end])
+                if (span := start_rows_call(one, method, at[began])) is not None:
+                    end_span(span, error, at[end])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,11 +23,14 @@ from freshet.embedder.partition_reader import Source
 from freshet.embedder.push_queue import Pusher
 from freshet.embedder.recent_samples import Recent
 from freshet.embedder.staleness_limiter import CreditDesk
-from freshet.embedder.tracing import called, processed
 from freshet.errors import Unavailable
-from freshet.observability.tracing import active
+from freshet.observability.spans import record_batch, start_rows_call
+from freshet.observability.tracing import context_of, end_span, now_ns
 from freshet.rows.service import RowService
 from freshet.types import F32, U32, Fence
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 __all__ = ["AheadLane", "Common", "LaneCounts"]
 
@@ -79,7 +83,7 @@ class _Flight:
     since: float = 0.0  # of the lookup or push that is under way
     begun: Begun | None = None  # its lookup, until its rows were brought up
     write: Write | None = None  # its gradients, once they are there
-    pushed_ns: int = 0  # wall clock, if it is traced
+    push_span: Span | None = None  # of its push, if it is traced
 
 
 class AheadLane:
@@ -176,8 +180,9 @@ class AheadLane:
                     flight.write = self._common.own.given(
                         batch.ranges, push.groups, kept, partial(self._free, flight.slot)
                     )
-                if (traced := flight.made.traced) is not None and (tracer := active()) is not None:
-                    flight.pushed_ns, push = tracer.now_ns(), replace(push, span=traced.context("push"))
+                flight.push_span = start_rows_call(flight.made.traced, "Push")
+                if flight.push_span is not None:
+                    push = replace(push, span=context_of(flight.push_span))
                 self._pusher.give(push, flight)
                 return
         self._dropped(flight)
@@ -297,14 +302,14 @@ class AheadLane:
 
     def _made(self, plan: BatchPlan, slot: Slot) -> Made:
         self.stages.begin()
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
         decoded = self._decoder.decode(plan.blocks, plan.places)
         self.stages.mark("decode")
         replayed = self._source.replayed(plan)
         made = self._common.maker.make(plan, decoded, slot, replayed=replayed, stages=self.stages)
-        if tracer is not None:
-            made.traced = processed(tracer, plan, decoded.request_ids, self._source.topic, began_ns)
+        made.traced = record_batch(
+            plan.ranges, len(plan.blocks), decoded.request_ids, self._source.topic, start_ns
+        )
         return made
 
     def _credit(self, plan: BatchPlan) -> int:
@@ -433,8 +438,8 @@ class AheadLane:
     # --- ends of batches
 
     def _acknowledged(self, flight: _Flight) -> None:
-        if flight.made.traced is not None and (tracer := active()) is not None:
-            called(tracer, flight.made.traced, "push", "Push", flight.pushed_ns)
+        if flight.push_span is not None:
+            end_span(flight.push_span)
         if not flight.made.replayed:
             self._common.recent.add(flight.made.inputs)
         self._common.desk.give_back(flight.credit)

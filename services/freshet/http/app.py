@@ -28,8 +28,8 @@ from freshet.http.responses import ClientGoneError, HttpError, Response, error_r
 from freshet.http.routes import Handler, Reply, Routes, Taker, TakerRoute
 from freshet.http.streams import Headers, Stream, send_pieces
 from freshet.http.tokens import Scope as TokenScope
-from freshet.http.tracing import traced
-from freshet.observability.tracing import active, within
+from freshet.observability.spans import end_http_request, start_http_request
+from freshet.observability.tracing import context_of, within
 
 __all__ = ["App"]
 
@@ -113,15 +113,21 @@ class App:
                 if not answered.done():  # the server's drain may have cut it off
                     answered.set_result(response)
 
-            if (tracer := active()) is not None:
-                span, told = traced(tracer, self.role, endpoint.path, request.headers, reply)
-                try:
-                    taker(replace(request, span=span), told)
-                except Exception as error:
-                    with within(span):
-                        told(error_response(error))
-            else:
+            span = start_http_request(self.role, endpoint.path, request.headers)
+            if span is None:
                 taker(request, reply)
+                return await answered
+            context = context_of(span)
+
+            def reply_traced(response: Response) -> None:
+                end_http_request(span, response.status)
+                reply(response)
+
+            try:
+                taker(replace(request, span=context), reply_traced)
+            except Exception as error:
+                with within(context):
+                    reply_traced(error_response(error))
             return await answered
 
         self.route(endpoint, handler)
@@ -153,19 +159,20 @@ class App:
             self.counts.answered(route.name, response.status, perf_counter() - started, passed=False)
             reply(response)
             return
-        span = None
-        if (tracer := active()) is not None:  # not before: strangers must not fill the queue of spans
-            span, reply = traced(tracer, self.role, route.name, headers, reply)
+        span = start_http_request(self.role, route.name, headers)  # refused clients get no span
+        context = None if span is None else context_of(span)
 
         def answer(response: Response) -> None:
             self.counts.answered(route.name, response.status, perf_counter() - started)
+            if span is not None:
+                end_http_request(span, response.status)
             reply(response)
 
         try:
-            asked = Request("POST", route.name, "", headers, body, (), peer, who, payer, span, gone)
+            asked = Request("POST", route.name, "", headers, body, (), peer, who, payer, context, gone)
             route.taker(asked, answer)
         except Exception as error:
-            with within(span):  # what is logged of it names the trace
+            with within(context):  # its log lines name the trace
                 answer(error_response(error))
 
     def _let_in(

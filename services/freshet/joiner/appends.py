@@ -8,9 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from freshet.errors import FreshetError
 from freshet.joiner.partition import Outputs, Task
-from freshet.joiner.tracing import written
 from freshet.log import Writer
-from freshet.observability.tracing import active
+from freshet.observability.spans import record_joined_samples
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Flush", "Flushes"]
@@ -52,13 +51,12 @@ class Flush:
 
     def settle(self) -> None:
         """Tell the tasks, on their thread, that it is written."""
-        tracer = active()
         for (task, output), at in zip(self.done, self._commits, strict=True):
             task.appended(output, int(self._offsets[at]))
-            if tracer is not None and output.joined is not None:
+            if output.joined:
                 samples = at - len(output.appends) + 1  # its first append, if it has samples on time
                 topic, where = task.topics.samples, task.topics.samples_partition(task.partition)
-                written(tracer, output.joined, topic, where, self._offsets[samples])
+                record_joined_samples(output.joined, topic, where, int(self._offsets[samples]))
 
 
 class Flushes:

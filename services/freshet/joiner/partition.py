@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from freshet.joiner.core import (
     ActionColumns,
     ImpressionColumns,
     Joiner,
+    Samples,
     ShownColumns,
     datable,
 )
@@ -27,13 +29,16 @@ from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_to
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.times import Now, Timed, TimeRules, judge_times
-from freshet.joiner.tracing import Joined, noted
 from freshet.joiner.watermark import Watermark
 from freshet.log.dead_letters import letter
-from freshet.observability.tracing import active
+from freshet.observability.spans import JoinedEvent
+from freshet.observability.tracing import traced
 from freshet.types import I64, U8, Append, BytesColumn, Records
 
-__all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "pieces"]
+if TYPE_CHECKING:
+    from freshet.observability.tracer import Tracer
+
+__all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "joined_events", "pieces"]
 
 READY_BYTES = 64 << 20
 """Of decided samples that one flush holds, beyond those of the last event: a second's worth of windows that
@@ -83,7 +88,7 @@ class Outputs:
     outcomes: Mapping[str, int]  # EVENT_COUNTERS -> events since the last commit
     refused: Mapping[str, Mapping[str, int]]  # role -> REFUSALS -> events since the last commit
     out_of_bounds: Mapping[str, int] = field(default_factory=dict)  # label -> samples dropped for its bounds
-    joined: Joined | None = None  # what is traced of them
+    joined: Sequence[JoinedEvent] = ()  # the traced events among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +189,7 @@ class Task:
                 encoded = blocks.encode(samples, *most)
                 where = self.topics.samples_partition(self.partition)
                 appends.append(Append(topic, where, encoded))
-        tracer = active()
-        joined = noted(tracer, decided, *most) if tracer is not None and len(decided) else None
+        joined = joined_events(decided, *most) or ()
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._letters, self._skips = self._letters, [], Skips()
@@ -428,6 +432,21 @@ class Task:
             skips=self._skips,
             clock=self.clock,
         )
+
+
+@traced
+def joined_events(tracer: Tracer, decided: Samples, max_bytes: int, max_samples: int) -> list[JoinedEvent]:
+    """Return the traced events among samples that are about to be appended in blocks of these sizes."""
+    requests = tracer.ids.traced(decided.requests)
+    if not requests:
+        return []
+    ends = np.array([stop for _, stop in blocks.cuts(decided, max_bytes, max_samples)], np.int64)
+    decided_ns, events = tracer.now_ns(), []
+    for request in requests:
+        rows = np.flatnonzero(decided.requests == np.uint64(request))
+        block = int(np.searchsorted(ends, rows[0], side="right"))
+        events.append(JoinedEvent(request, int(decided.times_ms[rows].min()), len(rows), block, decided_ns))
+    return events
 
 
 def _words(error: Exception) -> str:

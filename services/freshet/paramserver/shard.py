@@ -20,11 +20,11 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.topics import Topics
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
 from freshet.log import EventLog
-from freshet.observability.tracing import Context, active
+from freshet.observability.spans import end_push_answer, start_rows_answer
+from freshet.observability.tracing import Context, end_span, running
 from freshet.paramserver.bucket_loader import Loader
 from freshet.paramserver.core import PushFences
 from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
-from freshet.paramserver.tracing import answered, answering
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
@@ -285,10 +285,7 @@ class Shard:
         states: RowStates | None = None,
     ) -> None:
         """Write each key's slots into `out`; see the protocol."""
-        if active() is None:
-            self._look_all_up(groups, out, create, states)
-            return
-        with answering("Lookup"):
+        with running(start_rows_answer("Lookup")):
             self._look_all_up(groups, out, create, states)
 
     def _look_all_up(
@@ -341,9 +338,7 @@ class Shard:
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see the protocol."""
-        if active() is None:
-            return self._apply(push)
-        with answering("Push", push.span):
+        with running(start_rows_answer("Push", push.span), end_push_answer):
             return self._apply(push)
 
     def _apply(self, push: Push) -> bool:
@@ -382,8 +377,8 @@ class Shard:
 
     def answered(self, method: str, asked: Context, began_ns: int, end_ns: int) -> None:
         """Tell a trace; see the protocol."""
-        if (tracer := active()) is not None:
-            answered(tracer, method, tracer.new(asked), asked, began_ns, "", end_ns)
+        if (span := start_rows_answer(method, asked, began_ns)) is not None:
+            end_span(span, end_ns=end_ns)
 
     def _push(self, push: Push) -> PushOutcome:
         self.admit(push.ranges, push.fence)

@@ -19,11 +19,11 @@ from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
-from freshet.observability.tracing import active
+from freshet.observability.spans import Training, end_training, start_training
+from freshet.observability.tracing import running
 from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
 from freshet.trainer.step_coordinator import Agreed, Rounds
-from freshet.trainer.tracing import Trained, taken, training
 from freshet.types import F32
 
 __all__ = ["STAGES", "Lanes", "Observer", "OtherFailed", "Seat"]
@@ -66,7 +66,7 @@ class Seat:
     verdict: Counts | None = None
     result: StepResult | None = None
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
-    trained: Trained | None = None  # the batch's span, while it is traced
+    training: Training | None = None  # of the batch, if it is traced
 
 
 @dataclass
@@ -196,8 +196,8 @@ class Lanes:
 
     def _poll(self, index: int, seat: Seat, wait_s: float) -> bool:
         seat.batch = self.stream.take(index, wait_s)
-        if seat.batch is not None and (tracer := active()) is not None:
-            seat.trained = taken(tracer, seat.batch)
+        if seat.batch is not None:
+            seat.training = start_training(seat.batch.ranges, seat.batch.request_ids)
         return seat.batch is not None
 
     def _judge(self, *, stopping: bool) -> None:
@@ -270,14 +270,18 @@ class Lanes:
         self._counted = []
 
     def _give_back(self, index: int, seat: Seat) -> None:
-        batch, result, trained = seat.batch, seat.result, seat.trained
-        seat.batch = seat.result = seat.trained = None
+        batch, result, training = seat.batch, seat.result, seat.training
+        seat.batch = seat.result = seat.training = None
         if batch is None:
             return
         gradients, counts = (None, None) if result is None else (result.gradients, result.counts)
-        traced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if trained is not None:
-            traced = training(trained, batch, index, self.step, result is not None)
+        step, learned = self.step, result is not None
+
+        def end(_: object, error: str) -> None:
+            if training is not None:
+                end_training(training, error, lane=index, step=step, learned=learned)
+
+        traced = running(None if training is None else training.span, end)
         # Refused: the stream has rewound this lane; what it issues next continues what is applied (PROTOCOL
         # 6).
         with contextlib.suppress(Refused), traced:

@@ -23,8 +23,9 @@ from freshet.model import DenseModel
 from freshet.model.gate_samples import arrays_of, inputs_of, joined
 from freshet.model.inputs import ModelInputs
 from freshet.observability.skipped import skip
+from freshet.observability.spans import record_publication
+from freshet.observability.tracing import now_ns
 from freshet.trainer.pins import Pin, Pins
-from freshet.trainer.tracing import publishing
 from freshet.types import Append, BytesColumn, Fence
 from freshet.versions import Manifest, Version, VersionStore
 
@@ -145,10 +146,9 @@ class Versioner:
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Version 0: the initial weights, promoted at creation."""
-        published = publishing(self.spec_hash)
+        start_ns = now_ns()
         manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
-        published(manifest)
-        return manifest
+        return self._recorded(manifest, start_ns)
 
     def begin(self, snapshot: Snapshot) -> None:
         """Version 0, unless there is a version already: of a rank that leads for the first time."""
@@ -157,9 +157,11 @@ class Versioner:
 
     def next(self, snapshot: Snapshot) -> Manifest:
         """Store the snapshot as the next version, judge it, and promote it or hold it with the reason."""
-        published = publishing(self.spec_hash)
-        manifest = self._next(snapshot)
-        published(manifest)
+        start_ns = now_ns()
+        return self._recorded(self._next(snapshot), start_ns)
+
+    def _recorded(self, manifest: Manifest, start_ns: int) -> Manifest:
+        record_publication(self.spec_hash, manifest.number, manifest.step, manifest.verdict, start_ns)
         return manifest
 
     def _next(self, snapshot: Snapshot) -> Manifest:

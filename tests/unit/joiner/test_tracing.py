@@ -1,4 +1,4 @@
-"""What the joiner tells of traced events: their windows, the blocks of their samples, first and later."""
+"""The joiner's spans: windows of events, the blocks of their samples, first and later ones."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from freshet.config.spec.record_sizes import BLOCK_BYTES
 from freshet.features.blocks import MAX_SAMPLES
-from freshet.joiner import tracing
 from freshet.joiner.core import Samples
-from freshet.joiner.tracing import KNOWN, noted, written
-from freshet.observability.tracing import Span, Tracer
+from freshet.joiner.partition import joined_events
+from freshet.observability.spans import SAMPLES_SENT, JoinedEvent, record_joined_samples
+from freshet.observability.tracer import Tracer
+from freshet.observability.tracing import install
 from freshet.types import BytesColumn
-
-
-@pytest.fixture
-def told() -> list[Span]:
-    return []
+from tests.spans import Recorded, recording
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told_yet() -> Iterator[None]:
-    tracing._told.clear()
+def _off_again() -> Iterator[None]:
     yield
-    tracing._told.clear()
+    install(None)
 
 
-def tracer(told: list[Span], ratio: float = 1.0) -> Tracer:
-    return Tracer("news", ratio, told.append, system="kafka", now_ns=lambda: 9_000_000_000)
+def start(ratio: float = 1.0) -> tuple[Tracer, list[Recorded]]:
+    tracer, spans = recording(ratio=ratio, now_ns=lambda: 9_000_000_000)
+    install(tracer)
+    return tracer, spans
 
 
 def samples(requests: Sequence[int], time_ms: int = 7_000) -> Samples:
@@ -45,61 +44,64 @@ def samples(requests: Sequence[int], time_ms: int = 7_000) -> Samples:
     )
 
 
-def tell(made: Tracer, decided: Samples, offset: int = 40) -> None:
-    joined = noted(made, decided)
-    assert joined is not None
-    written(made, joined, "news.samples", 3, offset)
+def joined(decided: Samples) -> list[JoinedEvent]:
+    events = joined_events(decided, BLOCK_BYTES, MAX_SAMPLES)
+    assert events is not None
+    return events
 
 
-def test_a_window_is_open_from_event_time_to_the_decision(told: list[Span]) -> None:
-    made = tracer(told)
-    tell(made, samples([5, 5]))
+def record(decided: Samples) -> None:
+    record_joined_samples(joined(decided), "news.samples", 3, 40)
 
-    join, send = told
+
+def test_a_window_is_open_from_event_time_to_the_decision() -> None:
+    tracer, spans = start()
+    record(samples([5, 5]))
+
+    join, send = spans
     assert (join.name, join.start_ns, join.end_ns) == ("join", 7_000_000_000, 9_000_000_000)
-    assert join.parent == made.event(5, "served")
+    assert join.parent == tracer.ids.event(5, "served")
     assert join.attributes["freshet.samples"] == 2
     assert (send.name, send.context, send.parent) == (
         "send news.samples",
-        made.event(5, "samples"),
+        tracer.ids.event(5, "samples"),
         join.context,
     )
     assert send.attributes["messaging.destination.partition.id"] == "3"
     assert send.attributes["messaging.kafka.offset"] == 40
 
 
-def test_each_event_is_told_of_with_the_block_that_holds_its_first_sample(told: list[Span]) -> None:
-    tell(tracer(told), samples([1] * MAX_SAMPLES + [2] * MAX_SAMPLES + [3]))
+def test_each_event_is_recorded_with_the_block_that_holds_its_first_sample() -> None:
+    _, spans = start()
+    record(samples([1] * MAX_SAMPLES + [2] * MAX_SAMPLES + [3]))
 
-    sends = [span for span in told if span.name.startswith("send")]
+    sends = [span for span in spans if span.name.startswith("send")]
     assert sorted(span.attributes["messaging.kafka.offset"] for span in sends) == [40, 41, 42]
 
 
-def test_later_samples_of_an_event_have_spans_of_their_own(told: list[Span]) -> None:
-    made = tracer(told)
+def test_later_samples_of_an_event_have_spans_of_their_own() -> None:
+    tracer, spans = start()
     for _ in range(2):  # its positives early, its negatives when the window has closed
-        tell(made, samples([5]))
+        record(samples([5]))
 
-    first, later = (span for span in told if span.name.startswith("send"))
-    assert first.context == made.event(5, "samples")
+    first, later = (span for span in spans if span.name.startswith("send"))
+    assert first.context == tracer.ids.event(5, "samples")
     assert later.context != first.context
     assert later.context.trace_id == first.context.trace_id
 
 
-def test_samples_of_which_no_event_is_traced_are_not_told_of(told: list[Span]) -> None:
-    made = tracer(told, ratio=0.5)
+def test_samples_without_a_traced_event_are_not_recorded() -> None:
+    tracer, _ = start(ratio=0.5)
     ids = np.arange(100, dtype=np.uint64)
-    none, some = ids[~made.sampled(ids)], ids[made.sampled(ids)]
+    none, some = ids[~tracer.ids.sampled(ids)], ids[tracer.ids.sampled(ids)]
 
-    assert noted(made, samples(none.tolist())) is None
-    joined = noted(made, samples(ids.tolist()))
-    assert joined is not None
-    assert [event.request for event in joined.events] == some.tolist()
+    assert joined(samples(none.tolist())) == []
+    assert [event.request for event in joined(samples(ids.tolist()))] == some.tolist()
 
 
-def test_events_that_were_told_of_do_not_fill_the_memory(told: list[Span]) -> None:
-    made = tracer(told)
-    for start in range(0, KNOWN + 200, 100):
-        tell(made, samples(list(range(start, start + 100))))
+def test_remembered_events_do_not_fill_the_memory() -> None:
+    tracer, _ = start()
+    for first in range(0, SAMPLES_SENT + 200, 100):
+        record(samples(list(range(first, first + 100))))
 
-    assert len(tracing._told) == KNOWN
+    assert len(tracer.sent_samples) == SAMPLES_SENT
