@@ -14,6 +14,9 @@ SKIP ?=
 # The same as an expression of pytest's markers, such as `not browser and not kafka`; empty if nothing is left out.
 LEFT_OUT = $(patsubst browser-tests,browser,$(filter browser-tests kafka kserve promtool redis,$(SKIP)))
 MARKERS = not compose $(LEFT_OUT:%=and not %)
+# Workers of pytest: half as many again as cores, since many tests wait for I/O, leases and timers. Eight at the most, as a
+# worker starts servers of its own (a Kafka, Redis clusters, an S3) and may need 2 GB with them.
+WORKERS ?= $(shell cores=$$(nproc 2> /dev/null || sysctl -n hw.ncpu); n=$$(( (3 * cores + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 BENCH ?=
 DEMO ?=
 
@@ -21,8 +24,13 @@ BIN := $(VENV)/bin
 # Not abspath, which takes a path that holds spaces for several.
 BIN_PATH := $(if $(filter /%,$(BIN)),$(BIN),$(CURDIR)/$(BIN))
 export PATH := $(BIN_PATH):$(PATH)
+# The tests start hundreds of Python processes; without compiled modules each of them would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup build demo docs test test-compose unit lint native-test bench wheel clean
+# Idle workers steal from busy ones; with one worker the tests run in pytest's own process, where -s and --pdb work.
+PYTEST = $(BIN)/python -m pytest -n $(patsubst 1,0,$(WORKERS)) --dist worksteal
+
+.PHONY: help setup build demo docs test test-long test-compose test-tools unit lint native-test bench wheel clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,27 +64,41 @@ build: $(READY_TO_TEST) ## Build the native core in place, for work on the code.
 docs: build ## Write docs/reference/ anew from the code; a test says when a page is stale.
 	PYTHONPATH=services $(BIN)/python -m ops.reference
 
-test: build lint native-test ## Install all that is needed and run every test.
+test-tools:
 	@ops/find-browser "$(SKIP)"
 	@ops/install-kafka "$(SKIP)"
 	@PYTHON="$(PYTHON)" ops/install-kserve "$(SKIP)"
 	@ops/install-promtool "$(SKIP)"
 	@ops/install-redis "$(SKIP)"
-	$(BIN)/python -m pytest -m "$(MARKERS)"
+
+test: build lint native-test test-tools ## Install all that is needed and run every test; WORKERS=1 one after the other.
+	$(PYTEST) -m "$(MARKERS)"
+
+# What the variables mean, and how to run one of these tests by itself, is in CONTRIBUTING.md.
+LONG_FORMS = FRESHET_TEST_FAULTS=70 FRESHET_TEST_KILLS=56 FRESHET_TEST_CLOCKS=60 FRESHET_TEST_POISON=500 \
+  FRESHET_TEST_KEYS=1000000 FRESHET_TEST_FRAMES=100000 FRESHET_TEST_FUZZ_FRAMES=1000000
+
+test-long: build test-tools ## The long forms of storms, soaks and random tests: about two hours on two cores.
+	$(LONG_FORMS) $(PYTEST) --timeout 7200 -m "long and $(MARKERS)"
+	ops/fuzz-avro --records 1000000
+	ops/fuzz-avro --pairs 100000
+	ops/fuzz-bodies --bodies 100000
+	FUZZ_RUNS=1000000 ops/native-test "$(SKIP)"
 
 test-compose: build ## Build the images, start docker-compose.yml, kill each service in turn, audit; needs a docker engine.
 	docker compose --env-file /dev/null --profile simulator build
 	$(BIN)/python -m pytest -s -m compose tests/compose
 
-unit: build ## Only the unit and contract tests, without servers: seconds.
-	$(BIN)/python -m pytest -m "not kafka and not redis" tests/unit tests/contract
+unit: build ## Only the unit and contract tests, without servers; random tests try fewer examples: two minutes on two cores.
+	$(PYTEST) -m "not kafka and not redis" --hypothesis-profile quick tests/unit tests/contract
 
-lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit.
+lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit, measures and words of the code (ops/house).
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy services/freshet tests ops
 	PYTHONPATH=services $(BIN)/lint-imports
 	$(BIN)/bandit -q -c pyproject.toml -r services/freshet
+	$(BIN)/python -m ops.house
 
 native-test: $(READY_TO_TEST) ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
 	@ops/native-test "$(SKIP)"

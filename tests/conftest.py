@@ -16,6 +16,7 @@ pytest_plugins = ["tests.servers.fixtures"]
 
 # A deadline per example measures the machine, not the code; the timeout of each test still bounds it.
 settings.register_profile("freshet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("freshet"), max_examples=25)  # `make unit`
 settings.load_profile("freshet")
 
 # Processes that tests start find the package as the tests do.
@@ -35,6 +36,21 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def nothing_skipped() -> None:
     """Counts of damaged state are the process's; each test is one."""
     skipped.forget()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files in the order of their longest timeout, so that no long test is left for one worker alone."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest.get(item.path, 0.0), timeout.args[0] if timeout else 0.0)
+    items.sort(key=lambda item: -longest[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of later collections: each full one would visit all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 TESTS_BETWEEN_COLLECTIONS = 100

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt, Unavailable
 from freshet.sqlite import folder_of
 from freshet.versions import ALIASES, Manifest, Version
-from freshet.versions.manifest import read_manifest, write_manifest
+from freshet.versions.weights import read_manifest, write_manifest
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS versions (

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import freshet
 from freshet.apps.local import Local
-from freshet.cli.status_text import as_text
+from freshet.cli.status import as_text
 
 TOPICS = ["politics", "sport", "science", "music", "film", "food", "travel", "tech", "health", "money"]
 LIKED, OTHER = 0.5, 0.05  # probability of a click on a liked and on any other headline

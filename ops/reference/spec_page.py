@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from freshet.config import expression
+from freshet.config.spec.forms import Parameter
 from freshet.config.spec.identity import EFFECTS
 from freshet.config.spec.model import (
     Explore,
@@ -22,7 +23,6 @@ from freshet.config.spec.model import (
     Train,
 )
 from freshet.config.spec.optimizers import OPTIMIZERS
-from freshet.config.spec.parameters import Parameter
 from freshet.config.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
 from freshet.config.spec.transforms import TRANSFORMS
 from ops.reference.markdown import grid, header, option_rows

@@ -135,7 +135,7 @@ def pick_runs(
 ) -> tuple[U8, U8]: ...
 def runs_fault(directory: U8, body: U8, start: int, widths: U32) -> str: ...
 
-# --- rows as pages of Redis hashes: see freshet.tables.pages
+# --- rows as pages of Redis hashes: see freshet.tables.runs
 
 def page_writes(
     directory: U8,

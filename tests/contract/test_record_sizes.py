@@ -18,9 +18,8 @@ from freshet.adapters import open_eventlog
 from freshet.config.settings import Gateway as Settings
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.record_sizes import RecordLimits
 from freshet.config.spec.schemas import load_schemas
-from freshet.config.spec.topics import topics_of
+from freshet.config.spec.topics import RecordLimits, topics_of
 from freshet.errors import ConfigError
 from freshet.gateway.api import AVRO
 from freshet.gateway.service import Gateway, codecs_of
@@ -61,7 +60,7 @@ item = { field = "items.sku", table = "item" }
 """
 
 
-@pytest.fixture(params=["sqlite", "kafka"])
+@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
 def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EventLog:
     if request.param == "sqlite":
         for module in ("chunks", "event_log", "file"):  # 64 MiB would take seconds
@@ -193,7 +192,7 @@ def test_a_request_far_beyond_a_record_becomes_many_blocks(log: EventLog, spec: 
 def test_an_event_that_expands_too_far_is_refused(
     log: EventLog, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.config.spec.record_sizes.MAX_EXPANDED_BYTES", 1 << 20)
+    monkeypatch.setattr("freshet.config.spec.topics.MAX_EXPANDED_BYTES", 1 << 20)
     topics, schema = ensure_topics(log, spec), schema_id(spec, log)
     large = frame(schema, served("r1", 30_000, 100))
     clients = sent(

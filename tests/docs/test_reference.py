@@ -20,6 +20,7 @@ from freshet.config.spec.model import (
     Train,
 )
 from ops.reference import PAGES, Page
+from ops.reference.structure import with_figure
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -30,6 +31,12 @@ def test_each_page_is_what_the_code_says(page: Page) -> None:
     found = path.read_text() if path.exists() else ""
 
     assert found == page.text(), f"docs/reference/{page.name} is stale: `make docs` writes it anew"
+
+
+def test_the_figure_in_architecture_is_what_the_imports_say() -> None:
+    text = (FOLDER.parents[1] / "ARCHITECTURE.md").read_text()
+
+    assert with_figure(text) == text, "ARCHITECTURE.md is stale: `make docs` draws its figure anew"
 
 
 def test_each_page_is_written_once() -> None:

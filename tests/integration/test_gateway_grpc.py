@@ -279,6 +279,7 @@ def test_a_message_beyond_the_limit_is_refused_and_counted(start: Callable[..., 
     talk.channel.close()
 
 
+@pytest.mark.long
 def test_hostile_messages_are_refused_and_counted_and_it_lives(gateway: Running, talk: Talk) -> None:
     good = [
         M.PutRequest(id=5, stream=SERVED, encoding=JSON, body=text(ranked())).SerializeToString(),

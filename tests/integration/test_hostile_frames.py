@@ -121,6 +121,7 @@ def a_piece() -> list[bytes]:
     return [next(pieces_of(long, 400)), encode_frame(Frame(Kind.PIECE, 7, sections=alone))]
 
 
+@pytest.mark.long
 def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
     methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
     chance = random.Random(3)
@@ -152,6 +153,7 @@ def patient(messages: Iterator[bytes]) -> Iterator[bytes]:
             yield data if usual else data[:-1]
 
 
+@pytest.mark.long
 def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "log")
     scene = RemoteScene(log)

@@ -345,6 +345,7 @@ def test_kserves_client_infers_what_is_inferred_over_http(server: Running, port:
     assert (said["live"], said["ready"], said["id"], said["model"]) == (True, True, "k", "feed")
 
 
+@pytest.mark.long
 def test_hostile_messages_are_refused_and_counted_and_it_lives(
     channel: grpc.Channel, server: Running
 ) -> None:

@@ -18,7 +18,7 @@ from freshet.config.spec.learning import Train
 from freshet.config.spec.model import Spec
 from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.paramserver.service import ParamServer, Place

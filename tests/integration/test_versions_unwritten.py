@@ -8,7 +8,7 @@ from pathlib import Path
 from freshet.apps.metrics import trainer_readings
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
-from freshet.cli.status_text import as_text
+from freshet.cli.status import as_text
 from freshet.errors import Unavailable
 from freshet.testing.faults import Faulty
 from tests.perf.workload import Workload, append, plain_spec

@@ -32,8 +32,7 @@ from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import topics_of
 from freshet.coordination.claims import Claims
 from freshet.coordination.slices import SLICES, ShardMap
-from freshet.embedder.core import rows_of_blocks
-from freshet.embedder.ownership import embedders_of
+from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import TopicPartition

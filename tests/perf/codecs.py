@@ -32,7 +32,7 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.published_rows import records_of
+from freshet.paramserver.flusher import records_of
 from freshet.paramserver.shard import Shard
 from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows
 from freshet.rows.service import KeyGroup, Push

@@ -30,10 +30,8 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
 from freshet.demo import DEMO_SPEC
 from freshet.demo.outbox import Outbox
-from freshet.demo.pace import Pace
-from freshet.demo.readers import Readers
-from freshet.demo.tastes import DriftPlan
-from freshet.demo.world import World
+from freshet.demo.readers import Pace, Readers
+from freshet.demo.world import DriftPlan, World
 from freshet.evaluation import auc
 from freshet.features import EventExtractor, JsonTranscoder, SampleDecoder
 from freshet.inference.core import events_of, order, parse_rank

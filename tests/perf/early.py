@@ -29,7 +29,7 @@ from freshet.evaluation import LabelKind
 from freshet.evaluation.predictions import Scored
 from freshet.features import GroupKeys, SampleDecoder
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.model.single_pass import BUCKETS, NativePass
+from freshet.model.native_loop import BUCKETS, NativePass
 from freshet.tables import Plan
 from freshet.types import F32, I64, U64
 from tests.perf.live import samples_of, spec_of

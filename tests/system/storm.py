@@ -106,10 +106,9 @@ class Storm:
     def run(self, count: int) -> None:
         """Strike so often, then wait until everybody is back and all goes on."""
         left: list[tuple[str, Way]] = []
-        for _ in range(count):
+        for struck in range(count):
             if not left:
-                left = list(self.kinds)
-                self.rng.shuffle(left)
+                left = self._deal(count - struck)
             if self.rng.random() >= AT_ONCE:
                 self._wait("all", lambda: not self.open())
                 self._pass(self.rng.uniform(0.3, 1.7) * self.gap_s)
@@ -117,6 +116,17 @@ class Storm:
                 self._pass(self.rng.uniform(0.0, 1.5))
             self._strike(*left.pop())
         self._wait("all", lambda: not self.open())
+
+    def _deal(self, count: int) -> list[tuple[str, Way]]:
+        """A round in random order, struck from its end: one of each role first if `count` ends it early."""
+        dealt = list(self.kinds)
+        self.rng.shuffle(dealt)
+        if count < len(dealt):
+            one_of_each = list(dict(dealt).items())
+            for kind in one_of_each:
+                dealt.remove(kind)
+            dealt += one_of_each
+        return dealt
 
     def open(self) -> list[Fault]:
         """Faults that are not over: who was struck is away, or the work has not gone on."""

@@ -43,6 +43,7 @@ COUNTS = {"joiner": 1, "paramserver": 1, "embedder": 1, "trainer": 1, "inference
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.long,
     pytest.mark.timeout(3_600),
     pytest.mark.skipif(
         not int(os.environ.get("FRESHET_TEST_CLOCKS", "0")), reason="the long form: FRESHET_TEST_CLOCKS=1"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.cli.status_text import as_text
+from freshet.cli.status import as_text
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog

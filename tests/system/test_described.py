@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from freshet.adapters import open_eventlog
 from freshet.apps.local import Local, local
-from freshet.apps.ports import PORT_SETTINGS
-from freshet.apps.roles import BESIDE
+from freshet.apps.ports import BESIDE, PORT_SETTINGS
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import KINDS_OF_TOPICS, topics_of
 from freshet.demo import write_spec

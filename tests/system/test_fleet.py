@@ -3,10 +3,10 @@ role, a Redis master and the broker are killed, or stand still for longer than t
 master has no memory left; links to shards and embedders are cut; disks are full; wall clocks jump by an
 hour. Everything acknowledged counts once, everywhere.
 
-`FRESHET_TEST_FAULTS` faults (by default each kind once or twice), of all roles or of those that are named, as
-in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice of victims,
-not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, which nobody asks for: who starts
-loads them. `pytest -s` shows how long the work stood still.
+`FRESHET_TEST_FAULTS` faults (14 by default, at least one of each role), of all roles or of those that are
+named, as in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice
+of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, which nobody asks
+for: who starts loads them. `pytest -s` shows how long the work stood still.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from tests.system.waiting import wait_until, wait_until_nothing_differs
 from tests.system.watching import Watch
 
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}
-FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", str(len(ROUND))))
+FAULTS = int(os.environ.get("FRESHET_TEST_FAULTS", "14"))
 ROWS = int(os.environ.get("FRESHET_TEST_ROWS", "10000"))
 GAP_S = float(os.environ.get("FRESHET_TEST_FAULT_GAP", "1.0"))
 ONLY = os.environ.get("FRESHET_TEST_FAULTS_OF", "").split()
 KINDS = [(role, way) for role, way in ROUND if not ONLY or role in ONLY]
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + 30 * FAULTS)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300 + 30 * FAULTS)]
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ GOOD_BLOCKS = 12
 
 COUNTS = {"joiner": 1, "paramserver": 1, "embedder": 1, "trainer": 1, "inference": 1, "gateway": 1}
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300 + MORE)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300 + MORE)]
 
 
 def test_bad_records_end_nothing_embedded(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.apps.native_backtest import fits, straight
-from freshet.apps.result_folder import folder_of_a_pass
-from freshet.apps.results import Outcome
+from freshet.apps.results import Outcome, folder_of_a_pass
 from freshet.apps.sample_files import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.apps.versus import check_versus, run_vw
 from freshet.config.spec import Spec

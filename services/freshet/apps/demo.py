@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from freshet.apps.demo_text import DEMO_FOLDER, click_rates, drift_lines, farewell, progress_line, span_of
-from freshet.apps.drift_options import DRIFT_AT, DRIFT_EVERY, seconds_of
+from freshet.apps.demo_text import (
+    DEMO_FOLDER,
+    DRIFT_AT,
+    DRIFT_EVERY,
+    click_rates,
+    drift_lines,
+    farewell,
+    progress_line,
+    seconds_of,
+    span_of,
+)
 from freshet.apps.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.apps.supervised import Run, console_address, prepare, tell_ready
 from freshet.config.settings import RunFolder, Settings, load_settings

@@ -8,13 +8,34 @@ from typing import Any
 
 __all__ = [
     "DEMO_FOLDER",
+    "DRIFT_AT",
+    "DRIFT_EVERY",
     "ClickRates",
     "click_rates",
     "drift_lines",
     "farewell",
     "progress_line",
+    "seconds_of",
     "span_of",
 ]
+
+# --- When the demo's world drifts: defaults and durations of `freshet simulate` and `freshet demo`.
+
+
+DRIFT_AT, DRIFT_EVERY = "150s", "5m"
+
+
+def seconds_of(option: str, text: str) -> float:
+    """A duration of the command line. Raises ConfigError, naming the option."""
+    from freshet.config.options import Duration, Wrong
+    from freshet.errors import ConfigError
+
+    form = Duration(1_000, 365 * 86_400_000)
+    try:
+        return float(form.read(text) or 0) / 1_000
+    except Wrong as wrong:
+        raise ConfigError(option, "", text, wrong.expected, wrong.hint) from None
+
 
 DEMO_FOLDER = "freshet-demo"
 """Where the demo runs if no other folder is named, below the one that one stands in."""

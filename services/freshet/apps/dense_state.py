@@ -12,20 +12,19 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.config.spec.model import Spec
-from freshet.config.spec.probes import check_outcomes
 from freshet.config.spec.topics import Topics
+from freshet.config.spec.transforms import check_outcomes
 from freshet.log import EventLog, Writer
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import ModelInputs
 from freshet.rows.store import RowStore
-from freshet.trainer.core import DenseLedger
-from freshet.trainer.pins import Pins
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.service import Trainer
 from freshet.trainer.state_sync import Progress
+from freshet.trainer.step_coordinator import DenseLedger
 from freshet.trainer.training_loop import Course
-from freshet.trainer.version_writer import Versioner, restart_point
+from freshet.trainer.version_writer import Pins, Versioner, restart_point
 from freshet.types import Fence, TopicPartition
 from freshet.versions import Manifest, VersionStore
 

@@ -10,7 +10,7 @@ from typing import Any
 from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
 from freshet.apps.training import refuser
-from freshet.batches.message_sizes import check_messages, streams, work_bytes
+from freshet.batches.frames import check_messages, streams, work_bytes
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.avro.schema import Record
 from freshet.config.settings import Settings
@@ -19,7 +19,7 @@ from freshet.config.spec.model import Spec
 from freshet.coordination.claims import Claims
 from freshet.coordination.slices import ShardMap
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.service import Embedder
 from freshet.features import SampleDecoder
 from freshet.http.addresses import Address

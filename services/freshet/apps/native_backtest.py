@@ -33,7 +33,7 @@ from freshet.errors import BadInput
 from freshet.features import Decoded, SampleDecoder
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import Labels, ModelInputs
-from freshet.model.single_pass import NativePass
+from freshet.model.native_loop import NativePass
 from freshet.recordings.event_times import EventTimes
 from freshet.trainer.quality import Observer, Quality
 from freshet.types import F32, I64, U64, Fence

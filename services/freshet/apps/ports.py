@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 from freshet.config.settings import Settings
 
-__all__ = ["PORT_SETTINGS", "optional_ports_of", "ports_of"]
+__all__ = ["BESIDE", "PORT_SETTINGS", "ROLES", "optional_ports_of", "ports_of"]
+
+# --- The services: which `freshet up` starts, and which run by themselves only.
+
+
+ROLES = ("gateway", "joiner", "trainer", "inference", "console")
+"""Of a run on one machine: what `freshet up` starts."""
+BESIDE = ("embedder", "paramserver")
+"""Started by hand, or by what runs services in a cluster."""
+
 
 PORT_SETTINGS: Mapping[str, str] = {
     "gateway": "FRESHET_GATEWAY_PORT",

@@ -19,11 +19,10 @@ from freshet.config.spec.topics import Topics
 from freshet.coordination.claims import Claims
 from freshet.coordination.slices import ShardMap
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import partitions_of_lane
-from freshet.embedder.ownership import embedders_of
+from freshet.embedder.core import embedders_of, partitions_of_lane
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.pipelined_stream import DenseApplied, PipelinedStream, Share
 from freshet.embedder.recent_samples import Recent
-from freshet.embedder.refused_samples import RefusedSamples
 from freshet.embedder.service import names_of
 from freshet.errors import Unavailable
 from freshet.features import SampleDecoder

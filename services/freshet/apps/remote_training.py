@@ -19,11 +19,11 @@ from freshet.log.topics import ensure_topics
 from freshet.observability.cached_gauge import Newest
 from freshet.process.lifecycle import Cleanup
 from freshet.trainer.membership import Membership, Terms
-from freshet.trainer.pins import Pins
 from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.ranks import RankGroup
 from freshet.trainer.state_sync import DenseState
 from freshet.trainer.training_loop import ManyRanks
+from freshet.trainer.version_writer import Pins
 from freshet.types import Fence
 from freshet.versions import VersionStore
 

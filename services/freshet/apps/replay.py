@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.result_folder import folder_of_a_pass
-from freshet.apps.results import Outcome
+from freshet.apps.results import Outcome, folder_of_a_pass
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec import Spec
@@ -21,9 +20,9 @@ from freshet.config.spec.schemas import Schemas, load_schemas, readers_of
 from freshet.errors import BadInput, ConfigError
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.log import EventLog
-from freshet.recordings.as_json import json_events
+from freshet.recordings.event_times import SetAside
 from freshet.recordings.sources import AvroRecords, Piece, Role
-from freshet.recordings.unusable_events import SetAside
+from freshet.recordings.topics import json_events
 from freshet.types import I64, Append, BytesColumn
 
 if TYPE_CHECKING:

@@ -37,8 +37,7 @@ from freshet.extras import how_to_install
 from freshet.http.addresses import Address, reached_by
 from freshet.http.admin import Admin
 from freshet.observability.metrics import register
-from freshet.process.lifecycle import CLOSE_S, Cleanup
-from freshet.process.liveness import Pulse
+from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse
 from freshet.process.metrics import service_registry
 from freshet.types import Bucket
 
@@ -63,7 +62,7 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Events in over HTTP."""
     from freshet.gateway.service import codecs_of, run
-    from freshet.process.garbage_collector import shorten_pauses
+    from freshet.process.memory import shorten_pauses
 
     with Cleanup(CLOSE_S) as cleanup:
         log = open_eventlog(settings.common.log_url)
@@ -364,7 +363,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Rank requests."""
     from freshet.inference.service import Parts, run
-    from freshet.process.garbage_collector import shorten_pauses
+    from freshet.process.memory import shorten_pauses
 
     with Cleanup(CLOSE_S) as cleanup:
         log = open_eventlog(settings.common.log_url)

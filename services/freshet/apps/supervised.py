@@ -13,9 +13,8 @@ from pathlib import Path
 
 from freshet.adapters import open_eventlog
 from freshet.apps.model_trial import refuse_bad_model
-from freshet.apps.ports import PORT_SETTINGS, ports_of
+from freshet.apps.ports import PORT_SETTINGS, ROLES, ports_of
 from freshet.apps.recorded_spec import keep_spec, refuse_another_model
-from freshet.apps.roles import ROLES
 from freshet.apps.row_memory import rows_memory
 from freshet.config.settings import Settings, load_settings
 from freshet.config.spec import load_spec

@@ -20,7 +20,7 @@ from freshet.coordination.slices import slices_of
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import lanes_for
 from freshet.embedder.local_stream import LocalStream
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.errors import Fenced, Unavailable
 from freshet.features import SampleDecoder
 from freshet.log import Writer
@@ -31,8 +31,8 @@ from freshet.model.native_loop import NativeLoop
 from freshet.observability.cached_gauge import Newest
 from freshet.paramserver.shard import Shard
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, within
-from freshet.trainer.pins import Pins
 from freshet.trainer.training_loop import OneRank
+from freshet.trainer.version_writer import Pins
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Stores", "Training", "refuser"]

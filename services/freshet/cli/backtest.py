@@ -60,7 +60,7 @@ def command(
     from freshet.cli.curves import check_plot, curves_svg
     from freshet.config.spec import load_spec
     from freshet.config.spec.schemas import written_by_us
-    from freshet.process.allocator import keep_large_blocks
+    from freshet.process.memory import keep_large_blocks
 
     check_plot(plot)
     keep_large_blocks()

@@ -60,7 +60,7 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
 
 
 def _read(path: Path) -> bytes:
-    from freshet.config.spec.files import read_small
+    from freshet.config.spec.schemas import read_small
 
     try:
         return read_small(path)

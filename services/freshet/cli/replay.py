@@ -19,9 +19,8 @@ from freshet.terminal import emit
 if TYPE_CHECKING:
     from freshet.config.spec import Spec
     from freshet.config.spec.model import TimeField
-    from freshet.recordings.event_times import EventTimes
+    from freshet.recordings.event_times import EventTimes, SetAside
     from freshet.recordings.sources import Piece, Role
-    from freshet.recordings.unusable_events import SetAside
 
 __all__ = ["command"]
 
@@ -138,8 +137,8 @@ def topics_command(
     from freshet.adapters import open_eventlog
     from freshet.config.spec import load_spec
     from freshet.process.run_folder import existing_folder
+    from freshet.recordings.event_times import SetAside
     from freshet.recordings.topics import events_of_topics
-    from freshet.recordings.unusable_events import SetAside
 
     if options["gateway"]:
         raise ConfigError(

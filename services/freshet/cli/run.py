@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.roles import BESIDE, ROLES
+from freshet.apps.ports import BESIDE, ROLES
 from freshet.cli.options import PATH, examples, folder_option, json_option
 from freshet.terminal import emit_end
 
@@ -27,8 +27,8 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     from freshet.config.spec import load_spec
     from freshet.http import tls
     from freshet.observability.logging import configure_logging, debug_on_signal
-    from freshet.process.allocator import return_large_blocks
     from freshet.process.lifecycle import die_with_parent, stop_on_signals
+    from freshet.process.memory import return_large_blocks
     from freshet.process.traces import start_traces
 
     supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")

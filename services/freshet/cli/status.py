@@ -2,17 +2,224 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from freshet.apps.status import collect, collect_listed
 from freshet.cli.options import examples, folder_option, json_option
-from freshet.cli.status_text import as_text
 from freshet.errors import Corrupt, Unavailable
-from freshet.terminal import emit
+from freshet.observability.losses import losses_text
+from freshet.terminal import emit, table
 
-__all__ = ["command"]
+__all__ = ["as_text", "clock_of", "command"]
+
+# --- The status as the terminal shows it.
+
+
+AHEAD_MS = 60_000
+"""Event time that is further ahead of now is told: the most that one event's date may be ahead by default."""
+
+OF_WORDS = {"random": "served, random slates", "popularity": "popularity, the baseline"}
+SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
+SHOWN_ENDINGS = 8
+"""Of the history: as many as fit beside the rest on one screen; `--json` has all that is kept."""
+
+
+def as_text(status: Mapping[str, Any], now_ms: int | None = None) -> str:
+    """The status in lines. `now_ms` dates what happened; the clock's without it."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    services = status["services"]
+    if "folder" not in status:
+        listed = [[name, s["address"], s["state"], s["reason"]] for name, s in services.items()]
+        lines = [table(["service", "address", "state", "note"], listed), ""]
+        if "state_damaged" in status:
+            lines.append("the state of this run cannot be read; services were asked where the settings say:")
+            lines.append(f"  {status['state_damaged']}")
+        return "\n".join([*lines, *_figures(services, status["versions"])]).rstrip()
+    if not services:
+        return (
+            f"nothing has run in {status['folder']} yet; "
+            f"`freshet up SPEC --folder {status['folder']}` starts it"
+        )
+    header = ["service", "state", "pid", "port", "up s", "restarts", "MB", "note"]
+    columns = ("state", "pid", "port", "up_s", "restarts", "memory_mb")
+    rows = [[name, *(s[c] for c in columns), s["reason"] or s["last_exit"]] for name, s in services.items()]
+    lines = [table(header, rows), *_supervisor(status.get("supervisor"), now_ms), ""]
+    lines += _figures(services, status["versions"])
+    lines += _history(status.get("history", ()), now_ms)
+    return "\n".join(lines).rstrip()
+
+
+def _supervisor(supervisor: Mapping[str, Any] | None, now_ms: int) -> Iterator[str]:
+    if supervisor is None or supervisor["state"] == "running":
+        return
+    at = clock_of(supervisor["time_ms"], now_ms)
+    if supervisor["state"] == "stopped":
+        yield f"stopped {at}; everything is kept"
+    else:
+        yield f"the supervisor (process {supervisor['pid']}) was killed, or the machine went down: {at}"
+        yield "  its services ended with it; what was acknowledged is on disk"
+    if supervisor["again"]:
+        yield f"  `{supervisor['again']}` goes on where it was"
+
+
+def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
+    told = [
+        (name, service.get("role", name), service.get("figures", {})) for name, service in services.items()
+    ]
+    for name, role, joiner in told:
+        if role == "joiner" and joiner:
+            counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
+            yield f"joined    {counts} since the joiner was started{_which(name, role)}"
+            yield from (f"{line}{_which(name, role)}" for line in _of_clocks(joiner))
+            if note := joiner.get("partitions", {}).get("note"):
+                yield f"topics    {note}{_which(name, role)}"
+            for reason in joiner.get("placing", {}).get("trouble", {}).values():
+                yield f"clients   {reason}{_which(name, role)}"
+            yield from _lost(joiner, _which(name, role))
+    for name, role, trainer in told:
+        if role in ("trainer", "embedder"):
+            yield from _learned(role, trainer, _which(name, role))
+    if versions["newest"] is not None:
+        why = f" ({versions['reason']})" if versions["reason"] else ""
+        aliases = ", ".join(f"{alias} {number}" for alias, number in versions["aliases"].items()) or "none"
+        yield f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases: {aliases}"
+    for alias, damage in versions.get("damaged", {}).items():
+        yield f"aliases   {alias} is damaged: {damage}"
+    for name, _, figures in told:
+        for kind, left_out in figures.get("skipped", {}).items():
+            yield f"left out  {name}: {left_out['count']} damaged of {kind}: {left_out['newest']}"
+    for name, role, inference in told:
+        if role == "inference" and inference:
+            fresh = inference.get("freshness_ms")
+            fresh_to = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
+            yield f"serving   version {inference.get('version')}, {fresh_to}{_which(name, role)}"
+            yield from _lost(inference, _which(name, role))
+
+
+def _lost(figures: Mapping[str, Any], which: str) -> Iterator[str]:
+    """What of the events taught nothing, where anything did not."""
+    losses = figures.get("losses", {})
+    for line in losses_text(losses.get("recent"), losses.get("begun")):
+        yield f"lost      {line}{which}"
+
+
+def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]:
+    """What of the samples taught nothing, if any did not, by why; and what a trainer learned."""
+    refused = {why: count for why, count in figures.get("refused", {}).items() if count}
+    if refused:
+        reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
+        yield (
+            f"lost      {sum(refused.values())} samples could not be used ({reasons}) since the {role} was "
+            f"started; <model>.refused has them with their reasons{which}"
+        )
+    if role == "trainer" and figures:
+        yield from _trained(figures, which)
+
+
+def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
+    """What wrong clocks and values out of bounds have done to a joiner's events, if they have."""
+    events = joiner.get("ledger", {}).get("events", {})
+    if late := events.get("impressions_late", 0):
+        share = late / (late + events.get("impressions", 0))
+        yield f"late      {late} impressions ({share:.1%}) came after their windows closed and teach nothing"
+    if bad := sum(counts.get("bad_time", 0) for counts in joiner.get("refused", {}).values()):
+        first = "".join(f": {text}" for text in [*joiner.get("bad_times", {}).values()][:1])
+        yield f"times     {bad} events are dated wrongly, since the joiner was started{first}"
+    for label, samples in joiner.get("out_of_bounds", {}).items():
+        if samples:
+            yield (
+                f"bounds    {samples} values of label {label} lie outside of its bounds and are not learned, "
+                "since the joiner was started"
+            )
+    marks = [w for w in joiner.get("watermark_ms", {}).values() if w is not None]
+    ahead_ms = max(marks, default=0) - joiner.get("now_ms", 0)
+    if joiner.get("now_ms") and ahead_ms > AHEAD_MS:
+        yield (
+            f"clock     event time is {ahead_ms / 1000:.0f} s ahead of now: a clock was wrong, and events of "
+            "now are late until then"
+        )
+    if step_ms := joiner.get("clock_step_ms", 0):
+        step_s = f"{step_ms / 1000:+.0f}"
+        yield f"clock     the joiner's wall clock was set by {step_s} s; what it said before still counts"
+    if disputed := joiner.get("disputed_ms", {}):
+        yield (
+            f"clock     {len(disputed)} partitions wait: an event is dated "
+            f"{max(disputed.values()) / 1000:.0f} s ahead, and clocks disagree on that"
+        )
+
+
+def _which(name: str, role: str) -> str:
+    """Of several of a role."""
+    return "" if name == role else f" ({name})"
+
+
+def _trained(trainer: Mapping[str, Any], which: str) -> Iterator[str]:
+    rows = f"{sum(trainer['rows'].values())} rows; " if trainer.get("rows") else ""  # in its own process
+    yield (
+        f"trained   {trainer.get('samples', 0)} samples in {trainer.get('steps', 0)} steps; {rows}"
+        f"{trainer.get('lag_blocks', 0)} blocks behind{which}"
+    )
+    if error := trainer.get("version_error"):
+        yield f"  no version could be written: {error}"
+    for of, labels in trainer.get("measures", {}).items():
+        yield from _measures(of, labels, trainer.get("lately", {}).get(of, {}))
+
+
+_Figures = Mapping[str, float | None]
+
+
+def _measures(of: str, labels: Mapping[str, _Figures], lately: Mapping[str, _Figures]) -> Iterator[str]:
+    """A line a label: what people look at first, since the beginning and over the last windows; `--json` has
+    the rest."""
+    for label, values in labels.items():
+        parts = _parts(values)
+        if parts:
+            now = _parts(lately.get(label, {}))
+            text = ", ".join(parts) + (f"; lately {', '.join(now)}" if now else "")
+            yield f"          {label}, {OF_WORDS.get(of, of)}: {text}"
+
+
+def _parts(values: _Figures) -> list[str]:
+    known = [(name, values.get(name)) for name in SHOWN_MEASURES]
+    return [
+        f"{name} {value:.0f}" if name == "n" else f"{name} {value:.3f}"
+        for name, value in known
+        if value is not None
+    ]
+
+
+def _history(history: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[str]:
+    if not history:
+        return
+    yield "\nwhat ended, the newest last"
+    if len(history) > SHOWN_ENDINGS:
+        yield f"  ... {len(history) - SHOWN_ENDINGS} before; --json has them"
+    for one in history[-SHOWN_ENDINGS:]:
+        ran = f" after {one['up_s']:.1f} s" if one["up_s"] is not None else ""
+        again = one["again_ms"]
+        then = (
+            f"; started again {(again - one['time_ms']) / 1000:.1f} s later"
+            if again is not None
+            else "; not started again"
+        )
+        yield f"  {clock_of(one['time_ms'], now_ms)}  {one['name']:10} {one['how']}{ran}{then}"
+        yield from (f"      {line}" for line in one["why"].splitlines())
+
+
+def clock_of(time_ms: int, now_ms: int) -> str:
+    """`12:03:07 (5 s ago)` in local time; with its date if that was not within the last twelve hours."""
+    ago = max(0, now_ms - time_ms) / 1000
+    moment = datetime.fromtimestamp(time_ms / 1000)
+    if ago >= 12 * 3600:
+        return moment.strftime("%Y-%m-%d %H:%M:%S")
+    span = f"{ago:.0f} s" if ago < 120 else f"{ago / 60:.0f} min" if ago < 7200 else f"{ago / 3600:.0f} h"
+    return f"{moment:%H:%M:%S} ({span} ago)"
 
 
 @click.command(

@@ -21,16 +21,15 @@ from freshet.config.settings import Console as Settings
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, readers_of
 from freshet.config.spec.topics import topics_of
-from freshet.console.board import Board
+from freshet.console.board import Board, quality_of, segments_of, simulator_of, tables_of
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
 from freshet.console.dead_letters import Letters
 from freshet.console.history import History
-from freshet.console.instance_merge import roles_of
+from freshet.console.instances import roles_of
 from freshet.console.metrics import LOOK_SECONDS, LOOKS, UNREADABLE
 from freshet.console.recorder import Recorder
 from freshet.console.served_events import ServedSample
 from freshet.console.services import Services
-from freshet.console.state import quality_of, segments_of, simulator_of, tables_of
 from freshet.console.topic_follower import Commits, Follower
 from freshet.console.tracing import Traces
 from freshet.console.versions import Versions

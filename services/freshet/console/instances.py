@@ -2,13 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+from freshet.console.service_snapshot import Service, number
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
 
-__all__ = ["ROLES", "Instance", "Places", "listed_places", "local_places"]
+__all__ = [
+    "ROLES",
+    "RULES",
+    "Instance",
+    "Places",
+    "Standing",
+    "listed_places",
+    "local_places",
+    "merged",
+    "roles_of",
+]
+
+# --- What several instances of a role say, as one: a rule for each figure that the console reads. Pure.
+#
+# Totals are not added up here: what is away takes its part with it, so sums are made of rates
+# (`Rates.summed`).
+
+
+Standing = Literal["ready", "degraded", "starting", "down"]
+Rule = Callable[[Sequence[Any]], Any]
+Figures = Mapping[str, Any]
+
+
+def total(values: Sequence[Any]) -> Any:
+    """The sum of what is known; None if nothing is."""
+    known = [value for value in map(number, values) if value is not None]
+    return _as_given(sum(known)) if known else None
+
+
+def least(values: Sequence[Any]) -> Any:
+    """The smallest that is known."""
+    known = [value for value in map(number, values) if value is not None]
+    return _as_given(min(known)) if known else None
+
+
+def most(values: Sequence[Any]) -> Any:
+    """The largest that is known."""
+    known = [value for value in map(number, values) if value is not None]
+    return _as_given(max(known)) if known else None
+
+
+def total_by_key(values: Sequence[Any]) -> Any:
+    """{key: the sum of what is known of it}."""
+    return _by_key(values, total)
+
+
+def least_by_key(values: Sequence[Any]) -> Any:
+    """{key: the smallest that is known of it}."""
+    return _by_key(values, least)
+
+
+def first(values: Sequence[Any]) -> Any:
+    """What the first says: instances come with whoever leads before the others."""
+    return next((value for value in values if value is not None), None)
+
+
+RULES: Mapping[str, Mapping[str, Rule]] = {
+    "trainer": {
+        "lag_blocks": total,  # ranks have partitions of their own
+        "measures": first,  # every rank has those of all
+        "open": first,
+        "rows": total_by_key,
+        "row_bytes": total_by_key,
+        "evicted": total_by_key,
+        "bytes": total,
+    },
+    "paramserver": {
+        "rows": total_by_key,
+        "row_bytes": total_by_key,
+        "evicted": total_by_key,
+        "bytes": total,
+    },
+    "inference": {
+        "freshness_ms": most,  # the reader who is worst off
+        "version": least,  # the oldest that somebody is served with
+        "rows_next": least_by_key,
+    },
+    "simulator": {
+        "windows": first,
+        "drifts": first,
+        "rate": total,
+        "seed": first,
+    },
+}
+"""{role: {figure: its rule}}; other figures are not read of a role as a whole."""
+
+
+def merged(services: Iterable[Service]) -> dict[str, Figures]:
+    """{role: its figures}: one instance's as they are, several instances' by RULES.
+
+    Counted are those that are ready; if none is, all that answer. Who is still starting would make a whole
+    role look as if it stood at its beginning.
+    """
+    by_role: dict[str, list[Service]] = {}
+    for service in services:
+        by_role.setdefault(service.role, []).append(service)
+    return {role: _of_role(role, instances) for role, instances in by_role.items()}
+
+
+def _of_role(role: str, instances: Sequence[Service]) -> Figures:
+    if len(instances) == 1:
+        return instances[0].figures
+    counted = [s for s in instances if s.state == "ready"] or [s for s in instances if s.figures]
+    if role == "trainer":
+        counted = sorted(counted, key=_seat)
+    told = {name: rule([s.figures.get(name) for s in counted]) for name, rule in RULES.get(role, {}).items()}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _seat(rank: Service) -> float:
+    """Of the ranks of a world, the one of the lowest seat leads."""
+    ranks = rank.figures.get("ranks")
+    seat = number(ranks.get("seat")) if isinstance(ranks, Mapping) else None
+    return seat if seat is not None and seat >= 0 else float("inf")
+
+
+def roles_of(services: Iterable[Service]) -> list[dict[str, Any]]:
+    """Each role as a whole: {role, state, ready, of, memory_mb}."""
+    by_role: dict[str, list[Service]] = {}
+    for service in services:
+        by_role.setdefault(service.role, []).append(service)
+    return [
+        {
+            "role": role,
+            "state": standing_of(instances),
+            "ready": sum(s.state == "ready" for s in instances),
+            "of": len(instances),
+            "memory_mb": total([s.memory_mb for s in instances]),
+        }
+        for role, instances in by_role.items()
+    ]
+
+
+def standing_of(instances: Sequence[Service]) -> Standing:
+    """ready: all are; down: none answers; degraded: some are ready, or some answer and some do not."""
+    states = {s.state for s in instances}
+    if states == {"ready"}:
+        return "ready"
+    if states == {"down"}:
+        return "down"
+    return "starting" if states == {"starting"} else "degraded"
+
+
+def _by_key(values: Sequence[Any], rule: Rule) -> Any:
+    maps = [value for value in values if isinstance(value, Mapping)]
+    if not maps:
+        return None
+    return {key: rule([m.get(key) for m in maps]) for key in dict.fromkeys(k for m in maps for k in m)}
+
+
+def _as_given(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
 
 ROLES = ("gateway", "joiner", "embedder", "paramserver", "trainer", "inference", "simulator")
 """What may be listed, in the order of an event's way."""

@@ -9,10 +9,10 @@ import orjson
 
 from freshet.clock import Clock
 from freshet.config.spec.model import Spec
+from freshet.console.board import tables_of
 from freshet.console.core import Edge, Look
 from freshet.console.history import History
 from freshet.console.service_snapshot import number
-from freshet.console.state import tables_of
 from freshet.log import Writer
 from freshet.types import Append, BytesColumn
 

@@ -5,15 +5,58 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from freshet.coordination.claim_rules import Claim
 from freshet.coordination.claims import Claims
-from freshet.coordination.shard_map import NOBODY, Owners
+from freshet.errors import Unavailable
 from freshet.types import I64, BucketRange
 
-__all__ = ["SEATS", "SLICES", "ShardMap", "address_of", "owner_text", "seat_of", "slices_of"]
+__all__ = [
+    "NOBODY",
+    "SEATS",
+    "SLICES",
+    "Owners",
+    "ShardMap",
+    "address_of",
+    "owner_text",
+    "seat_of",
+    "slices_of",
+]
+
+# --- Who owns a model's buckets, as a client of several shards must know it.
+
+
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """The owners at one moment. B buckets of the model."""
+
+    number: int  # rises with every change
+    addresses: tuple[str, ...]  # host:port of each shard that owns a bucket
+    of_bucket: I64  # (B,) index into `addresses`, or NOBODY
+
+    @classmethod
+    def of(cls, shards: Mapping[str, range], *, buckets: int, number: int = 0) -> Owners:
+        """From {address: its buckets}."""
+        of_bucket = np.full(buckets, NOBODY, np.int64)
+        for i, owned in enumerate(shards.values()):
+            of_bucket[owned.start : owned.stop] = i
+        return cls(number, tuple(shards), of_bucket)
+
+    def check_whole(self) -> None:
+        """Raise Unavailable if a bucket has no owner."""
+        missing = np.flatnonzero(self.of_bucket == NOBODY)
+        if len(missing):
+            raise Unavailable(
+                f"{len(missing)} of {len(self.of_bucket)} buckets have no owner, the first is {missing[0]}; "
+                "a shard takes them over within seconds"
+            )
+
 
 SLICES = 64
 """Of a model with at least as many buckets: few enough for one record, many enough to balance by."""

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import orjson
@@ -14,14 +16,107 @@ import orjson
 from freshet.clock import Clock
 from freshet.demo.connection import Door
 from freshet.demo.outbox import Outbox
-from freshet.demo.pace import Pace
-from freshet.demo.pages import actions_of, candidates_of, context_of
 from freshet.demo.windows import Windows
-from freshet.demo.world import Visit, World
+from freshet.demo.world import DEVICES, FORMATS, GROUPS, TOPICS, Reactions, Visit, World
 from freshet.errors import Unavailable
 from freshet.types import I64
 
-__all__ = ["Counts", "Readers"]
+__all__ = ["Counts", "Pace", "Readers", "actions_of", "candidates_of", "context_of", "item_name"]
+
+# --- The world's visits and reactions in the words of the demo's schemas.
+
+
+def item_name(item: int) -> str:
+    """What the catalogue calls an item."""
+    return f"item-{item}"
+
+
+def context_of(visit: Visit, request_id: str) -> dict[str, Any]:
+    """Who asks, and when: the context of a rank request."""
+    return {
+        "request_id": request_id,
+        "reader": f"reader-{visit.user}",
+        "age_group": GROUPS[visit.group],
+        "device": DEVICES[visit.device],
+        "hour": visit.hour,
+    }
+
+
+def candidates_of(world: World, visit: Visit) -> list[dict[str, Any]]:
+    """(C,) what could be shown: the candidates of a rank request."""
+    columns = visit.items, world.items.topic(visit.items), world.items.format(visit.items), visit.ages_s
+    return [
+        {"item": item_name(item), "topic": TOPICS[topic], "format": FORMATS[form], "age_s": round(age, 1)}
+        for item, topic, form, age in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def actions_of(
+    visit: Visit, request_id: str, shown: I64, reactions: Reactions, shown_ms: int
+) -> Iterator[dict[str, Any]]:
+    """Clicks and purchases that follow a page, each with the time at which it will happen.
+
+    Their ids follow from request and item, so that sending one again changes nothing.
+    """
+    for place in np.flatnonzero(reactions.clicked).tolist():
+        item = item_name(int(visit.items[shown[place]]))
+        kinds = [("click", reactions.click_after_s[place])]
+        if reactions.bought[place]:
+            kinds.append(("purchase", reactions.purchase_after_s[place]))
+        for kind, after_s in kinds:
+            yield {
+                "event_id": f"{kind}-{request_id}-{item}",
+                "request_id": request_id,
+                "item": item,
+                "type": kind,
+                "ts": shown_ms + round(1_000 * float(after_s)),
+            }
+
+
+# --- How fast: events a second, kept over seconds whatever the single request takes.
+
+
+DEBT_S = 0.5
+"""What is further behind is let go: after an outage readers come as before, not all at once."""
+MEASURED_S = 10.0
+
+
+class Pace:
+    """Deals out turns. Thread-safe; times are seconds of a monotonic clock."""
+
+    def __init__(self, events_per_s: float, now_s: float) -> None:
+        self.events_per_s = events_per_s
+        self._lock = threading.Lock()
+        self._due_s = now_s
+        self._made: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def turn(self, now_s: float, events: int) -> float:
+        """When the next visit, of so many events, is due; at most `DEBT_S` ago."""
+        with self._lock:
+            due_s = self._due_s = max(self._due_s, now_s - DEBT_S)
+            self._due_s += events / self.events_per_s
+            return due_s
+
+    def made(self, now_s: float, events: int, *, counted: bool) -> None:
+        """Events that were made; those that were not `counted` in the turn put off the next one."""
+        with self._lock:
+            if not counted:
+                self._due_s += events / self.events_per_s
+            self._made.append((now_s, events))
+            self._sum += events
+            self._forget(now_s)
+
+    def measured(self, now_s: float) -> float:
+        """Events a second over the last seconds."""
+        with self._lock:
+            self._forget(now_s)
+            return self._sum / MEASURED_S
+
+    def _forget(self, now_s: float) -> None:
+        while self._made and self._made[0][0] <= now_s - MEASURED_S:
+            self._sum -= self._made.popleft()[1]
+
 
 PATIENCE_S = 3.0
 """How long a reader waits for a page. Then the visit is over: nothing was shown, nothing will be clicked."""

@@ -16,8 +16,7 @@ from freshet.config.settings import Settings
 from freshet.demo.connection import Door, HttpDoor
 from freshet.demo.metrics import METRICS
 from freshet.demo.outbox import Outbox
-from freshet.demo.pace import Pace
-from freshet.demo.readers import Counts, Readers
+from freshet.demo.readers import Counts, Pace, Readers
 from freshet.demo.start_time import STATE_FILE, Began, begin, read_began
 from freshet.demo.targets import Targets, targets_by
 from freshet.demo.world import World

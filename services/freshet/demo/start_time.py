@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from freshet.demo.tastes import DriftPlan
+from freshet.demo.world import DriftPlan
 from freshet.errors import ConfigError
 
 __all__ = ["STATE_FILE", "Began", "begin", "kept_world", "read_began"]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.label_bounds import Bounds, bounds_text, within
-from freshet.config.spec.record_sizes import LEAST_TOPIC_BYTES
+from freshet.config.spec.rules import Bounds, bounds_text, within
+from freshet.config.spec.topics import LEAST_TOPIC_BYTES
 from freshet.embedder.core import rows_of_blocks
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
 from freshet.log.dead_letters import letter

@@ -17,9 +17,9 @@ from freshet.config.spec.model import Spec
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.coordination.partition_assignment import Shares
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.ownership import shares_of
+from freshet.embedder.core import shares_of
+from freshet.embedder.partition_reader import RefusedSamples, refused_metrics, refused_readings
 from freshet.embedder.pipelined_stream import PipelinedStream, Share
-from freshet.embedder.refused_samples import RefusedSamples, refused_metrics, refused_readings
 from freshet.embedder.server import BatchServer, Shape
 from freshet.http.addresses import Address
 from freshet.log import EventLog

@@ -7,11 +7,10 @@ Everything here is pure: arrays in, figures out, no clock and no I/O. Letters: B
 from __future__ import annotations
 
 from freshet.evaluation.auc import auc
+from freshet.evaluation.cells import Figures, LabelKind, Reliability
 from freshet.evaluation.descriptors import MEASURES, SOURCES, Measure, Source
-from freshet.evaluation.figures import Figures, LabelKind
 from freshet.evaluation.popularity import Popularity
 from freshet.evaluation.progressive import Measures
-from freshet.evaluation.reliability import Reliability
 
 __all__ = [
     "MEASURES",

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.config.spec.model import Gate, Label, Spec
-from freshet.evaluation.outliers import largest_usual, winsorised
-from freshet.evaluation.sums import PROBABILITY_FLOOR
+from freshet.evaluation.cells import PROBABILITY_FLOOR
+from freshet.evaluation.descriptors import largest_usual, winsorised
 from freshet.types import F32, F64, U8
 
 __all__ = ["Scored", "Verdict", "judge"]

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from freshet.evaluation.auc import bins_of_logits
+from freshet.evaluation.cells import PROBABILITY_FLOOR, LabelKind
 from freshet.evaluation.descriptors import MEASURES, Cells
-from freshet.evaluation.figures import LabelKind
-from freshet.evaluation.sums import PROBABILITY_FLOOR
 from freshet.types import F32, F64, I64, U8, Bool
 
 __all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "Scored"]

@@ -14,9 +14,18 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.evaluation.cells import KEY, OTHER, SUMS, TOTAL, Table
-from freshet.evaluation.figures import Figures, LabelKind, figures_of
-from freshet.evaluation.sums import Samples, table_of
+from freshet.evaluation.cells import (
+    KEY,
+    OTHER,
+    SUMS,
+    TOTAL,
+    Figures,
+    LabelKind,
+    Samples,
+    Table,
+    figures_of,
+    table_of,
+)
 from freshet.types import F32, I64, U8, U64, Bool
 
 __all__ = ["Measures"]

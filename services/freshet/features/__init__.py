@@ -6,12 +6,20 @@ that keys cannot differ between training, replay and serving. From Avro bytes th
 native walker.
 """
 
-from freshet.features.blocks import BlockColumns, encode_block, encode_blocks, read_blocks
-from freshet.features.decoded import ABSENT_KEY, Decoded, GroupKeys
-from freshet.features.decoder import SampleDecoder
+from freshet.features.blocks import (
+    BlockColumns,
+    add_frames,
+    encode_block,
+    encode_blocks,
+    frame_ids,
+    read_blocks,
+    rows_by_id,
+    strip_frames,
+    take,
+)
+from freshet.features.decoder import ABSENT_KEY, Decoded, GroupKeys, SampleDecoder
 from freshet.features.encoder import Column, ColumnEncoder, EncodedRows
 from freshet.features.events import EventColumn, EventColumns, EventExtractor
-from freshet.features.frames import add_frames, frame_ids, rows_by_id, strip_frames, take
 from freshet.features.hashing import (
     cross_seed,
     hash_text,
@@ -21,11 +29,16 @@ from freshet.features.hashing import (
     row_salt,
     table_salt,
 )
-from freshet.features.intake import EventIntake, TakenBodies
 from freshet.features.program import written_path
 from freshet.features.requests import DecodedRequests, RequestDecoder
-from freshet.features.transcode import JsonTranscoder, RefusedEvent, Transcoded
-from freshet.features.validate import AvroValidator
+from freshet.features.transcode import (
+    AvroValidator,
+    EventIntake,
+    JsonTranscoder,
+    RefusedEvent,
+    TakenBodies,
+    Transcoded,
+)
 
 __all__ = [
     "ABSENT_KEY",

@@ -6,20 +6,19 @@ be is refused by name. Nothing of a sample becomes a Python object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import leaf_names
 from freshet.config.avro.schema import SERVED_FIELD, Array, Record, Written, field_at, spell
+from freshet.config.avro.types import leaf_names
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Feature, Spec
-from freshet.config.spec.transform_steps import Column, column_of, native_first
+from freshet.config.spec.transforms import Column, column_of, native_first
 from freshet.errors import ConfigError
 from freshet.features.blocks import SampleColumns
-from freshet.features.decoded import Decoded, GroupKeys
 from freshet.features.hashing import cross_seed, key_of, row_salt
 from freshet.features.program import (
     ANY_KEY,
@@ -29,9 +28,41 @@ from freshet.features.program import (
     compile_program,
     explain_all,
 )
-from freshet.types import I64, U32, U64, BytesColumn
+from freshet.types import F32, I64, U32, U64, Bool, BytesColumn
 
-__all__ = ["Columns", "SampleDecoder", "columns_of", "steps_of"]
+__all__ = ["ABSENT_KEY", "Columns", "Decoded", "GroupKeys", "SampleDecoder", "columns_of", "steps_of"]
+
+# --- What samples look like once they are decoded: columns of keys, numbers and ids, no object a sample.
+
+
+ABSENT_KEY = 0
+"""The key of a null: it makes no row. The key function never yields it for a value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupKeys:
+    """Keys of one store group, an occurrence each, feature-major (see `freshet.model.inputs.GroupInputs`)."""
+
+    keys: U64  # (N,); ABSENT_KEY: null
+    feature_starts: U32  # (F_g + 1,)
+    list_ends: Sequence[
+        U32 | None
+    ]  # per feature: None, or (B,) ends of each sample's occurrences within the feature
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """Samples decoded column by column. B counts the good ones only."""
+
+    size: int  # B
+    groups: Sequence[GroupKeys]
+    dense: F32  # (B, D) transformed, but for `standard`; NaN where missing
+    segments: Mapping[str, U64]  # segment feature -> (B,) keys of values, unsalted
+    served: Mapping[str, F32]  # label -> (B,) prediction logged at serving; NaN where none
+    explored: Bool  # (B,) whether it was served in random order; False where nothing was logged
+    bad: I64  # indexes of input records that could not be decoded; the others keep their order
+    why: Sequence[str] = ()  # for each of them, where and why
+
 
 KEY, LIST, DENSE, BUCKET, SERVED = range(5)  # FeatureSink in feature_decode.hpp
 EXPLORED = key_of(True, 0)

@@ -16,14 +16,14 @@ from functools import cache, partial
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import leaf_names
 from freshet.config.avro.schema import Array, Record, Written, field_at, spell
+from freshet.config.avro.types import leaf_names
 from freshet.config.spec.events import UNIT_NS
-from freshet.config.spec.fields import wrong_unit
 from freshet.config.spec.model import Stream
+from freshet.config.spec.schema_fit import wrong_unit
 from freshet.config.spec.time_units import unit_hint
 from freshet.errors import ConfigError
-from freshet.features.frames import take
+from freshet.features.blocks import take
 from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
@@ -171,7 +171,7 @@ class EventExtractor:
         Args:
             values: (N,) Avro records of this extractor's schema.
             framed: whether each starts with a Confluent frame, which spans leave out. The id is not looked
-                at: sort records by schema first (`freshet.features.frames`).
+                at: sort records by schema first (`freshet.features.blocks`).
 
         Returns:
             Columns; records that cannot be read, or lack a part of the envelope, are named in `bad`.

@@ -9,7 +9,7 @@ An integer and its decimal string are different values with different keys; int 
 are a string, bytes and an enum's symbol of equal text. Null has key 0, which makes no row.
 
 The salt follows from the table's name. Where features of one table have rows of their own
-(`freshet.config.spec.shared_rows`), it follows from the feature's name, too: equal ids then have other keys,
+(`freshet.config.spec.layout`), it follows from the feature's name, too: equal ids then have other keys,
 spread as evenly over the buckets.
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from freshet import _native
+from freshet.config.spec.layout import has_own_rows
 from freshet.config.spec.model import Feature, Spec
-from freshet.config.spec.shared_rows import has_own_rows
 from freshet.types import F64, I32, I64, U64, BytesColumn
 
 __all__ = ["cross_seed", "hash_text", "key_of", "keys_of", "partition_of", "row_salt", "table_salt"]

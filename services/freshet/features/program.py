@@ -17,15 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.logical_types import (
-    TimeUnit,
-    decimal_digits,
-    decimal_scale,
-    is_uuid,
-    leaf_name,
-    leaf_names,
-    time_unit,
-)
 from freshet.config.avro.resolution import Resolver, fields_of
 from freshet.config.avro.schema import (
     Array,
@@ -42,6 +33,15 @@ from freshet.config.avro.schema import (
     field_at,
     is_null,
     spell,
+)
+from freshet.config.avro.types import (
+    TimeUnit,
+    decimal_digits,
+    decimal_scale,
+    is_uuid,
+    leaf_name,
+    leaf_names,
+    time_unit,
 )
 from freshet.errors import BadInput, ConfigError
 from freshet.features.avro_values import UNFIT, encode_value

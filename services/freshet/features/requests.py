@@ -18,8 +18,7 @@ from freshet import _native
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Feature, Spec
-from freshet.features.decoded import GroupKeys
-from freshet.features.decoder import columns_of, steps_of
+from freshet.features.decoder import GroupKeys, columns_of, steps_of
 from freshet.features.events import IDENTITIES, time_want
 from freshet.features.program import Compiled, Want, compile_program, explain_all
 from freshet.types import F32, I64, U8, U32, BytesColumn

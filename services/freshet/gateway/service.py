@@ -12,11 +12,10 @@ from freshet.clock import STEADY_CLOCK, Clock
 from freshet.config.avro.schema import Record, Written, sample_schema, served_schema, spell
 from freshet.config.settings import Common
 from freshet.config.settings import Gateway as Settings
-from freshet.config.spec.fields import feature_fields
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.record_sizes import RecordLimits
-from freshet.config.spec.topics import topics_of
+from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.topics import RecordLimits, topics_of
 from freshet.errors import ConfigError, FreshetError
 from freshet.features import written_path
 from freshet.features.decoder import columns_of

@@ -18,8 +18,8 @@ import structlog
 
 from freshet.clock import Clock, latest_ms
 from freshet.config.spec.model import Stream
-from freshet.config.spec.record_sizes import MAX_ELEMENTS, RecordLimits
 from freshet.config.spec.time_units import unit_hint, written_in_larger_unit
+from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, Overloaded
 from freshet.features import TakenBodies, partition_of
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW

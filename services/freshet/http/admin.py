@@ -164,7 +164,7 @@ class Admin:
         Args:
             registry: gets the metrics of the process, too: its memory, when it began, its files.
             hosts: names by which the port may be asked, besides its address: FRESHET_COMMON_HOSTS.
-            stuck: returns None, or why the process should be started again: see `freshet.process.liveness`.
+            stuck: returns None, or why the process should be started again: see `freshet.process.lifecycle`.
 
         Raises ConfigError if the address cannot be had, naming who has the port.
         """

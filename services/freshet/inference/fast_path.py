@@ -17,9 +17,9 @@ from freshet.config.avro.schema import SERVED_FIELD
 from freshet.config.spec.model import Spec
 from freshet.features import JsonTranscoder
 from freshet.inference.core import Order, time_value
+from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable, NativeRules
 from freshet.inference.pipeline import Encoded, Scored
-from freshet.inference.request_defaults import Filling
 from freshet.inference.served_log import Served, places_of
 from freshet.types import BytesColumn
 

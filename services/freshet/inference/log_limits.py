@@ -25,8 +25,8 @@ from freshet.config.avro.schema import (
     served_schema,
 )
 from freshet.config.spec.model import Spec
-from freshet.config.spec.record_sizes import MAX_ELEMENTS, RecordLimits
 from freshet.config.spec.time_units import unit_hint, written_in_larger_unit
+from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, TooLarge
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder
 from freshet.inference.served_log import placed, places_of

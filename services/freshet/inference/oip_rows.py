@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.config.avro.logical_types import leaf_name
 from freshet.config.avro.schema import Array, Fixed, Record, Type, Union, field_at
-from freshet.config.spec.fields import feature_fields
+from freshet.config.avro.types import leaf_name
 from freshet.config.spec.model import Spec
+from freshet.config.spec.schema_fit import feature_fields
 from freshet.errors import BadInput
 from freshet.inference.oip import Tensor
 from freshet.inference.oip_limits import InputLimits

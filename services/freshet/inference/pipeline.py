@@ -27,10 +27,9 @@ from freshet.features import (
     RequestDecoder,
     SampleDecoder,
 )
-from freshet.inference.explanation import FeatureRows, rows_of_feature
+from freshet.inference.explanation import FeatureRows, Unknown, rows_of_feature, values_without_row
 from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip_rows import inputs_of
-from freshet.inference.unknown_values import Unknown, values_without_row
 from freshet.inference.versions import Scorer
 from freshet.json_text import written
 from freshet.model.hedge import HedgeDense

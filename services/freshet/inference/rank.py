@@ -26,9 +26,9 @@ from freshet.inference import metrics
 from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank, refuse_expanded
 from freshet.inference.explanation import explained
 from freshet.inference.fast_path import PlainRequest, PlainRequests
+from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Scored
-from freshet.inference.request_defaults import Filling
 from freshet.inference.scorer import Outcome, Scoring
 from freshet.inference.served_log import Served, ServedLogger, served_events
 from freshet.inference.serving_state import Live

@@ -25,9 +25,8 @@ from freshet.config.settings import Common
 from freshet.config.settings import Inference as Settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.probes import check_outcomes
-from freshet.config.spec.record_sizes import RecordLimits
-from freshet.config.spec.topics import topics_of
+from freshet.config.spec.topics import RecordLimits, topics_of
+from freshet.config.spec.transforms import check_outcomes
 from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.http.app import App
@@ -39,18 +38,17 @@ from freshet.http.responses import Response, json_response
 from freshet.http.server import Beside, run_server
 from freshet.inference import api, metrics
 from freshet.inference.core import label_delay_ms
+from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable
 from freshet.inference.oip_api import OipRoutes
 from freshet.inference.oip_model import OipModel
 from freshet.inference.pipeline import Pipeline
 from freshet.inference.progress import Progress
 from freshet.inference.rank import Ranker, Tally
-from freshet.inference.request_defaults import Filling
 from freshet.inference.rows import RowFollower
-from freshet.inference.rows_lag import RowsWatch
 from freshet.inference.scorer import Scoring
 from freshet.inference.served_log import ServedLogger
-from freshet.inference.serving_state import Live
+from freshet.inference.serving_state import Live, RowsWatch
 from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, VersionFollower
 from freshet.log import EventLog

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES, block_bytes
+from freshet.config.spec.topics import BLOCK_BYTES, block_bytes
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.core import Samples
 from freshet.types import BytesColumn

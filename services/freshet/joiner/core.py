@@ -13,7 +13,7 @@ import numpy as np
 
 from freshet._native import JoinState
 from freshet.config.expression import Column
-from freshet.config.spec.label_bounds import within
+from freshet.config.spec.rules import within
 from freshet.joiner.ledger import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn

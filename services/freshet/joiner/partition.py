@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freshet.clock import ClockState
-from freshet.config.spec.record_sizes import COMMIT_SKIPS, RecordLimits
+from freshet.config.spec.topics import COMMIT_SKIPS, RecordLimits
 from freshet.errors import Corrupt, Unavailable
 from freshet.joiner import blocks
 from freshet.joiner.commit import Commit, Skips
@@ -28,8 +28,7 @@ from freshet.joiner.core import (
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.times import Now, Timed, TimeRules, judge_times
-from freshet.joiner.watermark import Watermark
+from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
 from freshet.log.dead_letters import letter
 from freshet.observability.spans import JoinedEvent
 from freshet.observability.tracing import traced
@@ -46,7 +45,7 @@ close in a catch-up may be gigabytes, as each sample has its event's context."""
 
 PIECE_BYTES = 256 << 10
 """Of records that are joined before it is looked whether the task is full; one record at least. It bounds the
-elements of one piece, and so a commit (`freshet.config.spec.record_sizes.COMMIT_SKIPS`)."""
+elements of one piece, and so a commit (`freshet.config.spec.topics.COMMIT_SKIPS`)."""
 
 _STAGE_MS, _STAGES = 1000, 1000
 

@@ -18,19 +18,16 @@ from freshet.coordination.partition_assignment import Shares
 from freshet.errors import ConfigError, Fenced, FreshetError, Unavailable
 from freshet.joiner.appends import Flush, Flushes
 from freshet.joiner.counters import EventCounts
-from freshet.joiner.decode import Disputed, EventDecoder
-from freshet.joiner.growth import Growth
+from freshet.joiner.decode import BadInARow, Disputed, EventDecoder
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.partition import Task, Topics, pieces
-from freshet.joiner.partition_recovery import Entered, Entering
 from freshet.joiner.partitioners import Placing
-from freshet.joiner.plan import JoinPlan
-from freshet.joiner.replay import load
-from freshet.joiner.times import Now
-from freshet.joiner.unusable_streams import BadInARow
+from freshet.joiner.plan import Growth, JoinPlan
+from freshet.joiner.replay import Entered, Entering, load
+from freshet.joiner.watermark import Now
 from freshet.log import EventLog, Reader, Writer
 from freshet.observability.losses import JOINER_FIGURES, RECENT_S, Recent, counted
-from freshet.process.liveness import Pulse
+from freshet.process.lifecycle import Pulse
 from freshet.types import Records, TopicPartition
 
 __all__ = ["JoinerService", "JoinerStatus", "Pace"]

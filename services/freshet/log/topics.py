@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from freshet.config.spec.model import Spec
-from freshet.config.spec.record_sizes import RecordLimits
 from freshet.config.spec.schemas import streams_of
-from freshet.config.spec.topics import TopicPlan, Topics, topics_of
+from freshet.config.spec.topics import RecordLimits, TopicPlan, Topics, topics_of
 from freshet.errors import Mismatch
 from freshet.log import EventLog, TopicInfo
 

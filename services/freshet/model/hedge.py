@@ -18,7 +18,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import Mismatch
 from freshet.model import Labels, Lane, ModelInputs, Precision, State, StepResult
-from freshet.model.initial import he_uniform
+from freshet.model.heads import he_uniform
 from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
 from freshet.tables import RowSteps
 from freshet.types import F32, F64, I64, U32

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from structlog.typing import EventDict
 
 __all__ = ["LINES", "MOST_MESSAGES", "TEMPLATE", "WINDOW_S", "Later", "RepeatLimit"]
 
@@ -33,7 +34,7 @@ Later = Callable[[float, Callable[[], None]], None]
 def _on_a_timer(seconds: float, call: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, call)
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # the process ends, or has no thread left: reported at the end, then
+    with contextlib.suppress(RuntimeError):  # no thread is left, or the process ends: reported then
         timer.start()
 
 
@@ -53,7 +54,7 @@ class RepeatLimit:
         self._windows: dict[Message, _Window] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
         """Pass a line on, or raise DropEvent."""
         template, level = event.pop(TEMPLATE, None), event["level"]
         if template is None and level in ("debug", "info"):

@@ -1,4 +1,4 @@
-"""Takes credentials and events out of log lines: a structlog processor, for lines of freshet and of libraries.
+"""Takes credentials and events out of log lines of freshet and of libraries: a structlog processor.
 
 Clients choose many logged texts, so the time for a text must grow with its length and no faster: no pattern
 begins with a repetition that may start anywhere, and none can fail after a long one over and over.
@@ -7,9 +7,10 @@ begins with a repetition that may start anywhere, and none can fail after a long
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping
 from itertools import islice
 from typing import Any
+
+from structlog.typing import EventDict
 
 __all__ = ["HIDDEN", "MOST_CHARS", "MOST_CHARS_IN_ALL", "scrub", "scrubbed"]
 
@@ -48,7 +49,7 @@ _IN_TEXT = (
 )
 
 
-def scrub(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def scrub(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Scrub every value of a line."""
     return {key: scrubbed(key, value) for key, value in event.items()}
 

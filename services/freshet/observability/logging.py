@@ -16,11 +16,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO, cast
 
 import orjson
 import structlog
+from structlog.typing import EventDict, Processor
 
 from freshet.observability.log_repeats import TEMPLATE, Later, RepeatLimit
 from freshet.observability.log_secrets import scrub
@@ -28,9 +29,6 @@ from freshet.observability.tracing import current
 from freshet.release import RELEASE
 
 __all__ = ["configure_logging", "debug_on_signal"]
-
-Event = MutableMapping[str, Any]
-"""A log line on its way through the processors: its keys and values."""
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -106,7 +104,7 @@ def debug_on_signal(level: str) -> None:
     signal.signal(signal.SIGUSR1, handle)
 
 
-def _add_span(_logger: Any, _method: str, event: Event) -> Event:
+def _add_span(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Add the span that the line's thread works for."""
     context = current()
     if context is not None:
@@ -114,24 +112,28 @@ def _add_span(_logger: Any, _method: str, event: Event) -> Event:
     return event
 
 
-def _add_process(process: Mapping[str, Any]) -> Callable[[Any, str, Event], Event]:
+def _add_process(process: Mapping[str, Any]) -> Processor:
     """Add the process, and put the keys of every line first."""
 
-    def add(_logger: Any, _method: str, event: Event) -> Event:
+    def add(_logger: Any, _method: str, event: EventDict) -> EventDict:
         head = {"timestamp": event.pop("timestamp"), "level": event.pop("level"), **process}
-        return {**head, "event": event.pop("event", ""), **{k: v for k, v in event.items() if k not in process}}
+        return {
+            **head,
+            "event": event.pop("event", ""),
+            **{k: v for k, v in event.items() if k not in process},
+        }
 
     return add
 
 
-def _dumps(event: Event, **options: Any) -> str:
+def _dumps(event: EventDict, **options: Any) -> str:
     return orjson.dumps(event, **options).decode()
 
 
 _JSON = structlog.processors.JSONRenderer(_dumps, default=str, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _text_renderers() -> list[Callable[[Any, str, Event], Any]]:
+def _text_renderers() -> list[Processor]:
     console = structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
         exception_formatter=structlog.dev.plain_traceback,
@@ -140,10 +142,12 @@ def _text_renderers() -> list[Callable[[Any, str, Event], Any]]:
     return [_for_people, console]
 
 
-def _for_people(_logger: Any, _method: str, event: Event) -> Event:
+def _for_people(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Name the process by its role and, if it has a name, that; replace characters in texts that would move
     the cursor or begin a line, and indent tracebacks."""
-    service, instance, host, _, _ = (event.pop(key) for key in ("service", "instance", "host", "pid", "release"))
+    service, instance, host, _, _ = (
+        event.pop(key) for key in ("service", "instance", "host", "pid", "release")
+    )
     names = [service, instance if instance != host else "", event.pop("logger", "")]
     exception = event.pop("exception", None)
     shown = {k: _printable(v) if isinstance(v, str) else v for k, v in event.items()}

@@ -14,8 +14,7 @@ from freshet.coordination.claim_rules import Load, Plan, SliceLoad
 from freshet.coordination.claims import Claims, Held
 from freshet.coordination.slices import SEATS, seat_of, slices_of
 from freshet.errors import Unavailable
-from freshet.paramserver.balance_rules import Balance, Decided, Why
-from freshet.paramserver.load_meter import LoadMeter
+from freshet.paramserver.balance_rules import Balance, Decided, LoadMeter, Why
 from freshet.paramserver.shard import Shard
 from freshet.types import F64, I64
 

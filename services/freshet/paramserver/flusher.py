@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import structlog
@@ -23,12 +24,86 @@ from freshet.observability.metrics import Metric, Reading
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.published_rows import records_of
+from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.store import RowStore
-from freshet.tables import Flushed, Store
-from freshet.types import Bucket, BucketMeta, Flush, TopicPartition
+from freshet.tables import Flushed, Published, Store
+from freshet.types import (
+    I64,
+    U64,
+    Append,
+    Bucket,
+    BucketMeta,
+    BytesColumn,
+    Fence,
+    Flush,
+    TimeMs,
+    TopicPartition,
+    bucket_of,
+)
 
-__all__ = ["Flusher", "PublishedTo", "ShardCounts"]
+__all__ = ["DELTA_BYTES", "Flusher", "PublishedTo", "ShardCounts", "records_of"]
+
+# --- Changed rows as records of `<model>.rows`. Pure.
+
+
+DELTA_BYTES, REMOVED_BYTES = 512 << 10, 256 << 10
+"""Of rows in a record, and of removed keys: a round of wide rows is several times what a log takes as one
+record (16 MiB on Kafka by default, and often no more than 1 MiB on a managed service). Together they
+stay below LEAST_TOPIC_BYTES (`freshet.config.spec.topics`)."""
+
+
+def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
+    """Records of a table, a partition of `rows` and a fence each, several where they would be too long; the
+    partition follows from the bucket and is fixed (PROTOCOL 17). `fences` (B,) are those under which each
+    bucket is owned."""
+    records: dict[int, list[bytes]] = {}
+    for part in batch.tables:
+        kept, gone = _places(part.keys, fences), _places(part.removed, fences)
+        for p, fence in sorted({*kept, *gone}):
+            keys, values = (
+                part.keys[kept.get((p, fence), _PUBLISHED_ROWS_NONE)],
+                part.values[kept.get((p, fence), _PUBLISHED_ROWS_NONE)],
+            )
+            removed = part.removed[gone.get((p, fence), _PUBLISHED_ROWS_NONE)]
+            rows = max(1, DELTA_BYTES // (keys.itemsize + values.itemsize * values.shape[1]))
+            keys_a_record = REMOVED_BYTES // removed.itemsize
+            pieces = max(-(-len(keys) // rows), -(-len(removed) // keys_a_record))
+            for i in range(pieces):
+                mine = slice(i * rows, (i + 1) * rows)
+                delta = RowDelta(
+                    table=part.table,
+                    fence=Fence(fence),
+                    event_time_ms=TimeMs(batch.clock_ms),
+                    keys=keys[mine],
+                    values=values[mine],
+                    removed=removed[i * keys_a_record : (i + 1) * keys_a_record],
+                )
+                records.setdefault(p, []).append(encode_rows(delta))
+    return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
+
+
+_PUBLISHED_ROWS_NONE = slice(0)
+
+
+def _places(keys: U64, fences: I64) -> dict[tuple[int, int], slice | I64]:
+    """{(partition of `rows`, fence): where the keys of its buckets lie}. A slice where keys come in order and
+    a partition's buckets have one fence, as they mostly do: no copy."""
+    if not len(keys):
+        return {}
+    buckets = len(fences)
+    of_key = bucket_of(keys, buckets)
+    pairs = np.stack([of_key * ROWS_PARTITIONS // buckets, fences[of_key]], axis=1)
+    cuts = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
+    starts = [0, *cuts.tolist()]
+    found: dict[tuple[int, int], list[slice]] = {}
+    for start, stop in pairwise([*starts, len(keys)]):
+        p, fence = pairs[start].tolist()
+        found.setdefault((p, fence), []).append(slice(start, stop))
+    return {
+        pair: runs[0] if len(runs) == 1 else np.concatenate([np.arange(r.start, r.stop) for r in runs])
+        for pair, runs in found.items()
+    }
+
 
 log = structlog.get_logger("freshet.paramserver")
 

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from freshet.batches.message_sizes import streams, work_bytes
+from freshet.batches.frames import streams, work_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
@@ -22,10 +22,9 @@ from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
 from freshet.observability.metrics import Metric, Reading, register
-from freshet.paramserver.balance_rules import Why
+from freshet.paramserver.balance_rules import MeteredRows, Why
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Balancing, Bounds
 from freshet.paramserver.flusher import store_metrics, store_readings
-from freshet.paramserver.load_meter import MeteredRows
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard
 from freshet.paramserver.shard_manager import Keeper

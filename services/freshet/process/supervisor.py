@@ -25,8 +25,7 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.http.endpoint import LIVE
 from freshet.http.service_client import ask
 from freshet.observability.skipped import skip
-from freshet.process.exit_reason import last_words
-from freshet.process.process_info import activity_of, birth_of
+from freshet.process.process_info import activity_of, birth_of, last_words
 from freshet.process.restart_policy import HangPolicy, Silence, Watch, exit_in_words
 from freshet.process.run_state import STATE_FILE, Ended, RunState, last_sign_ms, read_run, write_run
 

@@ -21,9 +21,8 @@ from freshet.config.spec.events import UNIT_NS
 from freshet.config.spec.model import Files, TimeField
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail
-from freshet.recordings.event_times import EventTimes
+from freshet.recordings.event_times import EventTimes, SetAside
 from freshet.recordings.file_formats import other_format
-from freshet.recordings.unusable_events import SetAside
 from freshet.types import BytesColumn
 
 __all__ = ["ONLINE_RETAIL", "AvroRecords", "Piece", "Role", "events_of_files", "online_retail"]
@@ -168,7 +167,7 @@ def _place(events: Sequence[_Event], index: int) -> str:
 
 def _columns(path: Path, time: TimeField, schema: Record, files: Files) -> Timed:
     """Rows of a file with columns, as Avro by the schema."""
-    from freshet.recordings.event_files import event_rows  # noqa: PLC0415 - pyarrow is slow to import
+    from freshet.recordings.sample_files import event_rows  # noqa: PLC0415 - pyarrow is slow to import
 
     of: _Source | None = None
     for first, times_us, records, where in event_rows(path, time, schema, files):

@@ -13,7 +13,7 @@ import numpy as np
 from freshet.errors import Refused
 from freshet.observability.tracing import Context
 from freshet.tables import Store
-from freshet.tables.applied_pushes import KnownPushes
+from freshet.tables.changes import KnownPushes
 from freshet.types import F32, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs
 
 __all__ = ["KeyGroup", "NativeRows", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]

@@ -15,11 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from freshet.tables.applied_pushes import KnownPushes
-    from freshet.tables.changes import BucketChanges, Flushed, Published, PublishedTable
-    from freshet.tables.native_arguments import RowKeys
-    from freshet.tables.plan import Plan
-    from freshet.tables.steps import RowSteps
+    from freshet.tables.changes import BucketChanges, Flushed, KnownPushes, Published, PublishedTable
+    from freshet.tables.plan import Plan, RowKeys, RowSteps
     from freshet.tables.store import (
         Evicted,
         Memory,
@@ -52,10 +49,10 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
-    "KnownPushes": "applied_pushes",
+    "KnownPushes": "changes",
     "Plan": "plan",
-    "RowKeys": "native_arguments",
-    "RowSteps": "steps",
+    "RowKeys": "plan",
+    "RowSteps": "plan",
     **dict.fromkeys(
         (
             "Evicted",

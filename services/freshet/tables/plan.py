@@ -2,10 +2,89 @@
 
 from __future__ import annotations
 
-from freshet import _native
-from freshet.types import I32, U8, U32, U64
+from typing import Protocol, TypeAlias
 
-__all__ = ["Plan"]
+from freshet import _native
+from freshet.config.spec.layout import Group
+from freshet.types import F32, I32, U8, U32, U64
+
+__all__ = ["NativeSlot", "Plan", "RowKeys", "RowSteps", "native_slots"]
+
+# --- What the native core is told: unique keys of a batch, and the slots of a row.
+
+
+NativeSlot: TypeAlias = tuple[int, int, float, str, dict[str, float]]
+"""Start, width, init, name of the optimiser, its parameters."""
+
+
+class RowKeys(Protocol):
+    """Unique keys of a batch in one store group, in order of their buckets: `seams.rowservice.KeyGroup`."""
+
+    @property
+    def group(self) -> int:
+        """Store group."""
+
+    @property
+    def keys(self) -> U64:
+        """(U,) unique by (table, key), sorted by bucket."""
+
+    @property
+    def tables(self) -> U8:
+        """(U,) table ids."""
+
+    @property
+    def bucket_starts(self) -> U32:
+        """(buckets + 1,) where each bucket's keys start."""
+
+
+def native_slots(group: Group) -> list[NativeSlot]:
+    """The slots of a group's rows, in order."""
+    return [
+        (s.start, s.width, float(s.init), s.optimizer.name, dict(s.optimizer.parameters)) for s in group.slots
+    ]
+
+
+# --- Rows that were looked up with their optimiser state, stepped by their holder as the store will step
+# its own.
+
+
+class RowSteps:
+    """Of one store group. Any thread may use it.
+
+    Letters: U rows, S floats of a row, T floats of its optimiser state.
+    """
+
+    def __init__(self, group: Group) -> None:
+        """Values are float32 here, also of a group that holds them in bf16."""
+        self._native = _native.RowSteps(native_slots(group))
+
+    @property
+    def native(self) -> _native.RowSteps:
+        """What native code steps by."""
+        return self._native
+
+    @property
+    def state_floats(self) -> int:
+        """T."""
+        return self._native.state_floats
+
+    def step(self, mine: RowKeys, values: F32, states: F32, theirs: RowKeys, gradients: F32) -> int:
+        """Step those of my rows (U, S), with states (U, T), that `gradients` (V, S) are of; returns how many.
+
+        As a push of these gradients steps them in the store, to the bit where that holds float32; a row whose
+        gradient is not finite stays as it is. Raises ValueError for arrays that do not fit each other.
+        """
+        return self._native.step(
+            mine.keys,
+            mine.tables,
+            mine.bucket_starts,
+            values,
+            states,
+            theirs.keys,
+            theirs.tables,
+            theirs.bucket_starts,
+            gradients,
+        )
 
 
 class Plan:

@@ -14,7 +14,7 @@ from freshet.config.spec.layout import Group, Layout
 from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
 from freshet.tables.changes import Flushed, Published, PublishedTable
-from freshet.tables.native_arguments import NativeSlot, RowKeys, native_slots
+from freshet.tables.plan import NativeSlot, RowKeys, native_slots
 from freshet.tables.runs import native_parts, widths_of
 from freshet.types import (
     F32,

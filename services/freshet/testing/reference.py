@@ -9,7 +9,7 @@ import numpy as np
 
 from freshet.errors import Fenced, Refused
 from freshet.rows.service import KeyGroup, Push, RowStates
-from freshet.tables.applied_pushes import KnownPushes
+from freshet.tables.changes import KnownPushes
 from freshet.types import F32
 
 __all__ = ["ReferenceRowService"]

@@ -21,9 +21,8 @@ from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
 from freshet.observability.spans import Training, end_training, start_training
 from freshet.observability.tracing import running
-from freshet.trainer.core import Counts
 from freshet.trainer.ranks import RankLost
-from freshet.trainer.step_coordinator import Agreed, Rounds
+from freshet.trainer.step_coordinator import Agreed, Counts, Rounds
 from freshet.types import F32
 
 __all__ = ["STAGES", "Lanes", "Observer", "OtherFailed", "Seat"]

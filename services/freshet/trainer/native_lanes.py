@@ -19,9 +19,8 @@ from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.errors import Refused
 from freshet.model.native_loop import MOMENTS, Ended, NativeLoop, Ran
 from freshet.observability.spans import end_training, start_training
-from freshet.trainer.core import Counts
 from freshet.trainer.lanes import Lanes, OtherFailed, Seat
-from freshet.trainer.step_coordinator import AgreedRuns, AloneRounds
+from freshet.trainer.step_coordinator import AgreedRuns, AloneRounds, Counts
 from freshet.types import F32
 
 __all__ = ["RunLanes"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from freshet.batches.stream import TrainBatch
 from freshet.config.spec.model import Spec
 from freshet.evaluation import SOURCES, Figures, LabelKind, Measures, Popularity
-from freshet.evaluation.outliers import Typical
+from freshet.evaluation.descriptors import Typical
 from freshet.evaluation.popularity import Tally
 from freshet.model.inputs import Labels
 from freshet.types import F32, I64, U64, Bool

@@ -15,13 +15,12 @@ from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
 from freshet.log import Writer
 from freshet.model import DenseModel
-from freshet.process.liveness import Pulse
-from freshet.trainer.core import DenseLedger
+from freshet.process.lifecycle import Pulse
 from freshet.trainer.quality import TOGETHER_ROWS, Quality
 from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.ranks import RankGroup
 from freshet.trainer.state_sync import Progress
-from freshet.trainer.step_coordinator import EXCHANGE_S
+from freshet.trainer.step_coordinator import EXCHANGE_S, DenseLedger
 from freshet.trainer.training_loop import Course
 from freshet.trainer.version_writer import Snapshot, Versioner
 from freshet.types import F32, Append, BytesColumn

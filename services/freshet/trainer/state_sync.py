@@ -12,10 +12,10 @@ import structlog
 from freshet.config.spec.identity import explain_defaults
 from freshet.errors import Corrupt, Mismatch
 from freshet.model import DenseModel
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures, pack_arrays, unpack_arrays
 from freshet.trainer.ranks import RankGroup
+from freshet.trainer.step_coordinator import DenseLedger
 
 __all__ = ["DenseState", "Progress"]
 

@@ -21,8 +21,7 @@ from torch import distributed as _distributed
 
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
-from freshet.trainer.proposals import Offer, read_offer, size_of, write_offer
-from freshet.trainer.ranks import RankLost
+from freshet.trainer.ranks import Offer, RankLost, read_offer, size_of, write_offer
 from freshet.types import F32, F64, Fence
 
 __all__ = ["Store", "TorchRanks", "connect_store", "host_store"]

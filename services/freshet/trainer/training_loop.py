@@ -16,13 +16,12 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Fenced
 from freshet.model import DenseModel
 from freshet.model.native_loop import NativeLoop
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import STAGES, Lanes, Observer
 from freshet.trainer.membership import Membership
 from freshet.trainer.native_lanes import RunLanes
 from freshet.trainer.ranks import RankGroup, RankLost
 from freshet.trainer.state_sync import DenseState
-from freshet.trainer.step_coordinator import AloneRounds, ApartRounds, RankRounds, Rounds
+from freshet.trainer.step_coordinator import AloneRounds, ApartRounds, DenseLedger, RankRounds, Rounds
 
 __all__ = ["Course", "ManyRanks", "Mode", "OneRank", "RankObserver", "StreamOf"]
 

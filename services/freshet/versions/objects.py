@@ -30,9 +30,17 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped import skip
 from freshet.versions import ALIASES, Aliases, Manifest, Version
-from freshet.versions.manifest import read_manifest, write_manifest
 from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
-from freshet.versions.weights import MOST_DIGITS, check_alias, check_number, check_verdict, pack, unpack
+from freshet.versions.weights import (
+    MOST_DIGITS,
+    check_alias,
+    check_number,
+    check_verdict,
+    pack,
+    read_manifest,
+    unpack,
+    write_manifest,
+)
 
 __all__ = ["ObjectVersionStore", "open_url"]
 

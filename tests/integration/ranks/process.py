@@ -25,12 +25,12 @@ from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
 from freshet.model import build_model
 from freshet.testing.ledger import LedgerModel
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.membership import Membership, Terms
 from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures
 from freshet.trainer.ranks import RankGroup
 from freshet.trainer.state_sync import DenseState, Progress
+from freshet.trainer.step_coordinator import DenseLedger
 from freshet.trainer.training_loop import ManyRanks
 from freshet.types import F32, Append
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream

@@ -15,8 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from freshet.model.hedge import HedgeDense
-from freshet.trainer.proposals import Offer, Offered
-from freshet.trainer.ranks import RankLost
+from freshet.trainer.ranks import Offer, Offered, RankLost
 from freshet.trainer.torch_ranks import TorchRanks, connect_store, host_store
 from freshet.types import Fence, OffsetRange
 from tests.unit.model.specs import make_batch, make_spec

@@ -18,7 +18,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput
 from freshet.model.inputs import Labels
-from freshet.model.single_pass import NativePass
+from freshet.model.native_loop import NativePass
 from freshet.tables import store
 
 TEXT = """

@@ -13,7 +13,7 @@ import pytest
 PASS = """
 import signal, sys, threading
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `freshet` begins
-from freshet.apps.result_folder import folder_of_a_pass
+from freshet.apps.results import folder_of_a_pass
 with folder_of_a_pass(sys.argv[1] or None) as folder:
     (folder / "log").mkdir(parents=True)
     (folder / "file").write_text("half")

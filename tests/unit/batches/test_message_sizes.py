@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.apps.distributed import Embedding
-from freshet.batches.frames import batch_frame
-from freshet.batches.message_sizes import check_messages, largest_batch_bytes, streams
+from freshet.batches.frames import batch_frame, check_messages, largest_batch_bytes, streams
 from freshet.clock import Stages
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of

@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.apps.status import collect
 from freshet.cli.options import DEFAULT_FOLDER
-from freshet.cli.status import command
-from freshet.cli.status_text import as_text
+from freshet.cli.status import as_text, command
 from freshet.config.settings import RunFolder
 from freshet.errors import ConfigError
 from freshet.http.admin import Admin

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.instance_merge import RULES, merged, roles_of
+from freshet.console.instances import RULES, merged, roles_of
 from freshet.console.service_snapshot import Service
 
 

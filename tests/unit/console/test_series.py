@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.series import POINTS, Series, added
+from freshet.console.history import POINTS, Series, added
 
 HOUR, DAY = 3_600_000, 86_400_000
 

@@ -18,15 +18,21 @@ from freshet.config.avro.schema import parse_schema, sample_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.console.dead_letters import LONGEST_TEXT, letter_of
-from freshet.console.events import grouped, leaves, plain, request_of, without_logical_types
-from freshet.console.served_events import ServedSample
-from freshet.console.texts import texts_of_buckets, texts_of_times
+from freshet.console.segments import texts_of_buckets, texts_of_times
+from freshet.console.served_events import (
+    ServedSample,
+    grouped,
+    leaves,
+    plain,
+    request_of,
+    without_logical_types,
+)
 from freshet.console.try_it import body_of
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, SampleDecoder, key_of
 from freshet.log.schema_ids import SchemaRegistry, frame
 from freshet.log.sqlite.event_log import open_url
-from freshet.recordings.as_json import json_events
+from freshet.recordings.topics import json_events
 from freshet.types import Append, BytesColumn
 
 SPEC = parse_spec("""

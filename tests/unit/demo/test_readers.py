@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from freshet.demo.outbox import Outbox
-from freshet.demo.pace import Pace
-from freshet.demo.readers import Readers
+from freshet.demo.readers import Pace, Readers
 from freshet.demo.windows import Windows
 from freshet.demo.world import World
 from freshet.errors import Unavailable

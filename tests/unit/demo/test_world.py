@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from freshet.demo.draws import Draws
-from freshet.demo.tastes import DriftPlan
-from freshet.demo.world import LONGEST_CLICK_S, World, WorldOptions
+from freshet.demo.world import LONGEST_CLICK_S, DriftPlan, World, WorldOptions
 from freshet.types import F64
 
 SMALL = WorldOptions(users=20, items=60, candidates=6, shown=4)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.embedder.block_decoder import LETTER_BYTES, BlockDecoder, DecodedBatch
-from freshet.embedder.refused_samples import BAD_IN_A_ROW, RefusedSamples
+from freshet.embedder.partition_reader import BAD_IN_A_ROW, RefusedSamples
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
 from freshet.types import BytesColumn
@@ -267,6 +267,7 @@ def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(record)
 
 
+@pytest.mark.long
 def test_mutants_of_blocks_raise_nothing() -> None:
     """Each block is learned from, refused whole, or refused by samples; as many samples as are left."""
     chance, letters = random.Random(1), list[bytes]()

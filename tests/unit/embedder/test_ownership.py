@@ -6,8 +6,8 @@ import pytest
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claims import Claims
-from freshet.embedder.ownership import address_of, embedders_of
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.core import address_of, embedders_of
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.service import EMBEDDER_METRICS, Embedder, embedder_readings
 from freshet.errors import Fenced
 from freshet.log.sqlite.event_log import SqliteEventLog

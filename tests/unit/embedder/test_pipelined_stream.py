@@ -11,7 +11,7 @@ from freshet.testing.contracts.batches import gradients_of, take
 from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
-from freshet.trainer.core import Counts, DenseLedger
+from freshet.trainer.step_coordinator import Counts, DenseLedger
 from tests.unit.embedder.linked import HeldRows, LossyRows
 from tests.unit.embedder.scene import IdDecoder, PipelinedScene
 

@@ -24,9 +24,8 @@ from freshet.model.native_loop import Ended, LoopBatches, NativeLoop
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes, PushOutcome, Store
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import AloneRounds
+from freshet.trainer.step_coordinator import AloneRounds, DenseLedger
 from freshet.types import F32, I64, Append, BytesColumn
 from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
 

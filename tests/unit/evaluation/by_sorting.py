@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.evaluation.auc import COARSE_BITS, bins_of
-from freshet.evaluation.cells import KEY, Table
-from freshet.evaluation.sums import PROBABILITY_FLOOR, Samples
+from freshet.evaluation.cells import KEY, PROBABILITY_FLOOR, Samples, Table
 from freshet.types import F64, I64, U64, Bool
 
 __all__ = ["coarse", "merge", "same_bits", "table_of"]

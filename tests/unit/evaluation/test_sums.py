@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.evaluation import LabelKind, Measures
 from freshet.evaluation import progressive as streaming
-from freshet.evaluation.cells import Table
-from freshet.evaluation.sums import Samples, table_of
+from freshet.evaluation.cells import Samples, Table, table_of
 from freshet.types import I64, U64, Bool
 from tests.unit.evaluation import by_sorting
 

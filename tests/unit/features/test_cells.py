@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Fixed, Primitive
-from freshet.config.spec.file_formats import Files
+from freshet.config.spec.events import Files
 from freshet.features.cells import Form, Misfit, reals, texts, times, truths, wholes
 
 TYPED, CELLS = Form(Files()), Form(Files(), cells=True)

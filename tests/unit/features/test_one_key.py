@@ -29,8 +29,7 @@ from freshet.config.spec.model import Files, Spec, TimeField
 from freshet.config.spec.parse import load_spec
 from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDecoder, key_of, table_salt
 from freshet.inference.fields import request_schema
-from freshet.recordings.event_files import event_rows
-from freshet.recordings.sample_files import read_samples
+from freshet.recordings.sample_files import event_rows, read_samples
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
 
@@ -368,6 +367,7 @@ def by_rank(spec: Spec, rows: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         yield x.keys.tolist(), y.keys.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3_600)
 @settings(
     max_examples=max(3, VALUES // (ROWS * VALUES_A_ROW)),

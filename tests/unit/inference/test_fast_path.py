@@ -21,8 +21,8 @@ from freshet.errors import BadInput, TooLarge
 from freshet.features import JsonTranscoder
 from freshet.inference.core import Order, events_of, parse_rank
 from freshet.inference.fast_path import PlainRequests
+from freshet.inference.fields import Filling
 from freshet.inference.pipeline import Pipeline, Scored
-from freshet.inference.request_defaults import Filling
 from freshet.inference.served_log import Served, served_events
 from freshet.types import BytesColumn
 from tests.integration.serving import FEED, schema

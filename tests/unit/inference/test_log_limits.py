@@ -21,9 +21,9 @@ from freshet.errors import BadInput, TooLarge
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.inference.core import Order, RankRequest, events_of, parse_rank, refuse_expanded
 from freshet.inference.fast_path import PlainRequests
+from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Pipeline
-from freshet.inference.request_defaults import Filling
 from freshet.inference.served_log import Served, served_events
 from freshet.types import BytesColumn
 from tests.integration.serving import FEED, schema

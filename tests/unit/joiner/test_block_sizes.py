@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.config.spec.record_sizes import MAX_EXPANDED_BYTES, RecordLimits, block_bytes, largest_records
+from freshet.config.spec.topics import MAX_EXPANDED_BYTES, RecordLimits, block_bytes, largest_records
 from freshet.features.blocks import MAX_SAMPLES, read_blocks
 from freshet.joiner.blocks import cuts, encode
 from freshet.joiner.core import ImpressionColumns, Samples

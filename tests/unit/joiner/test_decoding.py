@@ -17,7 +17,7 @@ from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.refused_samples import RefusedSamples
+from freshet.embedder.partition_reader import RefusedSamples
 from freshet.features import SampleDecoder, hash_text
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.partition import Task, Topics
@@ -97,6 +97,7 @@ def mutant(chance: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS)
 def test_mutants_of_events_raise_nothing(form: str) -> None:
     chance = random.Random(form)

@@ -12,7 +12,7 @@ import pytest
 from freshet.errors import Fenced, Unavailable
 from freshet.joiner.appends import Flush, Flushes
 from freshet.joiner.partition import Task
-from freshet.joiner.partition_recovery import Entering
+from freshet.joiner.replay import Entering
 from freshet.types import Append
 from tests.system.waiting import wait_until
 

@@ -9,9 +9,8 @@ import orjson
 import pytest
 
 from freshet.joiner.core import ImpressionColumns
-from freshet.joiner.decode import Refused
+from freshet.joiner.decode import BAD_IN_A_ROW, Refused
 from freshet.joiner.service import Pace
-from freshet.joiner.unusable_streams import BAD_IN_A_ROW
 from freshet.types import Records
 
 from .support import JsonDecoder, Served, label, plan_of

@@ -12,7 +12,7 @@ from freshet.config.spec.model import TimeField
 from freshet.config.spec.time_units import likely_unit, unit_hint, written_in_larger_unit
 from freshet.joiner.core import ActionColumns
 from freshet.joiner.decode import Refused
-from freshet.joiner.times import Now, TimeRules, judge_times
+from freshet.joiner.watermark import Now, TimeRules, judge_times
 from freshet.types import BytesColumn, Records
 
 NOW_MS = 1_764_000_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES
+from freshet.config.spec.topics import BLOCK_BYTES
 from freshet.features.blocks import MAX_SAMPLES
 from freshet.joiner.core import Samples
 from freshet.joiner.partition import joined_events

@@ -183,6 +183,7 @@ def test_a_restart_in_the_middle_of_a_wrong_clock_changes_nothing(jump_s: int, t
     assert {r: values.get(r) for r in after if values.get(r) != [1.0]} == {}
 
 
+@pytest.mark.long
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     jumps=st.lists(

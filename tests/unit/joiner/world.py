@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.config.spec.record_sizes import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
+from freshet.config.spec.topics import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
 from freshet.errors import Unavailable
 from freshet.joiner.partition import Topics
 from freshet.joiner.plan import JoinPlan

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.load.percentiles import LEAST_S, MOST_S, RATIO, Durations, Waits
+from freshet.load.open_loop import LEAST_S, MOST_S, RATIO, Durations, Waits
 
 durations = st.lists(st.floats(LEAST_S, MOST_S), min_size=1, max_size=200)
 

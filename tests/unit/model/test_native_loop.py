@@ -13,7 +13,7 @@ import pytest
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.features.decoded import GroupKeys
+from freshet.features.decoder import GroupKeys
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.model.native_loop import Ended, LoopBatches, NativeLoop, Ran

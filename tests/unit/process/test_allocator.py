@@ -10,7 +10,7 @@ import pytest
 GROWTH = """
 import sys
 import numpy as np
-from freshet.process.allocator import return_large_blocks
+from freshet.process.memory import return_large_blocks
 
 if sys.argv[1] == "fixed":
     assert return_large_blocks()
@@ -42,7 +42,7 @@ def test_large_arrays_between_small_ones_leave_nothing_behind() -> None:
 FAULTS = """
 import resource, sys
 import numpy as np
-from freshet.process.allocator import keep_large_blocks
+from freshet.process.memory import keep_large_blocks
 
 if sys.argv[1] == "kept":
     assert keep_large_blocks()

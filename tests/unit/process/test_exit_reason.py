@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.process.exit_reason import READ_BYTES, last_words
+from freshet.process.process_info import READ_BYTES, last_words
 
 JSON = '{"event": "read", "level": "info"}\n'
 

@@ -8,7 +8,7 @@ import sys
 
 def test_what_is_kept_is_frozen_and_threads_take_short_turns() -> None:
     code = (
-        "import gc, sys; from freshet.process.garbage_collector import shorten_pauses;"
+        "import gc, sys; from freshet.process.memory import shorten_pauses;"
         "kept = [[] for _ in range(1000)];"
         "shorten_pauses();"
         "print(gc.get_freeze_count() >= 1000, gc.isenabled(), sys.getswitchinterval() < 0.005)"

@@ -1,4 +1,4 @@
-from freshet.process.liveness import Pulse
+from freshet.process.lifecycle import Pulse
 from freshet.testing.clock import SettableClock
 
 

@@ -11,8 +11,8 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.model import TimeField
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import sources
-from freshet.recordings.as_json import json_events
 from freshet.recordings.sources import ONLINE_RETAIL, events_of_files, online_retail
+from freshet.recordings.topics import json_events
 
 TS = TimeField(path="ts", unit="ms")
 USER = {"type": "record", "name": "User", "fields": [{"name": "id", "type": "long"}]}

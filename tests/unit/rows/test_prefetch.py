@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from freshet.rows.prefetch import ahead
+from freshet.rows.redis.reads import ahead
 
 DEADLINE_S = 20.0
 

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
-from freshet.tables.pages import PAGE, PageWrites, page_writes, pages_of, runs_of_pages, which_may_hold
-from freshet.tables.runs import runs_of, widths_of
+from freshet.tables.runs import (
+    PAGE,
+    PageWrites,
+    page_writes,
+    pages_of,
+    runs_of,
+    runs_of_pages,
+    which_may_hold,
+    widths_of,
+)
 from freshet.types import RowRuns, Run
 
 WIDTHS = {0: 3, 200: 12}

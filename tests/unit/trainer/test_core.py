@@ -1,4 +1,4 @@
-from freshet.trainer.core import Counts, DenseLedger
+from freshet.trainer.step_coordinator import Counts, DenseLedger
 from freshet.types import OffsetRange
 
 

@@ -10,9 +10,8 @@ from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.errors import Refused
 from freshet.model import DenseModel, StepResult
 from freshet.model.inputs import ModelInputs
-from freshet.trainer.core import DenseLedger
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import AloneRounds
+from freshet.trainer.step_coordinator import AloneRounds, DenseLedger
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)

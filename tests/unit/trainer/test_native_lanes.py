@@ -18,9 +18,8 @@ from freshet.errors import Refused, Unavailable
 from freshet.model import DenseModel
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import STAGES, Ended, LoopBatches, NativeLoop, Ran
-from freshet.trainer.core import Counts, DenseLedger
 from freshet.trainer.native_lanes import RunLanes
-from freshet.trainer.step_coordinator import AloneRounds
+from freshet.trainer.step_coordinator import AloneRounds, Counts, DenseLedger
 from freshet.types import Fence, OffsetRange
 
 Ranges = tuple[OffsetRange, ...]

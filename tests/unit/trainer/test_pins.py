@@ -3,7 +3,7 @@ import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.observability.skipped import skipped
-from freshet.trainer.pins import Pin, Pins
+from freshet.trainer.version_writer import Pin, Pins
 from freshet.types import Append, BytesColumn
 
 TOPIC = "toy.versions"

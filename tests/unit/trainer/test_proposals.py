@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from freshet.errors import Corrupt
-from freshet.trainer.proposals import Offer, Offered, read_offer, size_of, vector_check, write_offer
+from freshet.trainer.ranks import Offer, Offered, read_offer, size_of, vector_check, write_offer
 from freshet.types import OffsetRange
 
 PARTITIONS = 8

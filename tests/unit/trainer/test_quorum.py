@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
-from freshet.trainer.quorum import GRACE_S, Standing, World, may_write, read_world, seat_of, world_text
+from freshet.trainer.membership import GRACE_S, Standing, World, may_write, read_world, seat_of, world_text
 from freshet.types import Fence
 
 LONG = 10 * GRACE_S

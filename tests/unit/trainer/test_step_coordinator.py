@@ -12,10 +12,16 @@ from freshet.batches.stream import TrainBatch
 from freshet.model import Lane
 from freshet.model.inputs import ModelInputs
 from freshet.testing.clock import SettableClock
-from freshet.trainer.core import Counts, DenseLedger
-from freshet.trainer.proposals import Offer
-from freshet.trainer.ranks import Alone, RankLost
-from freshet.trainer.step_coordinator import EXCHANGE_S, Agreed, AloneRounds, ApartRounds, RankRounds
+from freshet.trainer.ranks import Alone, Offer, RankLost
+from freshet.trainer.step_coordinator import (
+    EXCHANGE_S,
+    Agreed,
+    AloneRounds,
+    ApartRounds,
+    Counts,
+    DenseLedger,
+    RankRounds,
+)
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)

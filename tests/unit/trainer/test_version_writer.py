@@ -16,8 +16,7 @@ from freshet.log import EventLog
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.trainer.pins import Pins
-from freshet.trainer.version_writer import Snapshot, Versioner
+from freshet.trainer.version_writer import Pins, Snapshot, Versioner
 from freshet.types import Fence
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import move

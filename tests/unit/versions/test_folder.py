@@ -15,7 +15,7 @@ from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped import skipped
 from freshet.testing.contracts.versions import TENSORS, manifest_of
 from freshet.versions.folder import FolderVersionStore
-from freshet.versions.manifest import read_manifest, write_manifest
+from freshet.versions.weights import read_manifest, write_manifest
 
 
 @pytest.fixture

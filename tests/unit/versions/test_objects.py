@@ -19,9 +19,9 @@ from freshet.errors import ConfigError, Corrupt, FreshetError, Unavailable
 from freshet.testing.contracts.versions import TENSORS, manifest_of
 from freshet.versions import ALIASES
 from freshet.versions import object_storage as bucket_module
-from freshet.versions.manifest import write_manifest
 from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
 from freshet.versions.objects import ObjectVersionStore, open_url
+from freshet.versions.weights import write_manifest
 from tests.servers.s3 import ENVIRONMENT, S3
 
 DAY = timedelta(days=1)

@@ -21,8 +21,7 @@ from freshet.config.options.forms import (
     duration_text,
     nearest_hint,
 )
-from freshet.config.options.option import Kind, default_of, key_of, option, options_of
-from freshet.config.options.section import Section, read_object
+from freshet.config.options.section import Kind, Section, default_of, key_of, option, options_of, read_object
 
 __all__ = [
     "MISSING",

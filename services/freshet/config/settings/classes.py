@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from freshet.config.options import Choice, Duration, Integer, Text, option
-from freshet.config.settings.network import Grpc, Http, Registry, Traces
+from freshet.config.settings.network import HOST, HOSTS, HOUR, PATH, SECOND, URL, Grpc, Http, Registry, Traces
 from freshet.config.settings.pipeline_services import Embedder, Joiner, Paramserver, Trainer
 from freshet.config.settings.public_services import Console, Gateway, Inference, Simulator
 from freshet.config.settings.run_folder import RunFolder
-from freshet.config.settings.units import HOST, HOSTS, HOUR, PATH, SECOND, URL
 
 __all__ = ["Common", "Settings"]
 

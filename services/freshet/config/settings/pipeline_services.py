@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freshet.config.options import Choice, Duration, Integer, Number, Text, option
-from freshet.config.settings.units import CODEC, HOST, HOUR, MINUTE, PORT, SECOND
+from freshet.config.settings.network import CODEC, HOST, HOUR, MINUTE, PORT, SECOND
 
 __all__ = ["Embedder", "Joiner", "Paramserver", "Trainer"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freshet.config.options import Duration, Integer, Number, Text, option
-from freshet.config.settings.units import (
+from freshet.config.settings.network import (
     CLIENT_REQUESTS,
     GIB,
     HOSTS,

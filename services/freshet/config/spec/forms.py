@@ -9,7 +9,36 @@ from typing import Any
 
 from freshet.config.options import Number, Text, Wrong
 
-__all__ = ["DAY", "HOUR", "MINUTE", "NAME", "PATH", "SECOND", "Constant", "Step", "StepForm"]
+__all__ = ["DAY", "HOUR", "MINUTE", "NAME", "PATH", "SECOND", "Constant", "Parameter", "Step", "StepForm"]
+
+# --- A number that an update rule or a transform takes: its default, its range and what it means.
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One number. Spec key, error, reference and identity follow from it."""
+
+    name: str
+    default: float
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False  # `low` itself is not allowed
+    doc: str = ""
+
+    def allows(self, value: float) -> bool:
+        """Whether the thing is defined for this value."""
+        return self.low <= value <= self.high and not (self.low_open and value == self.low)
+
+    @property
+    def expected(self) -> str:
+        """The range in words, for an error."""
+        return self.form.expected
+
+    @property
+    def form(self) -> Number:
+        """How it is written."""
+        return Number(self.low, self.high, open_low=self.low_open)
+
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000  # milliseconds
 

@@ -24,7 +24,7 @@ from freshet.config.avro.schema import (
     paths,
     sample_schema,
 )
-from freshet.config.spec.fields import kind_of
+from freshet.config.spec.schema_fit import kind_of
 from freshet.errors import ConfigError
 
 __all__ = ["Guess", "Leaf", "StreamGuess", "guess", "leaves", "words_of"]
@@ -87,7 +87,7 @@ class Leaf:
 
     path: str
     type: Type
-    kind: str  # see `freshet.config.spec.fields.kind_of`
+    kind: str  # see `freshet.config.spec.schema_fit.kind_of`
     nullable: bool
     repeated: bool
 

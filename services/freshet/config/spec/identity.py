@@ -20,14 +20,14 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
 from freshet.config.options import MISSING, Duration, Kind, default_of, duration_text, key_of
-from freshet.config.spec.fields import field_kinds
 from freshet.config.spec.forms import Step
+from freshet.config.spec.layout import default_sharing, features_in
 from freshet.config.spec.model import NEWEST_DEFAULTS, Optimizer, Spec, Table, TimeField
 from freshet.config.spec.optimizers import OPTIMIZERS
 from freshet.config.spec.parse import with_defaults
 from freshet.config.spec.parse_inputs import CROSSES, has_default_scalars
+from freshet.config.spec.schema_fit import field_kinds
 from freshet.config.spec.schemas import Schemas, streams_of
-from freshet.config.spec.shared_rows import default_sharing, features_in
 from freshet.errors import ConfigError
 
 __all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash"]

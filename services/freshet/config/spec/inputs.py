@@ -54,7 +54,7 @@ class Table:
         "Without it false, but true where lists alone, or lists and one id, use the table, as a history of "
         "items and the item do (with `defaults = 1`: true)",
         Boolean(),
-        default=None,  # the parser fills it in (`freshet.config.spec.shared_rows`)
+        default=None,  # the parser fills it in (`freshet.config.spec.layout`)
     )
     ttl_ms: int | None = option(
         "tunable",

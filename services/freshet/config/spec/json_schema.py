@@ -16,7 +16,7 @@ from typing import Any
 
 from freshet.config.expression import RESERVED
 from freshet.config.options import Duration, duration_text, key_of, options_of
-from freshet.config.spec.forms import NAME
+from freshet.config.spec.forms import NAME, Parameter
 from freshet.config.spec.model import (
     Explore,
     Feature,
@@ -33,7 +33,6 @@ from freshet.config.spec.model import (
     Train,
 )
 from freshet.config.spec.optimizers import OPTIMIZERS
-from freshet.config.spec.parameters import Parameter
 from freshet.config.spec.parse_inputs import (
     CROSSES,
     CROSSES_KEYS,

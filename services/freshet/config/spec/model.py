@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from freshet.config.options import Integer, Kind, Text, option
-from freshet.config.spec.events import Events, Join, Label, Retention, Stream, TimeField
-from freshet.config.spec.file_formats import Files
+from freshet.config.spec.events import Events, Files, Join, Label, Retention, Stream, TimeField
 from freshet.config.spec.inputs import Feature, Optimizer, Table
 from freshet.config.spec.learning import Explore, Gate, Model, Serve, Train
 

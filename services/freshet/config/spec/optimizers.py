@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from freshet.config.spec.parameters import Parameter
+from freshet.config.spec.forms import Parameter
 
 __all__ = ["COUNT", "OPTIMIZERS", "Rule", "complete", "rule_of"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from freshet.config.options import Section, key_of, options_of, read_object
 from freshet.config.spec.experts import crossed, default_crosses, with_experts
-from freshet.config.spec.files import read_small
+from freshet.config.spec.layout import with_sharing
 from freshet.config.spec.model import (
     GENERATION,
     GENERATION_HINT,
@@ -41,7 +41,7 @@ from freshet.config.spec.parse_inputs import (
     read_tables,
 )
 from freshet.config.spec.rules import check_rules
-from freshet.config.spec.shared_rows import with_sharing
+from freshet.config.spec.schemas import read_small
 from freshet.errors import ConfigError
 
 __all__ = ["load_spec", "parse_spec", "spec_of", "with_defaults"]

@@ -12,7 +12,7 @@ from freshet.config.options import Choice, Number, Section, Wrong, nearest_hint,
 from freshet.config.spec.forms import NAME
 from freshet.config.spec.model import Feature, Model, Optimizer, Table
 from freshet.config.spec.optimizers import OPTIMIZERS, complete
-from freshet.config.spec.transform_steps import resolve
+from freshet.config.spec.transforms import resolve
 
 __all__ = [
     "CROSSES",

@@ -15,10 +15,10 @@ from typing import Any
 from freshet.config.options import Duration, default_of, duration_text, key_of, options_of
 from freshet.config.spec.experts import default_crosses, has_default_crosses
 from freshet.config.spec.forms import Step
+from freshet.config.spec.layout import default_sharing, features_in
 from freshet.config.spec.model import Label, Optimizer, Spec, Table, TimeField
 from freshet.config.spec.optimizers import complete
 from freshet.config.spec.parse_inputs import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER
-from freshet.config.spec.shared_rows import default_sharing, features_in
 
 __all__ = ["render", "toml_value"]
 

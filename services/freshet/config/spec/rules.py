@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from freshet.config.expression import (
     RESERVED,
     compile_condition,
@@ -19,8 +21,32 @@ from freshet.config.options import nearest_hint
 from freshet.config.spec.experts import SINGLE, has_ids
 from freshet.config.spec.model import Feature, Label, Spec, Stream
 from freshet.errors import ConfigError
+from freshet.types import F32, Bool
 
-__all__ = ["check_rules"]
+__all__ = ["Bounds", "bounds_text", "check_rules", "within"]
+
+# --- Whether values of a label lie within the bounds that the spec states for it.
+
+
+Bounds = tuple[float, float]
+"""The least and the greatest value, both allowed."""
+
+
+def within(bounds: Bounds, values: F32) -> Bool:
+    """Which of (N,) values are allowed; NaN is not.
+
+    Values of labels have 32 bits. So the bounds are rounded to 32 bits, too: a value that equals a bound in
+    the file or event is allowed.
+    """
+    low, high = np.float32(bounds[0]), np.float32(bounds[1])
+    allowed: Bool = (values >= low) & (values <= high)
+    return allowed
+
+
+def bounds_text(bounds: Bounds) -> str:
+    """The bounds in words, such as `a number from 0 to 5`."""
+    return f"a number from {bounds[0]:.9g} to {bounds[1]:.9g}"
+
 
 TIME_VALUES = {"hour": 24, "weekday": 7, "hour_of_week": 168}
 

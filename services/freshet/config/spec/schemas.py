@@ -7,19 +7,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freshet.config.avro.schema import Record, parse_schema, sample_schema, served_schema
-from freshet.config.spec.files import read_small
 from freshet.config.spec.model import Spec, Stream
 from freshet.errors import ConfigError
 
 __all__ = [
+    "MOST_BYTES",
     "Schemas",
     "load_schema",
     "load_schemas",
+    "read_small",
     "readers_of",
     "sample_reader",
     "streams_of",
     "written_by_us",
 ]
+
+# --- Small files of people's: specs and schemas.
+
+
+MOST_BYTES = 4 << 20
+"""The largest specs that we know of have a few hundred KiB; what is larger is something else, or endless."""
+
+
+def read_small(path: Path) -> bytes:
+    """The bytes of a file. Raises OSError, also if it is larger than a spec or a schema can be."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(0, f"more than {MOST_BYTES >> 20} MiB")
+    return content
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from freshet.coordination.shard_map import NOBODY, Owners
+from freshet.coordination.slices import NOBODY, Owners
 from freshet.errors import Fenced, Overloaded, Refused, Unavailable
 from freshet.observability.tracing import current
 from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
@@ -26,7 +26,7 @@ from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.frames import BadFrame, Frame, Kind
 from freshet.rpc.value_formats import RowCodec
-from freshet.tables.applied_pushes import KnownPushes
+from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 
 __all__ = ["RemoteRows", "Served"]

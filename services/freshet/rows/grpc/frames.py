@@ -26,7 +26,7 @@ from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.rpc.value_formats import RowCodec
-from freshet.tables.applied_pushes import KnownPushes
+from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 
 __all__ = [

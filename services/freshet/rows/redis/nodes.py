@@ -31,9 +31,8 @@ from redis.exceptions import (
 )
 
 from freshet.errors import ConfigError, Corrupt, Unavailable
-from freshet.rows.redis.connection import NOT_ALLOWED, Opener, said_by
+from freshet.rows.redis.connection import NOT_ALLOWED, Opener, RedisUrl, said_by
 from freshet.rows.redis.scripts import command
-from freshet.rows.redis.url import RedisUrl
 
 __all__ = ["Nodes", "Replies", "Request"]
 

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
-from freshet.rows.prefetch import ahead
 from freshet.rows.redis.nodes import Replies, Request
 from freshet.rows.redis.scripts import EXEC, MULTI, command
 from freshet.rows.redis.writes import PIECE_BYTES, Keys
 from freshet.rows.sqlite.segments import find, parts_of
 from freshet.rows.store import Sound
-from freshet.tables.pages import PAGE_BYTES, pages_of, runs_of_pages, which_may_hold
-from freshet.tables.runs import pick_runs
+from freshet.tables.runs import PAGE_BYTES, pages_of, pick_runs, runs_of_pages, which_may_hold
 from freshet.types import I64, U8, U32, U64, Bool, RowRuns
 
-__all__ = ["Reads"]
+__all__ = ["Reads", "ahead"]
+
+# --- Doing the next step while this one is used.
+
+
+T = TypeVar("T")
+_END: Final = object()
+
+
+def ahead(steps: Iterable[T]) -> Iterator[T]:
+    """The same things in the same order, each made in a thread while the one before is used.
+
+    What making one raises is raised in its place. Closed early, it waits for the one that is being made.
+    """
+    making = iter(steps)
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        waiting: Future[T | object] = thread.submit(next, making, _END)
+        while (one := waiting.result()) is not _END:
+            waiting = thread.submit(next, making, _END)
+            yield one  # type: ignore[misc]
+
 
 BYTES_AT_ONCE = 32 << 20
 """A bucket with more is not read by one HGETALL, which would hold its server for more than some 20 ms, but

@@ -1,6 +1,6 @@
 """What is sent to Redis: keys, Lua scripts, and how a command is written.
 
-A bucket has two keys in one slot: `{name:bucket}:rows`, a hash of pages of its rows (`freshet.tables.pages`),
+A bucket has two keys in one slot: `{name:bucket}:rows`, a hash of pages of its rows (`freshet.tables.runs`),
 and `{name:bucket}:meta`, a hash of fence, seq and the rest of `BucketMeta`, and of how many bytes the pages
 take: `base` those that the bucket began with when it was last written whole or put together, `added` those
 since. What both hold changes in one step:

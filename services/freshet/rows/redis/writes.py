@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from redis.crc import key_slot
 
-from freshet.rows.json_fields import offsets_text, offsets_texts
+from freshet.rows.checks import offsets_text, offsets_texts
 from freshet.rows.redis.nodes import Request
 from freshet.rows.redis.scripts import (
     APPLY,
@@ -24,7 +24,7 @@ from freshet.rows.redis.scripts import (
     command_of,
     evaluate,
 )
-from freshet.tables.pages import PageWrites, page_writes
+from freshet.tables.runs import PageWrites, page_writes
 from freshet.types import ROW_FORMAT, BucketMeta, Flush
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from freshet.rows.json_fields import (
+from freshet.rows.checks import (
     identity_text,
     offsets_text,
     offsets_texts,

@@ -10,7 +10,7 @@ import pytest
 
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
-from freshet.config.spec.probes import check_outcomes, outcomes_of
+from freshet.config.spec.transforms import check_outcomes, outcomes_of
 from freshet.errors import Mismatch
 
 TEXT = """

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.explanation import explain
 from freshet.config.spec.identity import diff, identity_hash
+from freshet.config.spec.layout import has_own_rows
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec, with_defaults
 from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
-from freshet.config.spec.shared_rows import has_own_rows
 from freshet.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples"

@@ -4,7 +4,7 @@ import pytest
 
 from freshet.config.options import duration_text, key_of, options_of
 from freshet.errors import ConfigError
-from freshet.rows.redis.url import RedisOptions, parse_url
+from freshet.rows.redis.connection import RedisOptions, parse_url
 
 
 def test_a_url_names_servers_store_and_options(tmp_path: Path):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.observability.skipped import skipped
-from freshet.rows.sqlite import compaction as compact
+from freshet.rows.sqlite import row_store as compact
 from freshet.rows.sqlite.file import NO_STAMP
 from freshet.rows.sqlite.row_store import BLOBS_A_CONNECTION, SqliteRowStore, decide
 from freshet.rows.sqlite.segments import parse_directory, parts_of, write_directory
