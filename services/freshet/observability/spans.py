@@ -102,7 +102,7 @@ def start_http_request(
     client = tracer.client_span(headers.get(b"traceparent"))
     if client is None:
         return None
-    return tracer.start(service, **_http(route), parent=client, remote=True)
+    return tracer.start(service, **_http(route), parent=client)
 
 
 @traced

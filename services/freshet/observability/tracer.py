@@ -36,7 +36,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import Status, StatusCode
 
 from freshet.observability.trace_ids import MOST_LINKS, TraceIds
-from freshet.observability.tracing import Context
+from freshet.observability.tracing import ClientContext, Context
 from freshet.release import RELEASE
 
 __all__ = ["MOST_CHARS", "ExportQueue", "Kind", "Tracer", "Value", "otlp_exporter"]
@@ -49,7 +49,7 @@ MOST_CHARS = 1_000
 
 CLIENT_SHARE = 10
 """A tenth of the queue is for spans that clients ask for with a `traceparent` header: every client can do so
-with each request, and the traces of events must have room beside them."""
+with each request, and must not displace the spans of events."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -102,18 +102,16 @@ class Tracer:
         parent: Context | None = None,
         attributes: Mapping[str, Value] | None = None,
         links: Sequence[Context] = (),
-        remote: bool = False,
     ) -> Span:
         """Start a span now, or at a time that was noted.
 
         Args:
             service: whose work it is: gateway, joiner, embedder, paramserver, trainer or inference.
             context: the span's ids; None: new ones, in the parent's trace.
-            remote: whether the parent is a client's span, taken from a `traceparent` header.
         """
         carrier = Carrier()
         if parent is not None:
-            carrier = set_span_in_context(NonRecordingSpan(_named(parent, remote=remote)), carrier)
+            carrier = set_span_in_context(NonRecordingSpan(_named(parent)), carrier)
         token = _derived.set(context)
         try:
             return self._of(service).start_span(
@@ -135,14 +133,14 @@ class Tracer:
         span.end(max(end_ns, span.start_time or 0) if isinstance(span, ReadableSpan) else end_ns)
 
     @staticmethod
-    def client_span(traceparent: bytes | None) -> Context | None:
+    def client_span(traceparent: bytes | None) -> ClientContext | None:
         """Return the client's span of a W3C `traceparent` header if the client records it; else None."""
         if traceparent is None:
             return None
         carrier = _PROPAGATOR.extract({"traceparent": traceparent.decode("latin-1")}, Carrier())
         found = get_current_span(carrier).get_span_context()
         recorded = found.is_valid and found.trace_flags.sampled
-        return Context(found.trace_id, found.span_id) if recorded else None
+        return ClientContext(found.trace_id, found.span_id) if recorded else None
 
     def close(self, wait_s: float) -> None:
         """Send the waiting spans, for at most so long."""
@@ -173,10 +171,10 @@ class _DerivedIds(RandomIdGenerator):
 
 
 class ExportQueue(SpanProcessor):
-    """Passes spans to a `BatchSpanProcessor` while it has room, never waits, and counts the outcomes.
+    """Passes spans to a `BatchSpanProcessor` up to a limit, never waits, and counts the outcomes.
 
-    A full `BatchSpanProcessor` drops its oldest span, counts that for a MeterProvider only, and reserves no
-    room for some spans; so spans that do not fit are dropped here.
+    A full `BatchSpanProcessor` drops its oldest span, counts that for a MeterProvider only, and has no limit
+    for some of the spans; so spans beyond the limits are dropped here.
     """
 
     def __init__(self, exporter: SpanExporter, queue_spans: int, delay_ms: float | None = None) -> None:
@@ -198,7 +196,7 @@ class ExportQueue(SpanProcessor):
         )
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a span if there is room."""
+        """Queue a span, or drop it if the queue is full."""
         client = _by_client(span)
         with self._lock:
             if self._waiting >= self._most or (client and self._clients >= self._most_clients):
@@ -209,7 +207,7 @@ class ExportQueue(SpanProcessor):
         self._batches.on_end(span)
 
     def counts(self) -> dict[str, int]:
-        """Return spans sent, dropped for lack of room, and failed as the collector did not take them."""
+        """Return spans sent, dropped as too many waited, and failed as the collector did not take them."""
         with self._lock:
             return dict(self._counts)
 
@@ -251,5 +249,6 @@ def _by_client(span: ReadableSpan) -> bool:
     return span.parent is not None and span.parent.is_remote
 
 
-def _named(context: Context, *, remote: bool = False) -> SpanContext:
+def _named(context: Context) -> SpanContext:
+    remote = isinstance(context, ClientContext)
     return SpanContext(context.trace_id, context.span_id, is_remote=remote, trace_flags=_SAMPLED)

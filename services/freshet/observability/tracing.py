@@ -39,6 +39,10 @@ class Context(NamedTuple):
     span_id: int  # 64 bits, not 0
 
 
+class ClientContext(Context):
+    """The ids of a client's span, from a `traceparent` header."""
+
+
 _active: Tracer | None = None
 _current: ContextVar[Context | None] = ContextVar("freshet-span", default=None)
 

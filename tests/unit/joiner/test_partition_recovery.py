@@ -128,6 +128,7 @@ class Told:
         class Output:
             appends = (cast(Append, f"commit of {self.partition}"),)
             dead_letters: tuple[bytes, ...] = ()
+            joined = ()
 
         return Output()
 

@@ -67,7 +67,7 @@ def test_a_higher_ratio_traces_what_a_lower_one_does_and_more() -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_an_events_name_agrees_with_what_decides_for_it(request_hash: int) -> None:
-    """A sampler by ratio elsewhere, which looks at the lower half of a trace's id, decides alike."""
+    """A sampler by ratio elsewhere, which reads the lower half of a trace's id, decides alike."""
     made = ids(0.3)
 
     low = made.event(request_hash, "served").trace_id & (2**64 - 1)

@@ -26,7 +26,7 @@ from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
-from freshet.observability.tracing import Context, active, install, within
+from freshet.observability.tracing import ClientContext, Context, active, install, within
 from freshet.process import traces
 from freshet.process.traces import span_readings, start_traces
 from tests.servers.otlp import Receiver, receiver
@@ -40,8 +40,9 @@ def on(**variables: str) -> Settings:
 
 def record(queue: ExportQueue, spans: int = 1, *, by_client: bool = False) -> None:
     tracer = Tracer(TraceIds("news", 1.0), queue)
+    parent = ClientContext(1, 2) if by_client else Context(1, 2)
     for _ in range(spans):
-        tracer.end(tracer.start("gateway", "send actions", parent=Context(1, 2), remote=by_client))
+        tracer.end(tracer.start("gateway", "send actions", parent=parent))
 
 
 class Held(SpanExporter):

@@ -19,7 +19,8 @@ from freshet.http.request import Request
 from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.tokens import TokenEntry, digest_of
-from freshet.observability.tracing import Span, Tracer, install
+from freshet.observability.tracing import install
+from tests.spans import Recorded, recording
 
 PATH = "/v1/things"
 GOOD, OTHER = b"Bearer good", b"Bearer other"
@@ -86,9 +87,9 @@ class Door:
 
 
 @pytest.fixture
-def spans() -> Iterator[list[Span]]:
-    told: list[Span] = []
-    install(Tracer("news", 1.0, told.append))
+def spans() -> Iterator[list[Recorded]]:
+    tracer, told = recording()
+    install(tracer)
     yield told
     install(None)
 
@@ -105,7 +106,7 @@ REFUSED = {
 @WAYS
 @pytest.mark.parametrize("why", REFUSED)
 def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
-    way: str, why: str, spans: list[Span]
+    way: str, why: str, spans: list[Recorded]
 ) -> None:
     door = Door(Guard(more=ENTRIES))
     headers, status = REFUSED[why]
@@ -118,7 +119,7 @@ def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
 
 
 @WAYS
-def test_who_comes_too_often_is_told_from_a_full_queue(way: str, spans: list[Span]) -> None:
+def test_who_comes_too_often_is_told_from_a_full_queue(way: str, spans: list[Recorded]) -> None:
     door = Door(Guard(more=ENTRIES, clock=SYSTEM_CLOCK, limits=Limits(requests_per_s=0.001)))
     headers = {b"authorization": GOOD, b"traceparent": TRACEPARENT}
 
