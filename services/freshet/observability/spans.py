@@ -247,9 +247,9 @@ def start_rows_answer(
 
 
 @traced
-def end_push_answer(tracer: Tracer, span: Span, error: str) -> None:
+def end_push_answer(tracer: Tracer, span: Span, error: str = "", end_ns: int | None = None) -> None:
     """End the span of the answer to a Push; the next rows that are sent link to it."""
-    tracer.end(span, error)
+    tracer.end(span, error, end_ns)
     if not error:
         tracer.pushes.append(context_of(span))
 

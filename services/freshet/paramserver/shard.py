@@ -378,7 +378,7 @@ class Shard:
     def answered(self, method: str, asked: Context, began_ns: int, end_ns: int) -> None:
         """Tell a trace; see the protocol."""
         if (span := start_rows_answer(method, asked, began_ns)) is not None:
-            end_span(span, end_ns=end_ns)
+            (end_push_answer if method == "Push" else end_span)(span, end_ns=end_ns)
 
     def _push(self, push: Push) -> PushOutcome:
         self.admit(push.ranges, push.fence)
