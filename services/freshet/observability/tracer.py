@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 from opentelemetry.context import Context as Carrier
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, SamplingResult
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -53,6 +53,7 @@ with each request, and must not displace the spans of events."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_DROP = SamplingResult(Decision.DROP)
 _derived: ContextVar[Context | None] = ContextVar("freshet-derived-ids", default=None)
 
 
@@ -64,6 +65,7 @@ class Tracer:
         ids: TraceIds,
         processor: SpanProcessor,
         *,
+        sampler: Sampler = ALWAYS_ON,
         resource: Mapping[str, str] | None = None,
         system: str = "",
         now_ns: Callable[[], int] = time.time_ns,
@@ -71,13 +73,14 @@ class Tracer:
         """Record spans into `processor`.
 
         Args:
+            sampler: may drop spans at their start; `ids` have decided before which events are traced.
             resource: describes this process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override it.
             system: the event log's name, for `messaging.system`.
             now_ns: wall clock.
         """
         self.ids, self.system, self.now_ns = ids, system, now_ns
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON,  # `ids` have decided before a span is recorded
+            sampler=sampler,
             resource=Resource.create(dict(resource or {})).merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,
             id_generator=_DerivedIds(),
@@ -170,11 +173,12 @@ class _DerivedIds(RandomIdGenerator):
         return False
 
 
-class ExportQueue(SpanProcessor):
+class ExportQueue(SpanProcessor, Sampler):
     """Passes spans to a `BatchSpanProcessor` up to a limit, never waits, and counts the outcomes.
 
     A full `BatchSpanProcessor` drops its oldest span, counts that for a MeterProvider only, and has no limit
-    for some of the spans; so spans beyond the limits are dropped here.
+    for some of the spans. So spans beyond the limits are dropped here: by a sampler at their start, which costs
+    least, or at their end.
     """
 
     def __init__(self, exporter: SpanExporter, queue_spans: int, delay_ms: float | None = None) -> None:
@@ -195,16 +199,32 @@ class ExportQueue(SpanProcessor):
             schedule_delay_millis=delay_ms,
         )
 
+    def should_sample(
+        self, parent_context: Carrier | None, trace_id: int, name: str, *args: Any, **kwargs: Any
+    ) -> SamplingResult:
+        """Drop a span at its start if the queue is full."""
+        with self._lock:
+            dropped = self._drops(get_current_span(parent_context).get_span_context().is_remote)
+        return _DROP if dropped else ALWAYS_ON.should_sample(parent_context, trace_id, name, *args, **kwargs)
+
+    def get_description(self) -> str:
+        """Name the sampler."""
+        return "ExportQueue"
+
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a span, or drop it if the queue is full."""
         client = _by_client(span)
         with self._lock:
-            if self._waiting >= self._most or (client and self._clients >= self._most_clients):
-                self._counts["dropped"] += 1
+            if self._drops(client):
                 return
             self._waiting += 1
             self._clients += client
         self._batches.on_end(span)
+
+    def _drops(self, client: bool) -> bool:
+        full = self._waiting >= self._most or (client and self._clients >= self._most_clients)
+        self._counts["dropped"] += full
+        return full
 
     def counts(self) -> dict[str, int]:
         """Return spans sent, dropped as too many waited, and failed as the collector did not take them."""

@@ -64,6 +64,7 @@ def start_traces(
     tracer = Tracer(
         TraceIds(model, settings.traces.ratio),
         _queue,
+        sampler=_queue,
         resource={
             "service.name": f"freshet-{role}",
             "service.namespace": "freshet",

@@ -26,7 +26,7 @@ from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
-from freshet.observability.tracing import ClientContext, Context, active, install, within
+from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
 from freshet.process import traces
 from freshet.process.traces import span_readings, start_traces
 from tests.servers.otlp import Receiver, receiver
@@ -39,7 +39,7 @@ def on(**variables: str) -> Settings:
 
 
 def record(queue: ExportQueue, spans: int = 1, *, by_client: bool = False) -> None:
-    tracer = Tracer(TraceIds("news", 1.0), queue)
+    tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
     parent = ClientContext(1, 2) if by_client else Context(1, 2)
     for _ in range(spans):
         tracer.end(tracer.start("gateway", "send actions", parent=parent))
@@ -132,6 +132,23 @@ def test_a_collector_that_is_slow_costs_spans_and_no_time() -> None:
     exporter.go.set()
     queue.shutdown()
     assert queue.counts() == {"sent": 8, "dropped": 5, "failed": 0}
+
+
+def test_spans_that_end_while_the_queue_is_full_are_dropped_too() -> None:
+    exporter = Held()
+    queue = ExportQueue(exporter, 2, delay_ms=1)
+    tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
+    spans = [tracer.start("trainer", "train") for _ in range(5)]  # while there is room
+
+    for span in spans:
+        tracer.end(span)
+    late = tracer.start("trainer", "train", context=Context(5, 6))
+
+    assert queue.counts()["dropped"] == 4
+    assert (late.is_recording(), context_of(late)) == (False, Context(5, 6)), "others know it by this name"
+    exporter.go.set()
+    queue.shutdown()
+    assert queue.counts() == {"sent": 2, "dropped": 4, "failed": 0}
 
 
 def test_spans_that_clients_ask_for_leave_room_for_those_of_events() -> None:
