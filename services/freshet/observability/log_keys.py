@@ -18,8 +18,7 @@ ALWAYS = {
     "pid": "the process",
     "release": "the release that runs",
 }
-"""In every line (text for people has time, level, service and message, and `instance` if it is not the
-host)."""
+"""In every line. Text for people has time, level, message, service, and `instance` if that is not the host."""
 
 SOMETIMES = {
     "exception": "the traceback of what is no error of ours",

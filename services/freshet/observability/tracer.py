@@ -177,8 +177,8 @@ class ExportQueue(SpanProcessor, Sampler):
     """Passes spans to a `BatchSpanProcessor` up to a limit, never waits, and counts the outcomes.
 
     A full `BatchSpanProcessor` drops its oldest span, counts that for a MeterProvider only, and has no limit
-    for some of the spans. So spans beyond the limits are dropped here: by a sampler at their start, which costs
-    least, or at their end.
+    for some of the spans. So spans beyond the limits are dropped here: by a sampler at their start, which is
+    cheapest, or at their end.
     """
 
     def __init__(self, exporter: SpanExporter, queue_spans: int, delay_ms: float | None = None) -> None:
