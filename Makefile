@@ -103,7 +103,12 @@ lint: $(READY_TO_TEST) ## ruff, mypy --strict, import-linter, bandit, measures a
 native-test: $(READY_TO_TEST) ## C++ unit tests and a short fuzz run, under the address and undefined-behaviour sanitizers.
 	@ops/native-test "$(SKIP)"
 
+# Measurements named in BENCH, without its options; none stands for all of them.
+MEASURED = $(or $(filter-out --%,$(BENCH)),gateway rank versus_vw)
+
 bench: build ## Measure; BENCH="--quick --json" in 3 minutes, BENCH="table log" for some of it, BENCH=--list for what there is.
+	@$(if $(filter gateway rank,$(MEASURED)),command -v wrk > /dev/null || ops/install-package wrk 'name measurements that need none: make bench BENCH="table log"')
+	@$(if $(filter versus_vw,$(MEASURED)),$(BIN)/pip install -q pandas)
 	PYTHONPATH=services $(BIN)/python -m tests.perf $(BENCH)
 
 wheel: $(BIN)/python ## Build the wheel into dist/.

@@ -17,7 +17,6 @@ EXTRAS = {
     "grpc": "grpc",
     "google": "grpc",
     "obstore": "objects",
-    "cryptography": "certs",
     "opentelemetry": "tracing",
     "vowpalwabbit": "versus",
 }

@@ -231,11 +231,15 @@ def guarded(broken: Broken) -> Iterator[None]:
     a damaged record is among the changed rows, and shards have a megabyte for rows.
     """
     broken.stack.in_secrets("sh", "-c", f"chmod u+w {HASHES}; echo nonsense >> {HASHES}")
-    renewed = "freshet certs /run/authority shard-1 --days 10 --renew-within 9"
+    renewed = (
+        "cd /run/authority && "
+        "openssl req -x509 -config openssl.cnf -extensions service -CA ca.pem -CAkey ca.key "
+        "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=shard-1 -days 10 "
+        "-addext subjectAltName=DNS:shard-1,DNS:localhost,IP:127.0.0.1 -keyout shard-1.key -out shard-1.pem"
+    )
     theirs = "cd /run/freshet/peers && rm -f shard-1.*"
     copied = "cp /run/authority/shard-1.key /run/authority/shard-1.pem ."
-    gone = "rm -f /run/authority/shard-1.*"
-    broken.stack.in_secrets("sh", "-c", f"{gone} && {renewed} && {theirs} && {copied}")
+    broken.stack.in_secrets("sh", "-c", f"{renewed} && {theirs} && {copied}")
     _append_damaged(broken, topics_of(load_spec(DEMO_SPEC)).rows)
     with posting(f"{broken.stack.inference}/v1/rank", b"{}", 0.1):
         yield

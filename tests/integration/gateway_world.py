@@ -75,7 +75,7 @@ class Gate:
         self.begun = threading.Event()
         self.error: Exception | None = None
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> Writer:
+    def writer(self, name: str | None = None) -> Writer:
         inner, gate = self.log.writer(name), self
 
         class Gated:

@@ -22,7 +22,6 @@ from freshet.cli import peek
 from freshet.coordination.claims import Claims
 from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
 from freshet.log import EventLog, Reader, Writer
-from freshet.log.kafka.event_log import KafkaEventLog, open_url
 from freshet.testing.contracts.eventlog import answered, append_to, read_all
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka
@@ -346,84 +345,3 @@ def test_a_lease_does_not_expire_while_the_broker_is_away(kafka: Kafka, log: Eve
     holder.close()
     assert other.acquire("seat", "b", time.monotonic() + DEADLINE_S).fence > held.fence
     other.close()
-
-
-class Member:
-    """A member of a group, polled by the test."""
-
-    def __init__(self, log: KafkaEventLog) -> None:
-        self.told: set[TopicPartition] = set()
-        self.group = log.group("g", ["a", "b"], self.told.update, self.told.difference_update)
-
-    @property
-    def numbers(self) -> set[int]:
-        return {at.partition for at in self.group.held}
-
-
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_members_of_a_group_share_partitions_alike_over_topics(
-    kafka: Kafka, prefix: str, protocol: str
-) -> None:
-    logs = [
-        open_url(f"kafka://{kafka.bootstrap}/{prefix}?group.protocol={protocol}&group.instance.id=m{i}")
-        for i in range(2)
-    ]
-    for topic in ("a", "b"):
-        logs[0].create_topic(topic, partitions=4)
-    first, second = Member(logs[0]), Member(logs[1])
-
-    def settled(*members: Member) -> bool:
-        for member in members:
-            member.group.poll(0.05)
-        assert all(member.told == member.group.held for member in members)
-        alike = all(len(member.group.held) == 2 * len(member.numbers) for member in members)
-        shares = sorted(len(member.numbers) for member in members)
-        together = sorted(number for member in members for number in member.numbers)
-        return alike and together == [0, 1, 2, 3] and shares[0] == 4 // len(members)
-
-    wait_until("each has half of both topics", lambda: settled(first, second), within_s=DEADLINE_S)
-    reader = logs[0].reader()  # positions are the caller's, whatever the group says
-    logs[0].writer().append([append_to(TopicPartition("a", 0), [b"x"])])
-    reader.assign({TopicPartition("a", 0): 0})
-    assert read_all(reader, 1) == {TopicPartition("a", 0): [(0, b"x")]}
-    for member, log in zip((first, second), logs, strict=True):
-        member.group.close()
-        log.close()
-
-
-def test_what_another_has_open_in_a_partition_that_a_writer_owns_is_told(
-    kafka: Kafka, log: EventLog, prefix: str
-) -> None:
-    log.create_topic("commits", partitions=1)
-    owns = [TopicPartition("commits", 0), T]
-    other = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "another", "log_level": 0})
-    other.init_transactions(DEADLINE_S)
-    other.begin_transaction()
-    other.produce(f"{prefix}.t", b"x", partition=0)
-    other.flush(DEADLINE_S)
-
-    with pytest.raises(Unavailable, match=r"without an end in t\[0\]: .*which alone writes there"):
-        log.writer("w", owns=owns)
-    other.commit_transaction(DEADLINE_S)
-
-    writer = log.writer("w", owns=owns)
-    writer.append([append_to(owns[0], [b"c"]), append_to(T, [b"y"])])
-    reader = log.reader()
-    reader.assign({T: 0})
-    assert [value for _, value in read_all(reader, 2)[T]] == [b"x", b"y"]
-
-
-def test_a_writer_that_owns_partitions_and_has_aborted_is_opened_anew(
-    log: EventLog, admin: AdminClient, prefix: str
-) -> None:
-    writer = log.writer("w", owns=[T])
-    alter(admin, f"{prefix}.t", "max.message.bytes", "10000")
-    with pytest.raises(TooLarge):
-        writer.append([append_to(T, [b"x" * 20_000])])
-    with pytest.raises(Unavailable, match="nothing was written; open another, as this one has aborted"):
-        writer.append([append_to(T, [b"a"])])
-
-    log.writer("w", owns=[T]).append([append_to(T, [b"b"])])
-    reader = log.reader()
-    reader.assign({T: 0})
-    assert [value for _, value in read_all(reader, 1)[T]] == [b"b"]

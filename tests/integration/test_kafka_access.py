@@ -15,6 +15,7 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from structlog.testing import capture_logs
 
 from freshet.adapters import open_eventlog
 from freshet.cli.prepare import command as prepare
@@ -43,7 +44,9 @@ def test_a_password_and_a_certificate_open_the_log(
 ) -> None:
     log = open_eventlog(secure_url(kafka, prefix, tmp_path, mechanism))
     log.create_topic("t", partitions=1)
-    log.writer("w").append([append_to(T, [b"x"])])
+    with capture_logs() as logs:
+        log.writer("w").append([append_to(T, [b"x"])])
+    assert [line["brokers"] for line in logs if "release of brokers is not known" in line["event"]] == [[1]]
     reader = log.reader()
     reader.assign({T: 0})
     assert read_all(reader, 1) == {T: [(0, b"x")]}

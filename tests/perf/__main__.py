@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 
 from tests.perf.machine import machine
 from tests.perf.report import Figures, table
@@ -64,6 +66,10 @@ BY_HAND = {
     "linear": "`freshet backtest` of a linear model beside Vowpal Wabbit's driver, on the retail stream",
 }
 """What takes minutes, data or other programs: `python -m tests.perf.NAME` says how."""
+PROGRAMS = {"gateway": "wrk", "rank": "wrk"}
+"""Programs that measurements load servers with. `make bench` installs them."""
+PACKAGES = {"versus_vw": "pandas"}
+"""Python packages that no extra of freshet brings."""
 QUICK_LIMIT_S, LIMIT_S = 180.0, 1200.0
 """Longer than any measurement takes; one that hangs ends then."""
 
@@ -87,6 +93,10 @@ def main(words: Sequence[str] | None = None, names: Mapping[str, str] = NAMES) -
         hint = "it is run by hand" if unknown[0] in BY_HAND else there
         print(f"no measurement {unknown[0]!r} for `python -m tests.perf`; {hint}", file=sys.stderr)
         return 2
+    missing = _missing(options.names or names)
+    if missing:
+        print("\n".join(missing), file=sys.stderr)
+        return 2
 
     figures: Figures = {"machine": machine(), "quick": options.quick}
     failed: dict[str, str] = {}
@@ -108,6 +118,20 @@ def main(words: Sequence[str] | None = None, names: Mapping[str, str] = NAMES) -
         figures["failed"] = failed
     print(json.dumps(figures), flush=True)
     return 1 if failed else 0
+
+
+def _missing(names: Iterable[str]) -> list[str]:
+    """A line for each program or package that a measurement needs and this machine lacks."""
+    lines = []
+    for name in names:
+        program, package = PROGRAMS.get(name), PACKAGES.get(name)
+        if program is not None and shutil.which(program) is None:
+            lines.append(
+                f"{name} needs {program} on the PATH: `make bench` installs it, or apt-get install {program}"
+            )
+        if package is not None and find_spec(package) is None:
+            lines.append(f"{name} needs {package}: pip install {package}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
+import trustme
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -20,8 +21,14 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
-from freshet.cli.certificate_authority import LOCAL, opened
+from tests.servers.certificates import issued
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
 __all__ = ["PASSWORD", "RIGHTS", "USER", "Kafka", "secure_url"]
@@ -265,8 +272,9 @@ def _secure(keystore: Path) -> dict[str, str]:
 
 
 def _make_certificate(folder: Path) -> None:
-    """As `freshet certs` makes it; `broker.pem` holds its key as well."""
-    with opened(folder, days=3) as (authority, _):
-        authority.issue("broker-0", LOCAL, days=2, renew_within=1)
-    parts = [(folder / f"broker-0.{end}").read_text() for end in ("key", "pem")]
-    (folder / "broker.pem").write_text("".join(parts))
+    """`ca.pem`, and `broker.pem` with the broker's certificate and key. Kafka reads keys in PKCS #8 only."""
+    files = issued(trustme.CA(), folder, "broker")
+    key = load_pem_private_key(files.key.read_bytes(), None)
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    files.ca.rename(folder / "ca.pem")
+    (folder / "broker.pem").write_bytes(text + files.cert.read_bytes())

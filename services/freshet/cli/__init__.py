@@ -50,7 +50,6 @@ VERBS = {
     "audit": "Say who has promoted, rolled back, and made or dropped tokens.",
     "check": "Explain a spec, or say which edits to a running model need a new one.",
     "init": "Write a commented spec for your Avro schemas.",
-    "certs": "Make certificates for services, signed by an authority of your own.",
 }
 
 

@@ -1,7 +1,7 @@
 """A certificate and its key as they lie in files, read again when the files change; and when it expires.
 
 Who renews certificates writes files in place of others; a service goes on with what it has until the new ones
-fit each other, and shows them from the next handshake on. Without `cryptography`, which services do not need.
+fit each other, and shows them from the next handshake on. It does without the package `cryptography`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import structlog
 from freshet.clock import CONFIRMED_S, SYSTEM_CLOCK, Clock, SteadyClock
 from freshet.coordination.claims import LEASE_S
 from freshet.coordination.partition_assignment import Shares
-from freshet.errors import ConfigError, Fenced, FreshetError, Unavailable
+from freshet.errors import ConfigError, Fenced, FreshetError, Mismatch, Unavailable
 from freshet.joiner.appends import Flush, Flushes
 from freshet.joiner.counters import EventCounts
 from freshet.joiner.decode import BadInARow, Disputed, EventDecoder
@@ -420,13 +420,7 @@ class JoinerService:
 
     def writer_of(self, group: tuple[int, ...]) -> Writer:
         """Open the writer of partitions that share one, as `groups` gives them; an earlier one is fenced."""
-        if self.all_partitions:
-            return self.log.writer(f"joiner-{self.model}")
-        written = [self.topics.joiner]  # dead letters are all joiners'
-        if len(self.partitions) == self.topics.samples_partitions:  # else some share a partition of samples
-            written += [self.topics.samples, self.topics.late]
-        owns = [TopicPartition(topic, p) for p in group for topic in written]
-        return self.log.writer(f"joiner-{self.model}-{group[0]}", owns=owns)
+        return self.log.writer(f"joiner-{self.model}" + ("" if self.all_partitions else f"-{group[0]}"))
 
     def _task_of(self, partition: int, given_up: Callable[[], bool]) -> Task:
         return load(
@@ -536,9 +530,10 @@ class JoinerService:
     def _mourn(self, void: Mapping[int, FreshetError]) -> None:
         """Tasks that could not begin, or whose last append is not known to be written. A shared partition
         stops alone: it is let in again, if it still is this one's; after a pause, if trying again may not
-        help, as where the log takes smaller records than before. Its neighbours go on."""
+        help, as where the log takes smaller records than before. Its neighbours go on. A log whose named
+        writers are not exact ends the joiner."""
         for partition, error in void.items():
-            if self.shares is None:
+            if self.shares is None or isinstance(error, Mismatch):
                 raise error
             if isinstance(error, Fenced | Unavailable):
                 _log.warning("a partition is given up", partition=partition, reason=str(error))

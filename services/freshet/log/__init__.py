@@ -144,19 +144,15 @@ class EventLog(Protocol):
     def reader(self) -> Reader:
         """A new reader without partitions."""
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> Writer:
-        """A writer. A named one fences every earlier writer of that name (Kafka: its `transactional.id`).
+    def writer(self, name: str | None = None) -> Writer:
+        """Open a writer. A named one fences earlier writers of that name (Kafka: its `transactional.id`).
 
         Args:
-            name: whose it is; None for one whose appends are atomic over one partition only.
-            owns: partitions that writers of this name alone write to, the first of them in every append. What
-                an earlier one left there, neither done nor undone, is undone first: brokers may forget to
-                (Kafka 4.3.0 to 4.4.0 do: KAFKA-20734), and the next append would bring it back. After an
-                append that failed such a writer may refuse all others: open another.
+            name: of the writer; None for one whose appends are atomic over one partition only.
 
         Raises:
-            KeyError: a partition that it owns is unknown.
-            Unavailable: it cannot be opened now, or something in a partition that it owns has no end.
+            Unavailable: it cannot be opened now.
+            Mismatch: the log cannot keep what named writers promise (Kafka 4.3.0 to 4.4.0: KAFKA-20734).
         """
 
     def trim(self, partition: TopicPartition, before: int) -> None:

@@ -34,6 +34,7 @@ KEYS = {
     "request_ids": "ids of requests as the events give them, ten at most",
     "topic": "a topic of the log",
     "topics": "topics, each with its partition",
+    "brokers": "Kafka brokers, by their ids",
     "partition": "a partition of that topic",
     "partitions": "several",
     "offset": "a record's place in the partition",

@@ -253,9 +253,9 @@ def error_of(error: grpc.RpcError, where: str, patience: Patience = _PATIENCE) -
 
 
 _TLS_HINTS = {
-    "certificate has expired": "renew the certificate of {host}, as `freshet certs` does",
-    "Hostname Verification": "the certificate there is not for {host}: "
-    "`freshet certs FOLDER NAME --host {host}` makes one that is, or advertise a host that it names",
+    "certificate has expired": "renew the certificate of {host}, as docs/security.md says",
+    "Hostname Verification": "the certificate there is not for {host}: make one that is, as "
+    "docs/security.md says, or advertise a host that it names",
     "CERTIFICATE_VERIFY_FAILED": "FRESHET_GRPC_CA_FILE here has not signed the certificate of {host}",
     "WRONG_VERSION_NUMBER": "what answers there speaks no TLS: FRESHET_GRPC_CERT_FILE is set here, not there",
 }

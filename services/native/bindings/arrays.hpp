@@ -37,7 +37,7 @@ nb::object to_numpy(HeapArray<T>&& buffer) {
 
 // Rows of `width` numbers each, as a matrix.
 template <class T>
-nb::object to_matrix(std::vector<T>&& values, std::size_t width) {
+nb::object to_matrix(std::vector<T>&& values, size_t width) {
   auto* kept = new std::vector<T>(std::move(values));
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<2>>(kept->data(), {kept->size() / width, width}, owner));

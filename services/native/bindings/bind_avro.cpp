@@ -19,18 +19,19 @@ nb::str text(const std::string& s) {
 nb::tuple transcoded(Transcoded&& made) {
   nb::list bad;
   for (const auto& b : made.bad) {
-    bad.append(nb::make_tuple(b.index, static_cast<int>(b.why), b.node, b.position, text(b.path), text(b.found), b.expected));
+    bad.append(
+        nb::make_tuple(b.index, static_cast<int>(b.why), b.node, b.position, text(b.path), text(b.found), b.expected));
   }
   return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.events)), bad,
                         to_numpy(std::move(made.begins)), to_numpy(std::move(made.ends)));
 }
 
 JsonOptions options(bool ignore_unknown, const nb::bytes& prefix) {
-  return {ignore_unknown, {static_cast<const std::uint8_t*>(prefix.data()), prefix.size()}};
+  return {ignore_unknown, {static_cast<const uint8_t*>(prefix.data()), prefix.size()}};
 }
 
-nb::tuple each(const WriterSchema& schema, const In<std::uint8_t>& data, const In<std::int64_t>& ends,
-               bool ignore_unknown, const nb::bytes& prefix) {
+nb::tuple each(const WriterSchema& schema, const In<uint8_t>& data, const In<int64_t>& ends, bool ignore_unknown,
+               const nb::bytes& prefix) {
   Transcoded made;
   const auto how = options(ignore_unknown, prefix);
   {
@@ -41,10 +42,10 @@ nb::tuple each(const WriterSchema& schema, const In<std::uint8_t>& data, const I
 }
 
 nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_unknown, const nb::bytes& prefix,
-               std::int64_t max_events) {
+               int64_t max_events) {
   Transcoded made;
   const auto how = options(ignore_unknown, prefix);
-  const std::span<const std::uint8_t> bytes{static_cast<const std::uint8_t*>(data.data()), data.size()};
+  const std::span<const uint8_t> bytes{static_cast<const uint8_t*>(data.data()), data.size()};
   {
     nb::gil_scoped_release release;
     made = transcode_body(schema, bytes, how, max_events);
@@ -54,13 +55,13 @@ nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_un
 
 // The first name that stands twice in an object of a JSON text; none if there is none, or the text is not JSON.
 nb::object repeated_name(const nb::bytes& data) {
-  const std::span<const std::uint8_t> bytes{static_cast<const std::uint8_t*>(data.data()), data.size()};
+  const std::span<const uint8_t> bytes{static_cast<const uint8_t*>(data.data()), data.size()};
   JsonParser parser;
-  std::size_t position = 0;
+  size_t position = 0;
   if (parser.parse(bytes, position)) return nb::none();
-  for (std::uint32_t n = 0; n < parser.nodes().size(); ++n) {
+  for (uint32_t n = 0; n < parser.nodes().size(); ++n) {
     if (parser.nodes()[n].kind != JsonKind::kObject) continue;
-    if (const std::uint32_t key = parser.repeated(n); key != JsonParser::kNone) {
+    if (const uint32_t key = parser.repeated(n); key != JsonParser::kNone) {
       return text(std::string(parser.text(parser.nodes()[key])));
     }
   }
@@ -68,16 +69,16 @@ nb::object repeated_name(const nb::bytes& data) {
 }
 
 // A column is (kind, values or data, ends, nulls); arrays that a kind does not need are empty.
-nb::tuple columns(const WriterSchema& schema, const nb::list& sources, const In<std::int32_t>& source_of, std::size_t rows) {
+nb::tuple columns(const WriterSchema& schema, const nb::list& sources, const In<int32_t>& source_of, size_t rows) {
   std::vector<SourceColumn> made_sources;
   for (const nb::handle source : sources) {
     const auto c = nb::cast<nb::tuple>(source);
     SourceColumn column{static_cast<SourceColumn::Kind>(nb::cast<int>(c[0])), {}, {}, {}, {}, {}};
-    if (column.kind == SourceColumn::Kind::kInts) column.ints = view(nb::cast<In<std::int64_t>>(c[1]));
+    if (column.kind == SourceColumn::Kind::kInts) column.ints = view(nb::cast<In<int64_t>>(c[1]));
     if (column.kind == SourceColumn::Kind::kDoubles) column.doubles = view(nb::cast<In<double>>(c[1]));
-    if (column.kind == SourceColumn::Kind::kBytes) column.data = view(nb::cast<In<std::uint8_t>>(c[1]));
-    column.ends = view(nb::cast<In<std::int64_t>>(c[2]));
-    column.nulls = view(nb::cast<In<std::uint8_t>>(c[3]));
+    if (column.kind == SourceColumn::Kind::kBytes) column.data = view(nb::cast<In<uint8_t>>(c[1]));
+    column.ends = view(nb::cast<In<int64_t>>(c[2]));
+    column.nulls = view(nb::cast<In<uint8_t>>(c[3]));
     made_sources.push_back(column);
   }
   EncodedColumns made;
@@ -85,19 +86,20 @@ nb::tuple columns(const WriterSchema& schema, const nb::list& sources, const In<
     nb::gil_scoped_release release;
     made = encode_columns(schema, made_sources, view(source_of), rows);
   }
-  std::vector<std::int64_t> bad;
-  for (const auto& b : made.bad) bad.insert(bad.end(), {b.row, static_cast<std::int64_t>(b.why), b.node});
-  return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.rows)), to_matrix(std::move(bad), 3));
+  std::vector<int64_t> bad;
+  for (const auto& b : made.bad) bad.insert(bad.end(), {b.row, static_cast<int64_t>(b.why), b.node});
+  return nb::make_tuple(to_numpy(std::move(made.records)), to_numpy(std::move(made.rows)),
+                        to_matrix(std::move(bad), 3));
 }
 
-nb::object validate(const Program& program, const In<std::uint8_t>& data, const In<std::int64_t>& ends, bool framed) {
-  std::vector<std::pair<std::int64_t, Failure>> bad;
+nb::object validate(const Program& program, const In<uint8_t>& data, const In<int64_t>& ends, bool framed) {
+  std::vector<std::pair<int64_t, Failure>> bad;
   {
     nb::gil_scoped_release release;
     bad = validate_avro(program, view(data), view(ends), framed);
   }
-  std::vector<std::int64_t> rows;
-  for (const auto& [index, f] : bad) rows.insert(rows.end(), {index, 0, static_cast<std::int64_t>(f.why), f.node, f.offset});
+  std::vector<int64_t> rows;
+  for (const auto& [index, f] : bad) rows.insert(rows.end(), {index, 0, static_cast<int64_t>(f.why), f.node, f.offset});
   return to_matrix(std::move(rows), 5);
 }
 
@@ -105,8 +107,8 @@ nb::object validate(const Program& program, const In<std::uint8_t>& data, const 
 
 void bind_avro(nb::module_& m) {
   nb::class_<WriterSchema>(m, "WriterSchema")
-      .def("__init__", [](WriterSchema* self, const In2<std::int64_t>& nodes, const In<std::uint64_t>& words,
-                          const In<std::uint8_t>& data, const In<std::int64_t>& ends, const In<std::int64_t>& decimals) {
+      .def("__init__", [](WriterSchema* self, const In2<int64_t>& nodes, const In<uint64_t>& words,
+                          const In<uint8_t>& data, const In<int64_t>& ends, const In<int64_t>& decimals) {
         new (self) WriterSchema(Program(flat(nodes), {}, view(words), view(data), view(ends)), view(decimals));
       });
   m.def("transcode_each", &each);

@@ -7,26 +7,25 @@
 namespace freshet {
 namespace {
 
-nb::tuple read(const In<std::uint8_t>& data, const In<std::int64_t>& ends) {
+nb::tuple read(const In<uint8_t>& data, const In<int64_t>& ends) {
   BlockColumns made;
   std::string why;
-  std::size_t failed = 0;
+  size_t failed = 0;
   {
     nb::gil_scoped_release release;
     why = read_blocks(view(data), view(ends), made, failed);
   }
   if (!why.empty()) return nb::make_tuple(failed, why);
-  return nb::make_tuple(to_numpy(std::move(made.counts)), to_numpy(std::move(made.schema_ids)),
-                        to_numpy(std::move(made.sample_ids)), to_numpy(std::move(made.times_ms)),
-                        to_numpy(std::move(made.requests)), to_numpy(std::move(made.values)),
-                        to_numpy(std::move(made.weights)), to_numpy(std::move(made.labels)),
-                        to_numpy(std::move(made.payloads)));
+  return nb::make_tuple(
+      to_numpy(std::move(made.counts)), to_numpy(std::move(made.schema_ids)), to_numpy(std::move(made.sample_ids)),
+      to_numpy(std::move(made.times_ms)), to_numpy(std::move(made.requests)), to_numpy(std::move(made.values)),
+      to_numpy(std::move(made.weights)), to_numpy(std::move(made.labels)), to_numpy(std::move(made.payloads)));
 }
 
-nb::tuple encode(std::uint32_t schema_id, const In<std::int64_t>& sample_ids, const In<std::int64_t>& times,
-                 const In<std::uint64_t>& requests, const In<float>& values, const In<float>& weights,
-                 const In<std::uint8_t>& labels, const In<std::uint8_t>& data, const In<std::int64_t>& ends,
-                 const In<std::int64_t>& block_ends) {
+nb::tuple encode(uint32_t schema_id, const In<int64_t>& sample_ids, const In<int64_t>& times,
+                 const In<uint64_t>& requests, const In<float>& values, const In<float>& weights,
+                 const In<uint8_t>& labels, const In<uint8_t>& data, const In<int64_t>& ends,
+                 const In<int64_t>& block_ends) {
   BytesColumn made;
   {
     nb::gil_scoped_release release;
@@ -41,10 +40,9 @@ nb::tuple encode(std::uint32_t schema_id, const In<std::int64_t>& sample_ids, co
 void bind_blocks(nb::module_& m) {
   m.def("read_blocks", &read);
   m.def("encode_blocks", &encode);
-  m.def("block_crc32", [](nb::bytes data) {
-    return block_crc32(static_cast<const std::uint8_t*>(data.data()), data.size());
-  });
-  m.def("crc32", [](const In<std::uint8_t>& data, std::uint32_t crc) {
+  m.def("block_crc32",
+        [](nb::bytes data) { return block_crc32(static_cast<const uint8_t*>(data.data()), data.size()); });
+  m.def("crc32", [](const In<uint8_t>& data, uint32_t crc) {
     const nb::gil_scoped_release release;
     return block_crc32(data.data(), data.size(), crc);
   });

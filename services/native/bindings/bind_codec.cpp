@@ -7,34 +7,32 @@
 namespace freshet {
 namespace {
 
-using u16 = std::uint16_t;
-
-void expect_equal(std::size_t found, std::size_t expected) {
+void expect_equal(size_t found, size_t expected) {
   if (found != expected) throw std::invalid_argument("packed and plain values must be of equal shape");
 }
 
-template <void (*pack)(const float*, std::size_t, u16*)>
-void pack_halves(const In2<float>& values, Out2<u16> out) {
+template <void (*pack)(const float*, size_t, uint16_t*)>
+void pack_halves(const In2<float>& values, Out2<uint16_t> out) {
   expect_equal(out.size(), values.size());
   const nb::gil_scoped_release release;
   pack(values.data(), values.size(), out.data());
 }
 
-template <void (*unpack)(const u16*, std::size_t, float*)>
-void unpack_halves(const In2<u16>& packed, Out2<float> out) {
+template <void (*unpack)(const uint16_t*, size_t, float*)>
+void unpack_halves(const In2<uint16_t>& packed, Out2<float> out) {
   expect_equal(out.size(), packed.size());
   const nb::gil_scoped_release release;
   unpack(packed.data(), packed.size(), out.data());
 }
 
-void pack_bytes(const In2<float>& values, Out2<std::int8_t> out, Out<float> scales) {
+void pack_bytes(const In2<float>& values, Out2<int8_t> out, Out<float> scales) {
   expect_equal(out.size(), values.size());
   expect_equal(scales.size(), values.shape(0));
   const nb::gil_scoped_release release;
   pack_int8(values.data(), values.shape(0), values.shape(1), out.data(), scales.data());
 }
 
-void unpack_bytes(const In2<std::int8_t>& packed, const In<float>& scales, Out2<float> out) {
+void unpack_bytes(const In2<int8_t>& packed, const In<float>& scales, Out2<float> out) {
   expect_equal(out.size(), packed.size());
   expect_equal(scales.size(), packed.shape(0));
   const nb::gil_scoped_release release;

@@ -17,10 +17,11 @@ class InputLane {
     csum_.assign(plan_.groups.size(), nullptr);
   }
 
-  void gather(nb::list groups, In2<float> dense, In<double> mean, In<double> scale, float limit, Out2<float> x, Out2<float> scalars) {
-    const std::int64_t size = static_cast<std::int64_t>(x.shape(0));
-    if (x.shape(1) != static_cast<std::size_t>(plan_.width) || scalars.shape(0) != x.shape(0) ||
-        scalars.shape(1) != static_cast<std::size_t>(plan_.scalars))
+  void gather(nb::list groups, In2<float> dense, In<double> mean, In<double> scale, float limit, Out2<float> x,
+              Out2<float> scalars) {
+    const int64_t size = static_cast<int64_t>(x.shape(0));
+    if (x.shape(1) != static_cast<size_t>(plan_.width) || scalars.shape(0) != x.shape(0) ||
+        scalars.shape(1) != static_cast<size_t>(plan_.scalars))
       throw std::invalid_argument("expected x (B, width) and scalars (B, scalars)");
     if (mean.shape(0) != plan_.dense.size() || scale.shape(0) != plan_.dense.size())
       throw std::invalid_argument("expected a mean and a scale for each dense column");
@@ -33,21 +34,22 @@ class InputLane {
     out.stride = plan_.width;
     out.scalars = scalars.data();
     out.pooled = pooled_.data();
-    kernels().gather(Mode::kFloat, plan_, batch.view, {mean.data(), scale.data(), limit}, 0, static_cast<int>(size), out);
+    kernels().gather(Mode::kFloat, plan_, batch.view, {mean.data(), scale.data(), limit}, 0, static_cast<int>(size),
+                     out);
   }
 
   void reduce(nb::list groups, In2<float> dense, In2<float> dx, In2<float> d_scalars, nb::list gradients) {
-    const std::int64_t size = static_cast<std::int64_t>(dx.shape(0));
-    if (dx.shape(1) != static_cast<std::size_t>(plan_.width - plan_.vectors_from) || d_scalars.shape(0) != dx.shape(0) ||
-        d_scalars.shape(1) != static_cast<std::size_t>(plan_.scalars))
+    const int64_t size = static_cast<int64_t>(dx.shape(0));
+    if (dx.shape(1) != static_cast<size_t>(plan_.width - plan_.vectors_from) || d_scalars.shape(0) != dx.shape(0) ||
+        d_scalars.shape(1) != static_cast<size_t>(plan_.scalars))
       throw std::invalid_argument("expected dx (B, width - vectors_from) and d_scalars (B, scalars)");
     Batch batch(plan_, groups, dense, size);
     batch.write_to(plan_, gradients);
     nb::gil_scoped_release free;
     check(plan_, batch.view, 0);
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g)
+    for (size_t g = 0; g < plan_.groups.size(); ++g)
       std::memset(batch.view.groups[g].gradients, 0,
-                  sizeof(float) * static_cast<std::size_t>(batch.view.groups[g].unique * plan_.groups[g].slots));
+                  sizeof(float) * static_cast<size_t>(batch.view.groups[g].unique * plan_.groups[g].slots));
     Upstream up;
     up.dx = dx.data();
     up.stride = plan_.width - plan_.vectors_from;

@@ -23,23 +23,27 @@ nb::tuple told(const LoopRan& ran) {
 }
 
 // groups: (keys, feature starts, list ends or None of each feature) of each store group.
-nb::tuple run(HedgeLoop& loop, u32 lane, const std::vector<nb::tuple>& groups, In2<float> dense, In<u8> label, In<float> value,
-              In<float> weight, In<i64> times_ms, In<i64> ends, In2<i64> ranges, In<i64> range_ends, In<u8> learn_dense, In<u8> keep,
-              Out2<float> predictions, std::optional<Out2<i64>> moments) {
+nb::tuple run(HedgeLoop& loop, uint32_t lane, const std::vector<nb::tuple>& groups, In2<float> dense, In<uint8_t> label,
+              In<float> value, In<float> weight, In<int64_t> times_ms, In<int64_t> ends, In2<int64_t> ranges,
+              In<int64_t> range_ends, In<uint8_t> learn_dense, In<uint8_t> keep, Out2<float> predictions,
+              std::optional<Out2<int64_t>> moments) {
   expect(lane < loop.lanes(), "no such lane");
   LoopSamples samples;
   LoopBatches batches;
   const size_t n = label.size();
-  samples.size = static_cast<i64>(n);
-  expect(value.size() == n && weight.size() == n && times_ms.size() == n, "label, value, weight and times differ in length");
+  samples.size = static_cast<int64_t>(n);
+  expect(value.size() == n && weight.size() == n && times_ms.size() == n,
+         "label, value, weight and times differ in length");
   expect(dense.shape(0) == n && dense.shape(1) == loop.dense(), "dense must be (samples, dense columns)");
   expect(predictions.shape(0) == n && predictions.shape(1) == loop.labels(), "predictions must be (samples, labels)");
   batches.count = ends.size();
   expect(range_ends.size() == batches.count && learn_dense.size() == batches.count && keep.size() == batches.count,
          "ends, range_ends, learn_dense and keep differ in length");
   expect(ranges.shape(1) == 3, "a range is partition, start, stop");
-  expect(batches.count == 0 || static_cast<size_t>(range_ends.data()[batches.count - 1]) == ranges.shape(0), "range_ends must end with the ranges");
-  expect(!moments || (moments->shape(0) == batches.count && moments->shape(1) == LoopBatches::moments), "moments must be (batches, 6)");
+  expect(batches.count == 0 || static_cast<size_t>(range_ends.data()[batches.count - 1]) == ranges.shape(0),
+         "range_ends must end with the ranges");
+  expect(!moments || (moments->shape(0) == batches.count && moments->shape(1) == LoopBatches::moments),
+         "moments must be (batches, 6)");
   samples.dense = dense.data();
   samples.label = label.data();
   samples.value = value.data();
@@ -51,12 +55,12 @@ nb::tuple run(HedgeLoop& loop, u32 lane, const std::vector<nb::tuple>& groups, I
   batches.learn_dense = learn_dense.data();
   batches.keep = keep.data();
   batches.moments_ns = moments ? moments->data() : nullptr;
-  std::vector<In<u32>> held;  // keeps the arrays while native code reads them
-  std::vector<In<u64>> held_keys;
+  std::vector<In<uint32_t>> held;  // keeps the arrays while native code reads them
+  std::vector<In<uint64_t>> held_keys;
   for (const nb::tuple& from : groups) {
     LoopGroup group;
-    held_keys.push_back(nb::cast<In<u64>>(from[0]));
-    held.push_back(nb::cast<In<u32>>(from[1]));
+    held_keys.push_back(nb::cast<In<uint64_t>>(from[0]));
+    held.push_back(nb::cast<In<uint32_t>>(from[1]));
     group.keys = held_keys.back().data();
     group.starts = held.back().data();
     const nb::sequence lists = nb::cast<nb::sequence>(from[2]);
@@ -67,7 +71,7 @@ nb::tuple run(HedgeLoop& loop, u32 lane, const std::vector<nb::tuple>& groups, I
         group.ends.push_back(nullptr);
         continue;
       }
-      held.push_back(nb::cast<In<u32>>(list));
+      held.push_back(nb::cast<In<uint32_t>>(list));
       expect(held.back().size() == n, "a list end a sample");
       group.ends.push_back(held.back().data());
     }
@@ -81,7 +85,7 @@ nb::tuple run(HedgeLoop& loop, u32 lane, const std::vector<nb::tuple>& groups, I
   return told(ran);
 }
 
-nb::tuple join(HedgeLoop& loop, u32 lane) {
+nb::tuple join(HedgeLoop& loop, uint32_t lane) {
   expect(lane < loop.lanes(), "no such lane");
   LoopRan ran;
   {
@@ -91,8 +95,9 @@ nb::tuple join(HedgeLoop& loop, u32 lane) {
   return told(ran);
 }
 
-// (batch, per group (rows (U, S), positions, feature starts, list ends or None of each feature)) of each batch that was kept.
-nb::list kept(const HedgeLoop& loop, u32 lane) {
+// (batch, per group (rows (U, S), positions, feature starts, list ends or None of each feature)) of each batch that was
+// kept.
+nb::list kept(const HedgeLoop& loop, uint32_t lane) {
   expect(lane < loop.lanes(), "no such lane");
   nb::list all;
   for (const LoopKept& from : loop.kept(lane)) {
@@ -106,8 +111,8 @@ nb::list kept(const HedgeLoop& loop, u32 lane) {
         else
           ends.append(to_numpy(std::move(list)));
       }
-      groups.append(nb::make_tuple(to_matrix(std::move(group.rows), loop.slots(g)), to_numpy(std::move(group.positions)),
-                                   to_numpy(std::move(group.starts)), ends));
+      groups.append(nb::make_tuple(to_matrix(std::move(group.rows), loop.slots(g)),
+                                   to_numpy(std::move(group.positions)), to_numpy(std::move(group.starts)), ends));
     }
     all.append(nb::make_tuple(from.batch, groups));
   }
@@ -117,12 +122,14 @@ nb::list kept(const HedgeLoop& loop, u32 lane) {
 }  // namespace
 
 void bind_loop(nb::module_& m) {
-  nb::class_<HedgeLoop>(m, "HedgeLoop", "Lanes of a native model that go from batch to batch without leaving native code.")
-      .def(nb::init<Store&, HedgeModel&, std::vector<std::vector<u8>>, u32, bool>(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           nb::arg("store"), nb::arg("model"), nb::arg("tables"), nb::arg("lanes"), nb::arg("sync"))
-      .def("run", &run, nb::arg("lane"), nb::arg("groups"), nb::arg("dense"), nb::arg("label"), nb::arg("value"), nb::arg("weight"),
-           nb::arg("times_ms"), nb::arg("ends"), nb::arg("ranges"), nb::arg("range_ends"), nb::arg("learn_dense"), nb::arg("keep"),
-           nb::arg("predictions"), nb::arg("moments").none() = nb::none(),
+  nb::class_<HedgeLoop>(m, "HedgeLoop",
+                        "Lanes of a native model that go from batch to batch without leaving native code.")
+      .def(nb::init<Store&, HedgeModel&, std::vector<std::vector<uint8_t>>, uint32_t, bool>(), nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>(), nb::arg("store"), nb::arg("model"), nb::arg("tables"), nb::arg("lanes"),
+           nb::arg("sync"))
+      .def("run", &run, nb::arg("lane"), nb::arg("groups"), nb::arg("dense"), nb::arg("label"), nb::arg("value"),
+           nb::arg("weight"), nb::arg("times_ms"), nb::arg("ends"), nb::arg("ranges"), nb::arg("range_ends"),
+           nb::arg("learn_dense"), nb::arg("keep"), nb::arg("predictions"), nb::arg("moments").none() = nb::none(),
            "(how it ended, batches trained, pushed, skipped, bucket, seconds of each stage).")
       .def("join", &join, nb::arg("lane"), "Make the others' steps without batches.")
       .def("kept", &kept, nb::arg("lane"), "Copies of the batches of the last run that were to be kept.")

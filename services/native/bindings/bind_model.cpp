@@ -24,7 +24,7 @@ const Kernels& chosen(const std::optional<std::string>& name) {
 }
 
 template <typename T>
-auto array(nb::handle owner, T* data, std::size_t n) {
+auto array(nb::handle owner, T* data, size_t n) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
@@ -46,14 +46,16 @@ nb::object named(nb::handle self, const std::string& name) {
   throw std::invalid_argument("the hedge has no array '" + name + "'");
 }
 
-void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, In<std::uint8_t> label,
+void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, In<uint8_t> label,
                       In<float> value, In<float> weight, bool learn_dense, nb::list gradients, Out2<float> predictions,
                       Out2<double> losses, Out<double> rows) {
-  const std::size_t size = label.shape(0), L = model.labels(), K = model.experts();
-  if (value.shape(0) != size || weight.shape(0) != size) throw std::invalid_argument("labels: index, value and weight differ in length");
-  if (predictions.shape(0) != size || predictions.shape(1) != L || losses.shape(0) != L || losses.shape(1) != K || rows.shape(0) != L)
+  const size_t size = label.shape(0), L = model.labels(), K = model.experts();
+  if (value.shape(0) != size || weight.shape(0) != size)
+    throw std::invalid_argument("labels: index, value and weight differ in length");
+  if (predictions.shape(0) != size || predictions.shape(1) != L || losses.shape(0) != L || losses.shape(1) != K ||
+      rows.shape(0) != L)
     throw std::invalid_argument("expected predictions (B, L), losses (L, K) and rows (L,)");
-  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(size));
+  Batch batch(model.plan().input, groups, dense, static_cast<int64_t>(size));
   batch.write_to(model.plan().input, gradients);
   batch.view.label = label.data();
   batch.view.value = value.data();
@@ -67,31 +69,36 @@ struct InSteps {
   Batch batch;
   std::vector<const RowSteps*> steps;
   std::vector<Out2<float>> copies, states;
-  In<std::uint8_t> label;
+  In<uint8_t> label;
   In<float> value, weight;
   Out2<float> predictions;
 };
 
 // Begin to train on a batch whose rows are stepped within it, in `copies` and with `states` of them.
-InSteps* begin_steps(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, In<std::uint8_t> label, In<float> value,
-                     In<float> weight, bool learn_dense, bool dense_steps, const std::vector<const RowSteps*>& steps,
-                     const std::vector<Out2<float>>& copies, const std::vector<Out2<float>>& states, Out2<float> predictions) {
-  const std::size_t size = label.shape(0), G = model.plan().input.groups.size();
-  if (value.shape(0) != size || weight.shape(0) != size) throw std::invalid_argument("labels: index, value and weight differ in length");
-  if (predictions.shape(0) != size || predictions.shape(1) != static_cast<std::size_t>(model.labels()))
+InSteps* begin_steps(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, In<uint8_t> label,
+                     In<float> value, In<float> weight, bool learn_dense, bool dense_steps,
+                     const std::vector<const RowSteps*>& steps, const std::vector<Out2<float>>& copies,
+                     const std::vector<Out2<float>>& states, Out2<float> predictions) {
+  const size_t size = label.shape(0), G = model.plan().input.groups.size();
+  if (value.shape(0) != size || weight.shape(0) != size)
+    throw std::invalid_argument("labels: index, value and weight differ in length");
+  if (predictions.shape(0) != size || predictions.shape(1) != static_cast<size_t>(model.labels()))
     throw std::invalid_argument("expected predictions (B, L)");
-  if (steps.size() != G || copies.size() != G || states.size() != G) throw std::invalid_argument("steps: expected layout, copies and states of each group");
-  auto held = std::make_unique<InSteps>(InSteps{Batch(model.plan().input, groups, dense, static_cast<std::int64_t>(size)), steps, copies,
-                                                states, label, value, weight, predictions});
+  if (steps.size() != G || copies.size() != G || states.size() != G)
+    throw std::invalid_argument("steps: expected layout, copies and states of each group");
+  auto held = std::make_unique<InSteps>(InSteps{Batch(model.plan().input, groups, dense, static_cast<int64_t>(size)),
+                                                steps, copies, states, label, value, weight, predictions});
   BatchView& view = held->batch.view;
-  for (std::size_t g = 0; g < G; ++g) {
+  for (size_t g = 0; g < G; ++g) {
     GroupView& group = view.groups[g];
     const RowLayout& layout = steps[g]->layout();
-    const std::size_t unique = static_cast<std::size_t>(group.unique), slots = static_cast<std::size_t>(model.plan().input.groups[g].slots);
+    const size_t unique = static_cast<size_t>(group.unique),
+                 slots = static_cast<size_t>(model.plan().input.groups[g].slots);
     if (layout.width() != slots || copies[g].shape(0) != unique || copies[g].shape(1) != slots)
       throw std::invalid_argument("steps: expected copies (U, S) as the group's rows");
     if (states[g].shape(0) != unique || states[g].shape(1) != layout.state_floats())
-      throw std::invalid_argument("steps: expected states (U, " + std::to_string(layout.state_floats()) + ") of each row");
+      throw std::invalid_argument("steps: expected states (U, " + std::to_string(layout.state_floats()) +
+                                  ") of each row");
     group.layout = &layout;
     group.copies = copies[g].data();
     group.states = states[g].data();
@@ -101,7 +108,7 @@ InSteps* begin_steps(HedgeLane& lane, const HedgeModel& model, nb::list groups, 
   view.weight = weight.data();
   nb::gil_scoped_release free;
   for (GroupView& group : view.groups) {
-    const std::size_t unique = static_cast<std::size_t>(group.unique);
+    const size_t unique = static_cast<size_t>(group.unique);
     std::copy_n(group.rows, unique * group.layout->width(), group.copies);
     group.layout->restore_counts(group.copies, group.states, unique);
     group.rows = group.copies;
@@ -118,30 +125,32 @@ bool advance_steps(HedgeLane& lane, const InSteps&) {
 }
 
 // Losses (L, K) and rows (L) of the batch; returns how many gradients each group has, for `take_steps`.
-std::vector<std::size_t> end_steps(const HedgeLane& lane, const InSteps& batch, Out2<double> losses, Out<double> rows) {
+std::vector<size_t> end_steps(const HedgeLane& lane, const InSteps& batch, Out2<double> losses, Out<double> rows) {
   if (losses.shape(0) != lane.labels() || losses.shape(1) != lane.experts() || rows.shape(0) != lane.labels())
     throw std::invalid_argument("expected losses (L, K) and rows (L,)");
   lane.told(losses.data(), rows.data());
-  std::vector<std::size_t> made;
-  for (std::size_t g = 0; g < batch.steps.size(); ++g) made.push_back(lane.gradients(g).starts.back());
+  std::vector<size_t> made;
+  for (size_t g = 0; g < batch.steps.size(); ++g) made.push_back(lane.gradients(g).starts.back());
   return made;
 }
 
 // The gradients that the batch has made of a group, (G, S), and how many each row has, (U,).
-void take_steps(const HedgeLane& lane, std::size_t group, Out<std::uint32_t> counts, Out2<float> gradients) {
+void take_steps(const HedgeLane& lane, size_t group, Out<uint32_t> counts, Out2<float> gradients) {
   const StepGradients& made = lane.gradients(group);
   if (counts.shape(0) + 1 != made.starts.size() || gradients.size() != made.values.size())
     throw std::invalid_argument("steps: expected counts (U,) and gradients (G, S)");
-  for (std::size_t r = 0; r + 1 < made.starts.size(); ++r) counts.data()[r] = made.starts[r + 1] - made.starts[r];
+  for (size_t r = 0; r + 1 < made.starts.size(); ++r) counts.data()[r] = made.starts[r + 1] - made.starts[r];
   std::copy(made.values.begin(), made.values.end(), gradients.data());
 }
 
 void score(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float> dense, Out2<float> predictions,
-           const std::optional<std::tuple<In<std::uint32_t>, std::vector<In<std::uint8_t>>>>& requests) {
-  if (predictions.shape(1) != static_cast<std::size_t>(model.labels())) throw std::invalid_argument("expected predictions (B, L)");
+           const std::optional<std::tuple<In<uint32_t>, std::vector<In<uint8_t>>>>& requests) {
+  if (predictions.shape(1) != static_cast<size_t>(model.labels()))
+    throw std::invalid_argument("expected predictions (B, L)");
   std::optional<Sharing> sharing;
   if (requests) sharing = Sharing{std::get<0>(*requests), std::get<1>(*requests)};
-  Batch batch(model.plan().input, groups, dense, static_cast<std::int64_t>(predictions.shape(0)), sharing ? &*sharing : nullptr);
+  Batch batch(model.plan().input, groups, dense, static_cast<int64_t>(predictions.shape(0)),
+              sharing ? &*sharing : nullptr);
   nb::gil_scoped_release free;
   lane.score(batch.view, predictions.data());
 }
@@ -149,14 +158,17 @@ void score(HedgeLane& lane, const HedgeModel& model, nb::list groups, In2<float>
 }  // namespace
 
 void bind_model(nb::module_& m) {
-  m.def("kernel_names", &kernel_names, "Instruction sets of the dense part's hot loops that this processor has, best first.");
+  m.def("kernel_names", &kernel_names,
+        "Instruction sets of the dense part's hot loops that this processor has, best first.");
 
   nb::class_<HedgeModel>(m, "HedgeModel", "Dense state of the default model, shared by its lanes.")
       .def(
           "__init__",
           [](HedgeModel* self, const InputTuple& input, const std::vector<int>& losses, const std::vector<bool>& early,
-             const std::vector<std::tuple<int, bool, bool, float, bool, bool, bool>>& experts, const std::vector<int>& hidden, double discount, double dense_rate,
-             std::int64_t warmup_steps, std::int64_t batch_rows, double bias_rate, bool training, bool bf16, const std::optional<std::string>& kernels) {
+             const std::vector<std::tuple<int, bool, bool, float, bool, bool, bool>>& experts,
+             const std::vector<int>& hidden, double discount, double dense_rate, int64_t warmup_steps,
+             int64_t batch_rows, double bias_rate, bool training, bool bf16,
+             const std::optional<std::string>& kernels) {
             HedgePlan plan;
             plan.input = input_plan(input);
             for (const int loss : losses) plan.losses.push_back(static_cast<Loss>(loss));
@@ -174,32 +186,46 @@ void bind_model(nb::module_& m) {
             plan.bias_rate = bias_rate;
             new (self) HedgeModel(std::move(plan), training, bf16, chosen(kernels));
           },
-          nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("early"), nb::arg("experts"), nb::arg("hidden"), nb::arg("discount"),
-          nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("batch_rows") = 256, nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"),
-          nb::arg("kernels").none() = nb::none())
-      .def("array", [](nb::handle self, const std::string& name) { return named(self, name); },
-           "A view of one flat array of the state; call refresh() after writing to it.")
-      .def("refresh", &HedgeModel::refresh, nb::call_guard<nb::gil_scoped_release>(), "Take in what was written to the arrays.")
+          nb::kw_only(), nb::arg("input"), nb::arg("losses"), nb::arg("early"), nb::arg("experts"), nb::arg("hidden"),
+          nb::arg("discount"), nb::arg("dense_rate"), nb::arg("warmup_steps"), nb::arg("batch_rows") = 256,
+          nb::arg("bias_rate"), nb::arg("training"), nb::arg("bf16"), nb::arg("kernels").none() = nb::none())
+      .def(
+          "array", [](nb::handle self, const std::string& name) { return named(self, name); },
+          "A view of one flat array of the state; call refresh() after writing to it.")
+      .def("refresh", &HedgeModel::refresh, nb::call_guard<nb::gil_scoped_release>(),
+           "Take in what was written to the arrays.")
       .def("finite", &HedgeModel::finite, nb::call_guard<nb::gil_scoped_release>())
-      .def("mixture", [](const HedgeModel& self) { return self.weights(); }, "Weights of the experts, (L · K).")
-      .def("step", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes) {
+      .def(
+          "mixture", [](const HedgeModel& self) { return self.weights(); }, "Weights of the experts, (L · K).")
+      .def(
+          "step",
+          [](HedgeModel& self, const std::vector<HedgeLane*>& lanes) {
             nb::gil_scoped_release free;
             self.step(lanes);
-          }, "One update from the sums of the lanes, which are zeroed. Not while a lane runs.")
-      .def("begin_step", &HedgeModel::begin_step, "The small things of a step, in a few microseconds; then every part once.")
-      .def("step_part", [](HedgeModel& self, const std::vector<HedgeLane*>& lanes, int part, int parts) {
+          },
+          "One update from the sums of the lanes, which are zeroed. Not while a lane runs.")
+      .def("begin_step", &HedgeModel::begin_step,
+           "The small things of a step, in a few microseconds; then every part once.")
+      .def(
+          "step_part",
+          [](HedgeModel& self, const std::vector<HedgeLane*>& lanes, int part, int parts) {
             nb::gil_scoped_release free;
             self.step_part(lanes, part, parts);
-          }, "A part of the step that has begun; several threads may take theirs at the same time.")
-      .def_prop_rw("steps", [](const HedgeModel& self) { return self.state.step; },
-                   [](HedgeModel& self, std::int64_t n) { self.state.step = n; })
+          },
+          "A part of the step that has begun; several threads may take theirs at the same time.")
+      .def_prop_rw(
+          "steps", [](const HedgeModel& self) { return self.state.step; },
+          [](HedgeModel& self, int64_t n) { self.state.step = n; })
       .def_prop_ro("kernels", [](const HedgeModel& self) { return self.kernels.name; });
 
-  m.def("dense_steps", [](std::int64_t rows, std::int64_t step) {
-    std::int64_t steps = 0;
-    for (std::int64_t b = 0; b < rows; ++steps) b += dense_rows(step + steps);
-    return steps;
-  }, "Dense steps of a batch of so many rows that begins after so many.");
+  m.def(
+      "dense_steps",
+      [](int64_t rows, int64_t step) {
+        int64_t steps = 0;
+        for (int64_t b = 0; b < rows; ++steps) b += dense_rows(step + steps);
+        return steps;
+      },
+      "Dense steps of a batch of so many rows that begins after so many.");
 
   nb::class_<InSteps>(m, "InSteps", "A batch that a lane steps rows of.");
 
@@ -210,18 +236,26 @@ void bind_model(nb::module_& m) {
       .def("advance_steps", &advance_steps)
       .def("end_steps", &end_steps)
       .def("take_steps", &take_steps)
-      .def("score", &score, nb::arg("model"), nb::arg("groups"), nb::arg("dense"), nb::arg("predictions"), nb::arg("requests").none() = nb::none(),
-           "Predict; `requests` is (ends of each request's samples, per group which features have one occurrence a request).")
+      .def("score", &score, nb::arg("model"), nb::arg("groups"), nb::arg("dense"), nb::arg("predictions"),
+           nb::arg("requests").none() = nb::none(),
+           "Predict; `requests` is (ends of each request's samples, per group which features have one occurrence a "
+           "request).")
       .def("add", &HedgeLane::add, nb::call_guard<nb::gil_scoped_release>(), "Take another lane's sums and zero them.")
       .def("clear", &HedgeLane::clear, nb::call_guard<nb::gil_scoped_release>())
-      .def("gradients", [](nb::handle self) {
-        HedgeLane& lane = nb::cast<HedgeLane&>(self);
-        return array(self, lane.mlp.gradients.data(), static_cast<std::size_t>(lane.mlp.gradients.size()));
-      }, "View of the flat weight gradients, summed over rows.")
-      .def("sums", [](nb::handle self) {
-        HedgeLane& lane = nb::cast<HedgeLane&>(self);
-        return array(self, lane.sums.all.data(), lane.sums.all.size());
-      }, "View of the other sums: rows, labels, losses, bias gradients, dense columns.");
+      .def(
+          "gradients",
+          [](nb::handle self) {
+            HedgeLane& lane = nb::cast<HedgeLane&>(self);
+            return array(self, lane.mlp.gradients.data(), static_cast<size_t>(lane.mlp.gradients.size()));
+          },
+          "View of the flat weight gradients, summed over rows.")
+      .def(
+          "sums",
+          [](nb::handle self) {
+            HedgeLane& lane = nb::cast<HedgeLane&>(self);
+            return array(self, lane.sums.all.data(), lane.sums.all.size());
+          },
+          "View of the other sums: rows, labels, losses, bias gradients, dense columns.");
 }
 
 }  // namespace freshet

@@ -18,7 +18,7 @@ View<T> view(const Buffer<T>& buffer, size_t n) {
   return View<T>(buffer.data(), {n}, capsule);
 }
 
-void run(Plan& plan, In<u64> keys, In<u32> feature_starts, In<u8> feature_tables) {
+void run(Plan& plan, In<uint64_t> keys, In<uint32_t> feature_starts, In<uint8_t> feature_tables) {
   if (feature_starts.size() != feature_tables.size() + 1)
     throw nb::value_error("feature_starts must hold one more than feature_tables");
   const nb::gil_scoped_release release;
@@ -29,15 +29,22 @@ void run(Plan& plan, In<u64> keys, In<u32> feature_starts, In<u8> feature_tables
 
 void bind_plan(nb::module_& m) {
   nb::class_<Plan>(m, "Plan")
-      .def(nb::init<u32>(), nb::arg("buckets"))
+      .def(nb::init<uint32_t>(), nb::arg("buckets"))
       .def("run", &run, nb::arg("keys"), nb::arg("feature_starts"), nb::arg("feature_tables"))
       .def_prop_ro("unique", &Plan::unique)
-      .def_prop_ro("keys", [](const Plan& p) { return view(p.keys, p.unique()); }, nb::rv_policy::reference)
-      .def_prop_ro("tables", [](const Plan& p) { return view(p.tables, p.unique()); }, nb::rv_policy::reference)
-      .def_prop_ro("positions", [](const Plan& p) { return view(p.positions, p.occurrences()); }, nb::rv_policy::reference)
-      .def_prop_ro("bucket_starts", [](const Plan& p) { return view(p.bucket_starts, p.buckets() + 1); }, nb::rv_policy::reference)
-      .def_prop_ro("order", [](const Plan& p) { return view(p.order, p.present()); }, nb::rv_policy::reference)
-      .def_prop_ro("order_starts", [](const Plan& p) { return view(p.order_starts, p.unique() + 1); }, nb::rv_policy::reference);
+      .def_prop_ro(
+          "keys", [](const Plan& p) { return view(p.keys, p.unique()); }, nb::rv_policy::reference)
+      .def_prop_ro(
+          "tables", [](const Plan& p) { return view(p.tables, p.unique()); }, nb::rv_policy::reference)
+      .def_prop_ro(
+          "positions", [](const Plan& p) { return view(p.positions, p.occurrences()); }, nb::rv_policy::reference)
+      .def_prop_ro(
+          "bucket_starts", [](const Plan& p) { return view(p.bucket_starts, p.buckets() + 1); },
+          nb::rv_policy::reference)
+      .def_prop_ro(
+          "order", [](const Plan& p) { return view(p.order, p.present()); }, nb::rv_policy::reference)
+      .def_prop_ro(
+          "order_starts", [](const Plan& p) { return view(p.order_starts, p.unique() + 1); }, nb::rv_policy::reference);
 }
 
 }  // namespace freshet

@@ -11,16 +11,17 @@ namespace {
 
 nb::object read(const RankRules& rules, const WriterSchema& request, const nb::bytes& body, std::string_view new_id,
                 std::string_view now, const WriterSchema* logged, const EventPlan* plan, const Program* program,
-                std::int64_t latest_ms) {
+                int64_t latest_ms) {
   std::optional<LoggedRules> log;
   if (logged && plan && program) log.emplace(*logged, *plan, *program, latest_ms);
-  auto made = RankText::read(rules, request, std::string(body.c_str(), body.size()), new_id, now, log ? &*log : nullptr);
+  auto made =
+      RankText::read(rules, request, std::string(body.c_str(), body.size()), new_id, now, log ? &*log : nullptr);
   return made ? nb::cast(std::move(*made)) : nb::none();
 }
 
 // The answer's items and, if asked for, the event that was served.
-nb::tuple ranked(const RankText& text, const RankRules& rules, const In<std::int64_t>& indices, const In<float>& scores,
-                 const In2<float>& predictions, const In<float>& propensity, std::int64_t version, bool explored, bool log) {
+nb::tuple ranked(const RankText& text, const RankRules& rules, const In<int64_t>& indices, const In<float>& scores,
+                 const In2<float>& predictions, const In<float>& propensity, int64_t version, bool explored, bool log) {
   const RankOrder order{view(indices), view(scores), flat(predictions), view(propensity)};
   const auto bytes = [](const std::string& s) { return nb::bytes(s.data(), s.size()); };
   nb::object served = nb::none();
@@ -31,19 +32,20 @@ nb::tuple ranked(const RankText& text, const RankRules& rules, const In<std::int
 }  // namespace
 
 void bind_rank(nb::module_& m) {
-  m.def("best", [](const In<float>& scores, std::size_t k) { return to_numpy(best(view(scores), k)); });
+  m.def("best", [](const In<float>& scores, size_t k) { return to_numpy(best(view(scores), k)); });
   nb::class_<RankRules>(m, "RankRules")
-      .def("__init__",
-           [](RankRules* self, std::string candidates, std::string id, std::string time, std::string served,
-              std::vector<std::string> places, std::vector<std::string> labels, std::size_t max_candidates) {
-             if (places.size() > 64) throw std::invalid_argument("rank rules: expected at most 64 places");
-             new (self) RankRules{std::move(candidates), std::move(id),     std::move(time), std::move(served),
-                                  std::move(places),     std::move(labels), max_candidates};
-           });
+      .def("__init__", [](RankRules* self, std::string candidates, std::string id, std::string time, std::string served,
+                          std::vector<std::string> places, std::vector<std::string> labels, size_t max_candidates) {
+        if (places.size() > 64) throw std::invalid_argument("rank rules: expected at most 64 places");
+        new (self) RankRules{std::move(candidates), std::move(id),     std::move(time), std::move(served),
+                             std::move(places),     std::move(labels), max_candidates};
+      });
   nb::class_<RankText>(m, "RankText", "A rank request as its client wrote it. The GIL is held: it takes microseconds.")
-      .def_static("read", &read, nb::arg("rules"), nb::arg("request"), nb::arg("body"), nb::arg("new_id"), nb::arg("now"),
-                  nb::arg("logged").none(), nb::arg("plan").none(), nb::arg("program").none(), nb::arg("latest_ms"))
-      .def("record", [](RankText& text) { return to_numpy(std::move(text.record)); }, "The event as Avro; once.")
+      .def_static("read", &read, nb::arg("rules"), nb::arg("request"), nb::arg("body"), nb::arg("new_id"),
+                  nb::arg("now"), nb::arg("logged").none(), nb::arg("plan").none(), nb::arg("program").none(),
+                  nb::arg("latest_ms"))
+      .def(
+          "record", [](RankText& text) { return to_numpy(std::move(text.record)); }, "The event as Avro; once.")
       .def_ro("id", &RankText::id)
       .def_ro("candidates", &RankText::candidates)
       .def_ro("k", &RankText::k)

@@ -9,8 +9,8 @@
 namespace freshet {
 namespace {
 
-nb::tuple decode(const RequestPlan& plan, const Program& program, const In<std::uint8_t>& data, const In<std::int64_t>& ends,
-                 const In<std::uint32_t>& counts) {
+nb::tuple decode(const RequestPlan& plan, const Program& program, const In<uint8_t>& data, const In<int64_t>& ends,
+                 const In<uint32_t>& counts) {
   DecodedRequests made;
   {
     nb::gil_scoped_release release;
@@ -18,16 +18,17 @@ nb::tuple decode(const RequestPlan& plan, const Program& program, const In<std::
   }
   nb::list groups, list_ends;
   for (auto& g : made.groups)
-    groups.append(nb::make_tuple(to_numpy(std::move(g.keys)), to_numpy(std::move(g.feature_starts)), nb::cast(g.lists)));
+    groups.append(
+        nb::make_tuple(to_numpy(std::move(g.keys)), to_numpy(std::move(g.feature_starts)), nb::cast(g.lists)));
   for (auto& e : made.list_ends) list_ends.append(to_numpy(std::move(e)));
-  std::vector<std::int64_t> bad;
+  std::vector<int64_t> bad;
   for (const auto& b : made.bad)
-    bad.insert(bad.end(), {b.index, b.program, static_cast<std::int64_t>(b.failure.why), b.failure.node, b.failure.offset});
+    bad.insert(bad.end(), {b.index, b.program, static_cast<int64_t>(b.failure.why), b.failure.node, b.failure.offset});
   return nb::make_tuple(made.size, groups, list_ends, to_numpy(std::move(made.dense)), to_matrix(std::move(bad), 5));
 }
 
-nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, HedgeLane& lane, const In<std::uint8_t>& data,
-                 const In<std::int64_t>& ends, const In<std::uint32_t>& counts) {
+nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, HedgeLane& lane, const In<uint8_t>& data,
+                 const In<int64_t>& ends, const In<uint32_t>& counts) {
   std::optional<ScoredRequests> made;
   {
     nb::gil_scoped_release release;
@@ -36,7 +37,7 @@ nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, H
   if (!made) return nb::none();
   nb::object without_row = nb::none();
   if (!made->without_row.empty()) without_row = to_matrix(std::move(made->without_row), scorer.features());
-  return nb::make_tuple(to_matrix(std::move(made->predictions), static_cast<std::size_t>(model.labels())),
+  return nb::make_tuple(to_matrix(std::move(made->predictions), static_cast<size_t>(model.labels())),
                         to_numpy(std::move(made->scores)), without_row);
 }
 
@@ -45,8 +46,9 @@ nb::object score(RequestScorer& scorer, Store& store, const HedgeModel& model, H
 void bind_requests(nb::module_& m) {
   nb::class_<RequestPlan>(m, "RequestPlan")
       .def("__init__",
-           [](RequestPlan* self, const DecodePlan& decode, bool explode, bool time_in_element, std::vector<std::uint8_t> columns,
-              std::vector<std::uint8_t> lists, std::vector<std::uint8_t> dense, std::vector<std::uint8_t> parts) {
+           [](RequestPlan* self, const DecodePlan& decode, bool explode, bool time_in_element,
+              std::vector<uint8_t> columns, std::vector<uint8_t> lists, std::vector<uint8_t> dense,
+              std::vector<uint8_t> parts) {
              RequestPlan plan{decode,           explode,          time_in_element, std::move(columns),
                               std::move(lists), std::move(dense), std::move(parts)};
              plan.check();
@@ -56,16 +58,18 @@ void bind_requests(nb::module_& m) {
            "Raises ValueError if a sink of the program does not fit.");
   m.def("decode_requests", &decode);
   nb::class_<RequestScorer>(m, "RequestScorer", "Rank requests to predictions in one call.")
-      .def("__init__",
-           [](RequestScorer* self, const RequestPlan& plan, const Program& program, std::vector<std::vector<std::uint8_t>> tables,
-              std::vector<std::vector<std::uint8_t>> shared, const std::vector<std::tuple<std::uint32_t, double>>& score,
-              std::uint32_t buckets) {
-             std::vector<ScoreStep> steps;
-             for (const auto& [op, number] : score) steps.push_back({static_cast<ScoreStep::Op>(op), number});
-             new (self) RequestScorer(plan, program, std::move(tables), std::move(shared), std::move(steps), buckets);
-           },
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("score", &score, "Predictions, scores, and values without a row if there are any; None if a record or a bucket is not good.");
+      .def(
+          "__init__",
+          [](RequestScorer* self, const RequestPlan& plan, const Program& program,
+             std::vector<std::vector<uint8_t>> tables, std::vector<std::vector<uint8_t>> shared,
+             const std::vector<std::tuple<uint32_t, double>>& score, uint32_t buckets) {
+            std::vector<ScoreStep> steps;
+            for (const auto& [op, number] : score) steps.push_back({static_cast<ScoreStep::Op>(op), number});
+            new (self) RequestScorer(plan, program, std::move(tables), std::move(shared), std::move(steps), buckets);
+          },
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("score", &score,
+           "Predictions, scores, and values without a row if there are any; None if a record or a bucket is not good.");
 }
 
 }  // namespace freshet

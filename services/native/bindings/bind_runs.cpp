@@ -11,10 +11,11 @@
 namespace freshet {
 namespace {
 
-using RunsTuple = std::tuple<In<u8>, In<u8>, u64>;  // directory, body, start
+using RunsTuple = std::tuple<In<uint8_t>, In<uint8_t>, uint64_t>;  // directory, body, start
 
 // (directory, body, source that is wrong, what is wrong with it).
-nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<u32>& widths, bool keep_removed, u64 most_bytes) {
+nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<uint32_t>& widths, bool keep_removed,
+                uint64_t most_bytes) {
   std::vector<RunsView> sources;
   for (const auto& [directory, body, start] : newest_first) sources.push_back(runs_view(directory, body, start));
   const RecordWidths bytes = widths_of(widths);
@@ -31,12 +32,13 @@ nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<u32>& width
 }
 
 // (directory, body) of the rows of chosen keys, sorted by (bucket, table, key).
-nb::tuple pick(const In<u8>& directory, const In<u8>& body, u64 start, const In<u32>& widths, const In<i64>& buckets,
-               const In<u8>& tables, const In<u64>& keys) {
+nb::tuple pick(const In<uint8_t>& directory, const In<uint8_t>& body, uint64_t start, const In<uint32_t>& widths,
+               const In<int64_t>& buckets, const In<uint8_t>& tables, const In<uint64_t>& keys) {
   const RunsView runs = runs_view(directory, body, start);
   const RecordWidths bytes = widths_of(widths);
   if (const std::string why = runs_fault(runs, bytes); !why.empty()) throw nb::value_error(why.c_str());
-  if (buckets.size() != keys.size() || tables.size() != keys.size()) throw nb::value_error("a bucket and a table for each key");
+  if (buckets.size() != keys.size() || tables.size() != keys.size())
+    throw nb::value_error("a bucket and a table for each key");
   RunColumns picked;
   {
     const nb::gil_scoped_release release;
@@ -46,16 +48,17 @@ nb::tuple pick(const In<u8>& directory, const In<u8>& body, u64 start, const In<
   return nb::make_tuple(chosen, rows);
 }
 
-std::string fault(const In<u8>& directory, const In<u8>& body, u64 start, const In<u32>& widths) {
+std::string fault(const In<uint8_t>& directory, const In<uint8_t>& body, uint64_t start, const In<uint32_t>& widths) {
   return runs_fault(runs_view(directory, body, start), widths_of(widths));
 }
 
 }  // namespace
 
 void bind_runs(nb::module_& m) {
-  m.def("merge_runs", &merge, nb::arg("newest_first"), nb::arg("widths"), nb::arg("keep_removed"), nb::arg("most_bytes"));
-  m.def("pick_runs", &pick, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("widths"), nb::arg("buckets"),
-        nb::arg("tables"), nb::arg("keys"));
+  m.def("merge_runs", &merge, nb::arg("newest_first"), nb::arg("widths"), nb::arg("keep_removed"),
+        nb::arg("most_bytes"));
+  m.def("pick_runs", &pick, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("widths"),
+        nb::arg("buckets"), nb::arg("tables"), nb::arg("keys"));
   m.def("runs_fault", &fault, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("widths"));
 }
 

@@ -13,7 +13,7 @@ void expect(bool ok, const char* what) {
 void make(RowSteps* self, const std::vector<SlotTuple>& slots) { new (self) RowSteps(slots_of(slots)); }
 
 // Buckets of which keys are sorted: starts rise from 0 to the number of keys, so that no index leaves the arrays.
-Keys keys_of(const In<u64>& keys, const In<u8>& tables, const In<u32>& starts) {
+Keys keys_of(const In<uint64_t>& keys, const In<uint8_t>& tables, const In<uint32_t>& starts) {
   expect(tables.size() == keys.size(), "tables must be as long as keys");
   expect(starts.size() > 1 && starts.data()[0] == 0 && starts.data()[starts.size() - 1] == keys.size(),
          "bucket_starts must rise from 0 to the number of keys");
@@ -22,8 +22,9 @@ Keys keys_of(const In<u64>& keys, const In<u8>& tables, const In<u32>& starts) {
   return {keys.data(), tables.data(), keys.size(), starts.data()};
 }
 
-size_t step(const RowSteps& steps, In<u64> keys, In<u8> tables, In<u32> starts, Out2<float> values, Out2<float> states,
-            In<u64> their_keys, In<u8> their_tables, In<u32> their_starts, In2<float> gradients) {
+size_t step(const RowSteps& steps, In<uint64_t> keys, In<uint8_t> tables, In<uint32_t> starts, Out2<float> values,
+            Out2<float> states, In<uint64_t> their_keys, In<uint8_t> their_tables, In<uint32_t> their_starts,
+            In2<float> gradients) {
   const Keys mine = keys_of(keys, tables, starts), theirs = keys_of(their_keys, their_tables, their_starts);
   const RowLayout& layout = steps.layout();
   expect(starts.size() == their_starts.size(), "both must be sorted by the same buckets");
@@ -33,7 +34,8 @@ size_t step(const RowSteps& steps, In<u64> keys, In<u8> tables, In<u32> starts, 
   expect(gradients.shape(0) == their_keys.size() && gradients.shape(1) == layout.width(),
          "gradients must be (their keys, floats of a row)");
   const nb::gil_scoped_release release;
-  return steps.step(mine, values.data(), states.data(), theirs, gradients.data(), static_cast<u32>(starts.size() - 1));
+  return steps.step(mine, values.data(), states.data(), theirs, gradients.data(),
+                    static_cast<uint32_t>(starts.size() - 1));
 }
 
 }  // namespace
@@ -42,8 +44,8 @@ void bind_steps(nb::module_& m) {
   nb::class_<RowSteps>(m, "RowSteps")
       .def("__init__", &make, nb::arg("slots"))
       .def("step", &step, nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"), nb::arg("values").noconvert(),
-           nb::arg("states").noconvert(),
-           nb::arg("their_keys"), nb::arg("their_tables"), nb::arg("their_bucket_starts"), nb::arg("gradients"))
+           nb::arg("states").noconvert(), nb::arg("their_keys"), nb::arg("their_tables"),
+           nb::arg("their_bucket_starts"), nb::arg("gradients"))
       .def_prop_ro("state_floats", [](const RowSteps& s) { return s.layout().state_floats(); });
 }
 

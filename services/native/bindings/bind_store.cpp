@@ -3,26 +3,26 @@
 
 #include <tuple>
 
+#include "freshet/store.hpp"
 #include "runs_view.hpp"
 #include "slots.hpp"
-#include "freshet/store.hpp"
 
 namespace freshet {
 
 namespace {
 
-using GroupTuple = std::tuple<std::vector<u8>, std::vector<SlotTuple>, bool>;
-using TableTuple = std::tuple<u8, i64, i64, u32>;
-using PushTuple = std::tuple<u32, In<u64>, In<u8>, In<u32>, In2<float>>;
+using GroupTuple = std::tuple<std::vector<uint8_t>, std::vector<SlotTuple>, bool>;
+using TableTuple = std::tuple<uint8_t, int64_t, int64_t, uint32_t>;
+using PushTuple = std::tuple<uint32_t, In<uint64_t>, In<uint8_t>, In<uint32_t>, In2<float>>;
 
-constexpr i64 answered = -1, rows_unread = -2;  // of lookups, which else return the bucket that is not held
+constexpr int64_t answered = -1, rows_unread = -2;  // of lookups, which else return the bucket that is not held
 
 void expect(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
 }
 
-void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<TableTuple>& tables, u32 buckets, u32 partitions,
-          u64 seed, bool serving, bool publish_rows, bool flush_rows, bool held) {
+void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<TableTuple>& tables, uint32_t buckets,
+          uint32_t partitions, uint64_t seed, bool serving, bool publish_rows, bool flush_rows, bool held) {
   StoreSpec spec;
   for (const auto& [ids, slots, half] : groups) {
     spec.groups.push_back({ids, slots_of(slots), half});
@@ -37,18 +37,20 @@ void make(Store* self, const std::vector<GroupTuple>& groups, const std::vector<
   new (self) Store(std::move(spec));
 }
 
-Keys keys_of(const Store& store, const In<u64>& keys, const In<u8>& tables, const In<u32>& bucket_starts) {
+Keys keys_of(const Store& store, const In<uint64_t>& keys, const In<uint8_t>& tables,
+             const In<uint32_t>& bucket_starts) {
   expect(tables.size() == keys.size(), "tables must be as long as keys");
   expect(bucket_starts.size() == store.buckets() + 1, "bucket_starts must hold one more than the model's buckets");
   return {keys.data(), tables.data(), keys.size(), bucket_starts.data()};
 }
 
-i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_starts, Out2<float> out, bool create,
-           std::optional<Out<u8>> found, std::optional<Out<u32>> touched, std::optional<Out2<float>> states,
-           std::optional<Out2<i64>> known_pushes) {
+int64_t lookup(Store& store, uint32_t group, In<uint64_t> keys, In<uint8_t> tables, In<uint32_t> bucket_starts,
+               Out2<float> out, bool create, std::optional<Out<uint8_t>> found, std::optional<Out<uint32_t>> touched,
+               std::optional<Out2<float>> states, std::optional<Out2<int64_t>> known_pushes) {
   const Keys batch = keys_of(store, keys, tables, bucket_starts);
   expect(group < store.groups(), "no such store group");
-  expect(out.shape(0) == keys.size() && out.shape(1) == store.layout(group).width(), "out must be (keys, floats of a row)");
+  expect(out.shape(0) == keys.size() && out.shape(1) == store.layout(group).width(),
+         "out must be (keys, floats of a row)");
   expect(!found || found->size() == keys.size(), "found must be as long as keys");
   expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
   expect(!states || (states->shape(0) == keys.size() && states->shape(1) == store.layout(group).state_floats()),
@@ -60,10 +62,11 @@ i64 lookup(Store& store, u32 group, In<u64> keys, In<u8> tables, In<u32> bucket_
                                     touched ? touched->data() : nullptr, states ? states->data() : nullptr,
                                     known_pushes ? known_pushes->data() : nullptr);
   if (!missing) return answered;
-  return missing->unread ? rows_unread : static_cast<i64>(missing->bucket);
+  return missing->unread ? rows_unread : static_cast<int64_t>(missing->bucket);
 }
 
-int push(Store& store, In2<i64> ranges, i64 clock_ms, const std::vector<PushTuple>& groups, std::optional<In<u8>> owned) {
+int push(Store& store, In2<int64_t> ranges, int64_t clock_ms, const std::vector<PushTuple>& groups,
+         std::optional<In<uint8_t>> owned) {
   expect(!owned || owned->size() == store.buckets(), "owned must hold one for each bucket");
   expect(ranges.shape(1) == 3, "ranges must be (n, 3): partition, start, stop");
   std::vector<PushGroup> batch;
@@ -77,7 +80,7 @@ int push(Store& store, In2<i64> ranges, i64 clock_ms, const std::vector<PushTupl
   return static_cast<int>(store.push(ranges.data(), ranges.shape(0), clock_ms, batch, owned ? owned->data() : nullptr));
 }
 
-nb::tuple collect_flush(Store& store, const std::vector<u32>& buckets, bool whole) {
+nb::tuple collect_flush(Store& store, const std::vector<uint32_t>& buckets, bool whole) {
   FlushBatch batch;
   {
     const nb::gil_scoped_release release;
@@ -85,14 +88,15 @@ nb::tuple collect_flush(Store& store, const std::vector<u32>& buckets, bool whol
   }
   const size_t n = batch.buckets.size();
   auto [directory, body] = arrays_of(std::move(batch.runs));
-  return nb::make_tuple(array(std::vector<i64>(batch.buckets.begin(), batch.buckets.end())),
+  return nb::make_tuple(array(std::vector<int64_t>(batch.buckets.begin(), batch.buckets.end())),
                         array(std::move(batch.applied), {n, store.partitions()}), array(std::move(batch.clock_ms)),
                         array(std::move(batch.rows)), directory, body);
 }
 
 // (buckets, tables, keys, fences).
-nb::tuple unread(const Store& store, const std::vector<std::tuple<u32, In<u64>, In<u8>, In<u32>>>& groups) {
-  std::vector<std::pair<u32, Keys>> batch;
+nb::tuple unread(const Store& store,
+                 const std::vector<std::tuple<uint32_t, In<uint64_t>, In<uint8_t>, In<uint32_t>>>& groups) {
+  std::vector<std::pair<uint32_t, Keys>> batch;
   for (const auto& [group, keys, tables, bucket_starts] : groups)
     batch.emplace_back(group, keys_of(store, keys, tables, bucket_starts));
   Unread found;
@@ -104,31 +108,31 @@ nb::tuple unread(const Store& store, const std::vector<std::tuple<u32, In<u64>, 
                         array(std::move(found.fences)));
 }
 
-void import_unread(Store& store, In<u8> directory, In<u8> body, u64 start, i64 fence) {
+void import_unread(Store& store, In<uint8_t> directory, In<uint8_t> body, uint64_t start, int64_t fence) {
   const RunsView runs = runs_view(directory, body, start);
   const nb::gil_scoped_release release;
   store.import_unread(runs, fence);
 }
 
-void settle(Store& store, In<i64> buckets, In<u8> tables, In<u64> keys, i64 fence) {
+void settle(Store& store, In<int64_t> buckets, In<uint8_t> tables, In<uint64_t> keys, int64_t fence) {
   expect(buckets.size() == keys.size() && tables.size() == keys.size(), "a bucket and a table for each key");
   const nb::gil_scoped_release release;
   store.settle(buckets.data(), tables.data(), keys.data(), keys.size(), fence);
 }
 
-void begin_loading(Store& store, u32 bucket, In<i64> offsets, i64 clock_ms, i64 fence) {
+void begin_loading(Store& store, uint32_t bucket, In<int64_t> offsets, int64_t clock_ms, int64_t fence) {
   expect(offsets.size() == store.partitions(), "offsets must hold one for each partition");
   const nb::gil_scoped_release release;
   store.begin_loading(bucket, offsets.data(), clock_ms, fence);
 }
 
-void import_runs(Store& store, In<u8> directory, In<u8> body, u64 start) {
+void import_runs(Store& store, In<uint8_t> directory, In<uint8_t> body, uint64_t start) {
   const RunsView runs = runs_view(directory, body, start);
   const nb::gil_scoped_release release;
   store.import_runs(runs);
 }
 
-nb::list unpack_runs(const Store& store, In<u8> directory, In<u8> body, u64 start) {
+nb::list unpack_runs(const Store& store, In<uint8_t> directory, In<uint8_t> body, uint64_t start) {
   const RunsView runs = runs_view(directory, body, start);
   std::vector<UnpackedTable> unpacked;
   {
@@ -138,13 +142,13 @@ nb::list unpack_runs(const Store& store, In<u8> directory, In<u8> body, u64 star
   nb::list tables;
   for (UnpackedTable& part : unpacked) {
     const size_t n = part.keys.size();
-    tables.append(nb::make_tuple(part.table, array(std::move(part.keys)), array(std::move(part.values), {n, part.width}),
-                                 array(std::move(part.touched))));
+    tables.append(nb::make_tuple(part.table, array(std::move(part.keys)),
+                                 array(std::move(part.values), {n, part.width}), array(std::move(part.touched))));
   }
   return tables;
 }
 
-nb::tuple collect_publish(Store& store, i64 max_rows) {
+nb::tuple collect_publish(Store& store, int64_t max_rows) {
   PublishBatch batch;
   {
     const nb::gil_scoped_release release;
@@ -153,21 +157,21 @@ nb::tuple collect_publish(Store& store, i64 max_rows) {
   nb::list tables;
   for (PublishedTable& part : batch.tables) {
     const size_t n = part.keys.size();
-    tables.append(nb::make_tuple(part.table, array(std::move(part.keys)), array(std::move(part.values), {n, part.width}),
-                                 array(std::move(part.removed))));
+    tables.append(nb::make_tuple(part.table, array(std::move(part.keys)),
+                                 array(std::move(part.values), {n, part.width}), array(std::move(part.removed))));
   }
   return nb::make_tuple(tables, batch.clock_ms, batch.pending);
 }
 
-void import_rows(Store& store, u8 table, In<u64> keys, In2<u8> records) {
+void import_rows(Store& store, uint8_t table, In<uint64_t> keys, In2<uint8_t> records) {
   expect(records.shape(0) == keys.size(), "records must be as many as keys");
   const nb::gil_scoped_release release;
   store.import_rows(table, keys.data(), records.data(), keys.size(), records.shape(1));
 }
 
-nb::tuple export_rows(const Store& store, u8 table, In<u64> keys) {
+nb::tuple export_rows(const Store& store, uint8_t table, In<uint64_t> keys) {
   const size_t packed = store.layout(store.group_of(table)).packed_bytes();
-  std::vector<u8> records(keys.size() * packed), found(keys.size());
+  std::vector<uint8_t> records(keys.size() * packed), found(keys.size());
   {
     const nb::gil_scoped_release release;
     store.export_rows(table, keys.data(), keys.size(), records.data(), found.data());
@@ -175,8 +179,8 @@ nb::tuple export_rows(const Store& store, u8 table, In<u64> keys) {
   return nb::make_tuple(array(std::move(found)), array(std::move(records), {keys.size(), packed}));
 }
 
-i64 import_values(Store& store, u8 table, In<u64> keys, In2<float> values, bool only_absent, i64 clock_ms,
-                  std::optional<In<u32>> touched) {
+int64_t import_values(Store& store, uint8_t table, In<uint64_t> keys, In2<float> values, bool only_absent,
+                      int64_t clock_ms, std::optional<In<uint32_t>> touched) {
   expect(values.shape(0) == keys.size() && values.shape(1) == store.layout(store.group_of(table)).width(),
          "values must be (keys, floats of a row)");
   expect(!touched || touched->size() == keys.size(), "touched must be as long as keys");
@@ -185,17 +189,17 @@ i64 import_values(Store& store, u8 table, In<u64> keys, In2<float> values, bool 
                              touched ? touched->data() : nullptr);
 }
 
-i64 remove(Store& store, u8 table, In<u64> keys) {
+int64_t remove(Store& store, uint8_t table, In<uint64_t> keys) {
   const nb::gil_scoped_release release;
   return store.remove(table, keys.data(), keys.size());
 }
 
-void put_back_published(Store& store, u8 table, In<u64> keys, In<u64> removed) {
+void put_back_published(Store& store, uint8_t table, In<uint64_t> keys, In<uint64_t> removed) {
   const nb::gil_scoped_release release;
   store.put_back_published(table, keys.data(), keys.size(), removed.data(), removed.size());
 }
 
-nb::tuple evict(Store& store, i64 now_ms, i64 budget) {
+nb::tuple evict(Store& store, int64_t now_ms, int64_t budget) {
   Evicted done;
   {
     const nb::gil_scoped_release release;
@@ -204,14 +208,14 @@ nb::tuple evict(Store& store, i64 now_ms, i64 budget) {
   return nb::make_tuple(done.examined, done.evicted, done.finished);
 }
 
-void set_applied(Store& store, u32 bucket, In<i64> offsets, i64 clock_ms) {
+void set_applied(Store& store, uint32_t bucket, In<int64_t> offsets, int64_t clock_ms) {
   expect(offsets.size() == store.partitions(), "offsets must hold one for each partition");
   const nb::gil_scoped_release release;
   store.set_applied(bucket, offsets.data(), clock_ms);
 }
 
-nb::object applied_of(const Store& store, u32 bucket) {
-  std::vector<i64> offsets(store.partitions());
+nb::object applied_of(const Store& store, uint32_t bucket) {
+  std::vector<int64_t> offsets(store.partitions());
   store.applied_of(bucket, offsets.data());
   return array(std::move(offsets));
 }
@@ -225,8 +229,8 @@ nb::tuple counts(const Store& store) {
 
 void bind_store(nb::module_& m) {
   nb::class_<Store>(m, "Store")
-      .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"), nb::arg("seed"),
-           nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
+      .def("__init__", &make, nb::arg("groups"), nb::arg("tables"), nb::arg("buckets"), nb::arg("partitions"),
+           nb::arg("seed"), nb::arg("serving"), nb::arg("publish"), nb::arg("flush"), nb::arg("held"))
       .def("lookup", &lookup, nb::arg("group"), nb::arg("keys"), nb::arg("tables"), nb::arg("bucket_starts"),
            nb::arg("out").noconvert(), nb::arg("create"), nb::arg("found").noconvert().none(),
            nb::arg("touched").noconvert().none() = nb::none(), nb::arg("states").noconvert().none() = nb::none(),
@@ -242,7 +246,8 @@ void bind_store(nb::module_& m) {
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("put_back_published", &put_back_published, nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
-      .def("begin_loading", &begin_loading, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"), nb::arg("fence"))
+      .def("begin_loading", &begin_loading, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"),
+           nb::arg("fence"))
       .def("unread", &unread, nb::arg("groups"))
       .def("import_unread", &import_unread, nb::arg("directory"), nb::arg("body"), nb::arg("start"), nb::arg("fence"))
       .def("settle", &settle, nb::arg("buckets"), nb::arg("tables"), nb::arg("keys"), nb::arg("fence"))
@@ -254,16 +259,17 @@ void bind_store(nb::module_& m) {
       .def("pending", &Store::pending, nb::arg("consumer"))
       .def("import_rows", &import_rows, nb::arg("table"), nb::arg("keys"), nb::arg("records"))
       .def("export_rows", &export_rows, nb::arg("table"), nb::arg("keys"))
-      .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"), nb::arg("only_absent"),
-           nb::arg("clock_ms"), nb::arg("touched").none() = nb::none())
+      .def("import_values", &import_values, nb::arg("table"), nb::arg("keys"), nb::arg("values"),
+           nb::arg("only_absent"), nb::arg("clock_ms"), nb::arg("touched").none() = nb::none())
       .def("remove", &remove, nb::arg("table"), nb::arg("keys"))
       .def("evict", &evict, nb::arg("now_ms"), nb::arg("budget"))
       .def("rows", &Store::rows, nb::arg("table"))
       .def("evicted", &Store::evicted, nb::arg("table"))
       .def("bytes", &Store::bytes)
       .def("counts", &counts)
-      .def("record_bytes", [](const Store& s, u32 g) { return s.layout(g).record_bytes(); }, nb::arg("group"))
-      .def("packed_bytes", [](const Store& s, u32 g) { return s.layout(g).packed_bytes(); }, nb::arg("group"));
+      .def(
+          "record_bytes", [](const Store& s, uint32_t g) { return s.layout(g).record_bytes(); }, nb::arg("group"))
+      .def("packed_bytes", [](const Store& s, uint32_t g) { return s.layout(g).packed_bytes(); }, nb::arg("group"));
 }
 
 }  // namespace freshet

@@ -24,14 +24,14 @@ nb::object array(Columns<T>&& values) {
 }
 
 // A directory comes as the bytes of its entries.
-inline RunsView runs_view(const In<u8>& directory, const In<u8>& body, u64 start) {
+inline RunsView runs_view(const In<uint8_t>& directory, const In<uint8_t>& body, uint64_t start) {
   if (directory.size() % sizeof(RunEntry) != 0) throw nb::value_error("a directory holds entries of 32 bytes");
   return {{reinterpret_cast<const RunEntry*>(directory.data()), directory.size() / sizeof(RunEntry)},
           {body.data(), body.size()},
           start};
 }
 
-inline RecordWidths widths_of(const In<u32>& widths) {
+inline RecordWidths widths_of(const In<uint32_t>& widths) {
   RecordWidths out;
   if (widths.size() != out.size()) throw nb::value_error("widths must hold one for each of 256 table ids");
   std::copy_n(widths.data(), out.size(), out.begin());
@@ -43,9 +43,9 @@ inline std::pair<nb::object, nb::object> arrays_of(RunColumns&& runs) {
   const size_t n = runs.directory.size();
   auto* owner = new Column<RunEntry>(std::move(runs.directory));
   nb::capsule capsule(owner, [](void* p) noexcept { delete static_cast<Column<RunEntry>*>(p); });
-  auto* bytes = reinterpret_cast<u8*>(owner->data());
+  auto* bytes = reinterpret_cast<uint8_t*>(owner->data());
   const size_t size = n * sizeof(RunEntry);
-  nb::object directory = nb::cast(nb::ndarray<nb::numpy, u8, nb::c_contig>(bytes, {size}, capsule));
+  nb::object directory = nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::c_contig>(bytes, {size}, capsule));
   return {directory, array(std::move(runs.body))};
 }
 

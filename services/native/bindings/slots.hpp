@@ -15,11 +15,12 @@
 
 namespace freshet {
 
-using SlotTuple = std::tuple<u32, u32, float, std::string, std::map<std::string, double>>;
+using SlotTuple = std::tuple<uint32_t, uint32_t, float, std::string, std::map<std::string, double>>;
 
 inline std::vector<SlotSpec> slots_of(const std::vector<SlotTuple>& given) {
   std::vector<SlotSpec> slots;
-  for (const auto& [start, width, init, rule, parameters] : given) slots.push_back({start, width, init, rule, parameters});
+  for (const auto& [start, width, init, rule, parameters] : given)
+    slots.push_back({start, width, init, rule, parameters});
   return slots;
 }
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-using Input = std::vector<std::uint8_t>;
+using Input = std::vector<uint8_t>;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 // A target may name inputs to start from; the weak default has none.
 std::vector<Input> fuzz_seeds();
 __attribute__((weak)) std::vector<Input> fuzz_seeds() { return {}; }
@@ -22,9 +22,9 @@ __attribute__((weak)) std::vector<Input> fuzz_seeds() { return {}; }
 namespace {
 
 struct Options {
-  std::uint64_t runs = 100'000;
-  std::uint64_t seed = 1;
-  std::size_t max_size = 4096;
+  uint64_t runs = 100'000;
+  uint64_t seed = 1;
+  size_t max_size = 4096;
   std::vector<Input> corpus;
 };
 
@@ -44,11 +44,11 @@ Options parse(int argc, char** argv) {
       continue;
     }
     arg.erase(0, arg.find_first_not_of('-'));
-    const std::size_t equals = arg.find('=');
+    const size_t equals = arg.find('=');
     if (equals == std::string::npos && i + 1 >= argc) usage("a number must follow " + arg);
     const std::string value = equals == std::string::npos ? argv[++i] : arg.substr(equals + 1);
     const std::string name = arg.substr(0, equals);
-    const std::uint64_t number = std::strtoull(value.c_str(), nullptr, 10);
+    const uint64_t number = std::strtoull(value.c_str(), nullptr, 10);
     if (name == "runs") {
       o.runs = number;
     } else if (name == "seed") {
@@ -64,18 +64,19 @@ Options parse(int argc, char** argv) {
 
 class Mutator {
  public:
-  Mutator(std::uint64_t seed, std::size_t max_size) : random_(seed), max_size_(max_size) {}
+  Mutator(uint64_t seed, size_t max_size) : random_(seed), max_size_(max_size) {}
 
-  std::size_t below(std::size_t n) { return n ? static_cast<std::size_t>(random_() % n) : 0; }
+  size_t below(size_t n) { return n ? static_cast<size_t>(random_() % n) : 0; }
 
   void mutate(Input& in, const Input& other) {
-    static constexpr std::uint8_t kNasty[] = {0x00, 0x01, 0x02, 0x7F, 0x80, 0x81, 0xFE, 0xFF, '"', '\\', '{', '[', '}', ']', ',', '0'};
-    for (std::size_t step = 1 + below(4); step-- > 0;) {
-      const std::size_t at = below(in.size() + 1);
-      const auto here = in.begin() + static_cast<std::ptrdiff_t>(at);
+    static constexpr uint8_t kNasty[] = {0x00, 0x01, 0x02, 0x7F, 0x80, 0x81, 0xFE, 0xFF,
+                                         '"',  '\\', '{',  '[',  '}',  ']',  ',',  '0'};
+    for (size_t step = 1 + below(4); step-- > 0;) {
+      const size_t at = below(in.size() + 1);
+      const auto here = in.begin() + static_cast<ptrdiff_t>(at);
       switch (below(7)) {
         case 0:
-          if (at < in.size()) in[at] ^= static_cast<std::uint8_t>(1u << below(8));
+          if (at < in.size()) in[at] ^= static_cast<uint8_t>(1u << below(8));
           break;
         case 1:
           if (at < in.size()) in[at] = kNasty[below(sizeof kNasty)];
@@ -84,14 +85,15 @@ class Mutator {
           in.insert(here, kNasty[below(sizeof kNasty)]);
           break;
         case 3:
-          in.erase(here, here + static_cast<std::ptrdiff_t>(below(std::min<std::size_t>(8, in.size() - at) + 1)));
+          in.erase(here, here + static_cast<ptrdiff_t>(below(std::min<size_t>(8, in.size() - at) + 1)));
           break;
         case 4:
           in.resize(at);
           break;
         case 5: {  // a piece of another input
-          const std::size_t from = below(other.size() + 1), n = below(other.size() - from + 1);
-          const Input piece(other.begin() + static_cast<std::ptrdiff_t>(from), other.begin() + static_cast<std::ptrdiff_t>(from + n));
+          const size_t from = below(other.size() + 1), n = below(other.size() - from + 1);
+          const Input piece(other.begin() + static_cast<ptrdiff_t>(from),
+                            other.begin() + static_cast<ptrdiff_t>(from + n));
           in.insert(here, piece.begin(), piece.end());
           break;
         }
@@ -104,7 +106,7 @@ class Mutator {
 
  private:
   std::mt19937_64 random_;
-  std::size_t max_size_;
+  size_t max_size_;
 };
 
 }  // namespace
@@ -116,7 +118,7 @@ int main(int argc, char** argv) {
   for (const auto& input : options.corpus) LLVMFuzzerTestOneInput(input.data(), input.size());
   Mutator mutator(options.seed, options.max_size);
   std::vector<Input> pool = options.corpus;
-  for (std::uint64_t run = 0; run < options.runs; ++run) {
+  for (uint64_t run = 0; run < options.runs; ++run) {
     Input input = pool[mutator.below(pool.size())];
     mutator.mutate(input, pool[mutator.below(pool.size())]);
     LLVMFuzzerTestOneInput(input.data(), input.size());

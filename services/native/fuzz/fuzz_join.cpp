@@ -15,43 +15,43 @@ using namespace freshet::join;
 constexpr size_t kTopics = 3;  // served, shown, actions
 
 struct Bytes {
-  const std::uint8_t* at;
-  const std::uint8_t* end;
-  std::uint8_t next() { return at == end ? 0 : *at++; }
-  std::int64_t small(int range) { return next() % range; }
+  const uint8_t* at;
+  const uint8_t* end;
+  uint8_t next() { return at == end ? 0 : *at++; }
+  int64_t small(int range) { return next() % range; }
 };
 
 // One event on the log of its topic.
 struct Event {
-  std::int64_t offset = 0, time = 0;
+  int64_t offset = 0, time = 0;
   Key key{}, id{};
-  std::uint32_t mask = 0;
-  std::vector<double> values;                     // of an action, one for each aggregate
-  std::int64_t size = 0, lie = 0;                 // of an impression: bytes of its element; how wrong its span is
-  bool refused = false, left_out = false;         // by the joiner; by a replay
+  uint32_t mask = 0;
+  std::vector<double> values;              // of an action, one for each aggregate
+  int64_t size = 0, lie = 0;               // of an impression: bytes of its element; how wrong its span is
+  bool refused = false, left_out = false;  // by the joiner; by a replay
 };
 
 struct Commit {
-  std::int64_t watermark = 0;
-  std::int64_t next = 0;            // of each topic
+  int64_t watermark = 0;
+  int64_t next = 0;  // of each topic
   bool set_back = false;
-  std::int64_t recall[kTopics] = {};
+  int64_t recall[kTopics] = {};
 };
 
 class Log {
  public:
   std::vector<Event> events[kTopics];
   std::vector<Commit> commits;
-  std::int64_t end = 0;
+  int64_t end = 0;
 
-  std::int64_t low[kTopics] = {};
-  std::ptrdiff_t base = -1;  // the commit from which a replay begins; -1: the beginning
+  int64_t low[kTopics] = {};
+  ptrdiff_t base = -1;  // the commit from which a replay begins; -1: the beginning
 
   // Takes events of one topic, in one batch.
   static void take(Joiner& joiner, size_t topic, std::span<Event*> events) {
     const size_t n = events.size();
     std::vector<Outcome> outcomes(n, Outcome::kNew);
-    std::vector<std::int64_t> offsets, times;
+    std::vector<int64_t> offsets, times;
     std::vector<Key> keys, ids;
     for (const Event* event : events) {
       offsets.push_back(event->offset);
@@ -60,24 +60,26 @@ class Log {
       ids.push_back(event->id);
     }
     if (topic == 0) {
-      std::vector<std::uint8_t> bytes;
-      std::vector<std::int64_t> begins, ends, element_begins;
-      std::vector<std::uint64_t> requests;
-      std::vector<std::uint32_t> schemas(n, 1), numbers;
+      std::vector<uint8_t> bytes;
+      std::vector<int64_t> begins, ends, element_begins;
+      std::vector<uint64_t> requests;
+      std::vector<uint32_t> schemas(n, 1), numbers;
       for (size_t i = 0; i < n; i++) {
         bytes.insert(bytes.end(), 3, 'x');
-        begins.push_back(static_cast<std::int64_t>(bytes.size()));
+        begins.push_back(static_cast<int64_t>(bytes.size()));
         bytes.insert(bytes.end(), static_cast<size_t>(events[i]->size), 'e');
-        ends.push_back(static_cast<std::int64_t>(bytes.size()));
+        ends.push_back(static_cast<int64_t>(bytes.size()));
         element_begins.push_back(begins.back() + events[i]->lie);
         requests.push_back(keys[i].hi / 2);
-        numbers.push_back(static_cast<std::uint32_t>(i));
+        numbers.push_back(static_cast<uint32_t>(i));
       }
-      joiner.on_served({bytes, offsets, begins, begins, ends, ends, requests, schemas, numbers, keys, times, element_begins, ends}, outcomes);
+      joiner.on_served(
+          {bytes, offsets, begins, begins, ends, ends, requests, schemas, numbers, keys, times, element_begins, ends},
+          outcomes);
     } else if (topic == 1) {
       joiner.on_shown({offsets, times, keys}, outcomes);
     } else {
-      std::vector<std::uint32_t> masks;
+      std::vector<uint32_t> masks;
       std::vector<double> values;
       for (const Event* event : events) {
         masks.push_back(event->mask);
@@ -89,7 +91,7 @@ class Log {
   }
 
   // Reads [start, stop) of every topic.
-  void read(Joiner& joiner, const std::int64_t (&start)[kTopics], std::int64_t stop, bool leave_out) {
+  void read(Joiner& joiner, const int64_t (&start)[kTopics], int64_t stop, bool leave_out) {
     for (size_t topic = 0; topic < kTopics; topic++) {
       std::vector<Event> copies;  // a replay judges nothing anew
       for (const Event& event : events[topic])
@@ -113,7 +115,7 @@ class Log {
   }
 
   // Offsets from which events later than the horizon before a watermark are read.
-  Commit setting_back(std::int64_t watermark, std::int64_t horizon) const {
+  Commit setting_back(int64_t watermark, int64_t horizon) const {
     Commit commit{watermark, end, true, {}};
     for (size_t topic = 0; topic < kTopics; topic++) {
       commit.recall[topic] = end;
@@ -124,13 +126,13 @@ class Log {
   }
 
   void set_back(Joiner& joiner, const Commit& commit, bool twice) {
-    const std::int64_t* of = commit.recall;
-    const std::int64_t start[kTopics] = {std::max(of[0], low[0]), std::max(of[1], low[1]), std::max(of[2], low[2])};
+    const int64_t* of = commit.recall;
+    const int64_t start[kTopics] = {std::max(of[0], low[0]), std::max(of[1], low[1]), std::max(of[2], low[2])};
     joiner.set_back(commit.watermark);
     read(joiner, start, commit.next, false);
     if (twice) {  // served events and actions have ids: to read them again changes nothing
       const size_t ids = joiner.ids();
-      const std::int64_t again[kTopics] = {start[0], commit.next, start[2]};
+      const int64_t again[kTopics] = {start[0], commit.next, start[2]};
       read(joiner, again, commit.next, false);
       if (joiner.ids() != ids) std::abort();
     }
@@ -140,14 +142,14 @@ class Log {
   // The state of the last commit, as a restart makes it: from the commit `base` on, without events below `low`.
   void replay(Joiner& joiner) {
     if (base >= 0) joiner.restart_at(commits[static_cast<size_t>(base)].watermark);
-    std::int64_t from = base >= 0 ? commits[static_cast<size_t>(base)].next : 0;
+    int64_t from = base >= 0 ? commits[static_cast<size_t>(base)].next : 0;
     for (size_t at = static_cast<size_t>(base + 1); at < commits.size(); at++) {
       const Commit& commit = commits[at];
       if (commit.set_back) {
         set_back(joiner, commit, false);
         continue;
       }
-      const std::int64_t start[kTopics] = {std::max(from, low[0]), std::max(from, low[1]), std::max(from, low[2])};
+      const int64_t start[kTopics] = {std::max(from, low[0]), std::max(from, low[1]), std::max(from, low[2])};
       read(joiner, start, commit.next, true);
       joiner.advance(commit.watermark);
       joiner.discard();
@@ -156,55 +158,60 @@ class Log {
   }
 };
 
-std::vector<std::int64_t> pending(const Joiner& joiner) {
-  std::vector<std::int64_t> found(joiner.labels());
+std::vector<int64_t> pending(const Joiner& joiner) {
+  std::vector<int64_t> found(joiner.labels());
   joiner.pending(found);
   return found;
 }
 
 void check_ledger(const Joiner& joiner) {
-  std::vector<std::int64_t> counts(joiner.labels() * kLabelCounterCount + kEventCounterCount);
-  const std::vector<std::int64_t> open = pending(joiner);
+  std::vector<int64_t> counts(joiner.labels() * kLabelCounterCount + kEventCounterCount);
+  const std::vector<int64_t> open = pending(joiner);
   joiner.counters(counts);
-  const std::int64_t* events = counts.data() + joiner.labels() * kLabelCounterCount;
+  const int64_t* events = counts.data() + joiner.labels() * kLabelCounterCount;
   for (size_t label = 0; label < joiner.labels(); label++) {
-    std::int64_t sum = open[label];
+    int64_t sum = open[label];
     for (size_t i = 0; i < kLabelCounterCount; i++) sum += counts[label * kLabelCounterCount + i];
     if (sum != events[0] + events[2] || open[label] < 0) std::abort();
   }
 }
 
 // Returns the ids of the samples.
-std::vector<std::int64_t> drain(Joiner& joiner, bool late) {
+std::vector<int64_t> drain(Joiner& joiner, bool late) {
   const Size size = joiner.ready(late);
-  std::vector<std::int64_t> ids(size.samples), times(size.samples), ends(size.samples);
-  std::vector<std::uint64_t> requests(size.samples);
+  std::vector<int64_t> ids(size.samples), times(size.samples), ends(size.samples);
+  std::vector<uint64_t> requests(size.samples);
   std::vector<float> values(size.samples), weights(size.samples);
-  std::vector<std::uint8_t> labels(size.samples), payload(size.bytes);
-  std::vector<std::uint32_t> schemas(size.samples);
+  std::vector<uint8_t> labels(size.samples), payload(size.bytes);
+  std::vector<uint32_t> schemas(size.samples);
   std::vector<double> aggregates(late ? 0 : size.samples * joiner.aggregates());
   joiner.take(late, {ids, times, requests, values, weights, labels, schemas, ends, payload, aggregates});
-  if (size.samples != 0 && ends.back() != static_cast<std::int64_t>(size.bytes)) std::abort();
-  for (const std::uint8_t byte : payload)
+  if (size.samples != 0 && ends.back() != static_cast<int64_t>(size.bytes)) std::abort();
+  for (const uint8_t byte : payload)
     if (byte != 'e') std::abort();  // framing and gaps are 'x'
   return ids;
 }
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes in{data, data + size};
-  const std::uint8_t shape = in.next();
+  const uint8_t shape = in.next();
   // Only if repeats are dated as the first was, none is taken for new after its id was forgotten (PROTOCOL 20).
   const bool dated_alike = (in.next() & 1) != 0;
-  const Plan plan{{{in.small(50), -1, false}, {in.small(99), 0, true}}, {{1, Aggregate::kSum}, {1, Aggregate::kLast}},
-                  in.small(20), (shape & 1) != 0, (shape & 2) != 0, (shape & 4) != 0 ? 0.5 : 1.0, (shape & 8) != 0 ? 2 + (shape >> 4) : 0};
+  const Plan plan{{{in.small(50), -1, false}, {in.small(99), 0, true}},
+                  {{1, Aggregate::kSum}, {1, Aggregate::kLast}},
+                  in.small(20),
+                  (shape & 1) != 0,
+                  (shape & 2) != 0,
+                  (shape & 4) != 0 ? 0.5 : 1.0,
+                  (shape & 8) != 0 ? 2 + (shape >> 4) : 0};
   auto joiner = std::make_unique<Joiner>(plan);
   Log log;
-  std::set<std::int64_t> emitted;
-  std::int64_t watermark = 0;
+  std::set<int64_t> emitted;
+  int64_t watermark = 0;
   for (int restarts = 0; in.at != in.end;) {
-    const std::uint8_t what = in.next();
+    const uint8_t what = in.next();
     const int kind = what & 7;
     const auto n = static_cast<size_t>(what >> 3);
     if (kind < 6) {
@@ -213,15 +220,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       for (Event& event : batch) {
         event.offset = log.end++;
         event.time = in.small(250);
-        event.key = {static_cast<std::uint64_t>(dated_alike ? event.time / 4 : in.small(8)), 1};
-        event.id = {static_cast<std::uint64_t>(dated_alike ? event.time : in.small(32)), 2};
+        event.key = {static_cast<uint64_t>(dated_alike ? event.time / 4 : in.small(8)), 1};
+        event.id = {static_cast<uint64_t>(dated_alike ? event.time : in.small(32)), 2};
         if (dated_alike && topic == 0) event.time = event.time / 4 * 4;
-        if (dated_alike && topic != 0) event.key.hi -= std::min<std::uint64_t>(event.key.hi, in.next() % 16);
+        if (dated_alike && topic != 0) event.key.hi -= std::min<uint64_t>(event.key.hi, in.next() % 16);
         if (topic == 0) {
           event.size = 1 + in.small(9);
           event.lie = in.next() == 255 ? in.next() - 128 : 0;
         } else if (topic == 2) {
-          event.mask = static_cast<std::uint32_t>(in.small(5));
+          event.mask = static_cast<uint32_t>(in.small(5));
           event.values = {static_cast<double>(in.small(7)), static_cast<double>(in.small(7))};
         }
       }
@@ -239,7 +246,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     joiner->advance(watermark);
     if (joiner->due(watermark)) std::abort();
     check_ledger(*joiner);
-    for (const std::int64_t id : drain(*joiner, false))
+    for (const int64_t id : drain(*joiner, false))
       if (!emitted.insert(id).second && dated_alike) std::abort();
     drain(*joiner, true);
     if (joiner->low(0, log.end) > log.end) std::abort();
@@ -262,7 +269,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     log.replay(*again);
     if (again->watermark() != watermark || pending(*again) != pending(*joiner)) std::abort();
     if (dated_alike && (again->ids() != joiner->ids() || again->waiting() != joiner->waiting())) std::abort();
-    std::vector<std::int64_t> counts(plan.labels.size() * kLabelCounterCount + kEventCounterCount);
+    std::vector<int64_t> counts(plan.labels.size() * kLabelCounterCount + kEventCounterCount);
     joiner->counters(counts);
     again->set_counters(counts);
     if ((n & 4) != 0) joiner = std::move(again);
@@ -271,7 +278,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   joiner->advance(100'000);
   check_ledger(*joiner);
   if (joiner->ids() != 0 || joiner->waiting() != 0) std::abort();
-  for (const std::int64_t id : drain(*joiner, false))
+  for (const int64_t id : drain(*joiner, false))
     if (!emitted.insert(id).second && dated_alike) std::abort();
   drain(*joiner, true);
   return 0;

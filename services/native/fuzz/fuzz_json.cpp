@@ -22,9 +22,9 @@ const char* const kEvents[] = {
 
 }  // namespace
 
-std::vector<std::vector<std::uint8_t>> fuzz_seeds();
-std::vector<std::vector<std::uint8_t>> fuzz_seeds() {
-  std::vector<std::vector<std::uint8_t>> seeds;
+std::vector<std::vector<uint8_t>> fuzz_seeds();
+std::vector<std::vector<uint8_t>> fuzz_seeds() {
+  std::vector<std::vector<uint8_t>> seeds;
   for (const std::string event : kEvents) seeds.emplace_back(event.begin(), event.end());
   return seeds;
 }
@@ -32,27 +32,28 @@ std::vector<std::vector<std::uint8_t>> fuzz_seeds() {
 namespace {
 
 // Events of a body stand within it, one after the other; a good one is the same event when it is sent alone.
-void check_body(const WriterSchema& schema, const std::vector<std::uint8_t>& text, const JsonOptions& options) {
-  constexpr std::int64_t kMost = 1000;
+void check_body(const WriterSchema& schema, const std::vector<uint8_t>& text, const JsonOptions& options) {
+  constexpr int64_t kMost = 1000;
   const Transcoded made = transcode_body(schema, text, options, kMost);
-  const auto total = static_cast<std::size_t>(made.total);
+  const auto total = static_cast<size_t>(made.total);
   if (made.total > kMost + 1 || made.begins.size() != total || made.ends.size() != total) std::abort();
-  std::int64_t at = 0;
-  for (std::size_t i = 0; i < total; ++i) {
+  int64_t at = 0;
+  for (size_t i = 0; i < total; ++i) {
     if (made.begins[i] < at || made.ends[i] <= made.begins[i]) std::abort();
     at = made.ends[i];
   }
-  if (at > static_cast<std::int64_t>(text.size())) std::abort();
+  if (at > static_cast<int64_t>(text.size())) std::abort();
   const BytesView records(made.records.data, made.records.ends);
-  for (std::size_t k = 0; k < made.events.size(); ++k) {
-    const auto i = static_cast<std::size_t>(made.events[k]);
-    const std::vector<std::uint8_t> alone(text.begin() + made.begins[i], text.begin() + made.ends[i]);
-    const std::vector<std::int64_t> end{static_cast<std::int64_t>(alone.size())};
+  for (size_t k = 0; k < made.events.size(); ++k) {
+    const auto i = static_cast<size_t>(made.events[k]);
+    const std::vector<uint8_t> alone(text.begin() + made.begins[i], text.begin() + made.ends[i]);
+    const std::vector<int64_t> end{static_cast<int64_t>(alone.size())};
     const Transcoded again = transcode_each(schema, alone, end, options);
     if (again.events.size() != 1) std::abort();
-    if (!std::equal(again.records.data.begin(), again.records.data.end(), records[k].begin(), records[k].end())) std::abort();
+    if (!std::equal(again.records.data.begin(), again.records.data.end(), records[k].begin(), records[k].end()))
+      std::abort();
   }
-  const std::span<const std::uint8_t> body(text);
+  const std::span<const uint8_t> body(text);
   const TranscodedBodies whole = transcode_bodies(schema, std::span(&body, 1), options, kMost);
   const bool good = made.bad.empty() && made.total > 0 && made.total <= kMost;
   if (whole.counts[0] != (good ? made.total : -1)) std::abort();
@@ -61,16 +62,17 @@ void check_body(const WriterSchema& schema, const std::vector<std::uint8_t>& tex
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const WriterSchema schema(fixture::builder(fixture::For::kWriting).build());
   static const Program reader = fixture::builder(fixture::For::kNothing).build();
-  const std::vector<std::uint8_t> text(data, data + size);
-  const std::vector<std::int64_t> ends{static_cast<std::int64_t>(size)};
+  const std::vector<uint8_t> text(data, data + size);
+  const std::vector<int64_t> ends{static_cast<int64_t>(size)};
   for (const bool ignore_unknown : {false, true}) {
     const JsonOptions options{ignore_unknown, {}};
     check_body(schema, text, options);
-    for (const auto& made : {transcode_body(schema, text, options, 1000), transcode_each(schema, text, ends, options)}) {
-      if (made.events.size() + made.bad.size() != static_cast<std::size_t>(made.total)) std::abort();
+    for (const auto& made :
+         {transcode_body(schema, text, options, 1000), transcode_each(schema, text, ends, options)}) {
+      if (made.events.size() + made.bad.size() != static_cast<size_t>(made.total)) std::abort();
       if (made.records.ends.size() != made.events.size()) std::abort();
       if (!validate_avro(reader, made.records.data, made.records.ends, false).empty()) std::abort();
     }

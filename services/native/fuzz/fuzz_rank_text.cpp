@@ -20,27 +20,27 @@ const char* const kRequests[] = {
 
 bool is_json(const std::string& text) {
   JsonParser parser;
-  std::size_t position = 0;
-  const std::span<const std::uint8_t> bytes{reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+  size_t position = 0;
+  const std::span<const uint8_t> bytes{reinterpret_cast<const uint8_t*>(text.data()), text.size()};
   return !parser.parse(bytes, position).expected && position == text.size();
 }
 
 }  // namespace
 
-std::vector<std::vector<std::uint8_t>> fuzz_seeds();
-std::vector<std::vector<std::uint8_t>> fuzz_seeds() {
-  std::vector<std::vector<std::uint8_t>> seeds;
+std::vector<std::vector<uint8_t>> fuzz_seeds();
+std::vector<std::vector<uint8_t>> fuzz_seeds() {
+  std::vector<std::vector<uint8_t>> seeds;
   for (const std::string request : kRequests) seeds.emplace_back(request.begin(), request.end());
   return seeds;
 }
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const WriterSchema schema(fixture::builder(fixture::For::kWriting).build());
   static const Program reader = fixture::builder(fixture::For::kNothing).build();
   static const RankRules rules{"items", "id", "count", "told", {"pos", "w"}, {"\"click\"", "\"buy\""}, 50};
   static const EventPlan event_plan = fixture::event_plan();
   static const Program events = fixture::builder(fixture::For::kEvents).build();
-  const LoggedRules logged{schema, event_plan, events, std::int64_t{1} << 60};
+  const LoggedRules logged{schema, event_plan, events, int64_t{1} << 60};
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const auto checked = RankText::read(rules, schema, std::string(text), "12", "34", &logged);
   const auto made = RankText::read(rules, schema, std::string(reinterpret_cast<const char*>(data), size), "12", "34");
@@ -49,10 +49,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (made->k < 1 || made->k > made->candidates || made->record.ends.size() != 1) std::abort();
   if (!validate_avro(reader, made->record.data, made->record.ends, false).empty()) std::abort();
   std::vector<float> scores, predictions(2 * made->candidates, 0.25f);
-  for (std::size_t i = 0; i < made->candidates; ++i) scores.push_back(i % 3 == 1 ? 0.0f / 0.0f : static_cast<float>(i % 5));
+  for (size_t i = 0; i < made->candidates; ++i) scores.push_back(i % 3 == 1 ? 0.0f / 0.0f : static_cast<float>(i % 5));
   const auto chosen = best(scores, made->k);
   const std::vector<float> propensity(chosen.size(), 1.0f);
   const RankOrder order{chosen, scores, predictions, propensity};
-  if (chosen.size() != made->k || !is_json(made->items(rules, order)) || !is_json(made->served(rules, order, 3, true))) std::abort();
+  if (chosen.size() != made->k || !is_json(made->items(rules, order)) || !is_json(made->served(rules, order, 3, true)))
+    std::abort();
   return 0;
 }

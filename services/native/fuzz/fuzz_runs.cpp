@@ -9,14 +9,14 @@ using namespace freshet;
 
 namespace {
 
-constexpr u32 buckets = 4;
+constexpr uint32_t buckets = 4;
 
 StoreSpec spec() { return testing::spec_of({testing::counting_slot()}, buckets, 1); }
 
 // Directory and body one after the other: how many entries there are is said by the first byte.
-std::vector<u8> some_runs(bool removed) {
+std::vector<uint8_t> some_runs(bool removed) {
   Store store(spec());
-  const std::vector<u64> keys = testing::numbered(1, 9);
+  const std::vector<uint64_t> keys = testing::numbered(1, 9);
   testing::push(store, testing::Batch(keys, buckets), 0, 0, std::vector<float>(16, 1.0f));
   if (removed) {
     store.collect_flush(testing::all_buckets(store), false);
@@ -25,15 +25,15 @@ std::vector<u8> some_runs(bool removed) {
   }
   const FlushBatch flushed = store.collect_flush(testing::all_buckets(store), false);
   const RunsView runs = flushed.runs.view();
-  std::vector<u8> out{static_cast<u8>(runs.directory.size())};
-  const u8* entries = reinterpret_cast<const u8*>(runs.directory.data());
+  std::vector<uint8_t> out{static_cast<uint8_t>(runs.directory.size())};
+  const uint8_t* entries = reinterpret_cast<const uint8_t*>(runs.directory.data());
   out.insert(out.end(), entries, entries + runs.directory.size_bytes());
   out.insert(out.end(), runs.body.begin(), runs.body.end());
   return out;
 }
 
 // Makes right the checksums of runs that lie within the body, so that what is behind them is reached.
-void mend(std::vector<RunEntry>& directory, std::span<const u8> body, const RecordWidths& widths) {
+void mend(std::vector<RunEntry>& directory, std::span<const uint8_t> body, const RecordWidths& widths) {
   for (RunEntry& run : directory) {
     if (run.table > 1 || run.at > body.size() || run.bytes(widths[run.table]) > body.size() - run.at) continue;
     seal(run, body.data() + run.at, widths[run.table]);
@@ -51,18 +51,18 @@ void check(const RunColumns& merged, const RecordWidths& widths, bool keep_remov
 
 }  // namespace
 
-std::vector<std::vector<std::uint8_t>> fuzz_seeds();
-std::vector<std::vector<std::uint8_t>> fuzz_seeds() { return {some_runs(false), some_runs(true)}; }
+std::vector<std::vector<uint8_t>> fuzz_seeds();
+std::vector<std::vector<uint8_t>> fuzz_seeds() { return {some_runs(false), some_runs(true)}; }
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const std::vector<u8> other = some_runs(false);
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const std::vector<uint8_t> other = some_runs(false);
   Store store(spec());
   const RecordWidths widths = store.packed_widths();
   const size_t most = size ? (size - 1) / sizeof(RunEntry) : 0, n = size ? std::min<size_t>(data[0], most) : 0;
   std::vector<RunEntry> directory(n);
   if (n) std::memcpy(directory.data(), data + 1, n * sizeof(RunEntry));
-  const std::span<const u8> body(data + (size ? 1 : 0) + n * sizeof(RunEntry), data + size);
-  const u8* intact = other.data() + 1;
+  const std::span<const uint8_t> body(data + (size ? 1 : 0) + n * sizeof(RunEntry), data + size);
+  const uint8_t* intact = other.data() + 1;
   const RunsView beneath{{reinterpret_cast<const RunEntry*>(intact), other[0]},
                          std::span(other).subspan(1 + other[0] * sizeof(RunEntry)),
                          0};
@@ -85,15 +85,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (store.rows(0) + store.rows(1) != 0) std::abort();
       continue;
     }
-    u64 unpacked = 0;
+    uint64_t unpacked = 0;
     for (const UnpackedTable& part : store.unpack_runs(runs)) unpacked += part.keys.size();
-    if (unpacked < static_cast<u64>(store.rows(0) + store.rows(1))) std::abort();
-    if (store.collect_flush(testing::all_buckets(store), false).runs.directory.size()) std::abort();  // stored, not changed
+    if (unpacked < static_cast<uint64_t>(store.rows(0) + store.rows(1))) std::abort();
+    if (store.collect_flush(testing::all_buckets(store), false).runs.directory.size())
+      std::abort();  // stored, not changed
     const FlushBatch whole = store.collect_flush(testing::all_buckets(store), true);
     check(whole.runs, widths, false);
-    for (u32 b = 0; b < buckets; b++) store.drop_bucket(b);
-    const i64 none = 0;
-    for (u32 b = 0; b < buckets; b++) store.set_applied(b, &none, 0);
+    for (uint32_t b = 0; b < buckets; b++) store.drop_bucket(b);
+    const int64_t none = 0;
+    for (uint32_t b = 0; b < buckets; b++) store.set_applied(b, &none, 0);
   }
   return 0;
 }

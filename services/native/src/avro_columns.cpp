@@ -23,20 +23,19 @@ bool fits(Op op, Kind kind) {
 
 class ColumnWriter {
  public:
-  ColumnWriter(const WriterSchema& schema, std::span<const SourceColumn> columns,
-               std::span<const std::int32_t> source_of)
+  ColumnWriter(const WriterSchema& schema, std::span<const SourceColumn> columns, std::span<const int32_t> source_of)
       : schema_(schema), columns_(columns), source_of_(source_of) {
     demand(source_of.size() == schema.nodes().size(), "each node of the schema has a column or none");
   }
 
   // Check the subtree of a node whose columns have `rows` rows.
-  void check(std::uint32_t i, std::size_t rows) const {
+  void check(uint32_t i, size_t rows) const {
     const Node& node = schema_.nodes()[i];
-    const std::int32_t source = source_of_[i];
+    const int32_t source = source_of_[i];
     if (source == kNoColumn) return;
     if (source >= 0) {
-      demand(static_cast<std::size_t>(source) < columns_.size(), "no such column");
-      const SourceColumn& c = columns_[static_cast<std::size_t>(source)];
+      demand(static_cast<size_t>(source) < columns_.size(), "no such column");
+      const SourceColumn& c = columns_[static_cast<size_t>(source)];
       demand(c.size() == rows, "columns of one level have equal lengths");
       demand(c.nulls.empty() || c.nulls.size() == rows, "a mask has the length of its column");
       if (c.kind == Kind::kBytes) (void)BytesView(c.data, c.ends);
@@ -51,12 +50,12 @@ class ColumnWriter {
       }
       demand(fits(node.op, c.kind), "a column's type does not fit the schema's");
       if (node.op == Op::kArray) {
-        std::int64_t last = 0;
+        int64_t last = 0;
         for (const auto end : c.ends) {
           demand(end >= last, "ends of a list must not fall");
           last = end;
         }
-        check(i + 1, static_cast<std::size_t>(last));
+        check(i + 1, static_cast<size_t>(last));
       }
       return;
     }
@@ -65,7 +64,7 @@ class ColumnWriter {
   }
 
   // Check the columns of a record's fields.
-  void fields(std::uint32_t i, std::size_t rows) const {
+  void fields(uint32_t i, size_t rows) const {
     for (const auto& f : schema_.fields(i)) {
       demand(source_of_[f.node] != kNoColumn || f.has_default || schema_.nodes()[f.node].null_branch,
              "a field has no column, no default and is never null");
@@ -73,70 +72,70 @@ class ColumnWriter {
     }
   }
 
-  bool write(std::uint32_t i, std::size_t row, std::vector<std::uint8_t>& out) {
+  bool write(uint32_t i, size_t row, std::vector<uint8_t>& out) {
     const Node& node = schema_.nodes()[i];
     if (source_of_[i] < 0) {
       if (node.null_branch) write_long(2 - node.null_branch, out);
       return record(i, row, out);
     }
-    const SourceColumn& c = columns_[static_cast<std::size_t>(source_of_[i])];
+    const SourceColumn& c = columns_[static_cast<size_t>(source_of_[i])];
     const bool null = is_null(c, row);
     if (node.null_branch) {
       write_long((node.null_branch == 1) == null ? 0 : 1, out);
       if (null) return true;
     }
     if (node.op == Op::kUnion) {
-      const std::uint32_t b = null ? null_branch(i) : branch(i, c.kind);
+      const uint32_t b = null ? null_branch(i) : branch(i, c.kind);
       if (b == UINT32_MAX) return refuse(ColumnWhy::kNull, i);
       write_long(b, out);
-      return null || leaf(static_cast<std::uint32_t>(words(i)[1 + b]), c, row, out);
+      return null || leaf(static_cast<uint32_t>(words(i)[1 + b]), c, row, out);
     }
     if (null && !(c.kind == Kind::kDoubles && !masked(c, row) && node.op >= Op::kFloat)) {
       return refuse(ColumnWhy::kNull, i);
     }
     if (node.op == Op::kRecord) return record(i, row, out);
     if (node.op != Op::kArray) return leaf(i, c, row, out);
-    const std::int64_t first = row ? c.ends[row - 1] : 0, last = c.ends[row];
+    const int64_t first = row ? c.ends[row - 1] : 0, last = c.ends[row];
     if (last > first) write_long(last - first, out);
-    for (std::int64_t k = first; k < last; ++k) {
-      if (!write(i + 1, static_cast<std::size_t>(k), out)) return false;
+    for (int64_t k = first; k < last; ++k) {
+      if (!write(i + 1, static_cast<size_t>(k), out)) return false;
     }
     out.push_back(0);
     return true;
   }
 
   ColumnWhy why = ColumnWhy::kNone;
-  std::uint32_t at_node = 0;
+  uint32_t at_node = 0;
 
  private:
-  bool refuse(ColumnWhy reason, std::uint32_t i) {
+  bool refuse(ColumnWhy reason, uint32_t i) {
     why = reason;
     at_node = i;
     return false;
   }
 
-  static bool masked(const SourceColumn& c, std::size_t row) { return !c.nulls.empty() && c.nulls[row]; }
+  static bool masked(const SourceColumn& c, size_t row) { return !c.nulls.empty() && c.nulls[row]; }
   // A NaN is null where nulls are allowed: readers of csv make columns with gaps of doubles.
-  static bool is_null(const SourceColumn& c, std::size_t row) {
+  static bool is_null(const SourceColumn& c, size_t row) {
     return masked(c, row) || (c.kind == Kind::kDoubles && std::isnan(c.doubles[row]));
   }
 
-  const std::uint64_t* words(std::uint32_t i) const { return schema_.program().words().data() + schema_.nodes()[i].arg; }
-  std::uint32_t branch(std::uint32_t i, Kind kind) const {
-    for (std::uint32_t b = 0; b < words(i)[0]; ++b) {
+  const uint64_t* words(uint32_t i) const { return schema_.program().words().data() + schema_.nodes()[i].arg; }
+  uint32_t branch(uint32_t i, Kind kind) const {
+    for (uint32_t b = 0; b < words(i)[0]; ++b) {
       const Op op = schema_.nodes()[words(i)[1 + b]].op;
       if (kind != Kind::kList && fits(op, kind) && !(kind == Kind::kDoubles && op < Op::kFloat)) return b;
     }
     return UINT32_MAX;
   }
-  std::uint32_t null_branch(std::uint32_t i) const {
-    for (std::uint32_t b = 0; b < words(i)[0]; ++b) {
+  uint32_t null_branch(uint32_t i) const {
+    for (uint32_t b = 0; b < words(i)[0]; ++b) {
       if (schema_.nodes()[words(i)[1 + b]].op == Op::kNull) return b;
     }
     return UINT32_MAX;
   }
 
-  bool record(std::uint32_t i, std::size_t row, std::vector<std::uint8_t>& out) {
+  bool record(uint32_t i, size_t row, std::vector<uint8_t>& out) {
     for (const auto& f : schema_.fields(i)) {
       if (source_of_[f.node] != kNoColumn) {
         if (!write(f.node, row, out)) return false;
@@ -149,10 +148,10 @@ class ColumnWriter {
     return true;
   }
 
-  bool leaf(std::uint32_t i, const SourceColumn& c, std::size_t row, std::vector<std::uint8_t>& out) {
+  bool leaf(uint32_t i, const SourceColumn& c, size_t row, std::vector<uint8_t>& out) {
     if (c.kind == Kind::kBytes) {
-      const auto start = static_cast<std::size_t>(row ? c.ends[row - 1] : 0);
-      return text(i, c.data.subspan(start, static_cast<std::size_t>(c.ends[row]) - start), out);
+      const auto start = static_cast<size_t>(row ? c.ends[row - 1] : 0);
+      return text(i, c.data.subspan(start, static_cast<size_t>(c.ends[row]) - start), out);
     }
     const Op op = schema_.nodes()[i].op;
     if (op == Op::kFloat || op == Op::kDouble) {
@@ -162,26 +161,26 @@ class ColumnWriter {
       op == Op::kFloat ? write_raw(f, out) : write_raw(v, out);
       return true;
     }
-    std::int64_t v;
+    int64_t v;
     if (c.kind == Kind::kInts) {
       v = c.ints[row];
     } else {
       const double d = c.doubles[row];
       if (d != std::floor(d)) return refuse(ColumnWhy::kWhole, i);
       if (std::fabs(d) >= 9007199254740992.0) return refuse(ColumnWhy::kRange, i);  // 2^53: neighbours are lost
-      v = static_cast<std::int64_t>(d);
+      v = static_cast<int64_t>(d);
     }
     if (op == Op::kBool) {
       if (v != 0 && v != 1) return refuse(ColumnWhy::kBool, i);
-      out.push_back(static_cast<std::uint8_t>(v));
+      out.push_back(static_cast<uint8_t>(v));
       return true;
     }
-    if (op == Op::kInt && v != static_cast<std::int32_t>(v)) return refuse(ColumnWhy::kRange, i);
+    if (op == Op::kInt && v != static_cast<int32_t>(v)) return refuse(ColumnWhy::kRange, i);
     write_long(v, out);
     return true;
   }
 
-  bool text(std::uint32_t i, std::span<const std::uint8_t> value, std::vector<std::uint8_t>& out) {
+  bool text(uint32_t i, std::span<const uint8_t> value, std::vector<uint8_t>& out) {
     const Node& n = schema_.nodes()[i];
     switch (n.op) {
       case Op::kString:
@@ -205,23 +204,23 @@ class ColumnWriter {
 
   const WriterSchema& schema_;
   std::span<const SourceColumn> columns_;
-  std::span<const std::int32_t> source_of_;
+  std::span<const int32_t> source_of_;
 };
 
 }  // namespace
 
 EncodedColumns encode_columns(const WriterSchema& schema, std::span<const SourceColumn> columns,
-                              std::span<const std::int32_t> source_of, std::size_t rows) {
+                              std::span<const int32_t> source_of, size_t rows) {
   ColumnWriter writer(schema, columns, source_of);
   writer.check(0, rows);
   EncodedColumns out;
-  for (std::size_t row = 0; row < rows; ++row) {
+  for (size_t row = 0; row < rows; ++row) {
     if (writer.write(0, row, out.records.data)) {
       out.records.close();
-      out.rows.push_back(static_cast<std::int64_t>(row));
+      out.rows.push_back(static_cast<int64_t>(row));
     } else {
       out.records.rollback();
-      out.bad.push_back({static_cast<std::int64_t>(row), writer.why, writer.at_node});
+      out.bad.push_back({static_cast<int64_t>(row), writer.why, writer.at_node});
     }
   }
   return out;

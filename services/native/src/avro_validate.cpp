@@ -8,27 +8,27 @@ namespace {
 
 struct NoHandler {
   static constexpr bool kExplodes = false;
-  void on_int(const Sink&, std::int64_t) {}
+  void on_int(const Sink&, int64_t) {}
   void on_double(const Sink&, double) {}
-  void on_bytes(const Sink&, const std::uint8_t*, std::size_t) {}
-  void on_enum(const Sink&, std::uint32_t) {}
+  void on_bytes(const Sink&, const uint8_t*, size_t) {}
+  void on_enum(const Sink&, uint32_t) {}
 };
 
 }  // namespace
 
-std::vector<std::pair<std::int64_t, Failure>> validate_avro(const Program& program, std::span<const std::uint8_t> data,
-                                                            std::span<const std::int64_t> ends, bool framed) {
+std::vector<std::pair<int64_t, Failure>> validate_avro(const Program& program, std::span<const uint8_t> data,
+                                                       std::span<const int64_t> ends, bool framed) {
   const BytesView view(data, ends);
   NoHandler handler;
   Walker<NoHandler, true> walker(program, handler, data.data() + data.size());
-  std::vector<std::pair<std::int64_t, Failure>> bad;
-  for (std::size_t i = 0; i < view.size(); ++i) {
+  std::vector<std::pair<int64_t, Failure>> bad;
+  for (size_t i = 0; i < view.size(); ++i) {
     const auto record = view[i];
-    const std::size_t skip = framed ? 5 : 0;
+    const size_t skip = framed ? 5 : 0;
     if (framed && (record.size() < skip || record[0] != 0)) {
-      bad.emplace_back(static_cast<std::int64_t>(i), Failure{Why::kFrame, 0, 0});
+      bad.emplace_back(static_cast<int64_t>(i), Failure{Why::kFrame, 0, 0});
     } else if (!walker.walk(record.data() + skip, record.data() + record.size())) {
-      bad.emplace_back(static_cast<std::int64_t>(i), walker.failure());
+      bad.emplace_back(static_cast<int64_t>(i), walker.failure());
     }
   }
   return bad;

@@ -10,29 +10,29 @@
 namespace freshet {
 namespace {
 
-using Table = std::array<std::array<std::uint32_t, 256>, 8>;
+using Table = std::array<std::array<uint32_t, 256>, 8>;
 
 // Table k gives the remainder of a byte followed by k zero bytes: eight bytes are taken at a time.
 constexpr Table make_tables() {
   Table t{};
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    std::uint32_t c = i;
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t c = i;
     for (int k = 0; k < 8; ++k) c = (c & 1) ? (c >> 1) ^ 0xEDB88320u : c >> 1;
     t[0][i] = c;
   }
-  for (std::size_t k = 1; k < 8; ++k) {
-    for (std::size_t i = 0; i < 256; ++i) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 0xFF];
+  for (size_t k = 1; k < 8; ++k) {
+    for (size_t i = 0; i < 256; ++i) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 0xFF];
   }
   return t;
 }
 constexpr Table kTables = make_tables();
 
 // Takes and gives the register as it is inside (inverted).
-std::uint32_t by_tables(const std::uint8_t* p, std::size_t n, std::uint32_t crc) {
+uint32_t by_tables(const uint8_t* p, size_t n, uint32_t crc) {
   for (; n >= 8; p += 8, n -= 8) {
-    const std::uint64_t v = read_u64(p) ^ crc;
+    const uint64_t v = read_u64(p) ^ crc;
     crc = 0;
-    for (std::size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][(v >> (8 * k)) & 0xFF];
+    for (size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][(v >> (8 * k)) & 0xFF];
   }
   for (; n; ++p, --n) crc = (crc >> 8) ^ kTables[0][(crc ^ *p) & 0xFF];
   return crc;
@@ -46,9 +46,8 @@ __attribute__((target("pclmul,sse4.1"))) inline __m128i fold(__m128i x, __m128i 
   return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)), next);
 }
 
-__attribute__((target("pclmul,sse4.1"))) std::uint32_t by_multiplication(const std::uint8_t* p, std::size_t n,
-                                                                         std::uint32_t crc) {
-  const auto load = [](const std::uint8_t* at) __attribute__((target("pclmul,sse4.1"))) {
+__attribute__((target("pclmul,sse4.1"))) uint32_t by_multiplication(const uint8_t* p, size_t n, uint32_t crc) {
+  const auto load = [](const uint8_t* at) __attribute__((target("pclmul,sse4.1"))) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
   };
   const __m128i by64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);  // x^(512-32), x^(512+32) mod P
@@ -62,7 +61,7 @@ __attribute__((target("pclmul,sse4.1"))) std::uint32_t by_multiplication(const s
   __m128i x = lane[0];
   for (int i = 1; i < 4; ++i) x = fold(x, by16, lane[i]);
   for (; n >= 16; p += 16, n -= 16) x = fold(x, by16, load(p));
-  alignas(16) std::uint8_t rest[16];
+  alignas(16) uint8_t rest[16];
   _mm_store_si128(reinterpret_cast<__m128i*>(rest), x);
   return by_tables(p, n, by_tables(rest, sizeof rest, 0));
 }
@@ -71,7 +70,7 @@ __attribute__((target("pclmul,sse4.1"))) std::uint32_t by_multiplication(const s
 
 }  // namespace
 
-std::uint32_t block_crc32(const std::uint8_t* data, std::size_t size, std::uint32_t crc) {
+uint32_t block_crc32(const uint8_t* data, size_t size, uint32_t crc) {
 #if defined(__x86_64__)
   static const bool multiplies = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
   if (multiplies && size >= 64) return ~by_multiplication(data, size, ~crc);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <string>
 #include <stdexcept>
+#include <string>
 
 #include "freshet/avro_walk.hpp"
 #include "freshet/event_time.hpp"
@@ -11,7 +11,7 @@
 namespace freshet {
 namespace {
 
-constexpr std::size_t kFrame = 5;
+constexpr size_t kFrame = 5;
 
 void demand(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("event plan: ") + what);
@@ -25,9 +25,9 @@ struct Part {
 // What one event, or one element of it, says of its identity.
 struct Envelope {
   std::vector<Part> parts;
-  std::int64_t time = kNoTime;
+  int64_t time = kNoTime;
   Part id;
-  std::int64_t start = 0, end = 0;
+  int64_t start = 0, end = 0;
 };
 
 struct EventHandler {
@@ -35,29 +35,27 @@ struct EventHandler {
 
   const EventPlan* plan;
   const Program* program;
-  const std::uint8_t* data;  // spans count from here
+  const uint8_t* data;  // spans count from here
   ExtractedEvents* out;
 
   Envelope event;
   std::vector<Envelope> elements;  // of this event; reused
-  std::size_t count = 0;
+  size_t count = 0;
   bool inside = false;
-  std::int64_t prefix_end = 0, suffix_start = 0;
+  int64_t prefix_end = 0, suffix_start = 0;
   std::string request_text;
   struct Cell {
     double number = 0;
-    std::uint64_t hash = 0;
+    uint64_t hash = 0;
     bool present = false;
   };
   std::vector<Cell> event_cells;    // (C,)
   std::vector<Cell> element_cells;  // (count, C)
 
   Envelope& here() { return inside ? elements[count - 1] : event; }
-  Cell& cell(std::uint32_t c) {
-    return inside ? element_cells[(count - 1) * event_cells.size() + c] : event_cells[c];
-  }
+  Cell& cell(uint32_t c) { return inside ? element_cells[(count - 1) * event_cells.size() + c] : event_cells[c]; }
 
-  static void reset(Envelope& e, std::size_t parts) {
+  static void reset(Envelope& e, size_t parts) {
     e.parts.assign(parts, Part{});
     e.time = kNoTime;
     e.id = Part{};
@@ -71,9 +69,9 @@ struct EventHandler {
     inside = false;
   }
 
-  void elements_begin(const std::uint8_t* p) { prefix_end = p - data; }
-  void elements_end(const std::uint8_t* p) { suffix_start = p - data; }
-  void element_begin(const std::uint8_t* p) {
+  void elements_begin(const uint8_t* p) { prefix_end = p - data; }
+  void elements_end(const uint8_t* p) { suffix_start = p - data; }
+  void element_begin(const uint8_t* p) {
     if (count == elements.size()) elements.emplace_back();
     reset(elements[count], plan->part_in_element.size());
     elements[count].start = p - data;
@@ -81,7 +79,7 @@ struct EventHandler {
     ++count;
     inside = true;
   }
-  void element_end(const std::uint8_t* p) {
+  void element_end(const uint8_t* p) {
     here().end = p - data;
     inside = false;
   }
@@ -92,7 +90,7 @@ struct EventHandler {
 
   bool is_request(const Sink& s) const { return static_cast<EventSink>(s.kind) == EventSink::kPart && s.slot == 0; }
 
-  void on_int(const Sink& s, std::int64_t v) {
+  void on_int(const Sink& s, int64_t v) {
     switch (static_cast<EventSink>(s.kind)) {
       case EventSink::kPart:
       case EventSink::kId:
@@ -121,7 +119,7 @@ struct EventHandler {
     }
   }
 
-  void on_bytes(const Sink& s, const std::uint8_t* p, std::size_t n) {
+  void on_bytes(const Sink& s, const uint8_t* p, size_t n) {
     switch (static_cast<EventSink>(s.kind)) {
       case EventSink::kPart:
       case EventSink::kId:
@@ -139,25 +137,25 @@ struct EventHandler {
     }
   }
 
-  void on_enum(const Sink& s, std::uint32_t symbol) {
+  void on_enum(const Sink& s, uint32_t symbol) {
     if (symbol >= s.words_size) return;
-    const std::uint64_t word = program->words()[s.words_begin + symbol];
+    const uint64_t word = program->words()[s.words_begin + symbol];
     if (static_cast<EventSink>(s.kind) == EventSink::kHash) {
       cell(s.slot) = {0, word, true};
     } else if (word < program->texts()) {  // identities: the words number the symbols' strings
       const auto text = program->text(word);
-      on_bytes(s, reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+      on_bytes(s, reinterpret_cast<const uint8_t*>(text.data()), text.size());
     }
   }
 
   // The event was read to its end: append its rows, or say what it lacks.
-  Why finish(std::int64_t index, std::int64_t start, std::int64_t end) {
-    const std::size_t rows = plan->explode ? count : 1;
-    const std::size_t first = out->impressions.size();
+  Why finish(int64_t index, int64_t start, int64_t end) {
+    const size_t rows = plan->explode ? count : 1;
+    const size_t first = out->impressions.size();
     Hash128 content{};
-    if (!plan->has_id) content = hash128_of_bytes(data + start, static_cast<std::size_t>(end - start));
+    if (!plan->has_id) content = hash128_of_bytes(data + start, static_cast<size_t>(end - start));
     std::vector<Hash128> key(plan->part_in_element.size());
-    for (std::size_t m = 0; m < rows; ++m) {
+    for (size_t m = 0; m < rows; ++m) {
       const Envelope& element = plan->explode ? elements[m] : event;
       const Why why = append(index, m, element, content, key);
       if (why != Why::kNone) {
@@ -172,19 +170,18 @@ struct EventHandler {
     }
     append_columns(rows);
     out->events.push_back(index);
-    out->request_keys.append(reinterpret_cast<const std::uint8_t*>(request_text.data()), request_text.size());
+    out->request_keys.append(reinterpret_cast<const uint8_t*>(request_text.data()), request_text.size());
     out->request_keys.close();
     return Why::kNone;
   }
 
-  Why append(std::int64_t index, std::size_t m, const Envelope& element, const Hash128& content,
-             std::vector<Hash128>& key) {
-    for (std::size_t k = 0; k < key.size(); ++k) {
+  Why append(int64_t index, size_t m, const Envelope& element, const Hash128& content, std::vector<Hash128>& key) {
+    for (size_t k = 0; k < key.size(); ++k) {
       const Part& part = (plan->part_in_element[k] ? element : event).parts[k];
       if (!part.present) return Why::kMissingKey;
       key[k] = part.hash;
     }
-    const std::int64_t time = (plan->time_in_element ? element : event).time;
+    const int64_t time = (plan->time_in_element ? element : event).time;
     if (const Why why = why_of_time(time); why != Why::kNone) return why;
     Hash128 id = content;
     if (plan->has_id) {
@@ -193,7 +190,7 @@ struct EventHandler {
       id = part.hash;
     }
     if (plan->explode && !(plan->has_id && plan->id_in_element)) {
-      const Hash128 both[2] = {id, hash128_of_int(static_cast<std::int64_t>(m))};
+      const Hash128 both[2] = {id, hash128_of_int(static_cast<int64_t>(m))};
       id = hash128_of_parts(both, 2);
     }
     out->event_index.push_back(index);
@@ -204,10 +201,10 @@ struct EventHandler {
     return Why::kNone;
   }
 
-  void append_columns(std::size_t rows) {
-    for (std::size_t c = 0; c < event_cells.size(); ++c) {
+  void append_columns(size_t rows) {
+    for (size_t c = 0; c < event_cells.size(); ++c) {
       EventColumn& column = out->columns[c];
-      for (std::size_t m = 0; m < rows; ++m) {
+      for (size_t m = 0; m < rows; ++m) {
         const Cell& v = plan->column_in_element[c] ? element_cells[m * event_cells.size() + c] : event_cells[c];
         if (plan->column_is_hash[c]) {
           column.hashes.push_back(v.hash);
@@ -219,7 +216,7 @@ struct EventHandler {
     }
   }
 
-  void shrink(std::size_t rows) {
+  void shrink(size_t rows) {
     out->event_index.resize(rows);
     out->impressions.resize(rows);
     out->requests.resize(rows);
@@ -234,22 +231,22 @@ struct EventChecker {
   static constexpr bool kExplodes = true;
 
   struct Found {
-    std::uint64_t parts = 0;  // bit k: part k of the key is there
-    std::int64_t time = kNoTime;
+    uint64_t parts = 0;  // bit k: part k of the key is there
+    int64_t time = kNoTime;
     bool id = false;
   };
 
   const Program* program;
   Found wanted_of_event, wanted_of_element;  // times: kNoTime where none is wanted
-  std::int64_t latest_ms;
+  int64_t latest_ms;
 
   Found event, element;
   bool inside = false, all_elements_good = true;
-  std::size_t count = 0;
+  size_t count = 0;
 
-  EventChecker(const EventPlan& plan, const Program& of, std::int64_t latest) : program(&of), latest_ms(latest) {
-    for (std::size_t k = 0; k < plan.part_in_element.size(); ++k) {
-      wanted_of(plan.explode && plan.part_in_element[k]).parts |= std::uint64_t{1} << k;
+  EventChecker(const EventPlan& plan, const Program& of, int64_t latest) : program(&of), latest_ms(latest) {
+    for (size_t k = 0; k < plan.part_in_element.size(); ++k) {
+      wanted_of(plan.explode && plan.part_in_element[k]).parts |= uint64_t{1} << k;
     }
     wanted_of(plan.explode && plan.time_in_element).time = 0;
     wanted_of(plan.explode && plan.id_in_element).id = plan.has_id;
@@ -262,14 +259,14 @@ struct EventChecker {
     return wanted.time == kNoTime || !is_doubtful_time(found.time, latest_ms);
   }
 
-  void elements_begin(const std::uint8_t*) {}
-  void elements_end(const std::uint8_t*) {}
-  void element_begin(const std::uint8_t*) {
+  void elements_begin(const uint8_t*) {}
+  void elements_end(const uint8_t*) {}
+  void element_begin(const uint8_t*) {
     element = {};
     inside = true;
     ++count;
   }
-  void element_end(const std::uint8_t*) {
+  void element_end(const uint8_t*) {
     all_elements_good = all_elements_good && is_good(element, wanted_of_element);
     inside = false;
   }
@@ -278,7 +275,7 @@ struct EventChecker {
   bool takes_time(const Sink& s) {
     switch (static_cast<EventSink>(s.kind)) {
       case EventSink::kPart:
-        here().parts |= std::uint64_t{1} << s.slot;
+        here().parts |= uint64_t{1} << s.slot;
         return false;
       case EventSink::kId:
         here().id = true;
@@ -288,31 +285,32 @@ struct EventChecker {
     }
   }
 
-  void on_int(const Sink& s, std::int64_t v) {
+  void on_int(const Sink& s, int64_t v) {
     if (takes_time(s)) here().time = time_of_int(static_cast<TimeUnit>(s.slot), v);
   }
   void on_double(const Sink& s, double v) {
-    if (static_cast<EventSink>(s.kind) == EventSink::kTime) here().time = time_of_double(static_cast<TimeUnit>(s.slot), v);
+    if (static_cast<EventSink>(s.kind) == EventSink::kTime)
+      here().time = time_of_double(static_cast<TimeUnit>(s.slot), v);
   }
-  void on_bytes(const Sink& s, const std::uint8_t* p, std::size_t n) {
+  void on_bytes(const Sink& s, const uint8_t* p, size_t n) {
     if (takes_time(s)) here().time = time_of_text({reinterpret_cast<const char*>(p), n});
   }
-  void on_enum(const Sink& s, std::uint32_t symbol) {
+  void on_enum(const Sink& s, uint32_t symbol) {
     if (symbol >= s.words_size || static_cast<EventSink>(s.kind) == EventSink::kHash) return;
-    const std::uint64_t word = program->words()[s.words_begin + symbol];
+    const uint64_t word = program->words()[s.words_begin + symbol];
     if (word >= program->texts()) return;
     const auto text = program->text(word);
-    on_bytes(s, reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+    on_bytes(s, reinterpret_cast<const uint8_t*>(text.data()), text.size());
   }
 };
 
 }  // namespace
 
-bool is_readable_event(const EventPlan& plan, const Program& program, std::span<const std::uint8_t> record,
-                       std::int64_t latest_ms) {
+bool is_readable_event(const EventPlan& plan, const Program& program, std::span<const uint8_t> record,
+                       int64_t latest_ms) {
   if (plan.part_in_element.size() > 64) return false;
   EventChecker checker(plan, program, latest_ms);
-  const std::uint8_t* const end = record.data() + record.size();
+  const uint8_t* const end = record.data() + record.size();
   if (!Walker<EventChecker>(program, checker, end).walk(record.data(), end)) return false;
   if (!plan.explode) return checker.is_good(checker.event, checker.wanted_of_event);
   return checker.count == 0 || (checker.all_elements_good && checker.is_good(checker.event, checker.wanted_of_event));
@@ -321,7 +319,8 @@ bool is_readable_event(const EventPlan& plan, const Program& program, std::span<
 void EventPlan::check(const Program& program) const {
   demand(!part_in_element.empty() && !part_in_element[0], "the key's first part is the event's own");
   demand(column_is_hash.size() == column_in_element.size(), "columns have a kind and a place each");
-  const bool explodes = std::any_of(program.nodes().begin(), program.nodes().end(), [](const Node& n) { return n.explode; });
+  const bool explodes =
+      std::any_of(program.nodes().begin(), program.nodes().end(), [](const Node& n) { return n.explode; });
   demand(explodes == explode, "one array is exploded, or none");
   for (const auto& s : program.sinks()) {
     switch (static_cast<EventSink>(s.kind)) {
@@ -329,7 +328,7 @@ void EventPlan::check(const Program& program) const {
         demand(s.slot < part_in_element.size(), "no such part of the key");
         break;
       case EventSink::kTime:
-        demand(s.slot <= static_cast<std::uint32_t>(TimeUnit::kDays), "no such unit of time");
+        demand(s.slot <= static_cast<uint32_t>(TimeUnit::kDays), "no such unit of time");
         break;
       case EventSink::kId:
         break;
@@ -343,8 +342,8 @@ void EventPlan::check(const Program& program) const {
   }
 }
 
-ExtractedEvents extract_events(const EventPlan& plan, const Program& program, std::span<const std::uint8_t> data,
-                               std::span<const std::int64_t> ends, bool framed) {
+ExtractedEvents extract_events(const EventPlan& plan, const Program& program, std::span<const uint8_t> data,
+                               std::span<const int64_t> ends, bool framed) {
   const BytesView view(data, ends);
   ExtractedEvents out;
   out.columns.resize(plan.column_is_hash.size());
@@ -354,12 +353,12 @@ ExtractedEvents extract_events(const EventPlan& plan, const Program& program, st
   h.data = data.data();
   h.out = &out;
   Walker<EventHandler> walker(program, h, data.data() + data.size());
-  for (std::size_t i = 0; i < view.size(); ++i) {
-    const auto index = static_cast<std::int64_t>(i);
-    std::int64_t start = view.start(i);
-    const std::int64_t end = view.end(i);
+  for (size_t i = 0; i < view.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    int64_t start = view.start(i);
+    const int64_t end = view.end(i);
     if (framed) {
-      if (end - start < static_cast<std::int64_t>(kFrame) || data[static_cast<std::size_t>(start)] != 0) {
+      if (end - start < static_cast<int64_t>(kFrame) || data[static_cast<size_t>(start)] != 0) {
         out.bad.push_back({index, {Why::kFrame, 0, 0}});
         continue;
       }
@@ -377,19 +376,19 @@ ExtractedEvents extract_events(const EventPlan& plan, const Program& program, st
   return out;
 }
 
-BytesColumn splice(std::span<const std::uint8_t> data, std::span<const std::int64_t> spans) {
+BytesColumn splice(std::span<const uint8_t> data, std::span<const int64_t> spans) {
   BytesColumn out;
-  const auto size = static_cast<std::int64_t>(data.size());
-  std::size_t total = 0;
-  for (std::size_t i = 0; i + 1 < spans.size(); i += 2) {
+  const auto size = static_cast<int64_t>(data.size());
+  size_t total = 0;
+  for (size_t i = 0; i + 1 < spans.size(); i += 2) {
     demand(spans[i] >= 0 && spans[i] <= spans[i + 1] && spans[i + 1] <= size, "a span is out of range");
-    total += static_cast<std::size_t>(spans[i + 1] - spans[i]);
+    total += static_cast<size_t>(spans[i + 1] - spans[i]);
   }
   demand(spans.size() % 6 == 0, "spans come in rows of 6");
   out.data.reserve(total);
-  for (std::size_t i = 0; i < spans.size(); i += 6) {
-    for (std::size_t k = 0; k < 6; k += 2) {
-      out.append(data.data() + spans[i + k], static_cast<std::size_t>(spans[i + k + 1] - spans[i + k]));
+  for (size_t i = 0; i < spans.size(); i += 6) {
+    for (size_t k = 0; k < 6; k += 2) {
+      out.append(data.data() + spans[i + k], static_cast<size_t>(spans[i + k + 1] - spans[i + k]));
     }
     out.close();
   }

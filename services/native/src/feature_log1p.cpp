@@ -12,12 +12,12 @@ namespace {
 inline double log1p_positive(double x) {
   const double u = 1.0 + x;
   const double lost = (x - (u - 1.0)) / u;
-  constexpr std::uint64_t kSqrtHalf = 0x3FE6A09E667F3BCDull;
-  const std::uint64_t shifted = std::bit_cast<std::uint64_t>(u) - kSqrtHalf;
+  constexpr uint64_t kSqrtHalf = 0x3FE6A09E667F3BCDull;
+  const uint64_t shifted = std::bit_cast<uint64_t>(u) - kSqrtHalf;
   // The exponent is small and not negative, so it can be turned into a double by its bits.
-  const std::uint64_t e = shifted >> 52;
+  const uint64_t e = shifted >> 52;
   const double exponent = std::bit_cast<double>(e | 0x4330000000000000ull) - 4503599627370496.0;
-  const double m = std::bit_cast<double>(std::bit_cast<std::uint64_t>(u) - (e << 52));
+  const double m = std::bit_cast<double>(std::bit_cast<uint64_t>(u) - (e << 52));
   const double s = (m - 1.0) / (m + 1.0);
   const double z = s * s;
   double sum = 1.0 / 15;
@@ -32,30 +32,30 @@ inline double log1p_positive(double x) {
 }
 
 FRESHET_FEATURE_CLONES
-void log1p_masked(float* __restrict values, const std::uint32_t* __restrict mask, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
+void log1p_masked(float* __restrict values, const uint32_t* __restrict mask, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
     const float x = values[i];
     const auto y = static_cast<float>(log1p_positive(static_cast<double>(std::fabs(x))));
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
-    const std::uint32_t made = std::bit_cast<std::uint32_t>(y) | (bits & 0x80000000u);
-    const std::uint32_t take = mask[i] & (x == x ? 0xFFFFFFFFu : 0u);
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const uint32_t made = std::bit_cast<uint32_t>(y) | (bits & 0x80000000u);
+    const uint32_t take = mask[i] & (x == x ? 0xFFFFFFFFu : 0u);
     values[i] = std::bit_cast<float>((made & take) | (bits & ~take));
   }
 }
 
 }  // namespace
 
-void log1p_columns(float* values, std::size_t rows, std::span<const std::uint8_t> mask) {
-  const std::size_t columns = mask.size();
-  constexpr std::size_t kRows = 16;  // rows at a time, so that the loop is long whatever D is
-  std::vector<std::uint32_t> wide(columns * kRows);
+void log1p_columns(float* values, size_t rows, std::span<const uint8_t> mask) {
+  const size_t columns = mask.size();
+  constexpr size_t kRows = 16;  // rows at a time, so that the loop is long whatever D is
+  std::vector<uint32_t> wide(columns * kRows);
   bool any = false;
-  for (std::size_t i = 0; i < wide.size(); ++i) {
+  for (size_t i = 0; i < wide.size(); ++i) {
     wide[i] = mask[i % columns] ? 0xFFFFFFFFu : 0u;
     any |= wide[i] != 0;
   }
   if (!any) return;
-  for (std::size_t r = 0; r < rows; r += kRows) {
+  for (size_t r = 0; r < rows; r += kRows) {
     log1p_masked(values + r * columns, wide.data(), std::min(kRows, rows - r) * columns);
   }
 }

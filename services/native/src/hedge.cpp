@@ -24,14 +24,18 @@ MlpShape shape_of(const HedgePlan& plan) {
 void check_plan(const HedgePlan& plan) {
   check(plan.input);
   const int L = static_cast<int>(plan.losses.size());
-  if (L < 1 || L > 255 || plan.experts.empty()) throw std::invalid_argument("hedge plan: expected 1 to 255 labels and an expert");
+  if (L < 1 || L > 255 || plan.experts.empty())
+    throw std::invalid_argument("hedge plan: expected 1 to 255 labels and an expert");
   for (const int width : plan.hidden)
     if (width < 16 || width % 16) throw std::invalid_argument("hedge plan: hidden widths must be multiples of 16");
   for (const ExpertPlan& e : plan.experts) {
-    if (e.scalar < -1 || (e.scalar >= 0 && e.scalar + L > plan.input.scalars)) throw std::invalid_argument("hedge plan: an expert's scalars leave the run");
-    if ((e.fm && !plan.fm) || (e.mlp && !plan.mlp)) throw std::invalid_argument("hedge plan: an expert uses a part that is off");
+    if (e.scalar < -1 || (e.scalar >= 0 && e.scalar + L > plan.input.scalars))
+      throw std::invalid_argument("hedge plan: an expert's scalars leave the run");
+    if ((e.fm && !plan.fm) || (e.mlp && !plan.mlp))
+      throw std::invalid_argument("hedge plan: an expert uses a part that is off");
     if (e.counts && e.scalar < 0) throw std::invalid_argument("hedge plan: the expert counts needs a scalar");
-    if (e.stack && (&e != &plan.experts.back() || plan.experts.size() < 2)) throw std::invalid_argument("hedge plan: the stack is the last of several experts");
+    if (e.stack && (&e != &plan.experts.back() || plan.experts.size() < 2))
+      throw std::invalid_argument("hedge plan: the stack is the last of several experts");
   }
 }
 
@@ -42,14 +46,18 @@ Mode mode_of(bool bf16, const Kernels& kernels) {
 }  // namespace
 
 HedgeSums::HedgeSums(int l, int k, int d, int h)
-    : all(static_cast<std::size_t>(1 + 3 * l + 2 * l * k + 3 * d + l * h), 0.0), labels(l), experts(k), dense_columns(d), heads(h) {}
+    : all(static_cast<size_t>(1 + 3 * l + 2 * l * k + 3 * d + l * h), 0.0),
+      labels(l),
+      experts(k),
+      dense_columns(d),
+      heads(h) {}
 
 bool HedgePlan::has_linear() const {
   return std::any_of(experts.begin(), experts.end(), [](const ExpertPlan& e) { return e.linear; });
 }
 
 HeadsLayout::HeadsLayout(const HedgePlan& plan) {
-  for (std::size_t k = 0; k < plan.experts.size(); ++k) {
+  for (size_t k = 0; k < plan.experts.size(); ++k) {
     const ExpertPlan& e = plan.experts[k];
     linear_of.push_back(e.linear ? linears++ : -1);
     if (e.counts) counts_expert = static_cast<int>(k);
@@ -69,8 +77,12 @@ HeadsLayout::HeadsLayout(const HedgePlan& plan) {
 }
 
 HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& k)
-    : mlp((check_plan(plan), shape_of(plan)), mode_of(bf16, k), training, k), kernels(k), plan_(std::move(plan)), heads_(plan_), training_(training) {
-  const std::size_t L = plan_.losses.size(), LK = L * plan_.experts.size(), D = plan_.input.dense.size();
+    : mlp((check_plan(plan), shape_of(plan)), mode_of(bf16, k), training, k),
+      kernels(k),
+      plan_(std::move(plan)),
+      heads_(plan_),
+      training_(training) {
+  const size_t L = plan_.losses.size(), LK = L * plan_.experts.size(), D = plan_.input.dense.size();
   state.bias.assign(LK, 0.0f);
   state.bias_squares.assign(LK, 0.0);
   state.loss.assign(LK, 0.0);
@@ -78,19 +90,20 @@ HedgeModel::HedgeModel(HedgePlan plan, bool training, bool bf16, const Kernels& 
   state.scale.assign(L, 1.0);
   state.label_sums.assign(3 * L, 0.0);
   state.dense.assign(3 * D, 0.0);
-  const std::size_t H = static_cast<std::size_t>(heads_.size);
+  const size_t H = static_cast<size_t>(heads_.size);
   state.heads.assign(L * H, 0.0f);
   state.heads_squares.assign(L * H, 0.0);
-  for (std::size_t l = 0; l < L; ++l) {
+  for (size_t l = 0; l < L; ++l) {
     std::fill_n(&state.heads[l * H], heads_.stacked, heads_.stacked ? 1.0f / static_cast<float>(heads_.stacked) : 0.0f);
-    std::fill_n(state.heads.begin() + static_cast<std::ptrdiff_t>(l * H) + heads_.scale_at, heads_.features * kCountBuckets, 1.0f);
+    std::fill_n(state.heads.begin() + static_cast<ptrdiff_t>(l * H) + heads_.scale_at, heads_.features * kCountBuckets,
+                1.0f);
   }
   refresh();
 }
 
 void HedgeModel::refresh_heads() {
   const int L = labels(), K = experts();
-  mixture_.assign(static_cast<std::size_t>(L) * K, 0.0f);
+  mixture_.assign(static_cast<size_t>(L) * K, 0.0f);
   for (int l = 0; l < L; ++l) {
     const double* loss = &state.loss[l * K];
     const double least = *std::min_element(loss, loss + K);
@@ -98,10 +111,10 @@ void HedgeModel::refresh_heads() {
     for (int k = 0; k < K; ++k) total += std::exp(least - loss[k]);
     for (int k = 0; k < K; ++k) mixture_[l * K + k] = static_cast<float>(std::exp(least - loss[k]) / total);
   }
-  const std::size_t D = plan_.input.dense.size();
+  const size_t D = plan_.input.dense.size();
   dense_mean_.assign(D, 0.0);
   dense_scale_.assign(D, 0.0);  // nothing is known of a column that was never seen: it reads 0
-  for (std::size_t d = 0; d < D; ++d) {
+  for (size_t d = 0; d < D; ++d) {
     const double* seen = &state.dense[3 * d];
     dense_mean_[d] = seen[1];
     if (seen[0] > 1.0) dense_scale_[d] = 1.0 / std::sqrt(seen[2] / seen[0] + kVarianceFloor);
@@ -146,8 +159,8 @@ void HedgeModel::step_label(int l, HedgeSums& sums) {
 // Adagrad for the small weights of a label.
 void HedgeModel::step_heads(int l, HedgeSums& sums) {
   const auto step = [&](int from, int to, double rate) {
-    float* weights = &state.heads[static_cast<std::size_t>(l) * heads_.size];
-    double* squares = &state.heads_squares[static_cast<std::size_t>(l) * heads_.size];
+    float* weights = &state.heads[static_cast<size_t>(l) * heads_.size];
+    double* squares = &state.heads_squares[static_cast<size_t>(l) * heads_.size];
     const double* gradients = sums.head(l);
     for (int i = from; i < to; ++i) {
       const double g = gradients[i];
@@ -167,13 +180,13 @@ void HedgeModel::begin_step(const std::vector<HedgeLane*>& lanes) {
   if (!training_) throw std::logic_error("this model was built for serving: it cannot step");
   if (lanes.empty()) throw std::invalid_argument("a step needs at least one lane");
   HedgeSums& all = lanes.front()->sums;
-  for (std::size_t i = 1; i < lanes.size(); ++i)
-    for (std::size_t j = 0; j < all.all.size(); ++j) all.all[j] += lanes[i]->sums.all[j];
+  for (size_t i = 1; i < lanes.size(); ++i)
+    for (size_t j = 0; j < all.all.size(); ++j) all.all[j] += lanes[i]->sums.all[j];
   rows_ = all.rows();
   if (rows_ > 0.0) {
     state.step += 1;
     for (int l = 0; l < labels(); ++l) step_label(l, all);
-    for (std::size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
+    for (size_t d = 0; d < plan_.input.dense.size(); ++d) {  // Chan et al. 1979: merge counts, means and squares
       double* seen = &state.dense[3 * d];
       const double* more = all.dense(static_cast<int>(d));
       if (more[0] <= 0.0) continue;
@@ -192,13 +205,14 @@ void HedgeModel::step_part(const std::vector<HedgeLane*>& lanes, int part, int p
   if (!plan_.mlp) return;
   std::vector<float*> gradients;
   for (HedgeLane* lane : lanes) gradients.push_back(lane->mlp.gradients.data());
-  const double warm = std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<std::int64_t>(plan_.warmup_steps, 1)));
-  // A step of few rows is a small one. Were each a mean of its own rows, a click that comes alone would count as much as
-  // the hundreds of negatives that come together: predictions of several times the truth were seen. Adam's epsilon is
-  // divided as a row's gradient is: a step of few rows would be the smaller the larger batches may be.
+  const double warm =
+      std::min(1.0, static_cast<double>(state.step) / static_cast<double>(std::max<int64_t>(plan_.warmup_steps, 1)));
+  // A step of few rows is a small one. Were each a mean of its own rows, a click that comes alone would count as much
+  // as the hundreds of negatives that come together: predictions of several times the truth were seen. Adam's epsilon
+  // is divided as a row's gradient is: a step of few rows would be the smaller the larger batches may be.
   const double over = rows_ > 0.0 ? std::max(rows_, static_cast<double>(plan_.batch_rows)) : 0.0;
   mlp.step(gradients, over, state.step, plan_.dense_rate * warm, part, parts,
-           1e-8 / static_cast<double>(std::max<std::int64_t>(plan_.batch_rows, 1)));
+           1e-8 / static_cast<double>(std::max<int64_t>(plan_.batch_rows, 1)));
 }
 
 void HedgeModel::step(const std::vector<HedgeLane*>& lanes) {

@@ -29,30 +29,30 @@ class Watch {
   std::chrono::steady_clock::time_point at_ = std::chrono::steady_clock::now();
 };
 
-i64 wall_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+int64_t wall_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 // What a batch needs of one group, reused from batch to batch.
 struct Work {
-  explicit Work(u32 buckets) : plan(buckets) {}
+  explicit Work(uint32_t buckets) : plan(buckets) {}
   Plan plan;
-  std::vector<u8> tables;
-  Buffer<u64> keys;
-  Buffer<u32> starts;
-  std::vector<Buffer<u32>> ends;
+  std::vector<uint8_t> tables;
+  Buffer<uint64_t> keys;
+  Buffer<uint32_t> starts;
+  std::vector<Buffer<uint32_t>> ends;
   Buffer<float> rows, states;
-  Buffer<u64> push_keys;
-  Buffer<u8> push_tables;
-  Buffer<u32> push_starts;
+  Buffer<uint64_t> push_keys;
+  Buffer<uint8_t> push_tables;
+  Buffer<uint32_t> push_starts;
 };
 
 }  // namespace
 
 struct HedgeLoop::Lane {
-  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<u8>>& tables)
-      : hedge(model, true) {
-    for (const std::vector<u8>& of : tables) {
+  Lane(Store& store, const HedgeModel& model, const std::vector<std::vector<uint8_t>>& tables) : hedge(model, true) {
+    for (const std::vector<uint8_t>& of : tables) {
       Work& made = work.emplace_back(store.buckets());
       made.ends.resize(of.size());
       made.tables = of;
@@ -62,18 +62,18 @@ struct HedgeLoop::Lane {
   }
 
   // The keys of samples [first, last) of one group, in memory of their own: a plan takes them feature-major.
-  void gather(const LoopGroup& from, size_t group, i64 first, i64 last) {
+  void gather(const LoopGroup& from, size_t group, int64_t first, int64_t last) {
     Work& mine = work[group];
     const size_t features = mine.tables.size();
-    u32* starts = mine.starts.reserve(features + 1);
+    uint32_t* starts = mine.starts.reserve(features + 1);
     const auto span = [&](size_t f) {
-      const u32* list = from.ends[f];
-      if (!list) return std::pair<u32, u32>(static_cast<u32>(first), static_cast<u32>(last));
-      return std::pair<u32, u32>(first ? list[first - 1] : 0, last ? list[last - 1] : 0);
+      const uint32_t* list = from.ends[f];
+      if (!list) return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(first), static_cast<uint32_t>(last));
+      return std::pair<uint32_t, uint32_t>(first ? list[first - 1] : 0, last ? list[last - 1] : 0);
     };
     starts[0] = 0;
     for (size_t f = 0; f < features; f++) starts[f + 1] = starts[f] + (span(f).second - span(f).first);
-    u64* keys = mine.keys.reserve(starts[features]);
+    uint64_t* keys = mine.keys.reserve(starts[features]);
     GroupView& to = view.groups[group];
     to.ends.resize(features);
     for (size_t f = 0; f < features; f++) {
@@ -81,14 +81,14 @@ struct HedgeLoop::Lane {
       std::copy(from.keys + from.starts[f] + begin, from.keys + from.starts[f] + end, keys + starts[f]);
       to.ends[f] = nullptr;
       if (!from.ends[f]) continue;
-      u32* ends = mine.ends[f].reserve(static_cast<size_t>(last - first));
-      for (i64 i = first; i < last; i++) ends[i - first] = from.ends[f][i] - begin;
+      uint32_t* ends = mine.ends[f].reserve(static_cast<size_t>(last - first));
+      for (int64_t i = first; i < last; i++) ends[i - first] = from.ends[f][i] - begin;
       to.ends[f] = ends;
     }
     mine.plan.run(keys, starts[features], starts, mine.tables.data(), features);
   }
 
-  void plan(const LoopSamples& samples, i64 first, i64 last) {
+  void plan(const LoopSamples& samples, int64_t first, int64_t last) {
     view.size = last - first;
     for (size_t g = 0; g < work.size(); g++) gather(samples.groups[g], g, first, last);
   }
@@ -101,13 +101,15 @@ struct HedgeLoop::Lane {
       float* rows_of = mine.rows.reserve(floats);
       const RowLayout& layout = copies[g];
       float* states_of = mine.states.reserve(unique * layout.state_floats());
-      if (const auto missing = store.lookup(static_cast<u32>(g), keys_of(g), rows_of, true, nullptr, nullptr, states_of)) return missing;
+      if (const auto missing =
+              store.lookup(static_cast<uint32_t>(g), keys_of(g), rows_of, true, nullptr, nullptr, states_of))
+        return missing;
       to.rows = to.copies = rows_of;
       to.states = states_of;
       to.layout = &layout;
-      to.unique = static_cast<i64>(unique);
+      to.unique = static_cast<int64_t>(unique);
       to.positions = mine.plan.positions.data();
-      to.occurrences = static_cast<i64>(mine.plan.occurrences());
+      to.occurrences = static_cast<int64_t>(mine.plan.occurrences());
       to.starts = mine.starts.data();
     }
     return std::nullopt;
@@ -118,7 +120,7 @@ struct HedgeLoop::Lane {
     return {of.keys.data(), of.tables.data(), of.unique(), of.bucket_starts.data()};
   }
 
-  void begin(const LoopSamples& samples, i64 first, i64 labels, bool learn_dense, float* predictions) {
+  void begin(const LoopSamples& samples, int64_t first, int64_t labels, bool learn_dense, float* predictions) {
     view.dense = samples.dense + first * dense;
     view.label = samples.label + first;
     view.value = samples.value + first;
@@ -133,22 +135,22 @@ struct HedgeLoop::Lane {
     hedge.advance();
   }
 
-  // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to. A row that
-  // several steps within the batch have changed stands in the push once for each, in their order.
-  Pushed push_to(Store& store, const i64* ranges, size_t n, i64 clock_ms) {
+  // What the batch pushes of each group: here, and nowhere else, gradients meet the keys that they belong to. A row
+  // that several steps within the batch have changed stands in the push once for each, in their order.
+  Pushed push_to(Store& store, const int64_t* ranges, size_t n, int64_t clock_ms) {
     for (size_t g = 0; g < work.size(); g++) {
       Work& mine = work[g];
       const StepGradients& made = hedge.gradients(g);
       const size_t unique = mine.plan.unique(), all = made.starts[unique];
-      u64* keys = mine.push_keys.reserve(all);
-      u8* tables = mine.push_tables.reserve(all);
-      u32* starts = mine.push_starts.reserve(store.buckets() + 1);
+      uint64_t* keys = mine.push_keys.reserve(all);
+      uint8_t* tables = mine.push_tables.reserve(all);
+      uint32_t* starts = mine.push_starts.reserve(store.buckets() + 1);
       for (size_t r = 0; r < unique; r++) {
         std::fill(keys + made.starts[r], keys + made.starts[r + 1], mine.plan.keys.data()[r]);
         std::fill(tables + made.starts[r], tables + made.starts[r + 1], mine.plan.tables.data()[r]);
       }
-      for (u32 b = 0; b <= store.buckets(); b++) starts[b] = made.starts[mine.plan.bucket_starts.data()[b]];
-      push[g] = {static_cast<u32>(g), {keys, tables, all, starts}, made.values.data()};
+      for (uint32_t b = 0; b <= store.buckets(); b++) starts[b] = made.starts[mine.plan.bucket_starts.data()[b]];
+      push[g] = {static_cast<uint32_t>(g), {keys, tables, all, starts}, made.values.data()};
     }
     return store.push(ranges, n, clock_ms, push);
   }
@@ -162,7 +164,7 @@ struct HedgeLoop::Lane {
       group.rows.assign(from.rows, from.rows + from.unique * input.groups[g].slots);
       group.positions.assign(from.positions, from.positions + from.occurrences);
       group.starts.assign(from.starts, from.starts + from.ends.size() + 1);
-      for (const u32* ends : from.ends) {
+      for (const uint32_t* ends : from.ends) {
         auto& list = group.ends.emplace_back();
         if (ends) list.assign(ends, ends + view.size);
       }
@@ -170,38 +172,41 @@ struct HedgeLoop::Lane {
   }
 
   HedgeLane hedge;
-  i64 dense = 0;
+  int64_t dense = 0;
   std::vector<Work> work;
   BatchView view;
   std::vector<PushGroup> push;
   std::vector<LoopKept> kept;
   bool learns_dense = true;
-  i64 counted = 0;     // rows that it brings to the step
-  bool busy = false;   // its batch goes on after the step
-  bool more = false;   // it has something to do after the step
+  int64_t counted = 0;  // rows that it brings to the step
+  bool busy = false;    // its batch goes on after the step
+  bool more = false;    // it has something to do after the step
   Watch* watch = nullptr;
 };
 
-HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<u8>> tables, u32 lanes, bool sync)
+HedgeLoop::HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<uint8_t>> tables, uint32_t lanes,
+                     bool sync)
     : store_(store),
       model_(model),
       computed_(lanes),
       stepped_(lanes),
-      // The next forward reads weights that another lane may still be stepping; without an MLP the one that begins the step
-      // takes all of it.
+      // The next forward reads weights that another lane may still be stepping; without an MLP the one that begins the
+      // step takes all of it.
       waits_for_steps_(lanes > 1 && (model.plan().mlp || sync)),
       sync_(sync) {
   const InputPlan& plan = model.plan().input;
   demand(lanes > 0, "at least one lane");
-  demand(tables.size() == plan.groups.size() && store.groups() == plan.groups.size(), "tables and a store of the model's groups");
+  demand(tables.size() == plan.groups.size() && store.groups() == plan.groups.size(),
+         "tables and a store of the model's groups");
   for (size_t g = 0; g < tables.size(); g++) {
     demand(tables[g].size() == plan.groups[g].features.size(), "a table for each feature");
-    demand(store.layout(static_cast<u32>(g)).width() == static_cast<u32>(plan.groups[g].slots), "rows as wide as the model reads");
+    demand(store.layout(static_cast<uint32_t>(g)).width() == static_cast<uint32_t>(plan.groups[g].slots),
+           "rows as wide as the model reads");
     copies_.emplace_back(store.spec().groups[g].slots, false, false);
   }
-  for (u32 i = 0; i < lanes; i++) {
+  for (uint32_t i = 0; i < lanes; i++) {
     lanes_.push_back(std::make_unique<Lane>(store, model, tables));
-    lanes_.back()->dense = static_cast<i64>(dense());
+    lanes_.back()->dense = static_cast<int64_t>(dense());
     all_.push_back(&lanes_.back()->hedge);
   }
 }
@@ -213,12 +218,13 @@ void HedgeLoop::abort() {
   stepped_.abort();
 }
 
-const std::vector<LoopKept>& HedgeLoop::kept(u32 lane) const { return lanes_.at(lane)->kept; }
+const std::vector<LoopKept>& HedgeLoop::kept(uint32_t lane) const { return lanes_.at(lane)->kept; }
 
 void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches) const {
-  i64 last = 0, range = 0;
+  int64_t last = 0, range = 0;
   for (size_t i = 0; i < batches.count; i++) {
-    demand(batches.ends[i] >= last && batches.ends[i] <= samples.size, "ends of batches that rise, to the number of samples at most");
+    demand(batches.ends[i] >= last && batches.ends[i] <= samples.size,
+           "ends of batches that rise, to the number of samples at most");
     demand(batches.range_ends[i] > range, "a range for each batch");
     last = batches.ends[i];
     range = batches.range_ends[i];
@@ -229,9 +235,10 @@ void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches) co
     const LoopGroup& from = samples.groups[g];
     demand(from.ends.size() == lanes_.front()->work[g].tables.size(), "list ends, or none, of each feature");
     for (size_t f = 0; f < from.ends.size(); f++) {
-      const i64 keys = static_cast<i64>(from.starts[f + 1]) - from.starts[f];
-      const u32* list = from.ends[f];
-      demand(list ? (samples.size ? keys == list[samples.size - 1] : keys == 0) && std::is_sorted(list, list + samples.size)
+      const int64_t keys = static_cast<int64_t>(from.starts[f + 1]) - from.starts[f];
+      const uint32_t* list = from.ends[f];
+      demand(list ? (samples.size ? keys == list[samples.size - 1] : keys == 0) &&
+                        std::is_sorted(list, list + samples.size)
                   : keys == samples.size,
              "a key a sample, or list ends that rise to the number of keys");
     }
@@ -240,7 +247,7 @@ void HedgeLoop::check(const LoopSamples& samples, const LoopBatches& batches) co
 
 // By the last lane to come, while the others wait.
 void HedgeLoop::begin_step() {
-  i64 rows = 0;
+  int64_t rows = 0;
   busy_ = more_ = false;
   for (const auto& lane : lanes_) {
     rows += lane->counted;
@@ -266,7 +273,7 @@ bool HedgeLoop::meet(Lane& lane, Gate& gate, bool begins_step) {
   return true;
 }
 
-LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions) {
+LoopRan HedgeLoop::run(uint32_t lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions) {
   LoopRan ran;
   try {
     train(lane, samples, batches, predictions, ran);
@@ -278,7 +285,8 @@ LoopRan HedgeLoop::run(u32 lane, const LoopSamples& samples, const LoopBatches& 
   return ran;
 }
 
-void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& batches, float* predictions, LoopRan& ran) {
+void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatches& batches, float* predictions,
+                      LoopRan& ran) {
   Lane& lane = *lanes_.at(index);
   lane.kept.clear();
   check(samples, batches);
@@ -291,11 +299,12 @@ void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& 
     const auto moment = [&](size_t i) {
       if (batches.moments_ns && k < batches.count) batches.moments_ns[k * LoopBatches::moments + i] = wall_ns();
     };
-    // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes. All lanes begin their next
-    // batches in one step, so that what is learned does not depend on how batches were cut into runs.
+    // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes. All lanes begin
+    // their next batches in one step, so that what is learned does not depend on how batches were cut into runs.
     if (step && sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
     const bool begins = !lane.busy && k < batches.count && ran.ended == LoopRan::done && !others_busy;
-    const i64 first = k && k <= batches.count ? batches.ends[k - 1] : 0, last = k < batches.count ? batches.ends[k] : 0;
+    const int64_t first = k && k <= batches.count ? batches.ends[k - 1] : 0,
+                  last = k < batches.count ? batches.ends[k] : 0;
     if (begins) {
       moment(0);
       lane.plan(samples, first, last);
@@ -311,7 +320,7 @@ void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& 
       moment(2);
     }
     if (step && !sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
-    if (begins) lane.begin(samples, first, static_cast<i64>(labels()), batches.learn_dense[k], predictions);
+    if (begins) lane.begin(samples, first, static_cast<int64_t>(labels()), batches.learn_dense[k], predictions);
     const bool mine = begins || lane.busy;
     lane.counted = 0;
     if (mine && lane.hedge.more()) lane.advance();
@@ -330,9 +339,10 @@ void HedgeLoop::train(u32 index, const LoopSamples& samples, const LoopBatches& 
       ran.trained++;
       moment(4);
       const size_t range = k ? static_cast<size_t>(batches.range_ends[k - 1]) : 0;
-      i64 clock_ms = 0;
-      for (i64 i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
-      const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range, static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
+      int64_t clock_ms = 0;
+      for (int64_t i = first; i < last; i++) clock_ms = std::max(clock_ms, samples.times_ms[i]);
+      const Pushed pushed = lane.push_to(store_, batches.ranges + 3 * range,
+                                         static_cast<size_t>(batches.range_ends[k]) - range, clock_ms);
       watch.mark(push_stage);
       moment(5);
       if (pushed == Pushed::refused) {

@@ -45,7 +45,8 @@ Joiner::Joiner(Plan plan) : plan_(std::move(plan)), labels_(plan_.labels.size())
     for (int64_t at = static_cast<int64_t>(label); at >= 0; at = plan_.labels[static_cast<size_t>(at)].given) {
       if (at >= static_cast<int64_t>(labels_) || ++depth > labels_)
         throw std::invalid_argument("`given` must name another label, without a circle");
-      if (plan_.labels[static_cast<size_t>(at)].window_ms < 0) throw std::invalid_argument("a window must not be negative");
+      if (plan_.labels[static_cast<size_t>(at)].window_ms < 0)
+        throw std::invalid_argument("a window must not be negative");
       window = std::max(window, plan_.labels[static_cast<size_t>(at)].window_ms);
     }
     wait_.push_back(window + plan_.grace_ms);
@@ -84,14 +85,16 @@ void Joiner::check(const Impressions& batch) const {
   const auto size = static_cast<int64_t>(batch.data.size());
   const size_t events = batch.offsets.size();
   for (size_t e = 0; e < events; ++e) {
-    if (batch.begins[e] < 0 || batch.prefix_ends[e] < batch.begins[e] || batch.suffix_begins[e] < batch.prefix_ends[e] ||
-        batch.ends[e] < batch.suffix_begins[e] || batch.ends[e] > size || batch.ends[e] - batch.begins[e] > 0x7FFF'FFFF)
+    if (batch.begins[e] < 0 || batch.prefix_ends[e] < batch.begins[e] ||
+        batch.suffix_begins[e] < batch.prefix_ends[e] || batch.ends[e] < batch.suffix_begins[e] ||
+        batch.ends[e] > size || batch.ends[e] - batch.begins[e] > 0x7FFF'FFFF)
       throw std::invalid_argument("an event's spans must rise within its data");
   }
   for (size_t i = 0; i < batch.keys.size(); ++i) {
     check_time(batch.times[i]);
     const size_t e = batch.events[i];
-    if (e >= events || (i != 0 && e < batch.events[i - 1])) throw std::invalid_argument("elements must name their events in order");
+    if (e >= events || (i != 0 && e < batch.events[i - 1]))
+      throw std::invalid_argument("elements must name their events in order");
     if (batch.element_begins[i] < batch.prefix_ends[e] || batch.element_ends[i] < batch.element_begins[i] ||
         batch.element_ends[i] > batch.suffix_begins[e])
       throw std::invalid_argument("an element must lie between its event's prefix and suffix");
@@ -216,8 +219,10 @@ void Joiner::serve_waiting(uint32_t index) {
     if (outcome == Outcome::kBeyond) continue;
     unlink(now);
     if (waiting.orphan) continue;  // counted as such already
-    if (waiting.shown) count_shown(outcome);
-    else count_action(outcome);
+    if (waiting.shown)
+      count_shown(outcome);
+    else
+      count_action(outcome);
   }
 }
 
@@ -242,8 +247,10 @@ Outcome Joiner::show_one(const Shown& batch, size_t i) {
     return Outcome::kWaiting;
   }
   const Outcome outcome = show(entry, time);
-  if (outcome == Outcome::kBeyond) wait(batch.keys[i], entry, time, 0, nullptr, true);
-  else count_shown(outcome);
+  if (outcome == Outcome::kBeyond)
+    wait(batch.keys[i], entry, time, 0, nullptr, true);
+  else
+    count_shown(outcome);
   emit_early(entry);
   return outcome;
 }
@@ -262,10 +269,18 @@ Outcome Joiner::show(uint32_t index, int64_t time) {
 
 void Joiner::count_shown(Outcome outcome) {
   switch (outcome) {
-    case Outcome::kNew: ++count(kShownMatched); break;
-    case Outcome::kAgain: ++count(kShownRepeated); break;
-    case Outcome::kLate: ++count(kShownLate); break;
-    default: ++count(kShownOutside); break;
+    case Outcome::kNew:
+      ++count(kShownMatched);
+      break;
+    case Outcome::kAgain:
+      ++count(kShownRepeated);
+      break;
+    case Outcome::kLate:
+      ++count(kShownLate);
+      break;
+    default:
+      ++count(kShownOutside);
+      break;
   }
 }
 
@@ -305,8 +320,10 @@ Outcome Joiner::act(const Actions& batch, size_t i) {
     return Outcome::kWaiting;
   }
   const Outcome outcome = match(entry, time, mask, values);
-  if (outcome == Outcome::kBeyond) wait(batch.keys[i], entry, time, mask, values, false);
-  else count_action(outcome);
+  if (outcome == Outcome::kBeyond)
+    wait(batch.keys[i], entry, time, mask, values, false);
+  else
+    count_action(outcome);
   emit_early(entry);
   return outcome;
 }
@@ -321,7 +338,8 @@ Outcome Joiner::match(uint32_t index, int64_t time, uint32_t mask, const double*
     if ((mask & bit) == 0 || time > entry.time + plan_.labels[label].window_ms) continue;
     in_window = true;
     const bool numeric = plan_.labels[label].numeric;
-    if (!numeric && (entry.matched & bit) != 0) again = true;
+    if (!numeric && (entry.matched & bit) != 0)
+      again = true;
     else if ((entry.decided & bit) == 0) {
       applied = true;
       if (numeric) aggregate(index, label, time, values);
@@ -342,10 +360,18 @@ void Joiner::aggregate(uint32_t index, size_t label, int64_t time, const double*
     double& total = totals[a];
     const bool first = std::isnan(total);
     switch (plan_.aggregates[a].kind) {
-      case Aggregate::kSum: total += value; break;
-      case Aggregate::kCount: total += 1; break;
-      case Aggregate::kMax: total = first ? value : std::max(total, value); break;
-      case Aggregate::kMin: total = first ? value : std::min(total, value); break;
+      case Aggregate::kSum:
+        total += value;
+        break;
+      case Aggregate::kCount:
+        total += 1;
+        break;
+      case Aggregate::kMax:
+        total = first ? value : std::max(total, value);
+        break;
+      case Aggregate::kMin:
+        total = first ? value : std::min(total, value);
+        break;
       case Aggregate::kLast: {
         int64_t& last = last_times_[index * aggregates() + a];
         if (first || time >= last) {
@@ -360,10 +386,18 @@ void Joiner::aggregate(uint32_t index, size_t label, int64_t time, const double*
 
 void Joiner::count_action(Outcome outcome) {
   switch (outcome) {
-    case Outcome::kNew: ++count(kMatched); break;
-    case Outcome::kAgain: ++count(kAgainCount); break;
-    case Outcome::kLate: ++count(kLateCount); break;
-    default: ++count(kOutsideCount); break;
+    case Outcome::kNew:
+      ++count(kMatched);
+      break;
+    case Outcome::kAgain:
+      ++count(kAgainCount);
+      break;
+    case Outcome::kLate:
+      ++count(kLateCount);
+      break;
+    default:
+      ++count(kOutsideCount);
+      break;
   }
 }
 
@@ -383,8 +417,10 @@ void Joiner::wait(const Key& key, uint32_t entry, int64_t time, uint32_t mask, c
   waiting.shown = shown;
   waiting.orphan = recalling_;  // counted when it was read first
   waiting.previous = entries_[entry].last_waiting;
-  if (waiting.previous == kNone) entries_[entry].first_waiting = at;
-  else waiting_[waiting.previous].next = at;
+  if (waiting.previous == kNone)
+    entries_[entry].first_waiting = at;
+  else
+    waiting_[waiting.previous].next = at;
   entries_[entry].last_waiting = at;
   if (!shown) std::copy_n(values, aggregates(), waiting_values(at));
   ++waiting_live_;
@@ -395,10 +431,14 @@ void Joiner::wait(const Key& key, uint32_t entry, int64_t time, uint32_t mask, c
 void Joiner::unlink(uint32_t at) {
   Waiting& waiting = waiting_[at];
   Entry& entry = entries_[waiting.entry];
-  if (waiting.previous == kNone) entry.first_waiting = waiting.next;
-  else waiting_[waiting.previous].next = waiting.next;
-  if (waiting.next == kNone) entry.last_waiting = waiting.previous;
-  else waiting_[waiting.next].previous = waiting.previous;
+  if (waiting.previous == kNone)
+    entry.first_waiting = waiting.next;
+  else
+    waiting_[waiting.previous].next = waiting.next;
+  if (waiting.next == kNone)
+    entry.last_waiting = waiting.previous;
+  else
+    waiting_[waiting.next].previous = waiting.previous;
   waiting.done = true;  // its place is given back when its expiry comes up
   --waiting_live_;
 }
@@ -518,7 +558,8 @@ void Joiner::decide(uint32_t index, size_t label) {
     emit(index, label, 1.0f, 1.0f);
     return settle(index, label, kPositive);
   }
-  if (!kept(sample_id(entry.key, static_cast<uint32_t>(label)), plan_.negatives)) return settle(index, label, kSampledOut);
+  if (!kept(sample_id(entry.key, static_cast<uint32_t>(label)), plan_.negatives))
+    return settle(index, label, kSampledOut);
   emit(index, label, 0.0f, static_cast<float>(1.0 / plan_.negatives));
   settle(index, label, kNegative);
 }
@@ -529,7 +570,8 @@ void Joiner::emit(uint32_t index, size_t label, float value, float weight) {
   ++blob.refs;
   decided_bytes_ += blob.prefix + (entry.element_end - entry.element_begin) + (blob.size - blob.suffix);
   decided_.push_back({entry.blob, entry.element, entry.element_begin, entry.element_end,
-                      sample_id(entry.key, static_cast<uint32_t>(label)), entry.time, value, weight, static_cast<uint8_t>(label)});
+                      sample_id(entry.key, static_cast<uint32_t>(label)), entry.time, value, weight,
+                      static_cast<uint8_t>(label)});
   const double* numbers = aggregates_of(index);
   decided_aggregates_.insert(decided_aggregates_.end(), numbers, numbers + aggregates());
 }
@@ -545,8 +587,8 @@ void Joiner::emit_late(const Impressions& batch, size_t i, uint32_t ordinal, uin
     ++count(label, kLateLabel);
     ++blob.refs;
     late_bytes_ += blob.prefix + (end - begin) + (blob.size - blob.suffix);
-    late_.push_back({blob_index, ordinal, begin, end, sample_id(batch.keys[i], static_cast<uint32_t>(label)), batch.times[i],
-                     std::numeric_limits<float>::quiet_NaN(), 1.0f, static_cast<uint8_t>(label)});
+    late_.push_back({blob_index, ordinal, begin, end, sample_id(batch.keys[i], static_cast<uint32_t>(label)),
+                     batch.times[i], std::numeric_limits<float>::quiet_NaN(), 1.0f, static_cast<uint8_t>(label)});
   }
 }
 
@@ -585,8 +627,8 @@ std::vector<uint32_t> Joiner::order(const std::vector<Emitted>& samples) const {
   places.reserve(samples.size());
   for (size_t i = 0; i < samples.size(); ++i) {
     const Blob& blob = blobs_[samples[i].blob];
-    places.push_back({first[blob.request], blob.request, samples[i].time, blob.offset, samples[i].element, samples[i].label,
-                      static_cast<uint32_t>(i)});
+    places.push_back({first[blob.request], blob.request, samples[i].time, blob.offset, samples[i].element,
+                      samples[i].label, static_cast<uint32_t>(i)});
   }
   if (!std::is_sorted(places.begin(), places.end())) std::sort(places.begin(), places.end());
   std::vector<uint32_t> order;
@@ -598,7 +640,8 @@ std::vector<uint32_t> Joiner::order(const std::vector<Emitted>& samples) const {
 void Joiner::take(bool late, const Samples& out) {
   std::vector<Emitted>& samples = late ? late_ : decided_;
   const size_t width = late ? 0 : aggregates();
-  if (out.ids.size() != samples.size() || out.payload.size() != ready(late).bytes || out.aggregates.size() != samples.size() * width)
+  if (out.ids.size() != samples.size() || out.payload.size() != ready(late).bytes ||
+      out.aggregates.size() != samples.size() * width)
     throw std::invalid_argument("take() needs arrays of the size that ready() told");
   uint8_t* to = out.payload.data();
   size_t n = 0;
@@ -617,7 +660,8 @@ void Joiner::take(bool late, const Samples& out) {
     out.labels[n] = sample.label;
     out.schemas[n] = blob.schema;
     out.ends[n] = to - out.payload.data();
-    std::copy_n(decided_aggregates_.begin() + static_cast<ptrdiff_t>(at * width), width, out.aggregates.begin() + static_cast<ptrdiff_t>(n * width));
+    std::copy_n(decided_aggregates_.begin() + static_cast<ptrdiff_t>(at * width), width,
+                out.aggregates.begin() + static_cast<ptrdiff_t>(n * width));
     ++n;
   }
   for (const Emitted& sample : samples) release(sample.blob);

@@ -11,33 +11,33 @@
 namespace freshet {
 namespace {
 
-constexpr std::uint32_t kAbsent = kNoNode;
-constexpr std::size_t kFoundBytes = 60;
+constexpr uint32_t kAbsent = kNoNode;
+constexpr size_t kFoundBytes = 60;
 
 // Whether a JSON number is nearer to 0 than 1 is.
 bool is_below_one(std::string_view number) {
-  const std::size_t e = std::min(number.find_first_of("eE"), number.size());
+  const size_t e = std::min(number.find_first_of("eE"), number.size());
   const std::string_view digits = number.substr(0, e);
-  const std::size_t first = digits.find_first_of("123456789"), point = std::min(digits.find('.'), digits.size());
+  const size_t first = digits.find_first_of("123456789"), point = std::min(digits.find('.'), digits.size());
   if (first == digits.npos) return true;
-  std::int64_t exponent = 0;
+  int64_t exponent = 0;
   if (e < number.size()) {
     const std::string_view power = number.substr(number[e + 1] == '+' ? e + 2 : e + 1);
     if (std::from_chars(power.data(), power.data() + power.size(), exponent).ec != std::errc{}) return power[0] == '-';
   }
-  const std::int64_t place = static_cast<std::int64_t>(point) - static_cast<std::int64_t>(first) - (first < point);
-  constexpr std::int64_t kFar = std::int64_t{1} << 40;  // more digits than any body has
+  const int64_t place = static_cast<int64_t>(point) - static_cast<int64_t>(first) - (first < point);
+  constexpr int64_t kFar = int64_t{1} << 40;             // more digits than any body has
   return place + std::clamp(exponent, -kFar, kFar) < 0;  // place of the first digit: 0 for units
 }
 
 // The whole number that a JSON number with a fraction or exponent is, such as 5.0; only below 2^53, as readers of JSON
 // that make a double of it cannot tell larger ones apart.
-bool whole(std::string_view number, std::int64_t& v) {
+bool whole(std::string_view number, int64_t& v) {
   constexpr double kMost = 9007199254740992;
   double d = 0;
   if (std::from_chars(number.data(), number.data() + number.size(), d).ec != std::errc{}) return false;
   if (!(std::fabs(d) < kMost) || d != std::trunc(d)) return false;
-  v = static_cast<std::int64_t>(d);
+  v = static_cast<int64_t>(d);
   return true;
 }
 
@@ -50,7 +50,7 @@ class JsonWriter {
   const JsonParser& parser;
 
   // Write the parsed value `json` as a record; on failure `failure` says why and `out` holds rubbish to roll back.
-  bool record(std::uint32_t json, std::vector<std::uint8_t>& out) {
+  bool record(uint32_t json, std::vector<uint8_t>& out) {
     out_ = &out;
     failure = {};
     found_fields_.clear();
@@ -59,7 +59,7 @@ class JsonWriter {
   }
 
   // Write a record whose members are those of the object `json` (kNoNode: of none) and `more`; no name may stand twice.
-  bool composed(std::uint32_t json, std::span<const JsonMember> more, std::vector<std::uint8_t>& out) {
+  bool composed(uint32_t json, std::span<const JsonMember> more, std::vector<uint8_t>& out) {
     out_ = &out;
     failure = {};
     found_fields_.clear();
@@ -67,7 +67,7 @@ class JsonWriter {
     const auto& fields = schema_.fields(0);
     found_fields_.resize(fields.size(), kAbsent);
     if (json != kNoNode && !match(0, json, 0)) return false;
-    for (std::size_t f = 0; f < fields.size(); ++f) {
+    for (size_t f = 0; f < fields.size(); ++f) {
       const auto it = std::find_if(more.begin(), more.end(), [&](const auto& m) { return m.name == fields[f].name; });
       if (it == more.end()) {
         if (!field(fields[f], found_fields_[f], 0)) return false;
@@ -88,9 +88,9 @@ class JsonWriter {
   JsonFailure failure;
 
  private:
-  const JsonNode& json(std::uint32_t i) const { return parser.nodes()[i]; }
+  const JsonNode& json(uint32_t i) const { return parser.nodes()[i]; }
 
-  bool fail(JsonWhy why, std::uint32_t node, std::uint32_t at) {
+  bool fail(JsonWhy why, uint32_t node, uint32_t at) {
     failure.why = why;
     failure.node = node;
     failure.path.clear();
@@ -107,8 +107,8 @@ class JsonWriter {
     if (n.kind == JsonKind::kArray) return "an array";
     std::string text(parser.text(n));
     if (text.size() > kFoundBytes) {
-      std::size_t cut = kFoundBytes;
-      while (cut > 0 && (static_cast<std::uint8_t>(text[cut]) & 0xC0) == 0x80) --cut;
+      size_t cut = kFoundBytes;
+      while (cut > 0 && (static_cast<uint8_t>(text[cut]) & 0xC0) == 0x80) --cut;
       text = text.substr(0, cut) + "...";
     }
     if (n.kind != JsonKind::kString) return text;
@@ -117,11 +117,12 @@ class JsonWriter {
   }
 
   bool inside(const std::string& step) {
-    failure.path = failure.path.empty() || failure.path[0] == '[' ? step + failure.path : std::string(step).append(".").append(failure.path);
+    failure.path = failure.path.empty() || failure.path[0] == '[' ? step + failure.path
+                                                                  : std::string(step).append(".").append(failure.path);
     return false;
   }
 
-  bool value(std::uint32_t i, std::uint32_t at) {
+  bool value(uint32_t i, uint32_t at) {
     const Node& node = schema_.nodes()[i];
     const JsonNode& j = json(at);
     if (node.null_branch) {
@@ -133,7 +134,7 @@ class JsonWriter {
   }
 
   // A value of the node's type, null left out.
-  bool present(const Node& node, std::uint32_t i, std::uint32_t at) {
+  bool present(const Node& node, uint32_t i, uint32_t at) {
     const JsonNode& j = json(at);
     switch (node.op) {
       case Op::kNull:
@@ -175,10 +176,10 @@ class JsonWriter {
     return fail(JsonWhy::kType, i, at);
   }
 
-  bool integer(std::uint32_t i, std::uint32_t at) {
+  bool integer(uint32_t i, uint32_t at) {
     const auto text = parser.text(json(at));
     if (json(at).kind != JsonKind::kNumber) return fail(JsonWhy::kType, i, at);
-    std::int64_t v = 0;
+    int64_t v = 0;
     bool fits = true;
     if (!is_fraction(text)) {
       fits = std::from_chars(text.data(), text.data() + text.size(), v).ec == std::errc{};
@@ -186,12 +187,12 @@ class JsonWriter {
       return fail(JsonWhy::kType, i, at);
     }
     const bool is_int = schema_.nodes()[i].op == Op::kInt;
-    if (!fits || (is_int && v != static_cast<std::int32_t>(v))) return fail(JsonWhy::kRange, i, at);
+    if (!fits || (is_int && v != static_cast<int32_t>(v))) return fail(JsonWhy::kRange, i, at);
     write_long(v, *out_);
     return true;
   }
 
-  bool number(std::uint32_t i, std::uint32_t at) {
+  bool number(uint32_t i, uint32_t at) {
     const auto text = parser.text(json(at));
     if (json(at).kind != JsonKind::kNumber) return fail(JsonWhy::kType, i, at);
     double v = 0;
@@ -218,15 +219,15 @@ class JsonWriter {
 
   void string(const JsonNode& j) {
     const auto text = plain(j);
-    write_bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size(), *out_);
+    write_bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size(), *out_);
   }
 
   // Bytes stand in a string as in Avro's own JSON: one character of U+0000 to U+00FF for each.
   // A decimal is a number; or its bytes, as those that are none.
-  bool decimal(const WriterSchema::Decimal& is, std::uint32_t i, std::uint32_t at) {
+  bool decimal(const WriterSchema::Decimal& is, uint32_t i, uint32_t at) {
     const Node& node = schema_.nodes()[i];
-    std::vector<std::uint8_t> raw;
-    const std::size_t size = node.op == Op::kFixed ? node.arg : 0;
+    std::vector<uint8_t> raw;
+    const size_t size = node.op == Op::kFixed ? node.arg : 0;
     if (!decimal_bytes(parser.text(json(at)), is.scale, is.precision, size, raw)) return fail(JsonWhy::kRange, i, at);
     if (node.op == Op::kBytes) {
       write_bytes(raw.data(), raw.size(), *out_);
@@ -236,19 +237,19 @@ class JsonWriter {
     return true;
   }
 
-  bool bytes(std::uint32_t i, std::uint32_t at) {
+  bool bytes(uint32_t i, uint32_t at) {
     if (json(at).kind == JsonKind::kNumber) {
       if (const auto* is = schema_.decimal(i)) return decimal(*is, i, at);
     }
     if (json(at).kind != JsonKind::kString) return fail(JsonWhy::kType, i, at);
     const auto text = plain(json(at));
-    std::vector<std::uint8_t> raw;
-    for (std::size_t k = 0; k < text.size(); ++k) {
-      const auto c = static_cast<std::uint8_t>(text[k]);
+    std::vector<uint8_t> raw;
+    for (size_t k = 0; k < text.size(); ++k) {
+      const auto c = static_cast<uint8_t>(text[k]);
       if (c < 0x80) {
         raw.push_back(c);
       } else if (c <= 0xC3) {
-        raw.push_back(static_cast<std::uint8_t>((c << 6) | (static_cast<std::uint8_t>(text[++k]) & 0x3F)));
+        raw.push_back(static_cast<uint8_t>((c << 6) | (static_cast<uint8_t>(text[++k]) & 0x3F)));
       } else {
         return fail(JsonWhy::kType, i, at);
       }
@@ -263,7 +264,7 @@ class JsonWriter {
     return true;
   }
 
-  bool symbol(std::uint32_t i, std::uint32_t at) {
+  bool symbol(uint32_t i, uint32_t at) {
     if (json(at).kind != JsonKind::kString) return fail(JsonWhy::kType, i, at);
     const auto found = schema_.symbol(i, plain(json(at)));
     if (!found) return fail(JsonWhy::kSymbol, i, at);
@@ -271,13 +272,13 @@ class JsonWriter {
     return true;
   }
 
-  bool array(std::uint32_t i, std::uint32_t at) {
+  bool array(uint32_t i, uint32_t at) {
     const JsonNode& j = json(at);
     if (j.kind != JsonKind::kArray) return fail(JsonWhy::kType, i, at);
     if (j.count) {
       write_long(j.count, *out_);
-      std::uint32_t item = at + 1;
-      for (std::uint32_t k = 0; k < j.count; ++k, item = json(item).next) {
+      uint32_t item = at + 1;
+      for (uint32_t k = 0; k < j.count; ++k, item = json(item).next) {
         if (!value(i + 1, item)) return inside(std::string("[").append(std::to_string(k)).append("]"));
       }
     }
@@ -285,14 +286,14 @@ class JsonWriter {
     return true;
   }
 
-  bool map(std::uint32_t i, std::uint32_t at) {
+  bool map(uint32_t i, uint32_t at) {
     const JsonNode& j = json(at);
     if (j.kind != JsonKind::kObject) return fail(JsonWhy::kType, i, at);
-    if (const std::uint32_t again = parser.repeated(at); again != kAbsent) return twice(i, again);
+    if (const uint32_t again = parser.repeated(at); again != kAbsent) return twice(i, again);
     if (j.count) {
       write_long(j.count, *out_);
-      std::uint32_t key = at + 1;
-      for (std::uint32_t k = 0; k < j.count; ++k, key = json(key + 1).next) {
+      uint32_t key = at + 1;
+      for (uint32_t k = 0; k < j.count; ++k, key = json(key + 1).next) {
         string(json(key));
         if (!value(i + 1, key + 1)) return inside(std::string(parser.text(json(key))));
       }
@@ -301,14 +302,14 @@ class JsonWriter {
     return true;
   }
 
-  bool object(std::uint32_t i, std::uint32_t at) {
+  bool object(uint32_t i, uint32_t at) {
     const JsonNode& j = json(at);
     if (j.kind != JsonKind::kObject) return fail(JsonWhy::kType, i, at);
     const auto& fields = schema_.fields(i);
-    const std::size_t base = found_fields_.size();  // where this record's values are noted; nested ones come after
+    const size_t base = found_fields_.size();  // where this record's values are noted; nested ones come after
     found_fields_.resize(base + fields.size(), kAbsent);
     if (!match(i, at, base)) return false;
-    for (std::size_t f = 0; f < fields.size(); ++f) {
+    for (size_t f = 0; f < fields.size(); ++f) {
       if (!field(fields[f], found_fields_[base + f], j.start)) return false;
     }
     found_fields_.resize(base);
@@ -316,7 +317,7 @@ class JsonWriter {
   }
 
   // Write a record's field: the value at `found`, its default where that is kAbsent, else null.
-  bool field(const WriterSchema::Field& wanted, std::uint32_t found, std::size_t record_start) {
+  bool field(const WriterSchema::Field& wanted, uint32_t found, size_t record_start) {
     if (found != kAbsent) {
       if (!value(wanted.node, found)) return inside(std::string(wanted.name));
     } else if (wanted.has_default) {
@@ -332,17 +333,17 @@ class JsonWriter {
   }
 
   // Note where each field of the record stands in the object. Members usually come in the schema's order.
-  bool match(std::uint32_t i, std::uint32_t at, std::size_t base) {
+  bool match(uint32_t i, uint32_t at, size_t base) {
     const auto& fields = schema_.fields(i);
-    std::size_t guess = 0, unknown = 0;
-    std::uint32_t key = at + 1;
-    for (std::uint32_t k = 0; k < json(at).count; ++k, key = json(key + 1).next) {
+    size_t guess = 0, unknown = 0;
+    uint32_t key = at + 1;
+    for (uint32_t k = 0; k < json(at).count; ++k, key = json(key + 1).next) {
       const auto name = plain(json(key));
       if (guess >= fields.size() || fields[guess].name != name) {
         const auto it = std::find_if(fields.begin(), fields.end(), [&](const auto& f) { return f.name == name; });
         if (it == fields.end()) {
           if (options_.ignore_unknown) {
-            if (const std::uint32_t again = repeated_within(key + 1); again != kAbsent) return twice(i, again);
+            if (const uint32_t again = repeated_within(key + 1); again != kAbsent) return twice(i, again);
             ++unknown;
             continue;
           }
@@ -350,7 +351,7 @@ class JsonWriter {
           fail(JsonWhy::kUnknown, i, key);
           return inside(other);
         }
-        guess = static_cast<std::size_t>(it - fields.begin());
+        guess = static_cast<size_t>(it - fields.begin());
       }
       if (found_fields_[base + guess] != kAbsent) {
         fail(JsonWhy::kDuplicate, fields[guess].node, key);
@@ -360,22 +361,22 @@ class JsonWriter {
       ++guess;
     }
     if (unknown < 2) return true;
-    const std::uint32_t again = parser.repeated(at);
+    const uint32_t again = parser.repeated(at);
     return again == kAbsent || twice(i, again);
   }
 
   // A name that stands twice in one object: readers differ in which value they take.
-  bool twice(std::uint32_t i, std::uint32_t key) {
+  bool twice(uint32_t i, uint32_t key) {
     const std::string name(plain(json(key)));
     fail(JsonWhy::kDuplicate, i, key);
     return inside(name);
   }
 
   // As `JsonParser::repeated`, of all objects of a value that the schema does not know.
-  std::uint32_t repeated_within(std::uint32_t at) {
-    for (std::uint32_t n = at; n < json(at).next; ++n) {
+  uint32_t repeated_within(uint32_t at) {
+    for (uint32_t n = at; n < json(at).next; ++n) {
       if (json(n).kind != JsonKind::kObject) continue;
-      if (const std::uint32_t again = parser.repeated(n); again != kAbsent) return again;
+      if (const uint32_t again = parser.repeated(n); again != kAbsent) return again;
     }
     return kAbsent;
   }
@@ -404,28 +405,29 @@ class JsonWriter {
 
   static bool is_fraction(std::string_view number) { return number.find_first_of(".eE") != number.npos; }
   // Whether a union, by its words, has a branch for numbers with a fraction.
-  bool takes_fractions(const std::uint64_t* words) const {
-    return std::any_of(words + 1, words + 1 + words[0], [&](std::uint64_t child) {
+  bool takes_fractions(const uint64_t* words) const {
+    return std::any_of(words + 1, words + 1 + words[0], [&](uint64_t child) {
       const Op op = schema_.nodes()[child].op;
-      return op == Op::kFloat || op == Op::kDouble || schema_.decimal(static_cast<std::uint32_t>(child));
+      return op == Op::kFloat || op == Op::kDouble || schema_.decimal(static_cast<uint32_t>(child));
     });
   }
 
-  // A union of several types: the first branch that takes the value. If only one may, its failure is the reason. A number
-  // with a fraction or an exponent is a whole number only where no branch is for fractions.
-  bool any(std::uint32_t i, std::uint32_t at) {
-    const std::uint64_t* words = schema_.program().words().data() + schema_.nodes()[i].arg;
-    std::uint32_t tried = 0;
-    const std::size_t size = out_->size(), noted = found_fields_.size();
-    const bool fraction = json(at).kind == JsonKind::kNumber && is_fraction(parser.text(json(at))) && takes_fractions(words);
-    for (std::uint64_t b = 0; b < words[0]; ++b) {
-      const auto child = static_cast<std::uint32_t>(words[1 + b]);
+  // A union of several types: the first branch that takes the value. If only one may, its failure is the reason. A
+  // number with a fraction or an exponent is a whole number only where no branch is for fractions.
+  bool any(uint32_t i, uint32_t at) {
+    const uint64_t* words = schema_.program().words().data() + schema_.nodes()[i].arg;
+    uint32_t tried = 0;
+    const size_t size = out_->size(), noted = found_fields_.size();
+    const bool fraction =
+        json(at).kind == JsonKind::kNumber && is_fraction(parser.text(json(at))) && takes_fractions(words);
+    for (uint64_t b = 0; b < words[0]; ++b) {
+      const auto child = static_cast<uint32_t>(words[1 + b]);
       const Op op = schema_.nodes()[child].op;
       if (fraction && (op == Op::kInt || op == Op::kLong)) continue;
       const bool decimal = json(at).kind == JsonKind::kNumber && schema_.decimal(child);
       if (!decimal && !may_be(schema_.nodes()[child], json(at))) continue;
       ++tried;
-      write_long(static_cast<std::int64_t>(b), *out_);
+      write_long(static_cast<int64_t>(b), *out_);
       if (value(child, at)) return true;
       out_->resize(size);
       found_fields_.resize(noted);
@@ -435,12 +437,12 @@ class JsonWriter {
 
   const WriterSchema& schema_;
   const JsonOptions& options_;
-  std::vector<std::uint8_t>* out_ = nullptr;
-  std::vector<std::uint32_t> found_fields_;
-  std::vector<std::uint8_t> scratch_;
+  std::vector<uint8_t>* out_ = nullptr;
+  std::vector<uint32_t> found_fields_;
+  std::vector<uint8_t> scratch_;
 };
 
-using Text = std::span<const std::uint8_t>;
+using Text = std::span<const uint8_t>;
 
 // Events of one body after the other: good ones as Avro, bad ones with the reason, each with its place in its body.
 struct Run {
@@ -451,7 +453,7 @@ struct Run {
   Run(const WriterSchema& schema, const JsonOptions& options) : writer(schema, options, parser) {}
 
   // Take the value that was parsed last, which stands from `begin` to `end` in its body.
-  void take(std::size_t begin, std::size_t end) {
+  void take(size_t begin, size_t end) {
     place(begin, end);
     if (writer.record(0, out.records.data)) {
       out.records.close();
@@ -465,33 +467,35 @@ struct Run {
   }
 
   // Refuse what stands from `begin` to `end`; `position`, at or after `begin`, is the byte that is wrong.
-  void refuse(JsonWhy why, JsonError error, Text text, std::size_t begin, std::size_t end) {
+  void refuse(JsonWhy why, JsonError error, Text text, size_t begin, size_t end) {
     place(begin, end);
-    const std::size_t cut = std::min(error.position < end ? end : text.size(), error.position + 20);
+    const size_t cut = std::min(error.position < end ? end : text.size(), error.position + 20);
     std::string found;
-    for (std::size_t i = error.position; i < cut; ++i) {
-      const std::uint8_t c = text[i];
+    for (size_t i = error.position; i < cut; ++i) {
+      const uint8_t c = text[i];
       found.push_back(c >= 0x20 && c < 0x7F ? static_cast<char>(c) : '?');
     }
-    out.bad.push_back({out.total++, why, 0, error.position - begin, "", found.empty() ? "the end" : found, error.expected});
+    out.bad.push_back(
+        {out.total++, why, 0, error.position - begin, "", found.empty() ? "the end" : found, error.expected});
   }
 
  private:
-  void place(std::size_t begin, std::size_t end) {
-    out.begins.push_back(static_cast<std::int64_t>(begin));
-    out.ends.push_back(static_cast<std::int64_t>(end));
+  void place(size_t begin, size_t end) {
+    out.begins.push_back(static_cast<int64_t>(begin));
+    out.ends.push_back(static_cast<int64_t>(end));
   }
 };
 
 // Reads the events of one body: values one after the other, of which an array stands for its elements. Each value that
-// is wrong is refused alone if its end is certain; what cannot be split is refused as one. The media type plays no part.
+// is wrong is refused alone if its end is certain; what cannot be split is refused as one. The media type plays no
+// part.
 class BodyReader {
  public:
   // Stops after `most` events and one more; if `whole`, at the first that is refused.
-  BodyReader(Run& run, Text body, std::int64_t most, bool whole) : run_(run), body_(body), most_(most), whole_(whole) {}
+  BodyReader(Run& run, Text body, int64_t most, bool whole) : run_(run), body_(body), most_(most), whole_(whole) {}
 
   void read() {
-    std::size_t i = JsonParser::skip_mark(body_);
+    size_t i = JsonParser::skip_mark(body_);
     while (!done() && (i = JsonParser::skip_space(body_, i)) < body_.size()) i = value(i);
   }
 
@@ -499,14 +503,14 @@ class BodyReader {
   bool done() const { return run_.out.total > most_ || (whole_ && !run_.out.bad.empty()); }
 
   // Take or refuse the value at `i`; returns where the next one may begin.
-  std::size_t value(std::size_t i) {
+  size_t value(size_t i) {
     if (body_[i] == '[') return array(i);
     if (body_[i] != '{') return refuse_line(i, {i, "an object, or an array of objects"});
     const Text text = body_.first(broken_ ? next_object_line(i) : body_.size());
-    std::size_t end = i;
+    size_t end = i;
     JsonError error = run_.parser.parse(text, end);
     if (!error.expected) {
-      const std::size_t after = skip_blanks(end);
+      const size_t after = skip_blanks(end);
       if (after < body_.size() && body_[after] != '\n' && body_[after] != '{' && body_[after] != '[') {
         return refuse_line(i, {after, "nothing after the event on its line"});
       }
@@ -517,7 +521,7 @@ class BodyReader {
     const Text piece = body_.first(next_object_line(i));
     error.position = std::min(error.position, piece.size());
     if (const auto cut = json_end(piece, i, false)) {
-      const std::size_t after = skip_blanks(*cut);
+      const size_t after = skip_blanks(*cut);
       if (after == body_.size() || body_[after] == '\n' || body_[after] == '{' || body_[after] == '[') {
         error.position = std::min(error.position, *cut);
         run_.refuse(JsonWhy::kSyntax, error, piece, i, *cut);
@@ -528,21 +532,21 @@ class BodyReader {
   }
 
   // Take or refuse each element of the array at `i`; returns the byte after it.
-  std::size_t array(std::size_t i) {
-    std::size_t comma = i;  // or the bracket: what stands before the element
+  size_t array(size_t i) {
+    size_t comma = i;  // or the bracket: what stands before the element
     i = JsonParser::skip_space(body_, i + 1);
     if (i < body_.size() && body_[i] == ']') return i + 1;
     while (!done()) {
       if (i == body_.size() || body_[i] == ',' || body_[i] == ']') {
         run_.refuse(JsonWhy::kSyntax, {i, "an element after the bracket or comma"}, body_, comma, comma + 1);
-      } else if (std::size_t end = i; JsonError error = run_.parser.parse(body_, end)) {
+      } else if (size_t end = i; JsonError error = run_.parser.parse(body_, end)) {
         const auto cut = json_end(body_, i, true);
         if (!cut) return refuse_rest(i, error);
         end = trimmed(i, *cut);
         error.position = std::min(error.position, end);
         run_.refuse(JsonWhy::kSyntax, error, body_, i, end);
         i = *cut;
-      } else if (const std::size_t after = JsonParser::skip_space(body_, end); ends_element(after)) {
+      } else if (const size_t after = JsonParser::skip_space(body_, end); ends_element(after)) {
         run_.take(i, end);
         i = after;
       } else if (const auto cut = json_end(body_, i, true)) {
@@ -560,19 +564,19 @@ class BodyReader {
     return i;
   }
 
-  bool ends_element(std::size_t i) const { return i < body_.size() && (body_[i] == ',' || body_[i] == ']'); }
+  bool ends_element(size_t i) const { return i < body_.size() && (body_[i] == ',' || body_[i] == ']'); }
 
-  std::size_t skip_blanks(std::size_t i) const {
+  size_t skip_blanks(size_t i) const {
     while (i < body_.size() && (body_[i] == ' ' || body_[i] == '\t' || body_[i] == '\r')) ++i;
     return i;
   }
 
-  std::size_t end_of_line(std::size_t i) const {
-    return static_cast<std::size_t>(std::find(body_.begin() + static_cast<std::ptrdiff_t>(i), body_.end(), '\n') - body_.begin());
+  size_t end_of_line(size_t i) const {
+    return static_cast<size_t>(std::find(body_.begin() + static_cast<ptrdiff_t>(i), body_.end(), '\n') - body_.begin());
   }
 
   // The next line after `i` that begins with a brace, or the end: where a torn line or object ends at the latest.
-  std::size_t next_object_line(std::size_t i) const {
+  size_t next_object_line(size_t i) const {
     while ((i = end_of_line(i)) < body_.size()) {
       if (++i < body_.size() && body_[i] == '{') return i;
     }
@@ -580,21 +584,21 @@ class BodyReader {
   }
 
   // `end`, without the white space before it.
-  std::size_t trimmed(std::size_t begin, std::size_t end) const {
+  size_t trimmed(size_t begin, size_t end) const {
     while (end > begin + 1 && JsonParser::is_space(body_[end - 1])) --end;
     return end;
   }
 
-  std::size_t refuse_line(std::size_t i, JsonError error) {
-    const std::size_t next = end_of_line(error.position);
+  size_t refuse_line(size_t i, JsonError error) {
+    const size_t next = end_of_line(error.position);
     run_.refuse(JsonWhy::kSyntax, error, body_, i, trimmed(i, next));
     return next;
   }
 
   // Refuse as one what cannot be split.
-  std::size_t refuse_rest(std::size_t i, JsonError error) {
+  size_t refuse_rest(size_t i, JsonError error) {
     broken_ = true;
-    const std::size_t next = next_object_line(i), end = trimmed(i, next);
+    const size_t next = next_object_line(i), end = trimmed(i, next);
     error.position = std::min(error.position, end);
     run_.refuse(JsonWhy::kSyntax, error, body_, i, end);
     return next;
@@ -602,25 +606,26 @@ class BodyReader {
 
   Run& run_;
   const Text body_;
-  const std::int64_t most_;
+  const int64_t most_;
   const bool whole_;
-  bool broken_ = false;  // an object broke off: from there on none reaches beyond the next line that begins with a brace
+  bool broken_ =
+      false;  // an object broke off: from there on none reaches beyond the next line that begins with a brace
 };
 
 }  // namespace
 
-Transcoded transcode_each(const WriterSchema& schema, Text data, std::span<const std::int64_t> ends,
+Transcoded transcode_each(const WriterSchema& schema, Text data, std::span<const int64_t> ends,
                           const JsonOptions& options) {
   const BytesView events(data, ends);
   Run run(schema, options);
-  for (std::size_t i = 0; i < events.size(); ++i) {
+  for (size_t i = 0; i < events.size(); ++i) {
     const auto text = events[i];
-    const std::size_t begin = JsonParser::skip_space(text, JsonParser::skip_mark(text));
-    std::size_t end = begin;
+    const size_t begin = JsonParser::skip_space(text, JsonParser::skip_mark(text));
+    size_t end = begin;
     const JsonError error = run.parser.parse(text, end);
     if (error) {
       run.refuse(JsonWhy::kSyntax, error, text, begin, text.size());
-    } else if (const std::size_t rest = JsonParser::skip_space(text, end); rest < text.size()) {
+    } else if (const size_t rest = JsonParser::skip_space(text, end); rest < text.size()) {
       run.refuse(JsonWhy::kMore, {rest, "nothing more"}, text, begin, text.size());
     } else {
       run.take(begin, end);
@@ -629,13 +634,13 @@ Transcoded transcode_each(const WriterSchema& schema, Text data, std::span<const
   return std::move(run.out);
 }
 
-Transcoded transcode_body(const WriterSchema& schema, Text body, const JsonOptions& options, std::int64_t max_events) {
+Transcoded transcode_body(const WriterSchema& schema, Text body, const JsonOptions& options, int64_t max_events) {
   Run run(schema, options);
   BodyReader(run, body, max_events, false).read();
   return std::move(run.out);
 }
 
-bool transcode_composed(const WriterSchema& schema, const JsonParser& parser, std::uint32_t object,
+bool transcode_composed(const WriterSchema& schema, const JsonParser& parser, uint32_t object,
                         std::span<const JsonMember> more, BytesColumn& record) {
   const JsonOptions options{.ignore_unknown = true, .prefix = {}};
   if (!JsonWriter(schema, options, parser).composed(object, more, record.data)) return false;
@@ -644,12 +649,12 @@ bool transcode_composed(const WriterSchema& schema, const JsonParser& parser, st
 }
 
 TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const Text> bodies, const JsonOptions& options,
-                                  std::int64_t max_events) {
+                                  int64_t max_events) {
   Run run(schema, options);
   Transcoded& out = run.out;
   TranscodedBodies made;
   for (const auto body : bodies) {
-    const std::size_t before = out.records.ends.size();
+    const size_t before = out.records.ends.size();
     out.total = 0;
     out.begins.clear();
     out.ends.clear();
@@ -657,8 +662,8 @@ TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const Te
     const bool whole = out.bad.empty() && out.total > 0 && out.total <= max_events;
     made.counts.push_back(whole ? out.total : -1);
     if (whole) {
-      for (std::size_t k = 0; k < out.begins.size(); ++k) {
-        const auto begin = static_cast<std::size_t>(out.begins[k]), end = static_cast<std::size_t>(out.ends[k]);
+      for (size_t k = 0; k < out.begins.size(); ++k) {
+        const auto begin = static_cast<size_t>(out.begins[k]), end = static_cast<size_t>(out.ends[k]);
         made.texts.push_back(body.subspan(begin, end - begin));
       }
     } else {

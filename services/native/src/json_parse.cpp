@@ -10,19 +10,19 @@
 namespace freshet {
 namespace {
 
-bool is_digit(std::uint8_t c) { return c >= '0' && c <= '9'; }
+bool is_digit(uint8_t c) { return c >= '0' && c <= '9'; }
 
-int hex_digit(std::uint8_t c) {
+int hex_digit(uint8_t c) {
   if (is_digit(c)) return c - '0';
-  const std::uint8_t lower = c | 0x20;
+  const uint8_t lower = c | 0x20;
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
 // The four digits of a \u escape; -1 if they are none.
-int unit_at(std::span<const std::uint8_t> text, std::size_t i) {
+int unit_at(std::span<const uint8_t> text, size_t i) {
   if (text.size() - i < 4) return -1;
   int unit = 0;
-  for (std::size_t k = 0; k < 4; ++k) {
+  for (size_t k = 0; k < 4; ++k) {
     const int digit = hex_digit(text[i + k]);
     if (digit < 0) return -1;
     unit = unit * 16 + digit;
@@ -30,19 +30,19 @@ int unit_at(std::span<const std::uint8_t> text, std::size_t i) {
   return unit;
 }
 
-void append_utf8(std::uint32_t c, std::vector<std::uint8_t>& out) {
-  const auto tail = [&](int shift) { out.push_back(static_cast<std::uint8_t>(0x80 | ((c >> shift) & 0x3F))); };
+void append_utf8(uint32_t c, std::vector<uint8_t>& out) {
+  const auto tail = [&](int shift) { out.push_back(static_cast<uint8_t>(0x80 | ((c >> shift) & 0x3F))); };
   if (c < 0x80) {
-    out.push_back(static_cast<std::uint8_t>(c));
+    out.push_back(static_cast<uint8_t>(c));
   } else if (c < 0x800) {
-    out.push_back(static_cast<std::uint8_t>(0xC0 | (c >> 6)));
+    out.push_back(static_cast<uint8_t>(0xC0 | (c >> 6)));
     tail(0);
   } else if (c < 0x10000) {
-    out.push_back(static_cast<std::uint8_t>(0xE0 | (c >> 12)));
+    out.push_back(static_cast<uint8_t>(0xE0 | (c >> 12)));
     tail(6);
     tail(0);
   } else {
-    out.push_back(static_cast<std::uint8_t>(0xF0 | (c >> 18)));
+    out.push_back(static_cast<uint8_t>(0xF0 | (c >> 18)));
     tail(12);
     tail(6);
     tail(0);
@@ -51,7 +51,7 @@ void append_utf8(std::uint32_t c, std::vector<std::uint8_t>& out) {
 
 }  // namespace
 
-JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) {
+JsonError JsonParser::parse(std::span<const uint8_t> text, size_t& i) {
   text_ = text;
   nodes_.clear();
   open_.clear();
@@ -60,7 +60,7 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
   bool want_value = true;  // else a comma or the end of the container
   for (;;) {
     if (i >= text.size()) return {i, want_value ? "a value" : "a comma or the end of the array or object"};
-    const std::uint8_t c = text[i];
+    const uint8_t c = text[i];
     const bool in_object = !open_.empty() && nodes_[open_.back()].kind == JsonKind::kObject;
     const char closing = in_object ? '}' : ']';
     if (!want_value) {
@@ -69,7 +69,7 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
         want_value = true;
         if (in_object && (i >= text.size() || text[i] != '"')) return {i, "a name in double quotes"};
         if (!in_object && i < text.size() && text[i] == ']') return {i, "a value, as a comma came before"};
-      } else if (c == static_cast<std::uint8_t>(closing)) {
+      } else if (c == static_cast<uint8_t>(closing)) {
         ++i;
         close(open_.back(), i);
         open_.pop_back();
@@ -77,7 +77,7 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
         return {i, in_object ? "a comma or }" : "a comma or ]"};
       }
     } else {
-      if (!open_.empty() && c == static_cast<std::uint8_t>(closing) && nodes_[open_.back()].count == 0) {
+      if (!open_.empty() && c == static_cast<uint8_t>(closing) && nodes_[open_.back()].count == 0) {
         want_value = false;  // an empty container: closed above
         continue;
       }
@@ -92,8 +92,9 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
       }
       if (text[i] == '{' || text[i] == '[') {
         if (open_.size() >= kMaxDepth) return {i, "at most 64 arrays and objects inside each other"};
-        open_.push_back(static_cast<std::uint32_t>(nodes_.size()));
-        nodes_.push_back({text[i] == '{' ? JsonKind::kObject : JsonKind::kArray, false, static_cast<std::uint32_t>(i), 0, 0, 0});
+        open_.push_back(static_cast<uint32_t>(nodes_.size()));
+        nodes_.push_back(
+            {text[i] == '{' ? JsonKind::kObject : JsonKind::kArray, false, static_cast<uint32_t>(i), 0, 0, 0});
         i = skip_space(text, i + 1);
         continue;
       }
@@ -105,18 +106,18 @@ JsonError JsonParser::parse(std::span<const std::uint8_t> text, std::size_t& i) 
   }
 }
 
-void JsonParser::close(std::uint32_t container, std::size_t end) {
+void JsonParser::close(uint32_t container, size_t end) {
   JsonNode& node = nodes_[container];
-  node.next = static_cast<std::uint32_t>(nodes_.size());
-  node.size = static_cast<std::uint32_t>(end) - node.start;
+  node.next = static_cast<uint32_t>(nodes_.size());
+  node.size = static_cast<uint32_t>(end) - node.start;
 }
 
-JsonError JsonParser::scalar(std::size_t& i) {
+JsonError JsonParser::scalar(size_t& i) {
   const auto rest = std::string_view(reinterpret_cast<const char*>(text_.data()) + i, text_.size() - i);
   const auto word = [&](std::string_view w, JsonKind kind) -> JsonError {
     if (!rest.starts_with(w)) return {i, "a value"};
-    nodes_.push_back({kind, false, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(w.size()),
-                      static_cast<std::uint32_t>(nodes_.size() + 1), 0});
+    nodes_.push_back({kind, false, static_cast<uint32_t>(i), static_cast<uint32_t>(w.size()),
+                      static_cast<uint32_t>(nodes_.size() + 1), 0});
     i += w.size();
     return {};
   };
@@ -134,12 +135,12 @@ JsonError JsonParser::scalar(std::size_t& i) {
   }
 }
 
-JsonError JsonParser::string(std::size_t& i) {
-  const std::size_t start = ++i;
+JsonError JsonParser::string(size_t& i) {
+  const size_t start = ++i;
   bool escaped = false;
   for (;;) {
     if (i >= text_.size()) return {i, "a closing double quote"};
-    const std::uint8_t c = text_[i];
+    const uint8_t c = text_[i];
     if (c == '"') break;
     if (c < 0x20) return {i, "no control characters in a string (write \\n for a new line)"};
     if (c != '\\') {
@@ -163,20 +164,20 @@ JsonError JsonParser::string(std::size_t& i) {
       i += 6;
     }
   }
-  const std::size_t size = i - start;
-  const std::size_t valid = utf8_prefix(text_.data() + start, size);
+  const size_t size = i - start;
+  const size_t valid = utf8_prefix(text_.data() + start, size);
   if (valid != size) return {start + valid, "UTF-8"};
   ++i;
-  nodes_.push_back({JsonKind::kString, escaped, static_cast<std::uint32_t>(start), static_cast<std::uint32_t>(size),
-                    static_cast<std::uint32_t>(nodes_.size() + 1), 0});
+  nodes_.push_back({JsonKind::kString, escaped, static_cast<uint32_t>(start), static_cast<uint32_t>(size),
+                    static_cast<uint32_t>(nodes_.size() + 1), 0});
   return {};
 }
 
-JsonError JsonParser::number(std::size_t& i) {
-  const std::size_t start = i;
-  const auto at = [&](std::size_t k) { return k < text_.size() ? text_[k] : std::uint8_t{0}; };
+JsonError JsonParser::number(size_t& i) {
+  const size_t start = i;
+  const auto at = [&](size_t k) { return k < text_.size() ? text_[k] : uint8_t{0}; };
   const auto digits = [&] {
-    const std::size_t from = i;
+    const size_t from = i;
     while (is_digit(at(i))) ++i;
     return i > from;
   };
@@ -196,29 +197,29 @@ JsonError JsonParser::number(std::size_t& i) {
     if (at(i) == '+' || at(i) == '-') ++i;
     if (!digits()) return {i, "a digit in the exponent"};
   }
-  nodes_.push_back({JsonKind::kNumber, false, static_cast<std::uint32_t>(start), static_cast<std::uint32_t>(i - start),
-                    static_cast<std::uint32_t>(nodes_.size() + 1), 0});
+  nodes_.push_back({JsonKind::kNumber, false, static_cast<uint32_t>(start), static_cast<uint32_t>(i - start),
+                    static_cast<uint32_t>(nodes_.size() + 1), 0});
   return {};
 }
 
-std::uint32_t JsonParser::repeated(std::uint32_t object) const {
-  constexpr std::uint32_t kFew = 32;
-  const std::uint32_t count = nodes_[object].count;
+uint32_t JsonParser::repeated(uint32_t object) const {
+  constexpr uint32_t kFew = 32;
+  const uint32_t count = nodes_[object].count;
   if (count < 2) return kNone;
   std::string_view few[kFew];
-  std::uint64_t seen = 0;  // a bit for each size and letters of a name so far: another bit is another name
-  std::uint32_t key = object + 1, m = 0;
+  uint64_t seen = 0;  // a bit for each size and letters of a name so far: another bit is another name
+  uint32_t key = object + 1, m = 0;
   for (; m < count && count <= kFew && !nodes_[key].escaped; ++m, key = nodes_[key + 1].next) {
     const std::string_view name = few[m] = text(nodes_[key]);
     const auto letters = name.empty() ? 0u : static_cast<unsigned>(name.front() ^ (name.back() << 1));
-    const std::uint64_t bit = std::uint64_t{1} << ((name.size() * 7 + letters) % 64);
+    const uint64_t bit = uint64_t{1} << ((name.size() * 7 + letters) % 64);
     if ((seen & bit) && std::find(few, few + m, name) != few + m) return key;
     seen |= bit;
   }
   if (m == count) return kNone;
-  std::vector<std::pair<std::string, std::uint32_t>> names;
+  std::vector<std::pair<std::string, uint32_t>> names;
   names.reserve(count);
-  std::vector<std::uint8_t> name;
+  std::vector<uint8_t> name;
   key = object + 1;
   for (m = 0; m < count; ++m, key = nodes_[key + 1].next) {
     name.clear();
@@ -226,16 +227,16 @@ std::uint32_t JsonParser::repeated(std::uint32_t object) const {
     names.emplace_back(std::string(name.begin(), name.end()), key);
   }
   std::sort(names.begin(), names.end());
-  std::uint32_t first = kNone;
-  for (std::size_t n = 1; n < names.size(); ++n) {
+  uint32_t first = kNone;
+  for (size_t n = 1; n < names.size(); ++n) {
     if (names[n].first == names[n - 1].first) first = std::min(first, names[n].second);
   }
   return first;
 }
 
-void JsonParser::unescape(const JsonNode& node, std::vector<std::uint8_t>& out) const {
-  const std::uint8_t* p = text_.data() + node.start;
-  const std::uint8_t* const end = p + node.size;
+void JsonParser::unescape(const JsonNode& node, std::vector<uint8_t>& out) const {
+  const uint8_t* p = text_.data() + node.start;
+  const uint8_t* const end = p + node.size;
   if (!node.escaped) {
     out.insert(out.end(), p, end);
     return;
@@ -248,15 +249,15 @@ void JsonParser::unescape(const JsonNode& node, std::vector<std::uint8_t>& out) 
     }
     ++p;
     if (*p != 'u') {
-      out.push_back(static_cast<std::uint8_t>(kMeant[kNames.find(static_cast<char>(*p++))]));
+      out.push_back(static_cast<uint8_t>(kMeant[kNames.find(static_cast<char>(*p++))]));
       continue;
     }
     const auto unit = [&] {
-      const int u = unit_at({p + 1, static_cast<std::size_t>(end - p - 1)}, 0);
+      const int u = unit_at({p + 1, static_cast<size_t>(end - p - 1)}, 0);
       p += 5;
-      return static_cast<std::uint32_t>(u);
+      return static_cast<uint32_t>(u);
     };
-    std::uint32_t c = unit();
+    uint32_t c = unit();
     if (c >= 0xD800 && c < 0xDC00) {
       ++p;  // the backslash of the other half, which string() has seen
       c = 0x10000 + ((c - 0xD800) << 10) + (unit() - 0xDC00);
@@ -268,19 +269,19 @@ void JsonParser::unescape(const JsonNode& node, std::vector<std::uint8_t>& out) 
 namespace {
 
 // Bytes of numbers, names and words that stand outside of strings, JSON's own and others' (NaN, None, 0x1F, 1_000).
-bool is_bare(std::uint8_t c) {
-  const std::uint8_t lower = c | 0x20;
+bool is_bare(uint8_t c) {
+  const uint8_t lower = c | 0x20;
   return is_digit(c) || (lower >= 'a' && lower <= 'z') || c == '+' || c == '-' || c == '.' || c == '_';
 }
 
 }  // namespace
 
-std::optional<std::size_t> json_end(std::span<const std::uint8_t> text, std::size_t i, bool element) {
-  std::vector<std::uint8_t> closers;  // of the brackets that are open
-  bool after_value = false;           // a value or name has just ended: a comma, colon or closing bracket is due
-  bool space = false;                 // white space came since
+std::optional<size_t> json_end(std::span<const uint8_t> text, size_t i, bool element) {
+  std::vector<uint8_t> closers;  // of the brackets that are open
+  bool after_value = false;      // a value or name has just ended: a comma, colon or closing bracket is due
+  bool space = false;            // white space came since
   while (i < text.size()) {
-    const std::uint8_t c = text[i];
+    const uint8_t c = text[i];
     const bool adjacent = after_value && !space;
     if (JsonParser::is_space(c)) {
       space = true;

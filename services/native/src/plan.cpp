@@ -7,17 +7,19 @@
 
 namespace freshet {
 
-Plan::Plan(u32 buckets) : buckets_(buckets), shift_(64u - static_cast<u32>(std::countr_zero(buckets))) {
+Plan::Plan(uint32_t buckets) : buckets_(buckets), shift_(64u - static_cast<uint32_t>(std::countr_zero(buckets))) {
   if (buckets < 2 || buckets > 65536 || !std::has_single_bit(buckets))
     throw std::invalid_argument("expected a power of two from 2 to 65536 buckets, found " + std::to_string(buckets));
   cells_.resize(64);
 }
 
-void Plan::run(const u64* occurrence_keys, size_t n, const u32* feature_starts, const u8* feature_tables, size_t features) {
+void Plan::run(const uint64_t* occurrence_keys, size_t n, const uint32_t* feature_starts, const uint8_t* feature_tables,
+               size_t features) {
   if (n >= (1ull << 31)) throw std::invalid_argument("a batch holds fewer than 2^31 occurrences");
   bool rising = feature_starts[0] == 0 && feature_starts[features] == n;
   for (size_t f = 0; f < features; f++) rising = rising && feature_starts[f] <= feature_starts[f + 1];
-  if (!rising) throw std::invalid_argument("feature_starts must rise from 0 to the number of keys, " + std::to_string(n));
+  if (!rising)
+    throw std::invalid_argument("feature_starts must rise from 0 to the number of keys, " + std::to_string(n));
   n_ = n;
   keys.reserve(n);
   tables.reserve(n);
@@ -25,38 +27,39 @@ void Plan::run(const u64* occurrence_keys, size_t n, const u32* feature_starts, 
   order.reserve(n);
   order_starts.reserve(n + 1);
   counts_.reserve(n);
-  u32* starts = bucket_starts.reserve(buckets_ + 1);
+  uint32_t* starts = bucket_starts.reserve(buckets_ + 1);
 
   scatter(occurrence_keys, feature_starts, feature_tables, features);
-  const u32* ends = bucket_items_.data();
+  const uint32_t* ends = bucket_items_.data();
   unique_ = 0;
-  for (u32 b = 0; b < buckets_; b++) {
-    starts[b] = static_cast<u32>(unique_);
-    const u32 begin = b ? ends[b - 1] : 0;
+  for (uint32_t b = 0; b < buckets_; b++) {
+    starts[b] = static_cast<uint32_t>(unique_);
+    const uint32_t begin = b ? ends[b - 1] : 0;
     if (begin != ends[b]) deduplicate(begin, ends[b]);
   }
-  starts[buckets_] = static_cast<u32>(unique_);
-  order_starts.data()[unique_] = static_cast<u32>(present_);
+  starts[buckets_] = static_cast<uint32_t>(unique_);
+  order_starts.data()[unique_] = static_cast<uint32_t>(present_);
 }
 
 // Counting sort by bucket; after it bucket_items_[b] is the end of bucket b's items.
-void Plan::scatter(const u64* occurrence_keys, const u32* feature_starts, const u8* feature_tables, size_t features) {
-  u32* next = bucket_items_.reserve(buckets_ + 1);
+void Plan::scatter(const uint64_t* occurrence_keys, const uint32_t* feature_starts, const uint8_t* feature_tables,
+                   size_t features) {
+  uint32_t* next = bucket_items_.reserve(buckets_ + 1);
   Item* items = items_.reserve(n_);
-  i32* position = positions.data();
+  int32_t* position = positions.data();
   std::fill_n(next, buckets_, 0u);
   for (size_t i = 0; i < n_; i++) next[occurrence_keys[i] >> shift_] += occurrence_keys[i] != absent_key;
-  u32 sum = 0;
-  for (u32 b = 0; b < buckets_; b++) {
-    const u32 count = next[b];
+  uint32_t sum = 0;
+  for (uint32_t b = 0; b < buckets_; b++) {
+    const uint32_t count = next[b];
     next[b] = sum;
     sum += count;
   }
   present_ = sum;
   for (size_t f = 0; f < features; f++) {
-    const u32 table = feature_tables[f];
-    for (u32 i = feature_starts[f]; i < feature_starts[f + 1]; i++) {
-      const u64 key = occurrence_keys[i];
+    const uint32_t table = feature_tables[f];
+    for (uint32_t i = feature_starts[f]; i < feature_starts[f + 1]; i++) {
+      const uint64_t key = occurrence_keys[i];
       if (key == absent_key)
         position[i] = -1;
       else
@@ -66,55 +69,56 @@ void Plan::scatter(const u64* occurrence_keys, const u32* feature_starts, const 
 }
 
 // Rows are numbered by first occurrence, so the result does not depend on the size of the cells.
-void Plan::deduplicate(u32 begin, u32 end) {
-  // Eight cells an item: a branch on a collision would be mispredicted. A usual bucket's still fit the first-level cache.
+void Plan::deduplicate(uint32_t begin, uint32_t end) {
+  // Eight cells an item: a branch on a collision would be mispredicted. A usual bucket's still fit the first-level
+  // cache.
   const size_t wanted = std::bit_ceil(8 * static_cast<size_t>(end - begin));
   if (wanted > cells_.size()) grow_cells(wanted);
-  const u64 mask = wanted - 1;
+  const uint64_t mask = wanted - 1;
   if (++epoch_ == 0) {
     std::fill(cells_.begin(), cells_.end(), Cell{});
     epoch_ = 1;
   }
   Cell* cells = cells_.data();
   Item* items = items_.data();
-  u64* unique_keys = keys.data();
-  u8* unique_tables = tables.data();
-  i32* position = positions.data();
-  u32* counts = counts_.data();
-  const u32 first = static_cast<u32>(unique_);
-  u32 rows = first;
-  for (u32 p = begin; p < end; p++) {
+  uint64_t* unique_keys = keys.data();
+  uint8_t* unique_tables = tables.data();
+  int32_t* position = positions.data();
+  uint32_t* counts = counts_.data();
+  const uint32_t first = static_cast<uint32_t>(unique_);
+  uint32_t rows = first;
+  for (uint32_t p = begin; p < end; p++) {
     const Item item = items[p];
-    u64 at = ((item.key * 0x9e3779b97f4a7c15ull) >> 32) & mask;
+    uint64_t at = ((item.key * 0x9e3779b97f4a7c15ull) >> 32) & mask;
     for (;; at = (at + 1) & mask) {
       Cell& cell = cells[at];
       if (cell.epoch != epoch_) {
         cell = {item.key, epoch_, rows};
         unique_keys[rows] = item.key;
-        unique_tables[rows] = static_cast<u8>(item.table);
+        unique_tables[rows] = static_cast<uint8_t>(item.table);
         counts[rows - first] = 1;
         items[p].table = rows;
-        position[item.occurrence] = static_cast<i32>(rows++);
+        position[item.occurrence] = static_cast<int32_t>(rows++);
         break;
       }
       if (cell.key == item.key && unique_tables[cell.row] == item.table) {
         counts[cell.row - first]++;
         items[p].table = cell.row;
-        position[item.occurrence] = static_cast<i32>(cell.row);
+        position[item.occurrence] = static_cast<int32_t>(cell.row);
         break;
       }
     }
   }
-  u32* starts = order_starts.data();
-  u32 sum = begin;
-  for (u32 row = first; row < rows; row++) {
+  uint32_t* starts = order_starts.data();
+  uint32_t sum = begin;
+  for (uint32_t row = first; row < rows; row++) {
     starts[row] = sum;
-    const u32 count = counts[row - first];
+    const uint32_t count = counts[row - first];
     counts[row - first] = sum;
     sum += count;
   }
-  u32* out = order.data();
-  for (u32 p = begin; p < end; p++) out[counts[items[p].table - first]++] = items[p].occurrence;
+  uint32_t* out = order.data();
+  for (uint32_t p = begin; p < end; p++) out[counts[items[p].table - first]++] = items[p].occurrence;
   unique_ = rows;
 }
 

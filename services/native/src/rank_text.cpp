@@ -12,11 +12,11 @@
 namespace freshet {
 namespace {
 
-std::span<const std::uint8_t> bytes(std::string_view text) {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+std::span<const uint8_t> bytes(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-void put(std::string& out, std::int64_t v) {
+void put(std::string& out, int64_t v) {
   char digits[24];
   out.append(digits, std::to_chars(digits, digits + sizeof digits, v).ptr);
 }
@@ -47,13 +47,11 @@ std::string_view inside(const JsonParser& parser, const JsonNode& object) {
 }
 
 // Whether a text goes over several lines; of JSON's, only the space between its parts does.
-bool has_lines(std::string_view text) {
-  return text.find('\n') != text.npos || text.find('\r') != text.npos;
-}
+bool has_lines(std::string_view text) { return text.find('\n') != text.npos || text.find('\r') != text.npos; }
 
 // Whether a double holds a number, which then is neither infinite nor too small to be told from 0.
 bool fits_double(std::string_view number) {
-  constexpr std::size_t surely = 300;  // digits and sign of what needs no second look if it has no exponent
+  constexpr size_t surely = 300;  // digits and sign of what needs no second look if it has no exponent
   if (number.size() <= surely && number.find_first_of("eE") == number.npos) return true;
   double v = 0;
   return std::from_chars(number.data(), number.data() + number.size(), v).ec == std::errc{} && std::isfinite(v);
@@ -77,8 +75,8 @@ struct Members {
 
   bool read(const JsonParser& parser) {
     const auto& nodes = parser.nodes();
-    std::uint32_t key = 1;
-    for (std::uint32_t m = 0; m < nodes[0].count; ++m, key = nodes[key + 1].next) {
+    uint32_t key = 1;
+    for (uint32_t m = 0; m < nodes[0].count; ++m, key = nodes[key + 1].next) {
       const JsonNode** place = nodes[key].escaped ? nullptr : of(parser.text(nodes[key]));
       if (!place || *place) return false;
       *place = &nodes[key + 1];
@@ -100,12 +98,12 @@ std::string id_text(const JsonParser& parser, const JsonNode& node) {
 
 }  // namespace
 
-std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k) {
-  std::vector<std::int64_t> all(scores.size());
-  std::iota(all.begin(), all.end(), std::int64_t{0});
-  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(std::min(k, all.size()));
-  std::partial_sort(all.begin(), middle, all.end(), [&](std::int64_t a, std::int64_t b) {
-    const float x = scores[static_cast<std::size_t>(a)], y = scores[static_cast<std::size_t>(b)];
+std::vector<int64_t> best(std::span<const float> scores, size_t k) {
+  std::vector<int64_t> all(scores.size());
+  std::iota(all.begin(), all.end(), int64_t{0});
+  const auto middle = all.begin() + static_cast<ptrdiff_t>(std::min(k, all.size()));
+  std::partial_sort(all.begin(), middle, all.end(), [&](int64_t a, int64_t b) {
+    const float x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
     const bool no_x = std::isnan(x), no_y = std::isnan(y);
     if (no_x || no_y || x == y) return no_x == no_y ? a < b : no_y;
     return x > y;
@@ -122,7 +120,7 @@ std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchem
   Parts parts;
   if (!out.read_members(parser, rules, new_id, now, parts)) return std::nullopt;
   std::vector<JsonMember> more{{rules.candidates, &parser, parts.candidates}};
-  std::size_t at = 0;
+  size_t at = 0;
   if (parts.adds_id) {
     if (id_parser.parse(bytes(out.id), at).expected) return std::nullopt;
     more.push_back({rules.id, &id_parser, 0});
@@ -144,16 +142,17 @@ std::optional<RankText> RankText::read(const RankRules& rules, const WriterSchem
 
 bool RankText::read_members(JsonParser& parser, const RankRules& rules, std::string_view new_id, std::string_view now,
                             Parts& parts) {
-  std::size_t position = 0;
-  if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size()) return false;
+  size_t position = 0;
+  if (parser.parse(bytes(body_), position).expected || JsonParser::skip_space(bytes(body_), position) < body_.size())
+    return false;
   const auto& nodes = parser.nodes();
-  for (std::uint32_t n = 0; n < nodes.size(); ++n) {
+  for (uint32_t n = 0; n < nodes.size(); ++n) {
     if (nodes[n].kind == JsonKind::kObject && parser.repeated(n) != JsonParser::kNone) return false;
     if (nodes[n].kind == JsonKind::kNumber && !fits_double(parser.text(nodes[n]))) return false;
   }
   Members members;
   if (nodes[0].kind != JsonKind::kObject || !members.read(parser)) return false;
-  const auto index_of = [&](const JsonNode* node) { return static_cast<std::uint32_t>(node - nodes.data()); };
+  const auto index_of = [&](const JsonNode* node) { return static_cast<uint32_t>(node - nodes.data()); };
   if (!is_flag(members.dry_run) || !is_flag(members.explain) || is_true(members.explain)) return false;
   dry_run = is_true(members.dry_run);
 
@@ -161,27 +160,27 @@ bool RankText::read_members(JsonParser& parser, const RankRules& rules, std::str
   if (!list || list->kind != JsonKind::kArray || list->count == 0 || list->count > rules.max_candidates) return false;
   candidates = k = list->count;
   parts.candidates = index_of(list);
-  std::uint32_t item = index_of(list) + 1;
-  for (std::uint32_t c = 0; c < list->count; ++c, item = nodes[item].next) {
+  uint32_t item = index_of(list) + 1;
+  for (uint32_t c = 0; c < list->count; ++c, item = nodes[item].next) {
     if (nodes[item].kind != JsonKind::kObject) return false;
     const std::string_view text = inside(parser, nodes[item]);
     if (has_lines(text)) return false;
-    Candidate one{nodes[item].start + 1, static_cast<std::uint32_t>(text.size()), 0};
-    std::uint32_t key = item + 1;
-    for (std::uint32_t m = 0; m < nodes[item].count; ++m, key = nodes[key + 1].next) {
+    Candidate one{nodes[item].start + 1, static_cast<uint32_t>(text.size()), 0};
+    uint32_t key = item + 1;
+    for (uint32_t m = 0; m < nodes[item].count; ++m, key = nodes[key + 1].next) {
       const std::string_view name = parser.text(nodes[key]);
       if (nodes[key].escaped || name == rules.served) return false;
-      for (std::size_t p = 0; p < rules.places.size(); ++p)
-        if (name == rules.places[p]) one.has |= std::uint64_t{1} << p;
+      for (size_t p = 0; p < rules.places.size(); ++p)
+        if (name == rules.places[p]) one.has |= uint64_t{1} << p;
     }
     of_.push_back(one);
   }
   if (members.k) {
     const std::string_view text = parser.text(*members.k);
-    std::int64_t wanted = 0;
+    int64_t wanted = 0;
     if (members.k->kind != JsonKind::kNumber || !is_integer(text)) return false;
     if (std::from_chars(text.data(), text.data() + text.size(), wanted).ec != std::errc{} || wanted < 1) return false;
-    if (static_cast<std::uint64_t>(wanted) < k) k = static_cast<std::size_t>(wanted);
+    if (static_cast<uint64_t>(wanted) < k) k = static_cast<size_t>(wanted);
   }
 
   bool has_time = false;
@@ -191,8 +190,8 @@ bool RankText::read_members(JsonParser& parser, const RankRules& rules, std::str
     if (object.kind != JsonKind::kObject) return false;
     context_ = inside(parser, object);
     if (has_lines(context_)) return false;
-    std::uint32_t key = index_of(members.context) + 1;
-    for (std::uint32_t m = 0; m < object.count; ++m, key = nodes[key + 1].next) {
+    uint32_t key = index_of(members.context) + 1;
+    for (uint32_t m = 0; m < object.count; ++m, key = nodes[key + 1].next) {
       const std::string_view name = parser.text(nodes[key]);
       const JsonNode& value = nodes[key + 1];
       if (nodes[key].escaped || name == rules.candidates) return false;
@@ -220,22 +219,22 @@ bool RankText::read_members(JsonParser& parser, const RankRules& rules, std::str
 void RankText::check(const RankRules& rules, const RankOrder& order) const {
   bool good = order.scores.size() == candidates && order.predictions.size() == candidates * rules.labels.size() &&
               order.propensity.size() == order.indices.size();
-  for (const std::int64_t i : order.indices) good = good && i >= 0 && static_cast<std::size_t>(i) < candidates;
+  for (const int64_t i : order.indices) good = good && i >= 0 && static_cast<size_t>(i) < candidates;
   if (!good) throw std::invalid_argument("an order of other candidates, or of other labels, than the request's");
 }
 
 std::string RankText::items(const RankRules& rules, const RankOrder& order) const {
   check(rules, order);
-  const std::size_t L = rules.labels.size();
+  const size_t L = rules.labels.size();
   std::string out(1, '[');
-  for (std::size_t place = 0; place < order.indices.size(); ++place) {
-    const auto i = static_cast<std::size_t>(order.indices[place]);
+  for (size_t place = 0; place < order.indices.size(); ++place) {
+    const auto i = static_cast<size_t>(order.indices[place]);
     out.append(place ? ",{\"index\":" : "{\"index\":");
     put(out, order.indices[place]);
     out.append(",\"score\":");
     put(out, order.scores[i]);
     out.append(",\"predictions\":{");
-    for (std::size_t l = 0; l < L; ++l) {
+    for (size_t l = 0; l < L; ++l) {
       if (l) out.push_back(',');
       out.append(rules.labels[l]).push_back(':');
       put(out, order.predictions[i * L + l]);
@@ -247,23 +246,23 @@ std::string RankText::items(const RankRules& rules, const RankOrder& order) cons
   return out.append("]");
 }
 
-std::string RankText::served(const RankRules& rules, const RankOrder& order, std::int64_t version, bool explored) const {
+std::string RankText::served(const RankRules& rules, const RankOrder& order, int64_t version, bool explored) const {
   check(rules, order);
-  const std::size_t L = rules.labels.size();
+  const size_t L = rules.labels.size();
   std::string out(1, '{');
   out.append(context_).append(",\"").append(rules.candidates).append("\":[");
-  for (std::size_t place = 0; place < order.indices.size(); ++place) {
-    const auto i = static_cast<std::size_t>(order.indices[place]);
+  for (size_t place = 0; place < order.indices.size(); ++place) {
+    const auto i = static_cast<size_t>(order.indices[place]);
     const Candidate& one = of_[i];
     out.append(place ? ",{" : "{").append(body_, one.start, one.size);
-    for (std::size_t p = 0; p < rules.places.size(); ++p)
+    for (size_t p = 0; p < rules.places.size(); ++p)
       if (!(one.has >> p & 1)) join(out, member(rules.places[p], std::to_string(place)));
     std::string told = "{\"version\":";
     put(told, version);
     told.append(",\"score\":");
     put(told, order.scores[i]);
     told.append(",\"predictions\":[");
-    for (std::size_t l = 0; l < L; ++l) {
+    for (size_t l = 0; l < L; ++l) {
       if (l) told.push_back(',');
       put(told, order.predictions[i * L + l]);
     }

@@ -19,10 +19,10 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
     refuse("expected a power of two from 2 to 65536 buckets, found " + std::to_string(spec_.buckets));
   if (spec_.partitions < 1 || spec_.partitions > 65536)
     refuse("expected 1 to 65536 partitions, found " + std::to_string(spec_.partitions));
-  shift_ = 64u - static_cast<u32>(std::countr_zero(spec_.buckets));
+  shift_ = 64u - static_cast<uint32_t>(std::countr_zero(spec_.buckets));
   group_of_table_.fill(no_group);
   for (const GroupSpec& group : spec_.groups) {
-    for (const u8 table : group.tables) {
+    for (const uint8_t table : group.tables) {
       if (group_of_table_[table] != no_group) refuse("table " + std::to_string(table) + " is in two store groups");
       group_of_table_[table] = static_cast<int>(groups_.size());
     }
@@ -41,35 +41,36 @@ Store::Store(StoreSpec spec) : spec_(std::move(spec)), states_(spec_.buckets) {
   partition_locks_ = std::make_unique<std::mutex[]>(spec_.partitions);
 }
 
-u32 Store::group_of(u8 table) const {
+uint32_t Store::group_of(uint8_t table) const {
   if (group_of_table_[table] == no_group) refuse("no store group holds table " + std::to_string(table));
-  return static_cast<u32>(group_of_table_[table]);
+  return static_cast<uint32_t>(group_of_table_[table]);
 }
 
-void Store::check_bucket(u32 bucket) const {
+void Store::check_bucket(uint32_t bucket) const {
   if (bucket >= spec_.buckets)
     refuse("expected a bucket below " + std::to_string(spec_.buckets) + ", found " + std::to_string(bucket));
 }
 
 // A batch comes from a plan, or from the network as somebody's plan: nothing in it is believed.
-void Store::check_keys(u32 group, const Keys& keys) const {
+void Store::check_keys(uint32_t group, const Keys& keys) const {
   if (group >= groups_.size())
     refuse("expected a store group below " + std::to_string(groups_.size()) + ", found " + std::to_string(group));
-  const u32* starts = keys.bucket_starts;
+  const uint32_t* starts = keys.bucket_starts;
   bool rising = starts[0] == 0 && starts[spec_.buckets] == keys.n;
-  for (u32 b = 0; b < spec_.buckets; b++) rising = rising && starts[b] <= starts[b + 1];
+  for (uint32_t b = 0; b < spec_.buckets; b++) rising = rising && starts[b] <= starts[b + 1];
   if (!rising) refuse("bucket_starts must rise from 0 to the number of keys, " + std::to_string(keys.n));
-  u64 wrong = 0;
-  for (u32 i = 0; i < keys.n; i++) {
-    const u64 b = keys.keys[i] >> shift_;
-    wrong |= static_cast<u64>(i < starts[b]) | static_cast<u64>(i >= starts[b + 1]) | static_cast<u64>(keys.keys[i] == 0) |
-             static_cast<u64>(group_of_table_[keys.tables[i]] ^ static_cast<int>(group));
+  uint64_t wrong = 0;
+  for (uint32_t i = 0; i < keys.n; i++) {
+    const uint64_t b = keys.keys[i] >> shift_;
+    wrong |= static_cast<uint64_t>(i < starts[b]) | static_cast<uint64_t>(i >= starts[b + 1]) |
+             static_cast<uint64_t>(keys.keys[i] == 0) |
+             static_cast<uint64_t>(group_of_table_[keys.tables[i]] ^ static_cast<int>(group));
   }
   if (wrong) refuse("keys must be sorted by bucket, not 0, and of tables of group " + std::to_string(group));
 }
 
-u32 Store::create_row(Group& group, u32 bucket, u64 key, u8 table) {
-  const u32 slot = group.insert(group.bin(bucket), bucket, key, table);
+uint32_t Store::create_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table) {
+  const uint32_t slot = group.insert(group.bin(bucket), bucket, key, table);
   group.layout.create(group.row(slot), key, table, spec_.seed);
   rows_[table].fetch_add(1, std::memory_order_relaxed);
   return slot;
@@ -79,47 +80,47 @@ namespace {
 
 // Adds up for a counter that others share, which it is added to when it goes.
 struct Tally {
-  explicit Tally(std::atomic<i64>& to) : to(to) {}
+  explicit Tally(std::atomic<int64_t>& to) : to(to) {}
   ~Tally() {
     if (n) to.fetch_add(n, std::memory_order_relaxed);
   }
   Tally(const Tally&) = delete;
   Tally& operator=(const Tally&) = delete;
 
-  std::atomic<i64>& to;
-  i64 n = 0;
+  std::atomic<int64_t>& to;
+  int64_t n = 0;
 };
 
 }  // namespace
 
-std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bool create, u8* found, u32* touched,
-                                     float* states, i64* known_pushes) {
+std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* out, bool create, uint8_t* found,
+                                     uint32_t* touched, float* states, int64_t* known_pushes) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
   // Before anything is counted or made: who must read rows first asks again.
   if (const auto bucket = unread_bucket(index, keys)) return Missing{*bucket, true};
   Group& group = *groups_[index];
-  const u32 width = group.layout.width(), state_floats = group.layout.state_floats();
+  const uint32_t width = group.layout.width(), state_floats = group.layout.state_floats();
   Ahead ahead(group, keys.keys, keys.n);
   Tally created(created_);  // rows that were made count, whatever this returns
   for (size_t i = 0; i < keys.n;) {
-    const u32 bucket = bucket_of(keys.keys[i]);
+    const uint32_t bucket = bucket_of(keys.keys[i]);
     const size_t end = keys.bucket_starts[bucket + 1];
     BucketState& state = states_[bucket];
     Bin& bin = group.bin(bucket);
     const std::lock_guard lock(state.lock);
     if (!state.held) return Missing{bucket, false};
     if (known_pushes)
-      for (u32 p = 0; p < spec_.partitions; p++)
+      for (uint32_t p = 0; p < spec_.partitions; p++)
         known_pushes[static_cast<size_t>(bucket) * spec_.partitions + p] = offset_at(p, bucket);
-    const u32 now = seconds(std::max(state.clock_ms, clock_ms_.load(std::memory_order_relaxed)));
+    const uint32_t now = seconds(std::max(state.clock_ms, clock_ms_.load(std::memory_order_relaxed)));
     for (; i < end; i++) {
       ahead.at(i);
       if (i + locks_ahead < keys.n) prefetch_write(&states_[bucket_of(keys.keys[i + locks_ahead])]);
-      const u64 key = keys.keys[i];
-      const u8 table = keys.tables[i];
+      const uint64_t key = keys.keys[i];
+      const uint8_t table = keys.tables[i];
       float* row = out + i * width;
-      u32 slot = group.find(bin, key, table);
+      uint32_t slot = group.find(bin, key, table);
       if (slot == Group::none && !known(state, group, bucket, key, table)) return Missing{bucket, true};
       if (found) found[i] = slot != Group::none;
       if (touched) touched[i] = slot != Group::none ? group.header(slot).touched : 0;
@@ -148,7 +149,7 @@ std::optional<Missing> Store::lookup(u32 index, const Keys& keys, float* out, bo
 }
 
 // Put a row on a consumer's list, if it is not; returns how many rows that adds.
-i64 Store::mark(Bin& bin, Header& row, u32 slot, u32 consumer) {
+int64_t Store::mark(Bin& bin, Header& row, uint32_t slot, uint32_t consumer) {
   if (!spec_.consumed[consumer] || (row.meta & dirty_flag(consumer))) return 0;
   row.meta |= dirty_flag(consumer);
   bin.dirty[consumer].push_back(slot);
@@ -156,8 +157,8 @@ i64 Store::mark(Bin& bin, Header& row, u32 slot, u32 consumer) {
 }
 
 // The slot of a row that is to be stepped; none if its table does not admit the key.
-u32 Store::slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& count) {
-  const u32 slot = group.find(group.bin(bucket), key, table);
+uint32_t Store::slot_for_step(Group& group, uint32_t bucket, uint64_t key, uint8_t table, Counts& count) {
+  const uint32_t slot = group.find(group.bin(bucket), key, table);
   if (slot != Group::none) return slot;
   const Admission* gate = admission_[table].get();
   if (gate && !gate->admitted(bucket, key)) {
@@ -168,21 +169,22 @@ u32 Store::slot_for_step(Group& group, u32 bucket, u64 key, u8 table, Counts& co
   return create_row(group, bucket, key, table);
 }
 
-void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s, Stepped& sum) noexcept {
+void Store::apply_run(const PushGroup& push, Ahead& ahead, uint32_t bucket, uint32_t now_s, Stepped& sum) noexcept {
   Group& group = *groups_[push.group];
   Bin& bin = group.bin(bucket);
   const Keys& keys = push.keys;
-  const u32 width = group.layout.width();
-  u32 slots[piece];
+  const uint32_t width = group.layout.width();
+  uint32_t slots[piece];
   Place rows[piece];
-  u8 stepped[piece];
+  uint8_t stepped[piece];
   const size_t end = keys.bucket_starts[bucket + 1];
   for (size_t first = keys.bucket_starts[bucket]; first < end; first += piece) {
     const size_t n = std::min(piece, end - first);
     for (size_t i = 0; i < n; i++) {
       const size_t at = first + i;
       ahead.at(at);
-      if (i && keys.keys[at] == keys.keys[at - 1] && keys.tables[at] == keys.tables[at - 1] && slots[i - 1] != Group::none) {
+      if (i && keys.keys[at] == keys.keys[at - 1] && keys.tables[at] == keys.tables[at - 1] &&
+          slots[i - 1] != Group::none) {
         slots[i] = slots[i - 1], rows[i] = rows[i - 1];  // a further step of the row
         continue;
       }
@@ -196,29 +198,31 @@ void Store::apply_run(const PushGroup& push, Ahead& ahead, u32 bucket, u32 now_s
       touch(row, now_s);
       sum.counts.not_finite += !stepped[i];
       if (stepped[i])
-        for (u32 c = 0; c < consumers; c++) sum.listed[c] += mark(bin, row, slots[i], c);
+        for (uint32_t c = 0; c < consumers; c++) sum.listed[c] += mark(bin, row, slots[i], c);
     }
   }
 }
 
 void Store::count(const Stepped& sum) {
-  for (u32 c = 0; c < consumers; c++)
+  for (uint32_t c = 0; c < consumers; c++)
     if (sum.listed[c]) pending_[c].fetch_add(sum.listed[c], std::memory_order_relaxed);
   if (sum.counts.created) created_.fetch_add(sum.counts.created, std::memory_order_relaxed);
   if (sum.counts.not_finite) not_finite_.fetch_add(sum.counts.not_finite, std::memory_order_relaxed);
   if (sum.counts.not_admitted) not_admitted_.fetch_add(sum.counts.not_admitted, std::memory_order_relaxed);
 }
 
-Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<PushGroup>& groups, const u8* owned) {
+Pushed Store::push(const int64_t* ranges, size_t n, int64_t clock_ms, const std::vector<PushGroup>& groups,
+                   const uint8_t* owned) {
   if (spec_.serving) refuse("a serving store takes no gradients");
-  std::vector<u32> partitions;
+  std::vector<uint32_t> partitions;
   for (size_t r = 0; r < n; r++) {
-    const i64 *range = ranges + 3 * r;
+    const int64_t* range = ranges + 3 * r;
     if (range[0] < 0 || range[0] >= spec_.partitions)
       refuse("expected a partition below " + std::to_string(spec_.partitions) + ", found " + std::to_string(range[0]));
     if (range[1] < 0 || range[1] >= range[2])
-      refuse("expected a range 0 <= start < stop, found [" + std::to_string(range[1]) + ", " + std::to_string(range[2]) + ")");
-    partitions.push_back(static_cast<u32>(range[0]));
+      refuse("expected a range 0 <= start < stop, found [" + std::to_string(range[1]) + ", " +
+             std::to_string(range[2]) + ")");
+    partitions.push_back(static_cast<uint32_t>(range[0]));
   }
   if (n == 0) refuse("a push needs at least one range of offsets");
   std::sort(partitions.begin(), partitions.end());
@@ -227,12 +231,12 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   for (const PushGroup& group : groups) check_keys(group.group, group.keys);
 
   std::vector<std::unique_lock<std::mutex>> partition_locks;
-  for (const u32 p : partitions) partition_locks.emplace_back(partition_locks_[p]);
+  for (const uint32_t p : partitions) partition_locks.emplace_back(partition_locks_[p]);
 
-  enum : u8 { not_held, apply, skip };
-  std::vector<u8> decision(spec_.buckets, not_held);
+  enum : uint8_t { not_held, apply, skip };
+  std::vector<uint8_t> decision(spec_.buckets, not_held);
   bool any = false;
-  for (u32 b = 0; b < spec_.buckets; b++) {
+  for (uint32_t b = 0; b < spec_.buckets; b++) {
     const bool meant = owned == nullptr || owned[b];
     if (owned && meant && !held_[b]) return Pushed::refused;
     if (!meant || !held_[b]) {
@@ -242,7 +246,7 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
     }
     size_t continues = 0, done = 0;
     for (size_t r = 0; r < n; r++) {
-      const i64 at = offset_at(ranges[3 * r], b);
+      const int64_t at = offset_at(ranges[3 * r], b);
       continues += at == ranges[3 * r + 1];
       done += at >= ranges[3 * r + 2];
     }
@@ -254,25 +258,26 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
   // No bucket is taken or dropped now, so what is known stays known.
   if (loading_.load(std::memory_order_relaxed))
     for (const PushGroup& group : groups)
-      for (u32 b = 0; b < spec_.buckets; b++) {
+      for (uint32_t b = 0; b < spec_.buckets; b++) {
         if (decision[b] != apply) continue;
         const std::lock_guard lock(states_[b].lock);
-        for (u32 i = group.keys.bucket_starts[b]; i < group.keys.bucket_starts[b + 1]; i++)
-          if (!known(states_[b], *groups_[group.group], b, group.keys.keys[i], group.keys.tables[i])) return Pushed::unread;
+        for (uint32_t i = group.keys.bucket_starts[b]; i < group.keys.bucket_starts[b + 1]; i++)
+          if (!known(states_[b], *groups_[group.group], b, group.keys.keys[i], group.keys.tables[i]))
+            return Pushed::unread;
       }
 
   std::vector<Ahead> ahead;
   ahead.reserve(groups.size());
   for (const PushGroup& group : groups) ahead.emplace_back(*groups_[group.group], group.keys.keys, group.keys.n);
-  const u32 now_s = seconds(clock_ms);
+  const uint32_t now_s = seconds(clock_ms);
   Stepped sum;
-  const auto has_keys = [&](u32 b) {
+  const auto has_keys = [&](uint32_t b) {
     for (const PushGroup& group : groups)
       if (group.keys.bucket_starts[b] != group.keys.bucket_starts[b + 1]) return true;
     return false;
   };
-  for (u32 b = 0; b < spec_.buckets; b++) {
-    const u32 next = b + static_cast<u32>(locks_ahead);
+  for (uint32_t b = 0; b < spec_.buckets; b++) {
+    const uint32_t next = b + static_cast<uint32_t>(locks_ahead);
     if (next < spec_.buckets && has_keys(next)) {
       prefetch_write(&states_[next]);
       for (const PushGroup& group : groups) groups_[group.group]->prefetch_bin(next);
@@ -291,12 +296,13 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
     BucketState& state = states_[b];
     const std::lock_guard lock(state.lock);
     for (size_t g = 0; g < groups.size(); g++)
-      if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1]) apply_run(groups[g], ahead[g], b, now_s, sum);
+      if (groups[g].keys.bucket_starts[b] != groups[g].keys.bucket_starts[b + 1])
+        apply_run(groups[g], ahead[g], b, now_s, sum);
     advance();
     state.clock_ms = std::max(state.clock_ms, clock_ms);
   }
   count(sum);
-  i64 clock = clock_ms_.load(std::memory_order_relaxed);
+  int64_t clock = clock_ms_.load(std::memory_order_relaxed);
   while (clock < clock_ms && !clock_ms_.compare_exchange_weak(clock, clock_ms, std::memory_order_relaxed)) {
   }
   return Pushed::applied;
@@ -305,11 +311,11 @@ Pushed Store::push(const i64* ranges, size_t n, i64 clock_ms, const std::vector<
 // While the result lives no push is under way: each holds at least one partition.
 std::vector<std::unique_lock<std::mutex>> Store::no_pushes() {
   std::vector<std::unique_lock<std::mutex>> all;
-  for (u32 p = 0; p < spec_.partitions; p++) all.emplace_back(partition_locks_[p]);
+  for (uint32_t p = 0; p < spec_.partitions; p++) all.emplace_back(partition_locks_[p]);
   return all;
 }
 
-void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
+void Store::set_applied(uint32_t bucket, const int64_t* offsets, int64_t clock_ms) {
   check_bucket(bucket);
   const auto pushes = no_pushes();
   BucketState& state = states_[bucket];
@@ -319,72 +325,72 @@ void Store::set_applied(u32 bucket, const i64* offsets, i64 clock_ms) {
 }
 
 // Under the bucket's lock, while no push is under way.
-void Store::hold(BucketState& state, u32 bucket, const i64* offsets, i64 clock_ms) {
-  for (u32 p = 0; p < spec_.partitions; p++) applied_at(p, bucket).set(offsets[p], clock_ms);
+void Store::hold(BucketState& state, uint32_t bucket, const int64_t* offsets, int64_t clock_ms) {
+  for (uint32_t p = 0; p < spec_.partitions; p++) applied_at(p, bucket).set(offsets[p], clock_ms);
   state.clock_ms = clock_ms;
   state.held = held_[bucket] = true;
 }
 
-void Store::applied_of(u32 bucket, i64* offsets) const {
+void Store::applied_of(uint32_t bucket, int64_t* offsets) const {
   check_bucket(bucket);
   const std::lock_guard lock(states_[bucket].lock);
-  for (u32 p = 0; p < spec_.partitions; p++) offsets[p] = offset_at(p, bucket);
+  for (uint32_t p = 0; p < spec_.partitions; p++) offsets[p] = offset_at(p, bucket);
 }
 
 // Under the bucket's lock.
-i64 Store::clock_at(u32 bucket) const {
-  i64 clock_ms = states_[bucket].clock_ms;
-  for (u32 p = 0; p < spec_.partitions; p++)
+int64_t Store::clock_at(uint32_t bucket) const {
+  int64_t clock_ms = states_[bucket].clock_ms;
+  for (uint32_t p = 0; p < spec_.partitions; p++)
     clock_ms = std::max(clock_ms, applied_at(p, bucket).clock_ms.load(std::memory_order_relaxed));
   return clock_ms;
 }
 
-i64 Store::clock_of(u32 bucket) const {
+int64_t Store::clock_of(uint32_t bucket) const {
   check_bucket(bucket);
   const std::lock_guard lock(states_[bucket].lock);
   return clock_at(bucket);
 }
 
-bool Store::held(u32 bucket) const {
+bool Store::held(uint32_t bucket) const {
   check_bucket(bucket);
   const std::lock_guard lock(states_[bucket].lock);
   return states_[bucket].held;
 }
 
-std::vector<u32> Store::held() const {
-  std::vector<u32> buckets;
-  for (u32 b = 0; b < spec_.buckets; b++)
+std::vector<uint32_t> Store::held() const {
+  std::vector<uint32_t> buckets;
+  for (uint32_t b = 0; b < spec_.buckets; b++)
     if (held(b)) buckets.push_back(b);
   return buckets;
 }
 
-std::vector<std::set<i64>> Store::applied() const {
-  std::vector<std::set<i64>> distinct(spec_.partitions);
-  for (u32 b = 0; b < spec_.buckets; b++) {
+std::vector<std::set<int64_t>> Store::applied() const {
+  std::vector<std::set<int64_t>> distinct(spec_.partitions);
+  for (uint32_t b = 0; b < spec_.buckets; b++) {
     const std::lock_guard lock(states_[b].lock);
     if (!states_[b].held) continue;
-    for (u32 p = 0; p < spec_.partitions; p++) distinct[p].insert(offset_at(p, b));
+    for (uint32_t p = 0; p < spec_.partitions; p++) distinct[p].insert(offset_at(p, b));
   }
   return distinct;
 }
 
-void Store::drop_bucket(u32 bucket) {
+void Store::drop_bucket(uint32_t bucket) {
   check_bucket(bucket);
   const auto pushes = no_pushes();
   BucketState& state = states_[bucket];
   const std::lock_guard lock(state.lock);
   for (const auto& group : groups_) {
     Bin& bin = group->bin(bucket);
-    for (u32 row = 0; row < bin.rows; row++)
+    for (uint32_t row = 0; row < bin.rows; row++)
       rows_[group->header(group->slot_at(bin, row)).meta & meta::table_mask].fetch_sub(1, std::memory_order_relaxed);
-    for (u32 c = 0; c < consumers; c++)
-      pending_[c].fetch_sub(static_cast<i64>(bin.dirty[c].size()), std::memory_order_relaxed);
+    for (uint32_t c = 0; c < consumers; c++)
+      pending_[c].fetch_sub(static_cast<int64_t>(bin.dirty[c].size()), std::memory_order_relaxed);
     group->clear(bin);
   }
   for (auto& list : state.removed) list = {};
   end_loading(state);
   state.clock_ms = 0;
-  for (u32 p = 0; p < spec_.partitions; p++) applied_at(p, bucket).clock_ms = 0;
+  for (uint32_t p = 0; p < spec_.partitions; p++) applied_at(p, bucket).clock_ms = 0;
   state.held = held_[bucket] = false;
 }
 
@@ -396,8 +402,6 @@ size_t Store::bytes() const {
   return sum;
 }
 
-Counts Store::counts() const {
-  return {created_.load(), evicted_.load(), not_finite_.load(), not_admitted_.load()};
-}
+Counts Store::counts() const { return {created_.load(), evicted_.load(), not_finite_.load(), not_admitted_.load()}; }
 
 }  // namespace freshet

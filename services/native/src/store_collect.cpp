@@ -19,11 +19,11 @@ class Store::Taker {
   Taker(Store& store, RunColumns& out) : store_(store), widths_(store.packed_widths()), out_(out) {}
 
   // Under the bucket's lock. Returns the rows that the row store holds once this is written.
-  i64 take(u32 bucket, bool whole) {
+  int64_t take(uint32_t bucket, bool whole) {
     rows_.clear();
     parts_.clear();
-    i64 stored = 0;
-    for (u32 g = 0; g < store_.groups_.size(); g++) {
+    int64_t stored = 0;
+    for (uint32_t g = 0; g < store_.groups_.size(); g++) {
       list(g, bucket, whole);
       stored += store_.groups_[g]->bin(bucket).stored;
     }
@@ -49,31 +49,31 @@ class Store::Taker {
 
  private:
   struct Part {
-    u32 table, group, begin, end;  // of rows_
+    uint32_t table, group, begin, end;  // of rows_
   };
 
   // The group's changed rows, table by table, rising. They count as clean and stored from now on.
-  void list(u32 g, u32 bucket, bool whole) {
+  void list(uint32_t g, uint32_t bucket, bool whole) {
     Group& group = *store_.groups_[g];
     Bin& bin = group.bin(bucket);
-    store_.pending_[flush].fetch_sub(static_cast<i64>(bin.dirty[flush].size()), std::memory_order_relaxed);
+    store_.pending_[flush].fetch_sub(static_cast<int64_t>(bin.dirty[flush].size()), std::memory_order_relaxed);
     slots_.clear();
     slots_.swap(bin.dirty[flush]);
     if (whole) {
       slots_.clear();
-      for (u32 row = 0; row < bin.rows; row++) {
-        const u32 slot = group.slot_at(bin, row);
+      for (uint32_t row = 0; row < bin.rows; row++) {
+        const uint32_t slot = group.slot_at(bin, row);
         if (store_.changed(group.header(slot))) slots_.push_back(slot);
       }
     }
-    const u32 first = static_cast<u32>(rows_.size());
-    std::array<u32, 257> next{};
+    const uint32_t first = static_cast<uint32_t>(rows_.size());
+    std::array<uint32_t, 257> next{};
     for (size_t i = 0; i < slots_.size(); i++) {
       if (i + ahead < slots_.size()) group.prefetch_slot(slots_[i + ahead]);
       Header& row = group.header(slots_[i]);
       bin.stored += !(row.meta & meta::stored);
       row.meta = (row.meta & ~meta::dirty_flush) | meta::stored;
-      const u32 table = row.meta & meta::table_mask;
+      const uint32_t table = row.meta & meta::table_mask;
       next[table + 1]++;
       rows_.push_back({row.key, table, slots_[i]});
     }
@@ -82,40 +82,41 @@ class Store::Taker {
       scratch_.assign(rows_.begin() + first, rows_.end());
       for (const KeyAt& row : scratch_) rows_[first + next[row.source]++] = row;
     }
-    for (u32 begin = first, end; begin < rows_.size(); begin = end) {
-      const u32 table = rows_[begin].source;
+    for (uint32_t begin = first, end; begin < rows_.size(); begin = end) {
+      const uint32_t table = rows_[begin].source;
       for (end = begin + 1; end < rows_.size() && rows_[end].source == table;) end++;
       sort_keys(rows_.data() + begin, end - begin, scratch_);
       parts_.push_back({table, g, begin, end});
     }
   }
 
-  void list_removed(u32 bucket, bool whole) {
+  void list_removed(uint32_t bucket, bool whole) {
     removed_.clear();
     std::vector<Removal>& all = store_.states_[bucket].removed[flush];
     for (const Removal& gone : all) {
       Group& group = *store_.groups_[store_.group_of(gone.table)];
-      const u32 slot = group.find(group.bin(bucket), gone.key, gone.table);
+      const uint32_t slot = group.find(group.bin(bucket), gone.key, gone.table);
       // Came back since: what is flushed now, or was, replaces it. A row that was only looked up is not stored.
       if (!whole && (slot == Group::none || !store_.changed(group.header(slot)))) removed_.push_back(gone);
     }
     all.clear();
     const auto place = [](const Removal& gone) { return std::pair(gone.table, gone.key); };
-    std::sort(removed_.begin(), removed_.end(), [&](const Removal& a, const Removal& b) { return place(a) < place(b); });
+    std::sort(removed_.begin(), removed_.end(),
+              [&](const Removal& a, const Removal& b) { return place(a) < place(b); });
     const auto same = [&](const Removal& a, const Removal& b) { return place(a) == place(b); };
     removed_.erase(std::unique(removed_.begin(), removed_.end(), same), removed_.end());
   }
 
   // One run: rows of a part, if any, and what was removed from its table, from `gone` on. Returns where that ends.
-  size_t write(u32 bucket, const Part* part, size_t gone) {
-    const u32 table = part ? part->table : removed_[gone].table, rows = part ? part->end - part->begin : 0;
+  size_t write(uint32_t bucket, const Part* part, size_t gone) {
+    const uint32_t table = part ? part->table : removed_[gone].table, rows = part ? part->end - part->begin : 0;
     size_t end = gone;
     while (end < removed_.size() && removed_[end].table == table) end++;
-    const RunEntry run{bucket, table, rows, static_cast<u32>(end - gone), out_.body.size(), 0, 0};
-    u8* const keys = out_.body.extend(run.bytes(widths_[table]));
+    const RunEntry run{bucket, table, rows, static_cast<uint32_t>(end - gone), out_.body.size(), 0, 0};
+    uint8_t* const keys = out_.body.extend(run.bytes(widths_[table]));
     for (size_t i = gone; i < end; i++) store_key(keys, rows + i - gone, removed_[i].key);
-    u8* record = keys + run.keys_bytes();
-    for (u32 i = 0; i < rows; i++, record += widths_[table]) {
+    uint8_t* record = keys + run.keys_bytes();
+    for (uint32_t i = 0; i < rows; i++, record += widths_[table]) {
       const Group& group = *store_.groups_[part->group];
       const KeyAt& row = rows_[part->begin + i];
       store_key(keys, i, row.key);
@@ -129,19 +130,19 @@ class Store::Taker {
   const RecordWidths widths_;
   RunColumns& out_;
   size_t unsealed_ = 0;  // first run without checksums
-  std::vector<u32> slots_;
+  std::vector<uint32_t> slots_;
   std::vector<KeyAt> rows_, scratch_;  // key, table, slot
   std::vector<Part> parts_;
   std::vector<Removal> removed_;
 };
 
-FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
+FlushBatch Store::collect_flush(const std::vector<uint32_t>& buckets, bool whole) {
   FlushBatch out;
-  for (const u32 b : buckets) check_bucket(b);
+  for (const uint32_t b : buckets) check_bucket(b);
   if (std::adjacent_find(buckets.begin(), buckets.end(), std::greater_equal<>()) != buckets.end())
     throw std::invalid_argument("buckets of a flush must rise");
   Taker taker(*this, out.runs);
-  for (const u32 b : buckets) {
+  for (const uint32_t b : buckets) {
     BucketState& state = states_[b];
     {
       const std::lock_guard lock(state.lock);
@@ -149,7 +150,7 @@ FlushBatch Store::collect_flush(const std::vector<u32>& buckets, bool whole) {
       out.buckets.push_back(b);
       out.rows.push_back(taker.take(b, whole));
       out.clock_ms.push_back(clock_at(b));
-      for (u32 p = 0; p < spec_.partitions; p++) out.applied.push_back(offset_at(p, b));
+      for (uint32_t p = 0; p < spec_.partitions; p++) out.applied.push_back(offset_at(p, b));
     }
     taker.seal_last();
   }
@@ -160,8 +161,8 @@ namespace {
 
 // Publishing starts where it stopped last time and may pass the last bucket: rows before and after that.
 struct Halves {
-  std::array<std::map<u8, PublishedTable>, 2> half;  // by table
-  PublishedTable& of(u32 side, u8 table, u32 width) {
+  std::array<std::map<uint8_t, PublishedTable>, 2> half;  // by table
+  PublishedTable& of(uint32_t side, uint8_t table, uint32_t width) {
     PublishedTable& out = half[side][table];
     out.table = table;
     out.width = width;
@@ -171,37 +172,37 @@ struct Halves {
 
 }  // namespace
 
-PublishBatch Store::collect_publish(i64 max_rows) {
+PublishBatch Store::collect_publish(int64_t max_rows) {
   const std::lock_guard publishing(publish_lock_);
   Halves halves;
-  const u32 first = publish_cursor_;
-  i64 left = std::max<i64>(max_rows, 0);
-  for (u32 n = 0; n < spec_.buckets && left > 0; n++) {
-    const u32 b = (first + n) & (spec_.buckets - 1);
-    const u32 side = b < first;
+  const uint32_t first = publish_cursor_;
+  int64_t left = std::max<int64_t>(max_rows, 0);
+  for (uint32_t n = 0; n < spec_.buckets && left > 0; n++) {
+    const uint32_t b = (first + n) & (spec_.buckets - 1);
+    const uint32_t side = b < first;
     BucketState& state = states_[b];
     const std::lock_guard lock(state.lock);
     for (const auto& group : groups_) {
       Bin& bin = group->bin(b);
-      std::vector<u32>& dirty = bin.dirty[publish];
-      const u32 width = group->layout.width();
+      std::vector<uint32_t>& dirty = bin.dirty[publish];
+      const uint32_t width = group->layout.width();
       const size_t take = std::min<size_t>(dirty.size(), static_cast<size_t>(left));
       for (size_t i = 0; i < take; i++) {
         if (i + ahead < take) group->prefetch_slot(dirty[dirty.size() - 1 - i - ahead]);
-        const u32 slot = dirty[dirty.size() - 1 - i];
+        const uint32_t slot = dirty[dirty.size() - 1 - i];
         Header& row = group->header(slot);
         row.meta &= ~meta::dirty_publish;
-        PublishedTable& out = halves.of(side, static_cast<u8>(row.meta & meta::table_mask), width);
+        PublishedTable& out = halves.of(side, static_cast<uint8_t>(row.meta & meta::table_mask), width);
         out.keys.push_back(row.key);
         group->layout.load(group->row(slot), out.values.extend(width));
       }
       dirty.resize(dirty.size() - take);
-      pending_[publish].fetch_sub(static_cast<i64>(take), std::memory_order_relaxed);
-      left -= static_cast<i64>(take);
+      pending_[publish].fetch_sub(static_cast<int64_t>(take), std::memory_order_relaxed);
+      left -= static_cast<int64_t>(take);
     }
     for (const Removal& gone : state.removed[publish]) {
       Group& group = *groups_[group_of(gone.table)];
-      const u32 slot = group.find(group.bin(b), gone.key, gone.table);
+      const uint32_t slot = group.find(group.bin(b), gone.key, gone.table);
       if (slot == Group::none || !changed(group.header(slot)))
         halves.of(side, gone.table, group.layout.width()).removed.push_back(gone.key);
     }
@@ -212,7 +213,7 @@ PublishBatch Store::collect_publish(i64 max_rows) {
   PublishBatch out;
   for (auto& [table, part] : halves.half[1]) out.tables.push_back(std::move(part));
   for (auto& [table, part] : halves.half[0]) {
-    const u8 id = table;
+    const uint8_t id = table;
     const auto same = std::find_if(out.tables.begin(), out.tables.end(), [id](const auto& t) { return t.table == id; });
     if (same == out.tables.end()) {
       out.tables.push_back(std::move(part));

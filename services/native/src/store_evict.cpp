@@ -10,40 +10,40 @@ namespace {
 
 // Ages in seconds, in bins: one a second up to 4096 s, then 256 an octave (0.4 %). The last row within a bin to go is
 // any of them; otherwise the least recently used go first.
-constexpr u32 exact = 4096, per_octave = 256;
-constexpr u32 bins = exact + (32 - 12) * per_octave;
+constexpr uint32_t exact = 4096, per_octave = 256;
+constexpr uint32_t bins = exact + (32 - 12) * per_octave;
 
-u32 bin_of(u32 age) {
+uint32_t bin_of(uint32_t age) {
   if (age < exact) return age;
-  const u32 octave = 31u - static_cast<u32>(std::countl_zero(age));  // >= 12
+  const uint32_t octave = 31u - static_cast<uint32_t>(std::countl_zero(age));  // >= 12
   return exact + (octave - 12) * per_octave + ((age >> (octave - 8)) & (per_octave - 1));
 }
 
-constexpr u32 no_age = std::numeric_limits<u32>::max();
+constexpr uint32_t no_age = std::numeric_limits<uint32_t>::max();
 
 }  // namespace
 
 // One walk over all buckets; two if some table has too many rows: first their ages are counted, then the oldest go.
 struct Store::Round {
-  u32 now_s = 0;
-  i64 now_ms = 0;
+  uint32_t now_s = 0;
+  int64_t now_ms = 0;
   bool counting = false;
-  u32 cursor = 0;
+  uint32_t cursor = 0;
   struct PerTable {
-    std::vector<i64> ages;     // rows by age bin, while counting
-    u32 oldest_bin = no_age;   // rows in later bins go; in this one, `in_bin` of them
-    i64 in_bin = 0;
+    std::vector<int64_t> ages;     // rows by age bin, while counting
+    uint32_t oldest_bin = no_age;  // rows in later bins go; in this one, `in_bin` of them
+    int64_t in_bin = 0;
   };
-  std::map<u8, PerTable> over;
+  std::map<uint8_t, PerTable> over;
 };
 
 void Store::RoundDeleter::operator()(Round* round) const { delete round; }
 
-void Store::count_ages(u32 bucket) {
+void Store::count_ages(uint32_t bucket) {
   for (auto& [table, part] : round_->over) {
     const Group& group = *groups_[group_of(table)];
     const Bin& bin = group.bin(bucket);
-    for (u32 row = 0; row < bin.rows; row++) {
+    for (uint32_t row = 0; row < bin.rows; row++) {
       const Header& header = group.header(group.slot_at(bin, row));
       // Rows that cannot go now must not count as if they could.
       if ((header.meta & meta::table_mask) != table || (header.meta & meta::dirty_flush)) continue;
@@ -54,10 +54,10 @@ void Store::count_ages(u32 bucket) {
 
 void Store::choose_oldest() {
   for (auto& [table, part] : round_->over) {
-    i64 excess = rows(table) - table_spec_[table].max_rows;
+    int64_t excess = rows(table) - table_spec_[table].max_rows;
     part.oldest_bin = bins;
     part.in_bin = 0;
-    for (u32 b = bins; b-- > 0 && excess > 0;) {
+    for (uint32_t b = bins; b-- > 0 && excess > 0;) {
       part.oldest_bin = b;
       part.in_bin = std::min(excess, part.ages[b]);
       excess -= part.ages[b];
@@ -66,25 +66,25 @@ void Store::choose_oldest() {
   }
 }
 
-i64 Store::evict_bucket(u32 bucket) {
-  i64 gone = 0;
+int64_t Store::evict_bucket(uint32_t bucket) {
+  int64_t gone = 0;
   for (const auto& group : groups_) {
     Bin& bin = group->bin(bucket);
     bool relist = false;
-    i64 here = 0;
+    int64_t here = 0;
     // From the end: the row that takes a hole's place has been examined.
-    for (u32 row = bin.rows; row-- > 0;) {
-      const u32 slot = group->slot_at(bin, row);
+    for (uint32_t row = bin.rows; row-- > 0;) {
+      const uint32_t slot = group->slot_at(bin, row);
       const Header& header = group->header(slot);
       if (header.meta & meta::dirty_flush) continue;
-      const u8 table = static_cast<u8>(header.meta & meta::table_mask);
-      const u32 age = round_->now_s - std::min(header.touched, round_->now_s);
-      const i64 ttl_ms = table_spec_[table].ttl_ms;
-      bool old = ttl_ms > 0 && static_cast<i64>(age) * 1000 >= ttl_ms;
+      const uint8_t table = static_cast<uint8_t>(header.meta & meta::table_mask);
+      const uint32_t age = round_->now_s - std::min(header.touched, round_->now_s);
+      const int64_t ttl_ms = table_spec_[table].ttl_ms;
+      bool old = ttl_ms > 0 && static_cast<int64_t>(age) * 1000 >= ttl_ms;
       const auto over = round_->over.find(table);
       if (over != round_->over.end()) {
         Round::PerTable& part = over->second;
-        const u32 b = bin_of(age);
+        const uint32_t b = bin_of(age);
         const bool last_bin = b == part.oldest_bin && part.in_bin > 0;
         if (last_bin) part.in_bin--;
         old = old || last_bin || b > part.oldest_bin;
@@ -101,7 +101,7 @@ i64 Store::evict_bucket(u32 bucket) {
   return gone;
 }
 
-Evicted Store::evict(i64 now_ms, i64 budget) {
+Evicted Store::evict(int64_t now_ms, int64_t budget) {
   const std::lock_guard evicting(evict_lock_);
   Evicted out;
   if (!round_) {
@@ -121,7 +121,7 @@ Evicted Store::evict(i64 now_ms, i64 budget) {
     }
   }
   while (out.examined < budget) {
-    const u32 bucket = round_->cursor++;
+    const uint32_t bucket = round_->cursor++;
     {
       const std::lock_guard lock(states_[bucket].lock);
       for (const auto& group : groups_) out.examined += group->bin(bucket).rows;

@@ -1,4 +1,5 @@
-// Buckets that answer while their rows are read: absent from memory is not absent from the row store (PROTOCOL 10 and 13).
+// Buckets that answer while their rows are read: absent from memory is not absent from the row store (PROTOCOL 10 and
+// 13).
 #include <algorithm>
 #include <stdexcept>
 
@@ -9,15 +10,15 @@ namespace freshet {
 namespace {
 
 // Rows taken under one hold of a bucket's lock, for which lookups wait: some 50 us.
-constexpr u32 taken_at_once = 256;
+constexpr uint32_t taken_at_once = 256;
 
 }  // namespace
 
-std::optional<u32> Store::unread_bucket(u32 index, const Keys& keys) const {
+std::optional<uint32_t> Store::unread_bucket(uint32_t index, const Keys& keys) const {
   if (loading_.load(std::memory_order_relaxed) == 0) return std::nullopt;
   const Group& group = *groups_[index];
   for (size_t i = 0; i < keys.n;) {
-    const u32 bucket = bucket_of(keys.keys[i]);
+    const uint32_t bucket = bucket_of(keys.keys[i]);
     const size_t end = keys.bucket_starts[bucket + 1];
     const std::lock_guard lock(states_[bucket].lock);
     for (; i < end; i++)
@@ -26,7 +27,7 @@ std::optional<u32> Store::unread_bucket(u32 index, const Keys& keys) const {
   return std::nullopt;
 }
 
-void Store::begin_loading(u32 bucket, const i64* offsets, i64 clock_ms, i64 fence) {
+void Store::begin_loading(uint32_t bucket, const int64_t* offsets, int64_t clock_ms, int64_t fence) {
   check_bucket(bucket);
   if (spec_.serving) throw std::invalid_argument("a serving store is not loaded: it takes values");
   const auto pushes = no_pushes();
@@ -47,7 +48,7 @@ void Store::end_loading(BucketState& state) {
   loading_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Store::finish_loading(u32 bucket, i64 fence) {
+bool Store::finish_loading(uint32_t bucket, int64_t fence) {
   check_bucket(bucket);
   BucketState& state = states_[bucket];
   const std::lock_guard lock(state.lock);
@@ -56,13 +57,13 @@ bool Store::finish_loading(u32 bucket, i64 fence) {
   return true;
 }
 
-Unread Store::unread(const std::vector<std::pair<u32, Keys>>& groups) const {
+Unread Store::unread(const std::vector<std::pair<uint32_t, Keys>>& groups) const {
   Unread out;
   for (const auto& [index, keys] : groups) check_keys(index, keys);
   for (const auto& [index, keys] : groups) {
     const Group& group = *groups_[index];
     for (size_t i = 0; i < keys.n;) {
-      const u32 bucket = bucket_of(keys.keys[i]);
+      const uint32_t bucket = bucket_of(keys.keys[i]);
       const size_t end = keys.bucket_starts[bucket + 1];
       BucketState& state = states_[bucket];
       const std::lock_guard lock(state.lock);
@@ -80,34 +81,35 @@ Unread Store::unread(const std::vector<std::pair<u32, Keys>>& groups) const {
   return out;
 }
 
-void Store::import_unread(const RunsView& runs, i64 fence) {
+void Store::import_unread(const RunsView& runs, int64_t fence) {
   if (spec_.serving) throw std::invalid_argument("a serving store takes values, not packed rows: use import_values");
   check_runs(runs);
   for (const RunEntry& run : runs.directory) {
-    const u8 table = static_cast<u8>(run.table);
+    const uint8_t table = static_cast<uint8_t>(run.table);
     Group& group = *groups_[group_of(table)];
-    const u32 packed = group.layout.packed_bytes();
-    const u8 *keys = runs.of(run), *records = keys + run.keys_bytes();
+    const uint32_t packed = group.layout.packed_bytes();
+    const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
     BucketState& state = states_[run.bucket];
-    for (u32 first = 0; first < run.rows; first += taken_at_once) {
+    for (uint32_t first = 0; first < run.rows; first += taken_at_once) {
       const std::lock_guard lock(state.lock);
       if (!state.loading || state.loading->fence != fence) break;
-      for (u32 i = first; i < std::min(run.rows, first + taken_at_once); i++)
-        if (const u64 key = load_key(keys, i); !known(state, group, run.bucket, key, table))
+      for (uint32_t i = first; i < std::min(run.rows, first + taken_at_once); i++)
+        if (const uint64_t key = load_key(keys, i); !known(state, group, run.bucket, key, table))
           import_row(group, run.bucket, key, table, records + size_t{i} * packed);
     }
   }
 }
 
-void Store::settle(const i64* buckets, const u8* tables, const u64* keys, size_t n, i64 fence) {
+void Store::settle(const int64_t* buckets, const uint8_t* tables, const uint64_t* keys, size_t n, int64_t fence) {
   for (size_t i = 0; i < n; i++) {
-    const u32 bucket = bucket_of(keys[i]);
+    const uint32_t bucket = bucket_of(keys[i]);
     if (bucket != buckets[i]) throw std::invalid_argument("a key is of another bucket");
     const Group& group = *groups_[group_of(tables[i])];
     BucketState& state = states_[bucket];
     const std::lock_guard lock(state.lock);
     if (!state.loading || state.loading->fence != fence) continue;
-    if (group.find(group.bin(bucket), keys[i], tables[i]) == Group::none) state.loading->absent.insert({keys[i], tables[i]});
+    if (group.find(group.bin(bucket), keys[i], tables[i]) == Group::none)
+      state.loading->absent.insert({keys[i], tables[i]});
   }
 }
 

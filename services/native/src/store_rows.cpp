@@ -9,9 +9,9 @@ namespace freshet {
 
 // Calls visit(bucket, begin, end) for each run of keys of one bucket, its lock held.
 template <typename Visit>
-void Store::each_bucket_run(const u64* keys, size_t n, Visit visit) const {
+void Store::each_bucket_run(const uint64_t* keys, size_t n, Visit visit) const {
   for (size_t i = 0; i < n;) {
-    const u32 bucket = bucket_of(keys[i]);
+    const uint32_t bucket = bucket_of(keys[i]);
     size_t end = i + 1;
     while (end < n && bucket_of(keys[end]) == bucket) end++;
     const std::lock_guard lock(states_[bucket].lock);
@@ -21,65 +21,68 @@ void Store::each_bucket_run(const u64* keys, size_t n, Visit visit) const {
 }
 
 // Under the bucket's lock; the record has been checked.
-void Store::import_row(Group& group, u32 bucket, u64 key, u8 table, const u8* record) {
+void Store::import_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table, const uint8_t* record) {
   Bin& bin = group.bin(bucket);
-  u32 slot = group.find(bin, key, table);
+  uint32_t slot = group.find(bin, key, table);
   if (slot == Group::none) {
     slot = group.insert(bin, bucket, key, table);
     rows_[table].fetch_add(1, std::memory_order_relaxed);
   }
   Header& row = group.header(slot);
-  const u32 flags = row.meta & ~meta::packed_mask;
+  const uint32_t flags = row.meta & ~meta::packed_mask;
   group.layout.unpack(group.row(slot), record);
   row.meta |= flags | meta::stored;
   bin.stored += !(flags & meta::stored);
 }
 
-void Store::import_rows(u8 table, const u64* keys, const u8* records, size_t n, size_t record_bytes) {
+void Store::import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes) {
   Group& group = *groups_[group_of(table)];
-  const u32 packed = group.layout.packed_bytes();
+  const uint32_t packed = group.layout.packed_bytes();
   if (spec_.serving) throw std::invalid_argument("a serving store takes values, not packed rows: use import_values");
   if (record_bytes != packed)
     throw std::invalid_argument("expected packed rows of " + std::to_string(packed) + " bytes, found " +
                                 std::to_string(record_bytes));
   for (size_t i = 0; i < n; i++) {
-    const char* fault = keys[i] == 0 ? "its key is 0, which no row has" : group.layout.packed_fault(records + i * packed, table);
+    const char* fault =
+        keys[i] == 0 ? "its key is 0, which no row has" : group.layout.packed_fault(records + i * packed, table);
     if (fault)
       throw std::invalid_argument("row " + std::to_string(i) + " of table " + std::to_string(table) + ", key " +
                                   std::to_string(keys[i]) + ": " + fault);
   }
-  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) import_row(group, bucket, keys[i], table, records + i * packed);
   });
 }
 
-void Store::export_rows(u8 table, const u64* keys, size_t n, u8* records, u8* found) const {
+void Store::export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found) const {
   const Group& group = *groups_[group_of(table)];
-  const u32 packed = group.layout.packed_bytes();
-  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+  const uint32_t packed = group.layout.packed_bytes();
+  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
-      const u32 slot = group.find(group.bin(bucket), keys[i], table);
+      const uint32_t slot = group.find(group.bin(bucket), keys[i], table);
       found[i] = slot != Group::none;
       if (found[i])
         group.layout.pack(group.row(slot), records + i * packed);
       else
-        std::fill_n(records + i * packed, packed, u8{0});
+        std::fill_n(records + i * packed, packed, uint8_t{0});
     }
   });
 }
 
-i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t n, bool only_absent, i64 clock_ms,
-                         const u32* touched) {
+int64_t Store::import_values(uint8_t table, const uint64_t* keys, const float* values, size_t n, bool only_absent,
+                             int64_t clock_ms, const uint32_t* touched) {
   Group& group = *groups_[group_of(table)];
-  if (!spec_.serving) throw std::invalid_argument("only a serving store takes values; a training one needs packed rows");
-  if (std::find(keys, keys + n, u64{0}) != keys + n) throw std::invalid_argument("key 0 has no row: it stands for null");
-  const u32 width = group.layout.width();
-  const u32 now = seconds(clock_ms);
-  i64 written = 0;
-  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+  if (!spec_.serving)
+    throw std::invalid_argument("only a serving store takes values; a training one needs packed rows");
+  if (std::find(keys, keys + n, uint64_t{0}) != keys + n)
+    throw std::invalid_argument("key 0 has no row: it stands for null");
+  const uint32_t width = group.layout.width();
+  const uint32_t now = seconds(clock_ms);
+  int64_t written = 0;
+  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
-      u32 slot = group.find(bin, keys[i], table);
+      uint32_t slot = group.find(bin, keys[i], table);
       if (slot != Group::none && only_absent) continue;
       if (slot == Group::none) {
         slot = group.insert(bin, bucket, keys[i], table);
@@ -90,7 +93,7 @@ i64 Store::import_values(u8 table, const u64* keys, const float* values, size_t 
       written++;
     }
   });
-  i64 clock = clock_ms_.load(std::memory_order_relaxed);
+  int64_t clock = clock_ms_.load(std::memory_order_relaxed);
   while (clock < clock_ms && !clock_ms_.compare_exchange_weak(clock, clock_ms, std::memory_order_relaxed)) {
   }
   return written;
@@ -102,13 +105,13 @@ bool Store::changed(const Header& row) const {
 }
 
 // Remove a row and leave tombstones for those who may have it. Sets `relist` if dirty lists name moved or removed rows.
-void Store::forget(Group& group, u32 bucket, u32 slot, bool& relist) {
+void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
   Bin& bin = group.bin(bucket);
   const Header row = group.header(slot);
-  const u8 table = static_cast<u8>(row.meta & meta::table_mask);
+  const uint8_t table = static_cast<uint8_t>(row.meta & meta::table_mask);
   const Header last = group.header(group.slot_at(bin, bin.rows - 1));
   relist = relist || ((row.meta | last.meta) & (meta::dirty_publish | meta::dirty_flush));
-  for (u32 c = 0; c < consumers; c++) {
+  for (uint32_t c = 0; c < consumers; c++) {
     if (row.meta & dirty_flag(c)) pending_[c].fetch_sub(1, std::memory_order_relaxed);
     if (spec_.consumed[c] && changed(row)) states_[bucket].removed[c].push_back({row.key, table});
   }
@@ -117,17 +120,18 @@ void Store::forget(Group& group, u32 bucket, u32 slot, bool& relist) {
   rows_[table].fetch_sub(1, std::memory_order_relaxed);
 }
 
-i64 Store::remove(u8 table, const u64* keys, size_t n) {
+int64_t Store::remove(uint8_t table, const uint64_t* keys, size_t n) {
   Group& group = *groups_[group_of(table)];
-  i64 removed = 0;
-  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+  int64_t removed = 0;
+  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     bool relist = false;
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
-      const u32 slot = group.find(bin, keys[i], table);
+      const uint32_t slot = group.find(bin, keys[i], table);
       if (slot == Group::none) continue;
       forget(group, bucket, slot, relist);
-      if (auto& loading = states_[bucket].loading) loading->absent.insert({keys[i], table});  // whatever is read of it later
+      if (auto& loading = states_[bucket].loading)
+        loading->absent.insert({keys[i], table});  // whatever is read of it later
       removed++;
     }
     if (relist) group.relist(bin);
@@ -137,17 +141,18 @@ i64 Store::remove(u8 table, const u64* keys, size_t n) {
 }
 
 // Here and not with the collectors because it walks keys in any order.
-void Store::put_back_published(u8 table, const u64* keys, size_t n, const u64* removed, size_t n_removed) {
+void Store::put_back_published(uint8_t table, const uint64_t* keys, size_t n, const uint64_t* removed,
+                               size_t n_removed) {
   Group& group = *groups_[group_of(table)];
-  i64 listed = 0;
-  each_bucket_run(keys, n, [&](u32 bucket, size_t begin, size_t end) {
+  int64_t listed = 0;
+  each_bucket_run(keys, n, [&](uint32_t bucket, size_t begin, size_t end) {
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
-      const u32 slot = group.find(bin, keys[i], table);
+      const uint32_t slot = group.find(bin, keys[i], table);
       if (slot != Group::none) listed += mark(bin, group.header(slot), slot, publish);
     }
   });
-  each_bucket_run(removed, n_removed, [&](u32 bucket, size_t begin, size_t end) {
+  each_bucket_run(removed, n_removed, [&](uint32_t bucket, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) states_[bucket].removed[publish].push_back({removed[i], table});
   });
   pending_[publish].fetch_add(listed, std::memory_order_relaxed);

@@ -9,7 +9,7 @@ namespace freshet {
 RecordWidths Store::packed_widths() const {
   RecordWidths widths{};
   for (const auto& group : groups_)
-    for (const u8 table : group->tables) widths[table] = group->layout.packed_bytes();
+    for (const uint8_t table : group->tables) widths[table] = group->layout.packed_bytes();
   return widths;
 }
 
@@ -18,17 +18,19 @@ void Store::check_runs(const RunsView& runs) const {
   if (std::string why = runs_fault(runs, packed_widths()); !why.empty()) throw std::invalid_argument(why);
   for (const RunEntry& run : runs.directory) {
     check_bucket(run.bucket);
-    const u8 table = static_cast<u8>(run.table);
+    const uint8_t table = static_cast<uint8_t>(run.table);
     const RowLayout& layout = groups_[group_of(table)]->layout;
-    const u8 *keys = runs.of(run), *records = keys + run.keys_bytes();
-    for (u32 i = 0; i < run.rows; i++) {
-      const u64 key = load_key(keys, i);
-      const char* fault = key == 0                      ? "its key is 0, which no row has"
-                          : bucket_of(key) != run.bucket ? "its key is of another bucket"
-                                                         : layout.packed_fault(records + size_t{i} * layout.packed_bytes(), table);
+    const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
+    for (uint32_t i = 0; i < run.rows; i++) {
+      const uint64_t key = load_key(keys, i);
+      const char* fault = key == 0 ? "its key is 0, which no row has"
+                          : bucket_of(key) != run.bucket
+                              ? "its key is of another bucket"
+                              : layout.packed_fault(records + size_t{i} * layout.packed_bytes(), table);
       if (fault)
-        throw std::invalid_argument("row " + std::to_string(i) + " of table " + std::to_string(run.table) + ", bucket " +
-                                    std::to_string(run.bucket) + ", key " + std::to_string(key) + ": " + fault);
+        throw std::invalid_argument("row " + std::to_string(i) + " of table " + std::to_string(run.table) +
+                                    ", bucket " + std::to_string(run.bucket) + ", key " + std::to_string(key) + ": " +
+                                    fault);
     }
   }
 }
@@ -37,12 +39,13 @@ void Store::import_runs(const RunsView& runs) {
   if (spec_.serving) throw std::invalid_argument("a serving store takes values, not packed rows: use import_values");
   check_runs(runs);
   for (const RunEntry& run : runs.directory) {
-    const u8 table = static_cast<u8>(run.table);
+    const uint8_t table = static_cast<uint8_t>(run.table);
     Group& group = *groups_[group_of(table)];
-    const u32 packed = group.layout.packed_bytes();
-    const u8 *keys = runs.of(run), *records = keys + run.keys_bytes();
+    const uint32_t packed = group.layout.packed_bytes();
+    const uint8_t *keys = runs.of(run), *records = keys + run.keys_bytes();
     const std::lock_guard lock(states_[run.bucket].lock);
-    for (u32 i = 0; i < run.rows; i++) import_row(group, run.bucket, load_key(keys, i), table, records + size_t{i} * packed);
+    for (uint32_t i = 0; i < run.rows; i++)
+      import_row(group, run.bucket, load_key(keys, i), table, records + size_t{i} * packed);
   }
 }
 
@@ -52,24 +55,24 @@ std::vector<UnpackedTable> Store::unpack_runs(const RunsView& runs) const {
   std::array<int, 256> at;
   at.fill(-1);
   std::vector<UnpackedTable> out;
-  std::vector<u64> memory;  // of one row
+  std::vector<uint64_t> memory;  // of one row
   for (const RunEntry& run : runs.directory) {
     if (run.rows == 0) continue;
-    const RowLayout& layout = groups_[group_of(static_cast<u8>(run.table))]->layout;
+    const RowLayout& layout = groups_[group_of(static_cast<uint8_t>(run.table))]->layout;
     if (at[run.table] < 0) {
       at[run.table] = static_cast<int>(out.size());
       out.emplace_back();
-      out.back().table = static_cast<u8>(run.table);
+      out.back().table = static_cast<uint8_t>(run.table);
       out.back().width = layout.width();
     }
     UnpackedTable& table = out[static_cast<size_t>(at[run.table])];
-    const u8 *keys = runs.of(run), *record = keys + run.keys_bytes();
+    const uint8_t *keys = runs.of(run), *record = keys + run.keys_bytes();
     memory.resize(layout.record_bytes() / 8 + 1);
-    const Row row = layout.row(reinterpret_cast<u8*>(memory.data()));
+    const Row row = layout.row(reinterpret_cast<uint8_t*>(memory.data()));
     std::memcpy(table.keys.extend(run.rows), keys, size_t{8} * run.rows);
     float* values = table.values.extend(size_t{run.rows} * layout.width());
-    u32* touched = table.touched.extend(run.rows);
-    for (u32 i = 0; i < run.rows; i++, record += layout.packed_bytes(), values += layout.width()) {
+    uint32_t* touched = table.touched.extend(run.rows);
+    for (uint32_t i = 0; i < run.rows; i++, record += layout.packed_bytes(), values += layout.width()) {
       layout.unpack(row, record);
       layout.load(row, values);
       touched[i] = row.header().touched;

@@ -9,38 +9,41 @@ namespace freshet {
 namespace {
 
 constexpr double load = 0.8;  // of an index; measured: above it probes of a second chunk become common
-constexpr u32 occupied(const Chunk& chunk) { return (1u << chunk.count) - 1; }
+constexpr uint32_t occupied(const Chunk& chunk) { return (1u << chunk.count) - 1; }
 
 // A number from 0 to 1, the same on every run.
-double dice(u64 bucket, u64 turn) {
-  u64 x = (bucket << 32) + turn + 1;
+double dice(uint64_t bucket, uint64_t turn) {
+  uint64_t x = (bucket << 32) + turn + 1;
   for (const int shift : {33, 29, 32}) x = (x ^ (x >> shift)) * 0xbf58476d1ce4e5b9ull;
   return static_cast<double>(x >> 11) * 0x1p-53;
 }
 
-u32 capacity(u32 chunk_count) { return static_cast<u32>(chunk_count * static_cast<double>(Chunk::rows) * load); }
+uint32_t capacity(uint32_t chunk_count) {
+  return static_cast<uint32_t>(chunk_count * static_cast<double>(Chunk::rows) * load);
+}
 
 }  // namespace
 
-Group::Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<u8> tables_, u32 buckets)
+Group::Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables_,
+             uint32_t buckets)
     : layout(slots, half_last, serving),
       tables(std::move(tables_)),
       record_bytes_(layout.record_bytes()),
-      bucket_shift_(64u - static_cast<u32>(std::countr_zero(buckets))),
+      bucket_shift_(64u - static_cast<uint32_t>(std::countr_zero(buckets))),
       records_(static_cast<size_t>(record_bytes_) * block_rows),
       chunks_(sizeof(Chunk)),
       bins_(buckets) {}
 
-u32 Group::find(const Bin& bin, u64 key, u8 table) const {
-  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
+uint32_t Group::find(const Bin& bin, uint64_t key, uint8_t table) const {
+  const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
   if (count == 0) return none;
   const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
-  const u64 h = hash(key);
-  const u8 tag = static_cast<u8>(h);
-  for (u64 i = home(h, count);; i = i + 1 == count ? 0 : i + 1) {
+  const uint64_t h = hash(key);
+  const uint8_t tag = static_cast<uint8_t>(h);
+  for (uint64_t i = home(h, count);; i = i + 1 == count ? 0 : i + 1) {
     const Chunk& chunk = chunks[i];
-    for (u32 hits = match16(chunk.tag, tag) & occupied(chunk); hits; hits &= hits - 1) {
-      const u32 slot = chunk.slot[std::countr_zero(hits)];
+    for (uint32_t hits = match16(chunk.tag, tag) & occupied(chunk); hits; hits &= hits - 1) {
+      const uint32_t slot = chunk.slot[std::countr_zero(hits)];
       const Header& row = header(slot);
       if (row.key == key && (row.meta & meta::table_mask) == table) return slot;
     }
@@ -48,77 +51,79 @@ u32 Group::find(const Bin& bin, u64 key, u8 table) const {
   }
 }
 
-void Group::link(Chunk* chunks, u32 count, u64 h, u32 slot) {
-  u64 i = home(h, count);
+void Group::link(Chunk* chunks, uint32_t count, uint64_t h, uint32_t slot) {
+  uint64_t i = home(h, count);
   while (chunks[i].count == Chunk::rows) {
     if (chunks[i].overflow < 255) chunks[i].overflow++;
     i = i + 1 == count ? 0 : i + 1;
   }
   Chunk& chunk = chunks[i];
-  chunk.tag[chunk.count] = static_cast<u8>(h);
+  chunk.tag[chunk.count] = static_cast<uint8_t>(h);
   chunk.slot[chunk.count++] = slot;
 }
 
-void Group::resize(Bin& bin, u32 chunk_count) {
-  const u64 first = chunks_.take(chunk_count);
+void Group::resize(Bin& bin, uint32_t chunk_count) {
+  const uint64_t first = chunks_.take(chunk_count);
   Chunk* fresh = reinterpret_cast<Chunk*>(chunks_.base()) + first;
   std::memset(static_cast<void*>(fresh), 0, sizeof(Chunk) * chunk_count);
-  constexpr u32 ahead = 8;
-  for (u32 row = 0; row < bin.rows; row++) {
+  constexpr uint32_t ahead = 8;
+  for (uint32_t row = 0; row < bin.rows; row++) {
     if (row + ahead < bin.rows) prefetch_read(this->row(slot_at(bin, row + ahead)).head);
-    const u32 slot = slot_at(bin, row);
+    const uint32_t slot = slot_at(bin, row);
     link(fresh, chunk_count, hash(header(slot).key), slot);
   }
   const Chunk* old = bin.chunks.load(std::memory_order_relaxed);
-  const u32 old_count = bin.chunk_count.load(std::memory_order_relaxed);
+  const uint32_t old_count = bin.chunk_count.load(std::memory_order_relaxed);
   bin.chunks.store(fresh, std::memory_order_relaxed);
   bin.chunk_count.store(chunk_count, std::memory_order_relaxed);
   bin.limit = capacity(chunk_count);
-  if (old) chunks_.give_back(static_cast<u64>(old - reinterpret_cast<Chunk*>(chunks_.base())), old_count);
+  if (old) chunks_.give_back(static_cast<uint64_t>(old - reinterpret_cast<Chunk*>(chunks_.base())), old_count);
 }
 
-u32 Group::insert(Bin& bin, u32 bucket, u64 key, u8 table) {
+uint32_t Group::insert(Bin& bin, uint32_t bucket, uint64_t key, uint8_t table) {
   if (bin.rows >= bin.limit) {
-    // Growth by 1.3 to 1.6, differently for each bucket and time: buckets fill alike, and must not all grow in one batch.
+    // Growth by 1.3 to 1.6, differently for each bucket and time: buckets fill alike, and must not all grow in one
+    // batch.
     const double factor = 1.3 + 0.3 * dice(bucket, bin.generation++);
-    const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
-    resize(bin, std::max(count + 1, static_cast<u32>(std::ceil(count * factor))));
+    const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
+    resize(bin, std::max(count + 1, static_cast<uint32_t>(std::ceil(count * factor))));
   }
   if (bin.rows % block_rows == 0) {
     if (bin.blocks.size() == bin.blocks.capacity()) bin.blocks.reserve(2 * bin.blocks.size() + 1);
-    const u64 block = records_.take(1);
+    const uint64_t block = records_.take(1);
     if (block >= none / block_rows) throw std::bad_alloc();
-    bin.blocks.push_back(static_cast<u32>(block));
+    bin.blocks.push_back(static_cast<uint32_t>(block));
   }
-  const u32 slot = slot_at(bin, bin.rows);
+  const uint32_t slot = slot_at(bin, bin.rows);
   header(slot) = {key, table, 0};
   bin.rows++;
   link(bin.chunks.load(std::memory_order_relaxed), bin.chunk_count.load(std::memory_order_relaxed), hash(key), slot);
   return slot;
 }
 
-std::pair<Chunk*, u32> Group::entry_of(const Bin& bin, u32 slot) const {
+std::pair<Chunk*, uint32_t> Group::entry_of(const Bin& bin, uint32_t slot) const {
   Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
-  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
-  const u64 h = hash(header(slot).key);
-  for (u64 i = home(h, count);; i = i + 1 == count ? 0 : i + 1)
-    for (u32 hits = match16(chunks[i].tag, static_cast<u8>(h)) & occupied(chunks[i]); hits; hits &= hits - 1) {
-      const u32 at = static_cast<u32>(std::countr_zero(hits));
+  const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
+  const uint64_t h = hash(header(slot).key);
+  for (uint64_t i = home(h, count);; i = i + 1 == count ? 0 : i + 1)
+    for (uint32_t hits = match16(chunks[i].tag, static_cast<uint8_t>(h)) & occupied(chunks[i]); hits;
+         hits &= hits - 1) {
+      const uint32_t at = static_cast<uint32_t>(std::countr_zero(hits));
       if (chunks[i].slot[at] == slot) return {&chunks[i], at};
     }
 }
 
-void Group::erase(Bin& bin, u32 slot) {
+void Group::erase(Bin& bin, uint32_t slot) {
   Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
-  const u32 count = bin.chunk_count.load(std::memory_order_relaxed);
+  const uint32_t count = bin.chunk_count.load(std::memory_order_relaxed);
   const auto [chunk, at] = entry_of(bin, slot);
-  for (u64 i = home(hash(header(slot).key), count); &chunks[i] != chunk; i = i + 1 == count ? 0 : i + 1)
+  for (uint64_t i = home(hash(header(slot).key), count); &chunks[i] != chunk; i = i + 1 == count ? 0 : i + 1)
     if (chunks[i].overflow < 255) chunks[i].overflow--;
-  const u32 last_entry = --chunk->count;
+  const uint32_t last_entry = --chunk->count;
   chunk->tag[at] = chunk->tag[last_entry];
   chunk->slot[at] = chunk->slot[last_entry];
 
-  const u32 last = slot_at(bin, bin.rows - 1);
+  const uint32_t last = slot_at(bin, bin.rows - 1);
   if (last != slot) {
     const auto [its_chunk, its_at] = entry_of(bin, last);
     its_chunk->slot[its_at] = slot;
@@ -133,18 +138,18 @@ void Group::erase(Bin& bin, u32 slot) {
 
 void Group::relist(Bin& bin) {
   for (auto& list : bin.dirty) list.clear();
-  for (u32 row = 0; row < bin.rows; row++) {
-    const u32 slot = slot_at(bin, row);
-    for (u32 c = 0; c < consumers; c++)
+  for (uint32_t row = 0; row < bin.rows; row++) {
+    const uint32_t slot = slot_at(bin, row);
+    for (uint32_t c = 0; c < consumers; c++)
       if (header(slot).meta & dirty_flag(c)) bin.dirty[c].push_back(slot);
   }
 }
 
 void Group::clear(Bin& bin) {
-  for (const u32 block : bin.blocks) records_.give_back(block, 1);
+  for (const uint32_t block : bin.blocks) records_.give_back(block, 1);
   const Chunk* old = bin.chunks.load(std::memory_order_relaxed);
   if (old)
-    chunks_.give_back(static_cast<u64>(old - reinterpret_cast<Chunk*>(chunks_.base())),
+    chunks_.give_back(static_cast<uint64_t>(old - reinterpret_cast<Chunk*>(chunks_.base())),
                       bin.chunk_count.load(std::memory_order_relaxed));
   bin.chunk_count.store(0, std::memory_order_relaxed);
   bin.chunks.store(nullptr, std::memory_order_relaxed);
@@ -153,16 +158,16 @@ void Group::clear(Bin& bin) {
   for (auto& list : bin.dirty) list = {};
 }
 
-void Group::shrink(Bin& bin, u32 bucket) {
+void Group::shrink(Bin& bin, uint32_t bucket) {
   if (bin.rows == 0) {
-    const u32 stored = bin.stored;
+    const uint32_t stored = bin.stored;
     clear(bin);
     bin.stored = stored;
     return;
   }
   if (bin.rows * 4 > bin.limit) return;
   const double spread = 1.25 + 0.5 * dice(bucket, bin.generation++);
-  const u32 count = static_cast<u32>(std::ceil(bin.rows * spread / (Chunk::rows * load)));
+  const uint32_t count = static_cast<uint32_t>(std::ceil(bin.rows * spread / (Chunk::rows * load)));
   resize(bin, std::max(count, 1u));
   for (auto& list : bin.dirty) list.shrink_to_fit();
   bin.blocks.shrink_to_fit();

@@ -29,12 +29,13 @@ constexpr size_t ahead_of(size_t used) {
   return used < huge_page / 2 ? 0 : std::clamp(used / 4, huge_page, size_t{16} << 20);
 }
 
-// Makes the system find and clear the memory of [from, to), whoever else uses it meanwhile: a byte that is not 0 is of a
-// page that is there already, and a 0 stays one. Not by madvise(MADV_POPULATE_WRITE), which makes all who map memory wait.
-__attribute__((no_sanitize("thread"))) void touch(u8* from, const u8* to, size_t page) {
-  for (u8* at = from; at < to; at += page) {
-    u8 zero = 0;
-    __atomic_compare_exchange_n(at, &zero, u8{0}, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+// Makes the system find and clear the memory of [from, to), whoever else uses it meanwhile: a byte that is not 0 is of
+// a page that is there already, and a 0 stays one. Not by madvise(MADV_POPULATE_WRITE), which makes all who map memory
+// wait.
+__attribute__((no_sanitize("thread"))) void touch(uint8_t* from, const uint8_t* to, size_t page) {
+  for (uint8_t* at = from; at < to; at += page) {
+    uint8_t zero = 0;
+    __atomic_compare_exchange_n(at, &zero, uint8_t{0}, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   }
 }
 
@@ -53,22 +54,22 @@ size_t addresses_for_next() {
 
 }  // namespace
 
-NoMemory::NoMemory(const std::string& what)
-    : what_(std::make_shared<const std::string>("rows of a table: " + what)) {}
+NoMemory::NoMemory(const std::string& what) : what_(std::make_shared<const std::string>("rows of a table: " + what)) {}
 
 Arena::Arena(size_t piece) : piece_(piece), page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
   for (size_t bytes = addresses_for_next(); bytes >= least_reserved; bytes /= 2) {
     void* p = mmap(nullptr, bytes + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) continue;
-    mapping_ = static_cast<u8*>(p);
+    mapping_ = static_cast<uint8_t*>(p);
     mapping_bytes_ = bytes + huge_page;
-    base_ = reinterpret_cast<u8*>((reinterpret_cast<std::uintptr_t>(p) + huge_page - 1) & ~(huge_page - 1));
+    base_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + huge_page - 1) & ~(huge_page - 1));
     reserved_ = bytes;
     reserved_by_all += bytes;
     return;
   }
-  throw NoMemory("no range of " + mib(least_reserved) +
-                 " of addresses is left in this process; raise its limit (ulimit -v), or let stores go that are no longer used");
+  throw NoMemory(
+      "no range of " + mib(least_reserved) +
+      " of addresses is left in this process; raise its limit (ulimit -v), or let stores go that are no longer used");
 }
 
 Arena::~Arena() {
@@ -79,8 +80,8 @@ Arena::~Arena() {
   reserved_by_all -= reserved_;
 }
 
-// Makes the range usable up to `bytes`, in steps that double up to 64 MiB: one mapping, never many. Two threads may do the
-// same at once.
+// Makes the range usable up to `bytes`, in steps that double up to 64 MiB: one mapping, never many. Two threads may do
+// the same at once.
 void Arena::commit(size_t bytes) {
   size_t now = committed_.load(std::memory_order_relaxed);
   if (bytes <= now) return;
@@ -90,19 +91,20 @@ void Arena::commit(size_t bytes) {
   size_t target = std::max(bytes, now + std::clamp(now, huge_page, size_t{64} << 20));
   target = std::min(whole_huge_pages(target), reserved_);
   if (mprotect(base_ + now, target - now, PROT_READ | PROT_WRITE) != 0)
-    throw NoMemory("the system refused " + mib(target - now) + " beyond " + mib(now) +
-                   "; give the process more memory, spread the rows over more shards, or give tables max_rows or a ttl");
+    throw NoMemory(
+        "the system refused " + mib(target - now) + " beyond " + mib(now) +
+        "; give the process more memory, spread the rows over more shards, or give tables max_rows or a ttl");
   madvise(base_ + now, target - now, MADV_HUGEPAGE);  // a wish; without it pages are small
   while (now < target && !committed_.compare_exchange_weak(now, target, std::memory_order_relaxed)) {
   }
 }
 
-u32 Arena::size_class(u64 n) { return static_cast<u32>(std::bit_width(n)) - 1; }
+uint32_t Arena::size_class(uint64_t n) { return static_cast<uint32_t>(std::bit_width(n)) - 1; }
 
-u64 Arena::take(u64 n) {
+uint64_t Arena::take(uint64_t n) {
   const std::lock_guard lock(mutex_);
   // A freed run of the same class may still be too short, one of the next class never is.
-  for (u32 c = size_class(n); c <= std::min(size_class(n) + 1, 47u); c++) {
+  for (uint32_t c = size_class(n); c <= std::min(size_class(n) + 1, 47u); c++) {
     auto& list = freed_[c];
     const size_t looked_at = std::min<size_t>(list.size(), 8);
     for (size_t i = list.size(); i > list.size() - looked_at; i--) {
@@ -117,7 +119,7 @@ u64 Arena::take(u64 n) {
     }
   }
   commit((end_ + n) * piece_);
-  const u64 first = end_;
+  const uint64_t first = end_;
   end_ += n;
   in_use_ += n;
   hold(first, n);
@@ -162,15 +164,15 @@ void Arena::touch_ahead() {
   }
 }
 
-void Arena::hold(u64 first, u64 n) {
+void Arena::hold(uint64_t first, uint64_t n) {
   const auto [begin, end] = pages(first, n);
   if (end > users_.size()) users_.resize(end);
   for (size_t page = begin; page < end; page++) users_[page]++;
 }
 
-// Neighbours share the pages at a run's ends, so a page goes with the last of them: of blocks of 5 KB, each alone would give
-// back a third. Under the lock, for else a page could be handed out again before it is gone.
-void Arena::let_go(u64 first, u64 n) {
+// Neighbours share the pages at a run's ends, so a page goes with the last of them: of blocks of 5 KB, each alone would
+// give back a third. Under the lock, for else a page could be handed out again before it is gone.
+void Arena::let_go(uint64_t first, uint64_t n) {
   const auto [begin, end] = pages(first, n);
   size_t empty = begin;  // pages [empty, page) have no user left
   for (size_t page = begin; page <= end; page++) {
@@ -180,7 +182,7 @@ void Arena::let_go(u64 first, u64 n) {
   }
 }
 
-void Arena::give_back(u64 first, u64 n) {
+void Arena::give_back(uint64_t first, uint64_t n) {
   const std::lock_guard lock(mutex_);
   let_go(first, n);
   freed_[size_class(n)].push_back({first, n});

@@ -200,8 +200,8 @@ struct SetBack {
   std::vector<int64_t> state() {
     std::vector<int64_t> found(1);
     joiner.pending(found);
-    found.insert(found.end(), {joiner.watermark(), joiner.low(0, 30), joiner.low(2, 30), static_cast<int64_t>(joiner.ids()),
-                               static_cast<int64_t>(joiner.waiting())});
+    found.insert(found.end(), {joiner.watermark(), joiner.low(0, 30), joiner.low(2, 30),
+                               static_cast<int64_t>(joiner.ids()), static_cast<int64_t>(joiner.waiting())});
     return found;
   }
 };

@@ -1,5 +1,6 @@
-// Lanes that go from batch to batch together: whatever the number of threads and the order in which they run, every batch
-// is pushed once and every step is of all lanes. Under a thread sanitizer this is where a race of the loop would show.
+// Lanes that go from batch to batch together: whatever the number of threads and the order in which they run, every
+// batch is pushed once and every step is of all lanes. Under a thread sanitizer this is where a race of the loop would
+// show.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,7 +15,8 @@ namespace {
 using testing::key_of;
 
 constexpr size_t kRows = 40;  // of a batch: several steps of rows
-constexpr i64 kMoreSteps = 5;  // dense steps of a new model's first batch, which are 1, 2, 4, 8, 16 and 9 rows, beyond one
+constexpr int64_t kMoreSteps =
+    5;  // dense steps of a new model's first batch, which are 1, 2, 4, 8, 16 and 9 rows, beyond one
 
 HedgePlan plan_of(bool mlp) {
   HedgePlan plan;
@@ -36,7 +38,7 @@ HedgePlan plan_of(bool mlp) {
   return plan;
 }
 
-StoreSpec rows_of(u32 partitions) {
+StoreSpec rows_of(uint32_t partitions) {
   return testing::spec_of({{0, 1, 0.0f, "adagrad", {{"lr", 0.1}, {"initial_accumulator", 0.0}, {"eps", 1e-8}}},
                            {1, 1, 0.0f, "count", {}},
                            {2, 4, 0.01f, "sgd", {{"lr", 0.1}}}},
@@ -45,37 +47,43 @@ StoreSpec rows_of(u32 partitions) {
 
 // Batches of one lane, some keys of which other lanes have, too.
 struct Mine {
-  Mine(u32 lane, size_t count) : lane(lane), n(count * kRows), dense(n), label(n), value(n), weight(n, 1.0f), times(n), predictions(n) {
-    starts = {0, static_cast<u32>(n), static_cast<u32>(2 * n)};
+  Mine(uint32_t lane, size_t count)
+      : lane(lane), n(count * kRows), dense(n), label(n), value(n), weight(n, 1.0f), times(n), predictions(n) {
+    starts = {0, static_cast<uint32_t>(n), static_cast<uint32_t>(2 * n)};
     for (size_t i = 0; i < 2 * n; i++) keys.push_back(key_of(1 + (i * 7 + 3 * lane) % 40));
     for (size_t i = 0; i < n; i++) {
       dense[i] = static_cast<float>(i % 5);
       value[i] = static_cast<float>((i + lane) % 2);
-      times[i] = 1'000 * static_cast<i64>(i);
+      times[i] = 1'000 * static_cast<int64_t>(i);
     }
     for (size_t k = 0; k < count; k++) {
-      ends.push_back(static_cast<i64>((k + 1) * kRows));
-      ranges.insert(ranges.end(), {static_cast<i64>(lane), static_cast<i64>(k), static_cast<i64>(k + 1)});
-      range_ends.push_back(static_cast<i64>(k + 1));
+      ends.push_back(static_cast<int64_t>((k + 1) * kRows));
+      ranges.insert(ranges.end(), {static_cast<int64_t>(lane), static_cast<int64_t>(k), static_cast<int64_t>(k + 1)});
+      range_ends.push_back(static_cast<int64_t>(k + 1));
     }
     learn.assign(count, 1);
     keep.assign(count, 0);
   }
   LoopRan run(HedgeLoop& loop) {
-    LoopSamples samples{static_cast<i64>(n), {{keys.data(), starts.data(), {nullptr, nullptr}}}, dense.data(), label.data(),
-                        value.data(),        weight.data(), times.data()};
+    LoopSamples samples{static_cast<int64_t>(n),
+                        {{keys.data(), starts.data(), {nullptr, nullptr}}},
+                        dense.data(),
+                        label.data(),
+                        value.data(),
+                        weight.data(),
+                        times.data()};
     LoopBatches batches{ends.size(), ends.data(), ranges.data(), range_ends.data(), learn.data(), keep.data(), nullptr};
     return loop.run(lane, samples, batches, predictions.data());
   }
 
-  u32 lane;
+  uint32_t lane;
   size_t n;
-  std::vector<u64> keys;
-  std::vector<u32> starts;
+  std::vector<uint64_t> keys;
+  std::vector<uint32_t> starts;
   std::vector<float> dense;
-  std::vector<u8> label, learn, keep;
+  std::vector<uint8_t> label, learn, keep;
   std::vector<float> value, weight;
-  std::vector<i64> times, ends, ranges, range_ends;
+  std::vector<int64_t> times, ends, ranges, range_ends;
   std::vector<float> predictions;
 };
 
@@ -83,7 +91,7 @@ class Loop : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
 
 TEST_P(Loop, PushesEveryBatchOnceAndStepsAllLanesTogether) {
   const auto [mlp, sync] = GetParam();
-  constexpr u32 lanes = 3;
+  constexpr uint32_t lanes = 3;
   constexpr size_t steps = 40;
   HedgeModel model(plan_of(mlp), true, false, kernels());
   Store store(rows_of(lanes));
@@ -91,24 +99,25 @@ TEST_P(Loop, PushesEveryBatchOnceAndStepsAllLanesTogether) {
   for (int run = 0; run < 3; run++) {  // lanes of fewer batches join the others' steps
     std::vector<LoopRan> ran(lanes);
     std::vector<std::thread> threads;
-    for (u32 i = 0; i < lanes; i++)
+    for (uint32_t i = 0; i < lanes; i++)
       threads.emplace_back([&, i] {
         Mine mine(i, steps - 5 * i);
         for (size_t k = 0; k < mine.ends.size(); k++) {
-          mine.ranges[3 * k + 1] += run * static_cast<i64>(steps - 5 * i);
-          mine.ranges[3 * k + 2] += run * static_cast<i64>(steps - 5 * i);
+          mine.ranges[3 * k + 1] += run * static_cast<int64_t>(steps - 5 * i);
+          mine.ranges[3 * k + 2] += run * static_cast<int64_t>(steps - 5 * i);
         }
         ran[i] = mine.run(loop);
       });
     for (auto& thread : threads) thread.join();
-    for (u32 i = 0; i < lanes; i++) {
+    for (uint32_t i = 0; i < lanes; i++) {
       EXPECT_EQ(ran[i].ended, LoopRan::done);
       EXPECT_EQ(ran[i].pushed, steps - 5 * i);
     }
   }
-  EXPECT_EQ(loop.dense_steps(), static_cast<i64>(3 * steps) + kMoreSteps);
+  EXPECT_EQ(loop.dense_steps(), static_cast<int64_t>(3 * steps) + kMoreSteps);
   EXPECT_EQ(model.state.step, loop.dense_steps());
-  for (u32 i = 0; i < lanes; i++) EXPECT_EQ(store.applied()[i], std::set<i64>{static_cast<i64>(3 * (steps - 5 * i))});
+  for (uint32_t i = 0; i < lanes; i++)
+    EXPECT_EQ(store.applied()[i], std::set<int64_t>{static_cast<int64_t>(3 * (steps - 5 * i))});
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Loop, ::testing::Combine(::testing::Bool(), ::testing::Bool()));

@@ -14,12 +14,12 @@ RecordWidths widths() {
   return out;
 }
 
-void add(RunColumns& runs, u32 bucket, u32 table, std::vector<u64> keys, u32 removed) {
-  const u32 rows = static_cast<u32>(keys.size()) - removed, width = widths()[table];
+void add(RunColumns& runs, uint32_t bucket, uint32_t table, std::vector<uint64_t> keys, uint32_t removed) {
+  const uint32_t rows = static_cast<uint32_t>(keys.size()) - removed, width = widths()[table];
   RunEntry run{bucket, table, rows, removed, runs.body.size(), 0, 0};
-  u8* bytes = runs.body.extend(run.bytes(width));
+  uint8_t* bytes = runs.body.extend(run.bytes(width));
   std::memcpy(bytes, keys.data(), 8 * keys.size());
-  for (size_t i = 0; i < size_t{rows} * width; i++) bytes[8 * keys.size() + i] = static_cast<u8>('a' + i);
+  for (size_t i = 0; i < size_t{rows} * width; i++) bytes[8 * keys.size() + i] = static_cast<uint8_t>('a' + i);
   seal(run, bytes, width);
   runs.directory.push_back(run);
 }
@@ -40,9 +40,10 @@ std::string bytes_of(const T& value) {
 
 std::string bulk(const std::string& text) { return "$" + std::to_string(text.size()) + "\r\n" + text + "\r\n"; }
 
-PageWrites write(const RunColumns& runs, std::vector<i64> buckets, bool whole, u32 page_bytes, std::string* why = nullptr) {
+PageWrites write(const RunColumns& runs, std::vector<int64_t> buckets, bool whole, uint32_t page_bytes,
+                 std::string* why = nullptr) {
   PageWrites out;
-  const std::vector<i64> seqs(buckets.size(), 4);
+  const std::vector<int64_t> seqs(buckets.size(), 4);
   const std::string fault = page_writes(runs.view(), widths(), buckets, seqs, whole, page_bytes, out);
   if (why) *why = fault;
   return out;
@@ -55,20 +56,20 @@ TEST(PageWrites, AreTheArgumentsThatAClientWouldSend) {
   const auto page = [&](size_t i, PageName name) {
     const RunEntry& run = runs.directory[i];
     const PageHead head{run.rows, run.removed, run.keys_crc, run.records_crc};
-    const u8* body = runs.view().of(run);
+    const uint8_t* body = runs.view().of(run);
     expected += bulk(bytes_of(name)) + bulk(bytes_of(head) + std::string(body, body + run.bytes(widths()[run.table])));
   };
   page(0, {4, 0, 0, 1, 258});
   page(1, {4, 1, 7, 5, 5});
   page(2, {4, 0, 0, 9, 9});
   EXPECT_EQ(std::string(out.arguments.begin(), out.arguments.end()), expected);
-  EXPECT_EQ(out.pages, (std::vector<i64>{2, 0, 1}));
-  EXPECT_EQ(out.ends.back(), static_cast<i64>(expected.size()));
+  EXPECT_EQ(out.pages, (std::vector<int64_t>{2, 0, 1}));
+  EXPECT_EQ(out.ends.back(), static_cast<int64_t>(expected.size()));
 }
 
 TEST(PageWrites, AreCutAndThoseOfAWholeBucketAreKnownAsSuch) {
   const PageWrites out = write(some_runs(), {2, 3, 5}, true, 16 + 15);
-  EXPECT_EQ(out.pages, (std::vector<i64>{4, 0, 1}));  // two rows, a removed key, and one row that is longer
+  EXPECT_EQ(out.pages, (std::vector<int64_t>{4, 0, 1}));  // two rows, a removed key, and one row that is longer
   PageName name;
   std::memcpy(&name, out.arguments.data() + 5, sizeof name);
   EXPECT_EQ(name.part, page_of_all);
@@ -84,9 +85,9 @@ TEST(PageWrites, AreRefusedForABucketThatIsNotNamed) {
 
 struct Items {
   std::vector<std::string> texts;
-  std::vector<std::span<const u8>> spans;
+  std::vector<std::span<const uint8_t>> spans;
   explicit Items(std::vector<std::string> given) : texts(std::move(given)) {
-    for (const std::string& t : texts) spans.push_back({reinterpret_cast<const u8*>(t.data()), t.size()});
+    for (const std::string& t : texts) spans.push_back({reinterpret_cast<const uint8_t*>(t.data()), t.size()});
   }
 };
 
@@ -96,7 +97,7 @@ std::string read(const Items& items, RunColumns& out) {
   return runs_of_pages({&pages, 1}, widths(), 1 << 20, out, failed);
 }
 
-std::string name(u32 table) { return bytes_of(PageName{1, 0, table, 0, 0}); }
+std::string name(uint32_t table) { return bytes_of(PageName{1, 0, table, 0, 0}); }
 
 TEST(RunsOfPages, SayWhatIsNoPage) {
   RunColumns out;
@@ -105,7 +106,8 @@ TEST(RunsOfPages, SayWhatIsNoPage) {
   EXPECT_NE(read(Items({name(1), "abc"}), out).find("table 1"), std::string::npos);
   EXPECT_NE(read(Items({name(99999), "abc"}), out).find("table 99999"), std::string::npos);
   EXPECT_NE(read(Items({name(0), "abc"}), out).find("shorter than its head"), std::string::npos);
-  EXPECT_NE(read(Items({name(0), bytes_of(PageHead{1, 0, 0, 0}) + "abc"}), out).find("19 bytes, expected 27"), std::string::npos);
+  EXPECT_NE(read(Items({name(0), bytes_of(PageHead{1, 0, 0, 0}) + "abc"}), out).find("19 bytes, expected 27"),
+            std::string::npos);
   const std::string huge = bytes_of(PageHead{~0u, ~0u, 0, 0}) + "abc";
   EXPECT_NE(read(Items({name(7), huge}), out).find("19 bytes, expected"), std::string::npos);
   EXPECT_NE(read(Items({name(0), bytes_of(PageHead{1, 0, 0, 0}) + "12345678abc"}), out).find("CRC"), std::string::npos);

@@ -17,9 +17,10 @@ TEST(SortKeys, SortsWhateverTheirSpreadAndKeepsEqualKeysInOrder) {
   for (const size_t n : {0u, 1u, 5u, 24u, 25u, 400u, 5000u}) {
     for (int spread = 0; spread < 5; spread++) {
       std::vector<KeyAt> keys;
-      for (u32 i = 0; i < n; i++) {
-        const u64 key = random();
-        const u64 chosen[] = {key, key % 7, key >> 40 | u64{1} << 63, ~u64{0} - key % 3, i == 0 ? ~u64{0} : key % 1000};
+      for (uint32_t i = 0; i < n; i++) {
+        const uint64_t key = random();
+        const uint64_t chosen[] = {key, key % 7, key >> 40 | uint64_t{1} << 63, ~uint64_t{0} - key % 3,
+                                   i == 0 ? ~uint64_t{0} : key % 1000};
         keys.push_back({chosen[spread], i, 0});
       }
       std::vector<KeyAt> sorted = keys;
@@ -38,22 +39,22 @@ TEST(Runs, AFlushIsADirectoryInOrderWhoseRunsLieEndToEnd) {
   spec.groups[0].tables = {4, 1};
   spec.groups.push_back({{2}, {counting_slot(3)}, false});
   Store store(spec);
-  std::vector<u64> keys = numbered(1, 300);
+  std::vector<uint64_t> keys = numbered(1, 300);
   Plan plan(16);
-  const u32 starts[3] = {0, 200, 299};
-  const u8 tables[2] = {4, 1};
+  const uint32_t starts[3] = {0, 200, 299};
+  const uint8_t tables[2] = {4, 1};
   plan.run(keys.data(), keys.size(), starts, tables, 2);
   const std::vector<float> gradients(2 * plan.unique(), 1.0f);
-  const i64 range[3] = {0, 0, 1};
+  const int64_t range[3] = {0, 0, 1};
   const Keys batch{plan.keys.data(), plan.tables.data(), plan.unique(), plan.bucket_starts.data()};
   store.push(range, 1, 0, {{0, batch, gradients.data()}});
   const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
 
   const RunsView runs = flushed.runs.view();
   EXPECT_EQ(runs_fault(runs, store.packed_widths()), "");
-  u64 at = 0;
+  uint64_t at = 0;
   for (const RunEntry& run : runs.directory) {
-    const u32 width = store.packed_widths()[run.table];
+    const uint32_t width = store.packed_widths()[run.table];
     EXPECT_EQ(run.at, at);
     EXPECT_EQ(keys_fault(runs, run), "");
     EXPECT_EQ(records_fault(runs, run, width), "");
@@ -66,14 +67,14 @@ TEST(Runs, AFlushIsADirectoryInOrderWhoseRunsLieEndToEnd) {
 
 TEST(Runs, ChosenRowsArePickedWhateverElseTheirRunsHold) {
   Store store(spec_of({counting_slot()}));
-  const std::vector<u64> all = numbered(1, 400);
+  const std::vector<uint64_t> all = numbered(1, 400);
   push(store, Batch(all), 0, 0, std::vector<float>(2 * all.size(), 1.0f));
   const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
-  std::vector<u64> wanted = numbered(300, 500);  // 100 of them are there
+  std::vector<uint64_t> wanted = numbered(300, 500);  // 100 of them are there
   std::sort(wanted.begin(), wanted.end());
-  std::vector<i64> buckets;
-  for (const u64 key : wanted) buckets.push_back(static_cast<i64>(key >> 60));
-  const std::vector<u8> tables(wanted.size(), 0), others(wanted.size(), 1);
+  std::vector<int64_t> buckets;
+  for (const uint64_t key : wanted) buckets.push_back(static_cast<int64_t>(key >> 60));
+  const std::vector<uint8_t> tables(wanted.size(), 0), others(wanted.size(), 1);
   RunColumns picked, none;
   pick_runs(flushed.runs.view(), store.packed_widths(), buckets, tables, wanted, picked);
   pick_runs(flushed.runs.view(), store.packed_widths(), buckets, others, wanted, none);
@@ -91,15 +92,15 @@ TEST(Runs, ChosenRowsArePickedWhateverElseTheirRunsHold) {
 
 TEST(Runs, WhatAFlushHasCollectedStaysWhatItWasWhateverBecomesOfTheRows) {
   Store store(spec_of({counting_slot()}, 16, 1));
-  const std::vector<u64> keys = numbered(1, 200);
+  const std::vector<uint64_t> keys = numbered(1, 200);
   push(store, Batch(keys), 0, 0, std::vector<float>(398, 1.0f));
   const FlushBatch kept = store.collect_flush(all_buckets(store), false);
-  const std::vector<u8> body(kept.runs.view().body.begin(), kept.runs.view().body.end());
+  const std::vector<uint8_t> body(kept.runs.view().body.begin(), kept.runs.view().body.end());
 
   push(store, Batch(keys), 0, 1, std::vector<float>(398, 1.0f));
   store.remove(0, keys.data(), 100);
   const FlushBatch later = store.collect_flush(all_buckets(store), false);
-  for (u32 b = 0; b < 16; b++) store.drop_bucket(b);
+  for (uint32_t b = 0; b < 16; b++) store.drop_bucket(b);
 
   EXPECT_EQ(rows_of(kept), 199u);
   EXPECT_TRUE(std::ranges::equal(kept.runs.view().body, body));

@@ -1,5 +1,5 @@
-#include "freshet/row_steps.hpp"
 #include "freshet/store.hpp"
+#include "freshet/row_steps.hpp"
 
 #include <gtest/gtest.h>
 
@@ -29,20 +29,20 @@ TEST(Store, AppliesSkipsAndRefuses) {
 
 // Every row of `batch` as often as `times` says, one behind the other.
 struct Repeated {
-  Repeated(const Batch& batch, u32 buckets, const std::vector<u32>& times) : starts(buckets + 1, 0) {
+  Repeated(const Batch& batch, uint32_t buckets, const std::vector<uint32_t>& times) : starts(buckets + 1, 0) {
     const Keys of = batch.keys();
-    for (u32 b = 0; b < buckets; b++) {
-      for (u32 r = of.bucket_starts[b]; r < of.bucket_starts[b + 1]; r++) {
+    for (uint32_t b = 0; b < buckets; b++) {
+      for (uint32_t r = of.bucket_starts[b]; r < of.bucket_starts[b + 1]; r++) {
         keys.insert(keys.end(), times[r], of.keys[r]);
         tables.insert(tables.end(), times[r], of.tables[r]);
       }
-      starts[b + 1] = static_cast<u32>(keys.size());
+      starts[b + 1] = static_cast<uint32_t>(keys.size());
     }
   }
   Keys view() const { return {keys.data(), tables.data(), keys.size(), starts.data()}; }
-  std::vector<u64> keys;
-  std::vector<u8> tables;
-  std::vector<u32> starts;
+  std::vector<uint64_t> keys;
+  std::vector<uint8_t> tables;
+  std::vector<uint32_t> starts;
 };
 
 // More rows than a push steps at a time, so that steps of one row also stand in two pieces.
@@ -50,29 +50,30 @@ TEST(Store, StepsARowThatAPushNamesAgainInOrder) {
   for (const bool half : {false, true}) {
     Store at_once(spec_of(counted_slots(), 2, 1, half)), apart(spec_of(counted_slots(), 2, 1, half));
     const RowLayout& layout = at_once.layout(0);
-    const u32 width = layout.width();
+    const uint32_t width = layout.width();
     const Batch batch(numbered(1, 90), 2);
-    std::vector<u32> times(batch.plan.unique());
-    for (size_t r = 0; r < times.size(); r++) times[r] = r % 7 == 3 ? 100 : static_cast<u32>(r % 4);
+    std::vector<uint32_t> times(batch.plan.unique());
+    for (size_t r = 0; r < times.size(); r++) times[r] = r % 7 == 3 ? 100 : static_cast<uint32_t>(r % 4);
     const Repeated push(batch, 2, times);
     std::vector<float> gradients(push.keys.size() * width);
-    for (size_t i = 0; i < gradients.size(); i++) gradients[i] = static_cast<float>((i * 2654435761u) % 2001) / 500.0f - 2.0f;
+    for (size_t i = 0; i < gradients.size(); i++)
+      gradients[i] = static_cast<float>((i * 2654435761u) % 2001) / 500.0f - 2.0f;
     gradients[5 * width] = NAN;  // one step of many is refused, the row's others are not
 
-    const i64 range[3] = {0, 0, 1};
+    const int64_t range[3] = {0, 0, 1};
     ASSERT_EQ(at_once.push(range, 1, 0, {{0, push.view(), gradients.data()}}), Pushed::applied);
-    std::vector<u32> one_starts(3);
+    std::vector<uint32_t> one_starts(3);
     for (size_t i = 0; i < push.keys.size(); i++) {
-      const u32 bucket = i >= push.starts[1];
+      const uint32_t bucket = i >= push.starts[1];
       one_starts = {0, bucket ? 0u : 1u, 1};
       const Keys one{&push.keys[i], &push.tables[i], 1, one_starts.data()};
-      const i64 at[3] = {0, static_cast<i64>(i), static_cast<i64>(i) + 1};
+      const int64_t at[3] = {0, static_cast<int64_t>(i), static_cast<int64_t>(i) + 1};
       ASSERT_EQ(apart.push(at, 1, 0, {{0, one, &gradients[i * width]}}), Pushed::applied);
     }
     const std::vector<float> found = look_up(at_once, batch), wanted = look_up(apart, batch);
     ASSERT_EQ(found, wanted);
     for (size_t r = 0; r < times.size(); r++) {
-      u32 steps = 0;  // of those not refused, the ones whose gradient of the count is not above 0
+      uint32_t steps = 0;  // of those not refused, the ones whose gradient of the count is not above 0
       for (size_t i = 0; i < push.keys.size(); i++)
         if (push.keys[i] == batch.keys().keys[r] && i != 5 && gradients[i * width + 1] <= 0.0f) steps++;
       ASSERT_EQ(found[r * width + 1], count_value(count_bucket(static_cast<float>(steps)))) << r;
@@ -87,7 +88,7 @@ TEST(RowLayout, CountsStepsWhoseGradientIsNotAboveZero) {
   layout.initial(values.data(), 1, 0, 1);
   layout.initial_state(values.data(), state.data());
   EXPECT_EQ(values[1], 0.0f);
-  for (u32 n = 1; n < 5000; n++) {
+  for (uint32_t n = 1; n < 5000; n++) {
     ASSERT_TRUE(layout.step_copy(values.data(), state.data(), gradient.data()));
     ASSERT_EQ(bucket_of_value(values[1]), std::min<int>(std::bit_width(n + 1) - 1, kCountBuckets - 1)) << n;
   }
@@ -119,8 +120,8 @@ TEST(Store, KnowsOnlyTheBucketsThatItHolds) {
   EXPECT_TRUE(store.collect_flush(all_buckets(store), false).buckets.empty());
   EXPECT_TRUE(store.applied()[0].empty());
 
-  const std::vector<i64> from(store.partitions(), 0);
-  for (u32 b = 0; b < store.buckets(); b++)
+  const std::vector<int64_t> from(store.partitions(), 0);
+  for (uint32_t b = 0; b < store.buckets(); b++)
     if (b != 3) store.set_applied(b, from.data(), 0);
   EXPECT_EQ(push(store, batch, 0, 0, ones), Pushed::refused);  // rows of bucket 3
   EXPECT_EQ(push(store, none, 0, 0, {}), Pushed::applied);
@@ -131,29 +132,29 @@ TEST(Store, KnowsOnlyTheBucketsThatItHolds) {
 
   store.set_applied(3, from.data(), 0);
   EXPECT_EQ(push(store, batch, 0, 1, ones), Pushed::refused);  // bucket 3 is behind
-  EXPECT_EQ(store.applied()[0], (std::set<i64>{0, 1}));
+  EXPECT_EQ(store.applied()[0], (std::set<int64_t>{0, 1}));
 }
 
 TEST(Store, TellsWhatEachBucketHadAppliedAsItsRowsWereRead) {
   Store store(spec_of(mixed_slots()));
   const Batch batch(numbered(1, 200), store.buckets());
-  std::vector<u8> even(store.buckets());
-  for (u32 b = 0; b < store.buckets(); b += 2) even[b] = 1;
-  std::vector<i64> range{1, 0, 5};
+  std::vector<uint8_t> even(store.buckets());
+  for (uint32_t b = 0; b < store.buckets(); b += 2) even[b] = 1;
+  std::vector<int64_t> range{1, 0, 5};
   ASSERT_EQ(store.push(range.data(), 1, 0, {}, even.data()), Pushed::applied);
   std::vector<float> out(batch.plan.unique() * store.layout(0).width());
-  std::vector<i64> known(static_cast<size_t>(store.buckets()) * store.partitions(), -1);
+  std::vector<int64_t> known(static_cast<size_t>(store.buckets()) * store.partitions(), -1);
   store.lookup(0, batch.keys(), out.data(), true, nullptr, nullptr, nullptr, known.data());
   const Keys keys = batch.keys();
-  for (u32 b = 0; b < store.buckets(); b++)
-    for (u32 p = 0; p < store.partitions(); p++) {
+  for (uint32_t b = 0; b < store.buckets(); b++)
+    for (uint32_t p = 0; p < store.partitions(); p++) {
       const bool asked = keys.bucket_starts[b] != keys.bucket_starts[b + 1];
       EXPECT_EQ(known[b * store.partitions() + p], !asked ? -1 : p == 1 && even[b] ? 5 : 0) << b << " " << p;
     }
 }
 
 TEST(RowSteps, StepCopiesAsTheStoreStepsItsRows) {
-  for (const u32 buckets : {16u, 2u}) {  // few rows a bucket, and so many that they are searched
+  for (const uint32_t buckets : {16u, 2u}) {  // few rows a bucket, and so many that they are searched
     Store store(spec_of(mixed_slots(), buckets));
     const RowSteps steps(mixed_slots());
     const RowLayout& layout = steps.layout();
@@ -177,7 +178,7 @@ TEST(Store, NeverReadsPastABatchThatLies) {
   Store store(spec_of({counting_slot()}));
   Batch batch(numbered(1, 50));
   std::vector<float> out(100);
-  std::vector<u32> starts(17, 0);
+  std::vector<uint32_t> starts(17, 0);
   starts[16] = 50;
   Keys keys = batch.keys();
   keys.bucket_starts = starts.data();
@@ -194,7 +195,7 @@ TEST(Store, AStoreRestoredFromItsFlushesGoesOnAlike) {
     const Batch batch(numbered(1, 400));
     std::vector<float> gradients(batch.plan.unique() * first.layout(0).width());
     for (size_t i = 0; i < gradients.size(); i++) gradients[i] = 0.01f * static_cast<float>(i % 100) - 0.4f;
-    for (i64 at = 0; at < 3; at++) push(first, batch, 1, at, gradients, 5000);
+    for (int64_t at = 0; at < 3; at++) push(first, batch, 1, at, gradients, 5000);
 
     const FlushBatch flushed = first.collect_flush(all_buckets(first), false);
     second.import_runs(flushed.runs.view());
@@ -225,10 +226,10 @@ TEST(Store, EvictsByAgeAndKeepsWhatIsDirty) {
 
 TEST(Store, APublishIsWholeOnceItHasDrainedEveryBucket) {
   Store store(spec_of({counting_slot()}, 16, 1));
-  const std::vector<u64> first = numbered(1, 200);
+  const std::vector<uint64_t> first = numbered(1, 200);
   push(store, Batch(first, 16), 0, 0, std::vector<float>(2 * first.size(), 1.0f));
-  std::set<u64> collected;
-  i64 at = 1;
+  std::set<uint64_t> collected;
+  int64_t at = 1;
   while (store.drained() < store.buckets()) {
     const PublishBatch batch = store.collect_publish(20);
     for (const PublishedTable& part : batch.tables)
@@ -236,9 +237,9 @@ TEST(Store, APublishIsWholeOnceItHasDrainedEveryBucket) {
     push(store, Batch(first, 16), 0, at++, std::vector<float>(2 * first.size(), 1.0f));  // all are marked again
     ASSERT_LT(at, 1000);
   }
-  EXPECT_EQ(collected, std::set<u64>(first.begin(), first.end()));
+  EXPECT_EQ(collected, std::set<uint64_t>(first.begin(), first.end()));
   EXPECT_GT(store.pending(0), 0);
-  const i64 before = store.drained();
+  const int64_t before = store.drained();
   store.collect_publish(0);
   EXPECT_EQ(store.drained(), before);
 }
@@ -247,36 +248,38 @@ TEST(Store, ServingRowsSayWhenTheyWereTouchedAndLookingAtThemIsNoTouch) {
   StoreSpec spec = spec_of({counting_slot()});
   spec.serving = true;
   Store store(spec);
-  const std::vector<u64> keys = numbered(1, 4);
+  const std::vector<uint64_t> keys = numbered(1, 4);
   const std::vector<float> values(6, 1.0f);
-  const std::vector<u32> first{100, 0, 300}, again{50, 200, 400};
+  const std::vector<uint32_t> first{100, 0, 300}, again{50, 200, 400};
   store.import_values(0, keys.data(), values.data(), 3, false, 0, first.data());
   store.import_values(0, keys.data(), values.data(), 3, false, 0, again.data());
 
   const Batch batch(numbered(1, 6));
-  std::map<u64, u32> found;
+  std::map<uint64_t, uint32_t> found;
   for (int turn = 0; turn < 2; turn++) {
     std::vector<float> out(10);
-    std::vector<u32> touched(5, 7);
+    std::vector<uint32_t> touched(5, 7);
     store.lookup(0, batch.keys(), out.data(), false, nullptr, touched.data());
     for (size_t i = 0; i < 5; i++) found[batch.keys().keys[i]] = touched[i];
-    EXPECT_EQ(found, (std::map<u64, u32>{{keys[0], 100}, {keys[1], 200}, {keys[2], 400}, {numbered(4, 5)[0], 0}, {numbered(5, 6)[0], 0}}));
+    EXPECT_EQ(found,
+              (std::map<uint64_t, uint32_t>{
+                  {keys[0], 100}, {keys[1], 200}, {keys[2], 400}, {numbered(4, 5)[0], 0}, {numbered(5, 6)[0], 0}}));
   }
 }
 
 // What a store that has flushed hands over to another one.
-FlushBatch flushed_by_another(const std::vector<u64>& keys) {
+FlushBatch flushed_by_another(const std::vector<uint64_t>& keys) {
   Store store(spec_of({counting_slot()}));
   push(store, Batch(keys), 0, 0, std::vector<float>(2 * keys.size(), 1.0f));
   return store.collect_flush(all_buckets(store), false);
 }
 
-void begin_loading(Store& store, i64 fence) {
-  const std::vector<i64> from(store.partitions(), 1);
-  for (u32 b = 0; b < store.buckets(); b++) store.begin_loading(b, from.data(), 0, fence);
+void begin_loading(Store& store, int64_t fence) {
+  const std::vector<int64_t> from(store.partitions(), 1);
+  for (uint32_t b = 0; b < store.buckets(); b++) store.begin_loading(b, from.data(), 0, fence);
 }
 
-void settle(Store& store, const Unread& read, i64 fence) {
+void settle(Store& store, const Unread& read, int64_t fence) {
   store.settle(read.buckets.data(), read.tables.data(), read.keys.data(), read.keys.size(), fence);
 }
 
@@ -285,17 +288,17 @@ TEST(Store, ALoadingBucketAnswersForWhatWasReadAndForNothingElse) {
   spec.held = false;
   Store store(spec);
   begin_loading(store, 7);
-  const std::vector<u64> stored = numbered(1, 100);
+  const std::vector<uint64_t> stored = numbered(1, 100);
   const Batch known(stored), batch(numbered(1, 120));
   std::vector<float> out(2 * 119);
   EXPECT_TRUE(store.lookup(0, batch.keys(), out.data(), true, nullptr)->unread);
   EXPECT_EQ(store.counts().created, 0);
   EXPECT_EQ(push(store, batch, 0, 1, std::vector<float>(2 * 119, 1.0f)), Pushed::unread);
   EXPECT_EQ(push(store, batch, 0, 0, std::vector<float>(2 * 119, 1.0f)), Pushed::skipped);
-  EXPECT_EQ(store.applied()[0], std::set<i64>{1});
+  EXPECT_EQ(store.applied()[0], std::set<int64_t>{1});
   const Unread unread = store.unread({{0, batch.keys()}});
   EXPECT_EQ(unread.keys.size(), 119u);
-  EXPECT_EQ(unread.fences, std::vector<i64>(119, 7));
+  EXPECT_EQ(unread.fences, std::vector<int64_t>(119, 7));
 
   const FlushBatch rows = flushed_by_another(stored);
   store.import_unread(rows.runs.view(), 6);  // of an earlier claim
@@ -317,18 +320,18 @@ TEST(Store, ALoadingBucketIsNeitherFlushedNorEvictedFromUntilItIsLoaded) {
   spec.tables = {{0, 1'000, 0, 1}};
   Store store(spec);
   begin_loading(store, 7);
-  const std::vector<u64> keys = numbered(1, 100);
+  const std::vector<uint64_t> keys = numbered(1, 100);
   store.import_unread(flushed_by_another(keys).runs.view(), 7);
   EXPECT_EQ(store.evict(3'600'000, 1'000'000).evicted, 0);
   EXPECT_TRUE(store.collect_flush(all_buckets(store), false).buckets.empty());
   EXPECT_FALSE(store.finish_loading(3, 6));
-  for (u32 b = 0; b < store.buckets(); b++) EXPECT_TRUE(store.finish_loading(b, 7));
+  for (uint32_t b = 0; b < store.buckets(); b++) EXPECT_TRUE(store.finish_loading(b, 7));
   EXPECT_FALSE(store.finish_loading(3, 7));
   const FlushBatch flushed = store.collect_flush(all_buckets(store), false);
   EXPECT_EQ(flushed.buckets.size(), store.buckets());
   EXPECT_EQ(rows_of(flushed), 0u);  // nothing has changed
-  i64 stored = 0;
-  for (const i64 rows : flushed.rows) stored += rows;
+  int64_t stored = 0;
+  for (const int64_t rows : flushed.rows) stored += rows;
   EXPECT_EQ(stored, 99);
   EXPECT_EQ(store.evict(3'600'000, 1'000'000).evicted, 99);
 }
@@ -338,31 +341,31 @@ TEST(Store, ADroppedBucketIsLoadedAnewFromNothing) {
   spec.held = false;
   Store store(spec);
   begin_loading(store, 7);
-  const std::vector<u64> keys = numbered(1, 100);
+  const std::vector<uint64_t> keys = numbered(1, 100);
   const Batch batch(keys);
   const Unread unread = store.unread({{0, batch.keys()}});
   settle(store, unread, 7);
   EXPECT_FALSE(store.lookup(0, batch.keys(), std::vector<float>(198).data(), true, nullptr));
-  const std::vector<i64> from(store.partitions(), 1);
+  const std::vector<int64_t> from(store.partitions(), 1);
   EXPECT_THROW(store.begin_loading(3, from.data(), 0, 8), std::invalid_argument);  // it has rows
-  for (u32 b = 0; b < store.buckets(); b++) store.drop_bucket(b);
+  for (uint32_t b = 0; b < store.buckets(); b++) store.drop_bucket(b);
   begin_loading(store, 8);
   EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);  // what was absent then may be there now
   settle(store, unread, 7);
   EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);
   store.set_applied(3, from.data(), 0);  // held, and loaded by other means
-  for (const i64 bucket : store.unread({{0, batch.keys()}}).buckets) EXPECT_NE(bucket, 3);
+  for (const int64_t bucket : store.unread({{0, batch.keys()}}).buckets) EXPECT_NE(bucket, 3);
 }
 
 TEST(Store, ThreadsMayDoEverythingAtOnce) {
   StoreSpec spec = spec_of({counting_slot()}, 16, 3);
   spec.tables = {{0, 3'600'000, 2'000, 1}};
   Store store(spec);
-  constexpr i64 pushes = 200;
+  constexpr int64_t pushes = 200;
   std::atomic<int> running{2};
-  const auto lane = [&](i64 partition) {
-    for (i64 at = 0; at < pushes; at++) {
-      const u64 first = 1 + static_cast<u64>(at % 50) * 20;
+  const auto lane = [&](int64_t partition) {
+    for (int64_t at = 0; at < pushes; at++) {
+      const uint64_t first = 1 + static_cast<uint64_t>(at % 50) * 20;
       const Batch batch(numbered(first, first + 200));
       std::vector<float> out(400);
       store.lookup(0, batch.keys(), out.data(), true, nullptr);
@@ -371,10 +374,10 @@ TEST(Store, ThreadsMayDoEverythingAtOnce) {
     running--;
   };
   std::thread one(lane, 0), two(lane, 2);
-  i64 flushed = 0;
+  int64_t flushed = 0;
   while (running) {
     const FlushBatch batch = store.collect_flush(all_buckets(store), false);
-    flushed += static_cast<i64>(rows_of(batch));
+    flushed += static_cast<int64_t>(rows_of(batch));
     store.collect_publish(300);
     store.evict(1'000, 100);
     store.applied();
@@ -395,10 +398,10 @@ TEST(Store, BucketsComeAndGoBesidePushes) {
   std::atomic<bool> done{false};
   std::thread lane([&] {
     const Batch batch(numbered(1, 200));
-    for (i64 at = 0; at < 300; at++) push(store, batch, 0, at, std::vector<float>(400, 1.0f));
+    for (int64_t at = 0; at < 300; at++) push(store, batch, 0, at, std::vector<float>(400, 1.0f));
     done = true;
   });
-  std::vector<i64> offsets(2);
+  std::vector<int64_t> offsets(2);
   while (!done) {
     store.drop_bucket(3);
     store.applied_of(4, offsets.data());
@@ -406,9 +409,9 @@ TEST(Store, BucketsComeAndGoBesidePushes) {
     store.collect_flush(all_buckets(store), true);
   }
   lane.join();
-  const std::vector<std::set<i64>> applied = store.applied();
+  const std::vector<std::set<int64_t>> applied = store.applied();
   EXPECT_LE(applied[0].size(), 2u);
-  EXPECT_EQ(applied[1], std::set<i64>{0});
+  EXPECT_EQ(applied[1], std::set<int64_t>{0});
 }
 
 TEST(Store, ServingTablesAreReadWhileTheyGrowAndShrink) {
@@ -418,8 +421,8 @@ TEST(Store, ServingTablesAreReadWhileTheyGrowAndShrink) {
   std::atomic<bool> done{false};
   std::thread writer([&] {
     const std::vector<float> values(500 * store.layout(0).width(), 3.0f);
-    for (u64 turn = 0; turn < 40; turn++) {
-      const std::vector<u64> keys = numbered(1 + turn * 100, 501 + turn * 100);
+    for (uint64_t turn = 0; turn < 40; turn++) {
+      const std::vector<uint64_t> keys = numbered(1 + turn * 100, 501 + turn * 100);
       store.import_values(0, keys.data(), values.data(), keys.size(), turn % 2, 0);
       store.remove(0, keys.data(), 100);
     }

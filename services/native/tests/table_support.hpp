@@ -8,9 +8,9 @@
 
 namespace freshet::testing {
 
-inline u64 key_of(u64 n) { return n * 0x9e3779b97f4a7c15ull; }
+inline uint64_t key_of(uint64_t n) { return n * 0x9e3779b97f4a7c15ull; }
 
-inline SlotSpec counting_slot(u32 width = 2) { return {0, width, 0.0f, "sgd", {{"lr", 1.0}}}; }
+inline SlotSpec counting_slot(uint32_t width = 2) { return {0, width, 0.0f, "sgd", {{"lr", 1.0}}}; }
 
 // Every rule, and widths that leave remainders of vectors.
 inline std::vector<SlotSpec> mixed_slots() {
@@ -28,7 +28,8 @@ inline std::vector<SlotSpec> counted_slots() {
   return {{0, 1, 0.0f, "adagrad", adagrad}, {1, 1, 0.0f, "count", {}}, {2, 16, 0.01f, "rowwise_adagrad", adagrad}};
 }
 
-inline StoreSpec spec_of(std::vector<SlotSpec> slots, u32 buckets = 16, u32 partitions = 2, bool half = false) {
+inline StoreSpec spec_of(std::vector<SlotSpec> slots, uint32_t buckets = 16, uint32_t partitions = 2,
+                         bool half = false) {
   StoreSpec spec;
   spec.groups = {{{0, 1}, std::move(slots), half}};
   spec.buckets = buckets;
@@ -38,24 +39,24 @@ inline StoreSpec spec_of(std::vector<SlotSpec> slots, u32 buckets = 16, u32 part
 
 // Keys of table 0, planned.
 struct Batch {
-  explicit Batch(const std::vector<u64>& keys, u32 buckets = 16) : plan(buckets) {
-    const u32 starts[2] = {0, static_cast<u32>(keys.size())};
-    const u8 table = 0;
+  explicit Batch(const std::vector<uint64_t>& keys, uint32_t buckets = 16) : plan(buckets) {
+    const uint32_t starts[2] = {0, static_cast<uint32_t>(keys.size())};
+    const uint8_t table = 0;
     plan.run(keys.data(), keys.size(), starts, &table, 1);
   }
   Keys keys() const { return {plan.keys.data(), plan.tables.data(), plan.unique(), plan.bucket_starts.data()}; }
   Plan plan;
 };
 
-inline std::vector<u64> numbered(u64 first, u64 last) {
-  std::vector<u64> keys;
-  for (u64 n = first; n < last; n++) keys.push_back(key_of(n));
+inline std::vector<uint64_t> numbered(uint64_t first, uint64_t last) {
+  std::vector<uint64_t> keys;
+  for (uint64_t n = first; n < last; n++) keys.push_back(key_of(n));
   return keys;
 }
 
-inline Pushed push(Store& store, const Batch& batch, i64 partition, i64 start, const std::vector<float>& gradients,
-                   i64 clock_ms = 0) {
-  const i64 range[3] = {partition, start, start + 1};
+inline Pushed push(Store& store, const Batch& batch, int64_t partition, int64_t start,
+                   const std::vector<float>& gradients, int64_t clock_ms = 0) {
+  const int64_t range[3] = {partition, start, start + 1};
   return store.push(range, 1, clock_ms, {{0, batch.keys(), gradients.data()}});
 }
 
@@ -65,9 +66,9 @@ inline std::vector<float> look_up(Store& store, const Batch& batch, bool create 
   return out;
 }
 
-inline std::vector<u32> all_buckets(const Store& store) {
-  std::vector<u32> buckets(store.buckets());
-  for (u32 b = 0; b < store.buckets(); b++) buckets[b] = b;
+inline std::vector<uint32_t> all_buckets(const Store& store) {
+  std::vector<uint32_t> buckets(store.buckets());
+  for (uint32_t b = 0; b < store.buckets(); b++) buckets[b] = b;
   return buckets;
 }
 

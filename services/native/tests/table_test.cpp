@@ -24,7 +24,7 @@ using testing::mixed_slots;
 
 TEST(Arena, GivesBackPagesAndUsesThemAgain) {
   Arena arena(6144);
-  const u64 first = arena.take(3);
+  const uint64_t first = arena.take(3);
   std::memset(arena.base() + first * 6144, 7, 3 * 6144);
   EXPECT_EQ(arena.bytes_in_use(), 3u * 6144);
 
@@ -45,20 +45,20 @@ TEST(Arena, PagesThatNeighboursShareGoWithTheLastOfThem) {
     EXPECT_EQ(mincore(arena.base(), pages * page, in_core.data()), 0);
     return std::count_if(in_core.begin(), in_core.end(), [](unsigned char c) { return c & 1; });
   };
-  for (u64 i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, 7, piece);
-  ASSERT_EQ(resident(), static_cast<i64>(pages));
+  for (uint64_t i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, 7, piece);
+  ASSERT_EQ(resident(), static_cast<int64_t>(pages));
 
-  for (u64 i = 0; i < n; i += 2) arena.give_back(i, 1);
-  for (u64 i = 1; i < n; i += 2)
+  for (uint64_t i = 0; i < n; i += 2) arena.give_back(i, 1);
+  for (uint64_t i = 1; i < n; i += 2)
     for (size_t at = 0; at < piece; at++) ASSERT_EQ(arena.base()[i * piece + at], 7);
-  for (u64 i = 1; i < n; i += 2) arena.give_back(i, 1);
+  for (uint64_t i = 1; i < n; i += 2) arena.give_back(i, 1);
 
   EXPECT_EQ(resident(), 0);
 }
 
-bool in_core(const u8* page) {
+bool in_core(const uint8_t* page) {
   unsigned char core = 0;
-  EXPECT_EQ(mincore(const_cast<u8*>(page), 1, &core), 0);
+  EXPECT_EQ(mincore(const_cast<uint8_t*>(page), 1, &core), 0);
   return core & 1;
 }
 
@@ -66,7 +66,7 @@ TEST(Arena, PagesAreTouchedAheadOfTheirUse) {
   constexpr size_t mib = 1 << 20;
   Arena arena(mib);
   arena.take(3);
-  const u8* ahead = arena.base() + 5 * mib;  // behind the huge page that the next piece is of
+  const uint8_t* ahead = arena.base() + 5 * mib;  // behind the huge page that the next piece is of
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   const auto touched = [&] { return arena.holds(ahead) && in_core(ahead); };
   while (!touched() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
@@ -76,18 +76,18 @@ TEST(Arena, PagesAreTouchedAheadOfTheirUse) {
 TEST(Arena, TouchingAheadLeavesWhatIsWritten) {
   constexpr size_t piece = 4096, n = 8192;
   Arena arena(piece);
-  for (u64 i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, static_cast<u8>(i), piece);
-  for (u64 i = 0; i < n; i++) ASSERT_EQ(arena.base()[i * piece], static_cast<u8>(i));
+  for (uint64_t i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, static_cast<uint8_t>(i), piece);
+  for (uint64_t i = 0; i < n; i++) ASSERT_EQ(arena.base()[i * piece], static_cast<uint8_t>(i));
 }
 
 TEST(Arena, PiecesInUseNeverOverlap) {
   Arena arena(64);
   std::mt19937 random(3);
-  std::map<u64, u64> used;
+  std::map<uint64_t, uint64_t> used;
   for (int turn = 0; turn < 20000; turn++) {
     if (used.empty() || random() % 3) {
-      const u64 n = 1 + random() % 40;
-      const u64 first = arena.take(n);
+      const uint64_t n = 1 + random() % 40;
+      const uint64_t first = arena.take(n);
       const auto next = used.lower_bound(first);
       ASSERT_TRUE(next == used.end() || first + n <= next->first);
       ASSERT_TRUE(next == used.begin() || std::prev(next)->first + std::prev(next)->second <= first);
@@ -117,7 +117,7 @@ TEST(Arena, ManyAreAliveAtOnce) {
 TEST(Arena, SaysWhatCouldNotBeHad) {
   Arena arena(size_t{1} << 30);
   try {
-    arena.take(u64{1} << 20);  // 2^50 bytes
+    arena.take(uint64_t{1} << 20);  // 2^50 bytes
     FAIL() << "took more than there is";
   } catch (const std::bad_alloc& error) {
     EXPECT_NE(std::string(error.what()).find("spread the rows over more shards"), std::string::npos) << error.what();
@@ -127,15 +127,15 @@ TEST(Arena, SaysWhatCouldNotBeHad) {
 TEST(Group, HoldsWhatADictionaryHolds) {
   Group group({counting_slot()}, false, false, {0, 1}, 2);
   Bin& bin = group.bin(0);
-  std::map<std::pair<u64, u8>, u32> rows;  // -> touched, as a value of the row
+  std::map<std::pair<uint64_t, uint8_t>, uint32_t> rows;  // -> touched, as a value of the row
   std::mt19937_64 random(5);
-  for (u32 turn = 1; turn < 60000; turn++) {
-    const u64 key = key_of(1 + random() % 3000);
-    const u8 table = random() & 1;
-    const u32 slot = group.find(bin, key, table);
+  for (uint32_t turn = 1; turn < 60000; turn++) {
+    const uint64_t key = key_of(1 + random() % 3000);
+    const uint8_t table = random() & 1;
+    const uint32_t slot = group.find(bin, key, table);
     ASSERT_EQ(slot != Group::none, rows.count({key, table}) > 0);
     if (slot == Group::none) {
-      const u32 fresh = group.insert(bin, 0, key, table);
+      const uint32_t fresh = group.insert(bin, 0, key, table);
       group.header(fresh).touched = turn;
       rows[{key, table}] = turn;
     } else {
@@ -150,7 +150,7 @@ TEST(Group, HoldsWhatADictionaryHolds) {
     ASSERT_EQ(bin.rows, rows.size());
   }
   for (const auto& [row, touched] : rows) {
-    const u32 slot = group.find(bin, row.first, row.second);
+    const uint32_t slot = group.find(bin, row.first, row.second);
     ASSERT_NE(slot, Group::none);
     EXPECT_EQ(group.header(slot).touched, touched);
   }
@@ -161,8 +161,8 @@ TEST(Group, HoldsWhatADictionaryHolds) {
 TEST(Group, KeysThatShareTagAndHomeAreStillExact) {
   Group group({counting_slot()}, false, false, {0}, 2);
   Bin& bin = group.bin(0);
-  for (u64 n = 1; n < 4000; n++) group.insert(bin, 0, n << 32, 0);
-  for (u64 n = 1; n < 4000; n++) {
+  for (uint64_t n = 1; n < 4000; n++) group.insert(bin, 0, n << 32, 0);
+  for (uint64_t n = 1; n < 4000; n++) {
     EXPECT_NE(group.find(bin, n << 32, 0), Group::none);
     EXPECT_EQ(group.find(bin, (n << 32) | 1, 0), Group::none);
     EXPECT_EQ(group.find(bin, n << 32, 1), Group::none);
@@ -170,13 +170,13 @@ TEST(Group, KeysThatShareTagAndHomeAreStillExact) {
 }
 
 TEST(Group, BucketsDoNotAllGrowAtOnce) {
-  constexpr u32 buckets = 256;
+  constexpr uint32_t buckets = 256;
   Group group({counting_slot()}, false, false, {0}, buckets);
-  u32 worst = 0;
-  for (u64 row = 1; row < 2000; row++) {
-    u32 grown = 0;
-    for (u32 b = 0; b < buckets; b++) {
-      const u32 before = group.bin(b).chunk_count;
+  uint32_t worst = 0;
+  for (uint64_t row = 1; row < 2000; row++) {
+    uint32_t grown = 0;
+    for (uint32_t b = 0; b < buckets; b++) {
+      const uint32_t before = group.bin(b).chunk_count;
       group.insert(group.bin(b), b, key_of(row * buckets + b), 0);
       grown += before != group.bin(b).chunk_count;
     }
@@ -187,8 +187,9 @@ TEST(Group, BucketsDoNotAllGrowAtOnce) {
 
 TEST(RowLayout, AVectorStartsACacheLineWhereThatIsCheap) {
   const std::map<std::string, double> adagrad{{"lr", 0.1}, {"initial_accumulator", 0.0}, {"eps", 1e-8}};
-  const RowLayout hedge({{0, 1, 0.0f, "adagrad", adagrad}, {1, 1, 0.0f, "adagrad", adagrad}, {2, 16, 0.01f, "rowwise_adagrad", adagrad}},
-                        false, false);
+  const RowLayout hedge(
+      {{0, 1, 0.0f, "adagrad", adagrad}, {1, 1, 0.0f, "adagrad", adagrad}, {2, 16, 0.01f, "rowwise_adagrad", adagrad}},
+      false, false);
   EXPECT_EQ(hedge.record_bytes(), 128u);
   EXPECT_EQ(hedge.packed_bytes(), 8u + 4 * (18 + 3));
   const RowLayout small({counting_slot(4)}, false, false);
@@ -205,12 +206,12 @@ TEST(RowLayout, RowsAreCloseWhereWholeLinesWouldWasteMuch) {
 // One row of a layout, in memory of its own.
 struct OneRow {
   explicit OneRow(const RowLayout& layout) : record(layout.record_bytes()), row(layout.row(record.data())) {}
-  std::vector<u8> record;
+  std::vector<uint8_t> record;
   Row row;
 };
 
 bool step(const RowLayout& layout, Row row, const std::vector<float>& gradient) {
-  u8 stepped;
+  uint8_t stepped;
   const Place place = layout.place(row);
   layout.step(&place, gradient.data(), 1, &stepped);
   return stepped;
@@ -236,7 +237,7 @@ TEST(RowLayout, AStepThatIsSpecialisedStepsLikeTheGeneralOne) {
       for (size_t i = 0; i < gradient.size(); i++) gradient[i] = 0.1f * static_cast<float>(i) - 0.7f;
       ASSERT_TRUE(step(layout, a.row, gradient));
       ASSERT_TRUE(step(general, b.row, gradient));
-      std::vector<u8> x(layout.packed_bytes()), y(general.packed_bytes());
+      std::vector<uint8_t> x(layout.packed_bytes()), y(general.packed_bytes());
       layout.pack(a.row, x.data());
       general.pack(b.row, y.data());
       EXPECT_EQ(x, y) << half << scalar;
@@ -247,7 +248,7 @@ TEST(RowLayout, PackedRowsOfEveryRuleComeBackAsTheyWere) {
   for (const bool half : {false, true}) {
     const RowLayout layout(mixed_slots(), half, false);
     OneRow record(layout), copy(layout);
-    std::vector<u8> packed(layout.packed_bytes());
+    std::vector<uint8_t> packed(layout.packed_bytes());
     record.row.header() = {key_of(1), 1u | meta::dirty_flush, 77};
     layout.create(record.row, key_of(1), 1, 5);
     std::vector<float> gradient(layout.width(), 0.25f);
@@ -262,7 +263,7 @@ TEST(RowLayout, PackedRowsOfEveryRuleComeBackAsTheyWere) {
     layout.load(record.row, a.data());
     layout.load(copy.row, b.data());
     EXPECT_EQ(a, b);
-    std::vector<u8> again(layout.packed_bytes());
+    std::vector<uint8_t> again(layout.packed_bytes());
     layout.pack(copy.row, again.data());
     EXPECT_EQ(packed, again);
   }
@@ -272,8 +273,8 @@ TEST(RowLayout, AGradientThatIsNotFiniteChangesNothing) {
   const RowLayout layout(mixed_slots(), false, false);
   OneRow record(layout);
   layout.create(record.row, 1, 0, 5);
-  const std::vector<u8> before = record.record;
-  for (u32 at = 0; at < layout.width(); at++) {
+  const std::vector<uint8_t> before = record.record;
+  for (uint32_t at = 0; at < layout.width(); at++) {
     std::vector<float> gradient(layout.width(), 1.0f);
     gradient[at] = at % 2 ? std::nanf("") : INFINITY;
     EXPECT_FALSE(step(layout, record.row, gradient));
@@ -290,13 +291,13 @@ TEST(RowLayout, UnknownAndMissingParametersAreNamed) {
 }
 
 TEST(Simd, SquaredSumFollowsItsTree) {
-  for (u32 n = 0; n < 70; n++) {
+  for (uint32_t n = 0; n < 70; n++) {
     std::vector<float> x(n);
-    for (u32 i = 0; i < n; i++) x[i] = 0.1f * static_cast<float>(i) - 1.3f;
+    for (uint32_t i = 0; i < n; i++) x[i] = 0.1f * static_cast<float>(i) - 1.3f;
     float lane[16] = {};
-    for (u32 i = 0; i < n; i++) lane[i % 16] += x[i] * x[i];
-    for (u32 half = 8; half; half /= 2)
-      for (u32 j = 0; j < half; j++) lane[j] += lane[j + half];
+    for (uint32_t i = 0; i < n; i++) lane[i % 16] += x[i] * x[i];
+    for (uint32_t half = 8; half; half /= 2)
+      for (uint32_t j = 0; j < half; j++) lane[j] += lane[j + half];
     EXPECT_EQ(squared_sum(x.data(), n), lane[0]) << n;
   }
 }

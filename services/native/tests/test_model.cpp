@@ -26,9 +26,9 @@ struct Net {
       : mlp(MlpShape{kInputs, kFrom, std::move(hidden), outputs}, Mode::kFloat, true, kernels),
         lane(mlp, true),
         n(rows),
-        x(static_cast<std::size_t>(rows) * kInputs),
-        logits(static_cast<std::size_t>(rows) * outputs),
-        dx(static_cast<std::size_t>(rows) * kBack),
+        x(static_cast<size_t>(rows) * kInputs),
+        logits(static_cast<size_t>(rows) * outputs),
+        dx(static_cast<size_t>(rows) * kBack),
         d_logits(logits.size()) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal(0.0f, 0.3f);
@@ -90,7 +90,8 @@ class EveryKernel : public testing::TestWithParam<const char*> {
 
 TEST_P(EveryKernel, ComputesTheLogitsOfPlainLoopsForAnyNumberOfRows) {
   for (const int rows : {1, 5, 6, 7, 255, 256})
-    for (const auto& hidden : {std::vector<int>{16}, std::vector<int>{112, 80}, std::vector<int>{64, 48, 32}, std::vector<int>{}}) {
+    for (const auto& hidden :
+         {std::vector<int>{16}, std::vector<int>{112, 80}, std::vector<int>{64, 48, 32}, std::vector<int>{}}) {
       const Net net(kernels(), hidden, 3, rows);
       for (int i = 0; i < rows; i += rows > 16 ? 50 : 1) {
         const std::vector<double> want = net.reference(i);
@@ -101,8 +102,8 @@ TEST_P(EveryKernel, ComputesTheLogitsOfPlainLoopsForAnyNumberOfRows) {
 
 TEST_P(EveryKernel, HasTheGradientThatDifferencesHave) {
   Net net(kernels(), {32, 16}, 2, 9);
-  const std::size_t all = net.mlp.weights().size();
-  for (std::size_t i = 0; i < all; i += 97)
+  const size_t all = net.mlp.weights().size();
+  for (size_t i = 0; i < all; i += 97)
     EXPECT_NEAR(net.lane.gradients.data()[i], net.difference(net.mlp.weights()[i]), 2e-2) << "weight " << i;
   for (const int column : {0, 7, 31})
     EXPECT_NEAR(net.dx[3 * kBack + column], net.difference(net.x[3 * kInputs + kFrom + column]), 2e-2);
@@ -111,13 +112,14 @@ TEST_P(EveryKernel, HasTheGradientThatDifferencesHave) {
 TEST_P(EveryKernel, LogisticIsAccurateAndDoesNotHideWhatIsNotFinite) {
   std::vector<float> z;
   for (int i = -4000; i <= 4000; ++i) z.push_back(static_cast<float>(i) * 0.03f);
-  const std::size_t finite = z.size();
+  const size_t finite = z.size();
   z.push_back(std::nanf(""));
   z.push_back(INFINITY);
   std::vector<float> p(z.size()), s(z.size());
-  kernels().logistic(z.data(), p.data(), s.data(), static_cast<std::int64_t>(z.size()));
-  for (std::size_t i = 0; i < finite; ++i) {
-    const double x = z[i], want = 1.0 / (1.0 + std::exp(-x)), soft = std::log1p(std::exp(-std::fabs(x))) + std::max(x, 0.0);
+  kernels().logistic(z.data(), p.data(), s.data(), static_cast<int64_t>(z.size()));
+  for (size_t i = 0; i < finite; ++i) {
+    const double x = z[i], want = 1.0 / (1.0 + std::exp(-x)),
+                 soft = std::log1p(std::exp(-std::fabs(x))) + std::max(x, 0.0);
     ASSERT_NEAR(p[i], want, 2e-7);
     ASSERT_NEAR(s[i], soft, 2e-7 + 2e-7 * soft);
   }
@@ -143,15 +145,17 @@ TEST(Model, GatherAndReduceAreEqualOnEveryInstructionSet) {
   for (auto* values : {&rows, &dx, &d_scalars})
     for (float& v : *values) v = normal(random);
   const std::vector<float> c{0.3f, -1.0f, 0.5f, 2.0f};
-  const std::vector<std::int32_t> positions{0, 3, -1, 0, 1, 2, 2, 9, -1, 4};
-  const std::vector<std::uint32_t> starts{0, 4, 10}, ends{2, 2, 5, 6};
+  const std::vector<int32_t> positions{0, 3, -1, 0, 1, 2, 2, 9, -1, 4};
+  const std::vector<uint32_t> starts{0, 4, 10}, ends{2, 2, 5, 6};
   std::vector<std::vector<float>> results;
   for (const char* name : kernel_names()) {
     const Kernels& k = *kernels_named(name);
-    std::vector<float> x(4 * 32), scalars(8), sums(64), squares(16), fm(4), pooled(18), gradients(rows.size()), csum(10);
+    std::vector<float> x(4 * 32), scalars(8), sums(64), squares(16), fm(4), pooled(18), gradients(rows.size()),
+        csum(10);
     BatchView batch;
     batch.size = 4;
-    batch.groups.push_back({rows.data(), 10, positions.data(), 10, starts.data(), {nullptr, ends.data()}, nullptr, gradients.data()});
+    batch.groups.push_back(
+        {rows.data(), 10, positions.data(), 10, starts.data(), {nullptr, ends.data()}, nullptr, gradients.data()});
     check(plan, batch, 1);
     Gathered out;
     out.x = x.data();

@@ -15,24 +15,27 @@ MlpShape shape() { return {48, 16, {64, 32}, 2}; }
 
 std::vector<float> stepped(Mode mode, int parts) {
   Mlp mlp(shape(), mode, true, kernels());
-  for (std::size_t i = 0; i < mlp.weights().size(); ++i) mlp.weights()[i] = 0.01f * static_cast<float>(i % 37);
+  for (size_t i = 0; i < mlp.weights().size(); ++i) mlp.weights()[i] = 0.01f * static_cast<float>(i % 37);
   mlp.pack();
   MlpLane one(mlp, true), two(mlp, true);
-  for (std::int64_t step = 1; step <= 3; ++step) {
-    for (std::int64_t i = 0; i < one.gradients.size(); ++i) {
+  for (int64_t step = 1; step <= 3; ++step) {
+    for (int64_t i = 0; i < one.gradients.size(); ++i) {
       one.gradients.data()[i] = static_cast<float>((i * 7 + step) % 11) - 5.0f;
       two.gradients.data()[i] = static_cast<float>((i * 5 + step) % 13) - 6.0f;
     }
-    for (int part = parts - 1; part >= 0; --part) mlp.step({one.gradients.data(), two.gradients.data()}, 20.0, step, 1e-3, part, parts);
+    for (int part = parts - 1; part >= 0; --part)
+      mlp.step({one.gradients.data(), two.gradients.data()}, 20.0, step, 1e-3, part, parts);
   }
   std::vector<float> all(mlp.weights().begin(), mlp.weights().end());
   all.insert(all.end(), mlp.second_moment().begin(), mlp.second_moment().end());
   const MlpView view = mlp.view(nullptr);
   for (const LayerView& l : view.layers) {
     all.insert(all.end(), l.panels, l.panels + panel_floats(l.inputs, l.outputs) / (mode == Mode::kBf16 ? 2 : 1));
-    all.insert(all.end(), l.transposed, l.transposed + panel_floats(l.outputs, l.inputs - l.back_from) / (mode == Mode::kBf16 ? 2 : 1));
+    all.insert(all.end(), l.transposed,
+               l.transposed + panel_floats(l.outputs, l.inputs - l.back_from) / (mode == Mode::kBf16 ? 2 : 1));
   }
-  for (const auto* lane : {&one, &two}) all.insert(all.end(), lane->gradients.data(), lane->gradients.data() + lane->gradients.size());
+  for (const auto* lane : {&one, &two})
+    all.insert(all.end(), lane->gradients.data(), lane->gradients.data() + lane->gradients.size());
   return all;
 }
 

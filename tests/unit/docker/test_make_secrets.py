@@ -59,6 +59,26 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_certificate_is_made_again_if_it_ends_soon_or_is_of_another_authority(tmp_path: Path) -> None:
+    made(tmp_path, "kafka", "shard-0", "shard-1")
+    authority, peers = tmp_path / "authority", tmp_path / "secrets" / "peers"
+    before = {name: (peers / f"{name}.pem").read_bytes() for name in ("shard-0", "shard-1")}
+    soon = ["-subj", "/CN=shard-0", "-days", "364", "-extensions", "service", "-config", "openssl.cnf"]
+    signed_by = ["-CA", "ca.pem", "-CAkey", "ca.key", "-key", "shard-0.key", "-out", "shard-0.pem"]
+    subprocess.run(["openssl", "req", "-x509", "-new", *soon, *signed_by], check=True, cwd=authority)
+
+    assert made(tmp_path, "kafka", "shard-0", "shard-1") == "made shard-0.key\nmade shard-0.pem\n"
+
+    assert (peers / "shard-0.pem").read_bytes() != before["shard-0"]
+    assert (peers / "shard-1.pem").read_bytes() == before["shard-1"]
+    (authority / "ca.pem").unlink()
+    made(tmp_path, "kafka", "shard-0", "shard-1")
+    files = [peers / name for name in ("ca.pem", "shard-1.pem", "shard-1.key")]
+    subprocess.run(["openssl", "verify", "-CAfile", *map(str, files[:2])], check=True, capture_output=True)
+    ca, cert, key = map(str, files)
+    assert CertificateFiles("grpc", ca_file=ca, cert_file=cert, key_file=key).expires()
+
+
 def test_the_authoritys_key_is_given_to_nobody(folder: Path) -> None:
     secret = (folder.parent / "authority" / "ca.key").read_text()
 

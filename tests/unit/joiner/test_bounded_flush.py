@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 import pytest
 
 from freshet.coordination.partition_assignment import Shares
-from freshet.errors import TooLarge
+from freshet.errors import Mismatch, TooLarge
 from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
 from freshet.joiner.service import JoinerService, Pace
@@ -165,4 +165,24 @@ def test_a_partition_that_cannot_be_written_leaves_others_alone(
     joiner.close()
     ids = [sample.id for sample in world.samples()]
     assert len(ids) == len(set(ids)) == 600
+    world.close()
+
+
+def test_a_log_whose_named_writers_are_not_exact_ends_a_joiner_that_shares_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, PLAN, 4)
+    joiner = JoinerService(
+        world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
+        all_partitions=False, shares=cast(Shares, Mine()), clock=world.clock,
+        pace=Pace(share_interval_ms=0),
+    )  # fmt: skip
+
+    def writer_of(group: tuple[int, ...]) -> Writer:
+        raise Mismatch("found Kafka 4.3 or later")
+
+    monkeypatch.setattr(joiner._entering, "_writer_of", writer_of)
+
+    with pytest.raises(Mismatch, match=r"4\.3 or later"):
+        joiner.run()
     world.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.perf.__main__ as bench
 from tests.perf.__main__ import BY_HAND, NAMES, main
 from tests.perf.runner import run_measurement
 from tests.system.waiting import wait_until
@@ -120,3 +121,17 @@ def test_a_measurement_follows_the_contract(name):
     assert inspect.signature(module.measure).parameters["quick"].default is False
     assert f"python -m tests.perf.{name}" in (module.__doc__ or "")
     assert "ound by" in (module.__doc__ or ""), "a measurement says what bounds it"
+
+
+def test_what_is_missing_is_named_before_anything_runs(modules, capsys, monkeypatch):
+    monkeypatch.setitem(bench.PROGRAMS, "one", "no-such-program")
+    monkeypatch.setitem(bench.PACKAGES, "two", "no_such_package")
+
+    assert main([], modules(one=GOOD, two=GOOD)) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "one needs no-such-program on the PATH: `make bench` installs it, or apt-get install no-such-program",
+        "two needs no_such_package: pip install no_such_package",
+    ]

@@ -108,7 +108,7 @@ def test_a_client_that_is_not_believed_is_refused_and_the_listener_goes_on(
     [
         ("of another authority", "unable to get local issuer.*\\n.*FRESHET_GRPC_CA_FILE"),
         ("expired", "has expired.*\\n.*renew"),
-        ("of another name", "Hostname Verification.*\\n.*--host 127.0.0.1"),
+        ("of another name", "Hostname Verification.*\\n.*is not for 127.0.0.1"),
         ("no TLS", "WRONG_VERSION_NUMBER.*\\n.*speaks no TLS"),
     ],
 )

@@ -155,6 +155,24 @@ class KafkaAdmin:
             name.removeprefix(prefix) for name in found if name.startswith(prefix) and name[:2] != "__"
         )
 
+    def broker_settings(self) -> dict[int, frozenset[str]]:
+        """{broker: names of the settings that it has}; none of one that does not answer, or not this client.
+
+        Raises Unavailable if the brokers cannot be listed.
+        """
+        with translated("the brokers could not be listed", self.heard):
+            cluster = self._answers({"": self._client.describe_cluster(request_timeout=_REQUEST_S)})[""]
+        resources = [ConfigResource(ResourceType.BROKER, str(node.id)) for node in cluster.nodes]
+        found = {}
+        asked = self._client.describe_configs(resources, request_timeout=_REQUEST_S)
+        for resource, future in asked.items():
+            try:
+                names = frozenset(self._answers({"": future})[""])
+            except (KafkaException, Unavailable):
+                names = frozenset()
+            found[int(resource.name)] = names
+        return found
+
     def ids(self, topics: Iterable[str]) -> dict[str, tuple[LogId, int]]:
         """{topic: (its id, its partitions)}; those that do not exist are left out."""
         return self.described(self.ask_ids(topics))
@@ -228,22 +246,6 @@ class KafkaAdmin:
             if min([*first.values(), *last.values()], default=0) < 0:
                 raise Unavailable(f"no broker told where {', '.join(map(str, places))} begin and end")
             return {at: Bounds(first[at], last[at]) for at in places}
-
-        return _settled(ask)
-
-    def ends(self, partitions: Iterable[TopicPartition], *, committed: bool) -> dict[TopicPartition, int]:
-        """Where partitions end; see `bounds`. Raises Unavailable also if the brokers do not know one of them
-        yet: topics are made on one of several, and the others hear of it later."""
-        places = list(partitions)
-
-        def ask() -> dict[TopicPartition, int]:
-            try:
-                found = self.offsets(self.ask_ends(places, committed=committed))
-            except KeyError as error:
-                raise Unavailable(str(error.args[0])) from error
-            if min(found.values(), default=0) < 0:
-                raise Unavailable(f"no broker told where {', '.join(map(str, places))} end")
-            return found
 
         return _settled(ask)
 

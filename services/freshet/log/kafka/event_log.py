@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
+import structlog
+
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
-from freshet.log.kafka.group import KafkaGroup, Partitions
-from freshet.log.kafka.hanging import end_hanging
 from freshet.log.kafka.reader import KafkaReader
 from freshet.log.kafka.url import KafkaSettings, parse_url
 from freshet.log.kafka.writer import KafkaWriter, Plainly, Transactions
@@ -28,8 +28,10 @@ __all__ = ["KafkaEventLog", "open_url"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
-_OF_GROUPS = re.compile(r"group\.|session\.|heartbeat\.|partition\.assignment")
-"""Settings that a consumer without a group does not take."""
+_log = structlog.get_logger(__name__)
+
+_SINCE_4_3 = "cordoned.log.dirs"
+"""A setting that brokers have since Kafka 4.3.0 (KIP-1066)."""
 
 _BATCH_BYTES = 1_000_000
 """Of several records in one batch, as librdkafka has it by default."""
@@ -71,6 +73,7 @@ class KafkaEventLog:
         self._partitions: dict[str, int] = {}  # of topics that were seen
         self._opened: WeakSet[KafkaReader | KafkaWriter] = WeakSet()
         self._closed = False
+        self._checking, self._checked = threading.Lock(), False  # see `_check_brokers`
 
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
@@ -139,32 +142,27 @@ class KafkaEventLog:
     def reader(self) -> KafkaReader:
         """A new reader without partitions."""
         self._check_open()
-        client = {key: value for key, value in self._client.items() if not _OF_GROUPS.match(key)}
-        client |= {"group.id": self._admin.name("freshet")}  # the client wants one; it is never joined
+        client = {**self._client, "group.id": self._admin.name("freshet")}  # required; it is never joined
         reader = KafkaReader(self._admin, self._locate, client)
         with self._lock:
             self._opened.add(reader)
         return reader
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> KafkaWriter:
-        """A writer. A named one is a `transactional.id`, prefix included, and fences every earlier one."""
+    def writer(self, name: str | None = None) -> KafkaWriter:
+        """Open a writer. A named one is a `transactional.id`, prefix included, and fences every earlier one.
+
+        Raises Mismatch if brokers may leave its transactions without an end; see `_check_brokers`.
+        """
         self._check_open()
         limit = self._settings.max_record_bytes
         # A batch of several records stays below what topics take of one: brokers refuse a batch as a whole.
         client = {"batch.size": min(_BATCH_BYTES, limit), **self._client, "message.max.bytes": limit + 1024}
-        places = {at: self._locate(at) for at in owns}
         sender: Plainly | Transactions
         if name is None:
             sender = Plainly(client)
         else:
+            self._check_brokers()
             sender = Transactions(client, self._admin.name(name))
-            try:
-                if owns:
-                    end_hanging(self, self._admin, sender, places)
-                    sender.own(owns[0])
-            except BaseException:
-                sender.close()
-                raise
         writer = KafkaWriter(sender, self._locate, limit)
         with self._lock:
             if not self._closed:
@@ -172,17 +170,6 @@ class KafkaEventLog:
                 return writer
         writer.close()
         raise Unavailable(f"{self._settings.brokers}: the log was closed in this process")
-
-    def group(
-        self,
-        name: str,
-        topics: Sequence[str],
-        on_granted: Callable[[Partitions], None],
-        on_revoked: Callable[[Partitions], None],
-    ) -> KafkaGroup:
-        """Join a group that shares the topics' partitions; see `KafkaGroup`. For Kafka only."""
-        self._check_open()
-        return KafkaGroup(self._admin, self._client, name, topics, on_granted, on_revoked)
 
     def trim(self, partition: TopicPartition, before: int) -> None:
         """Forget records below `before`."""
@@ -204,6 +191,31 @@ class KafkaEventLog:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable(f"{self._settings.brokers}: the log was closed in this process")
+
+    def _check_brokers(self) -> None:
+        """Refuse brokers with KAFKA-20734, before the first named writer (ADR 0024).
+
+        A client can learn which settings a broker has, not its release. So 4.3 and later are told from
+        earlier releases, and not one of them from another. Raises Mismatch, Unavailable.
+        """
+        with self._checking:
+            if self._checked or self._settings.accept_kafka_20734:
+                return
+            found = self._admin.broker_settings()
+            if affected := [str(broker) for broker, names in sorted(found.items()) if _SINCE_4_3 in names]:
+                raise Mismatch(
+                    f"{self._settings.brokers}: expected Kafka 4.0 to 4.2.1, or a later release without "
+                    f"KAFKA-20734; found 4.3 or later on broker {', '.join(affected)}\n"
+                    "  4.3.0, 4.3.1 and 4.4.0 leave transactions without an end, which doubles or loses "
+                    "samples: take 4.2.1\n"
+                    "  if the brokers' release mends it, put accept_kafka_20734=true into the log's URL"
+                )
+            if unknown := [broker for broker, names in sorted(found.items()) if not names]:
+                _log.warning(
+                    "the release of brokers is not known: 4.3.0, 4.3.1 and 4.4.0 double or lose samples",
+                    brokers=unknown,
+                )
+            self._checked = True
 
     def _locate(self, at: TopicPartition) -> str:
         """Its topic as Kafka names it; KeyError for one that does not exist."""

@@ -7,6 +7,7 @@
 | `replication` | replicas of the topics that are made; without it the brokers' default |
 | `min_insync` | replicas without which nothing is written; without it the brokers' default |
 | `max_record_bytes` | largest record, keys included; 16 MiB |
+| `accept_kafka_20734` | `true`: named writers also on brokers 4.3 and later (KAFKA-20734) |
 | `topic.NAME` | setting NAME of the topics that are made, such as `topic.segment.bytes` |
 | `properties` | a file of `NAME=VALUE` lines, settings of librdkafka; what the URL says goes before it |
 | NAME with a dot | a setting of librdkafka, such as `security.protocol` |
@@ -49,8 +50,6 @@ _OURS = {
             "enable.partition.eof",
             "auto.offset.reset",
             "group.id",
-            "group.remote.assignor",
-            "partition.assignment.strategy",
         ),
         "exactly-once rests on it: it is always set as that needs",
     ),
@@ -74,6 +73,7 @@ class KafkaSettings:
     replication: int = -1  # -1: the brokers' default
     min_insync: int | None = None  # None: the brokers' default
     max_record_bytes: int = _MAX_RECORD_BYTES
+    accept_kafka_20734: bool = False  # named writers also on brokers 4.3 and later
     topic: Mapping[str, str] = field(default_factory=dict)  # settings of the topics that are made
     client: Mapping[str, str] = field(default_factory=dict, repr=False)  # of librdkafka; may be secret
 
@@ -117,12 +117,16 @@ def parse_url(url: str) -> KafkaSettings:
         replication=_whole(given, "replication", 1, 100) or -1,
         min_insync=_whole(given, "min_insync", 1, 100),
         max_record_bytes=_whole(given, "max_record_bytes", 1 << 16, 1 << 30) or _MAX_RECORD_BYTES,
+        accept_kafka_20734=_truth(given, "accept_kafka_20734"),
         topic=topic,
         client={key: _resolved(key, value) for key, value in client.items()},
     )
     if given:
         key, value = next(iter(given.items()))
-        known = "replication, min_insync, max_record_bytes, properties, topic.NAME or a setting of librdkafka"
+        known = (
+            "replication, min_insync, max_record_bytes, accept_kafka_20734, properties, topic.NAME or a "
+            "setting of librdkafka"
+        )
         raise ConfigError(_WHERE, f"{key} in the url", value, known)
     return settings
 
@@ -134,6 +138,13 @@ def _whole(given: dict[str, str], key: str, least: int, most: int) -> int | None
     if not re.fullmatch(r"[0-9]{1,12}", text) or not least <= int(text) <= most:
         raise ConfigError(_WHERE, f"{key} in the url", text, f"an integer from {least:,} to {most:,}")
     return int(text)
+
+
+def _truth(given: dict[str, str], key: str) -> bool:
+    text = given.pop(key, "false")
+    if text not in ("true", "false"):
+        raise ConfigError(_WHERE, f"{key} in the url", text, "true or false")
+    return text == "true"
 
 
 def _properties(path: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -175,7 +175,6 @@ class Transactions:
             raise
         self._open = False  # is there a transaction to be ended?
         self._over: FreshetError | None = None  # why there will be no more
-        self._first: TopicPartition | None = None  # see `own`
 
     def send(self, requests: Sequence[Request]) -> None:
         """Send these and wait, one by one."""
@@ -184,40 +183,6 @@ class Transactions:
                 self._send(request)
             except FreshetError as error:
                 request.error = error
-
-    def own(self, first: TopicPartition) -> None:
-        """From now on write to this partition before all others of an append, so that it has a record of
-        every transaction, and take no more after an abort: who opens the next one looks for what brokers
-        left."""
-        self._first = first
-
-    def abort_in(self, places: Iterable[tuple[str, int]]) -> None:
-        """Abort a transaction in these partitions (topic as Kafka names it, number), and with it what earlier
-        ones of this name left there without an end. It holds an empty record in each, which is never read.
-
-        Raises Unavailable, or Fenced.
-        """
-        self._begin()
-        refused: list[KafkaError] = []
-
-        def told(error: KafkaError | None, _: object) -> None:
-            if error is not None:
-                refused.append(error)
-
-        try:
-            with translated("a transaction to be aborted was refused", self._heard):
-                for topic, partition in places:
-                    self._producer.produce(topic, b"", partition=partition, on_delivery=told)
-            if fatal := flushed(self._producer, self._wait_s):
-                raise self._ended_by(fatal, "what it found without an end is still there")
-            if refused or len(self._producer):
-                error = refused[0] if refused else KafkaError(KafkaError._MSG_TIMED_OUT)
-                raise family(error, "what was found without an end is still there", self._heard)
-        except KeyError as error:  # a topic that this client has not heard of yet
-            raise Unavailable(str(error.args[0])) from error
-        finally:
-            if self._over is None:
-                self._abort("it was begun to be aborted")
 
     def close(self) -> None:
         """Leave an open transaction to the brokers, which abort it."""
@@ -232,7 +197,10 @@ class Transactions:
             raise self._over
         self._begin()
         try:
-            if fatal := self._written(request.pieces):
+            with translated("a record was refused", self._heard):
+                for piece in request.pieces:
+                    piece.produce(self._producer)
+            if fatal := flushed(self._producer, self._wait_s):
                 if fatal.code() == KafkaError._FATAL:
                     self._abort("the client was ended")  # the answer says by what
                 raise self._ended_by(fatal, "nothing was written")
@@ -243,20 +211,6 @@ class Transactions:
             self._abort(str(error))  # says so if it is fenced
             raise _as_not_written(error) from error
         self._commit()
-
-    def _written(self, pieces: Sequence[Piece]) -> KafkaError | None:
-        """Produce them and wait; the error that ended the client for good, if one did."""
-        before = [piece for piece in pieces if piece.at == self._first]
-        after = [piece for piece in pieces if piece.at != self._first]
-        for some in (before, after) if before and after else (pieces,):
-            with translated("a record was refused", self._heard):
-                for piece in some:
-                    piece.produce(self._producer)
-            if fatal := flushed(self._producer, self._wait_s):
-                return fatal
-            if any(piece.error or piece.waiting for piece in some):
-                break
-        return None
 
     def _begin(self) -> None:
         try:
@@ -287,10 +241,6 @@ class Transactions:
                 raise Unavailable(f"nothing was written, {why}; aborting it: {cause.str()}") from error
             raise self._ended_by(cause, f"nothing was written, {why}") from error
         self._open = False
-        if self._first is not None:
-            self._over = Unavailable(
-                f"writer {self._name}: nothing was written; open another, as this one has aborted: {why}"
-            )
 
     def _ended_by(self, error: KafkaError, what: str) -> FreshetError:
         """Nothing more can be sent."""

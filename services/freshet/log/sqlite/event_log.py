@@ -171,13 +171,8 @@ class SqliteEventLog:
             self._readers.add(reader)
         return reader
 
-    def writer(self, name: str | None = None, *, owns: Sequence[TopicPartition] = ()) -> SqliteWriter:
-        """A writer. A named one fences every earlier writer of that name, in this and other processes.
-
-        An append is one transaction of SQLite: none is left half done in what it `owns`.
-        """
-        for partition in owns:
-            self._locate(partition)
+    def writer(self, name: str | None = None) -> SqliteWriter:
+        """A writer. A named one fences every earlier writer of that name, in this and other processes."""
         return SqliteWriter(
             self._locate, self._clock, self._retain, None if name is None else self._open_epoch(name)
         )

@@ -348,29 +348,6 @@ class EventLogContract:
         with pytest.raises(Fenced):
             earlier.append([append_to(TopicPartition("after", 0), [b"lost"])])
 
-    def test_a_writer_that_owns_partitions_finds_and_appends_what_others_do(
-        self, log: EventLog, open_log: Callable[[], EventLog]
-    ) -> None:
-        earlier = log.writer("w", owns=[T0, T1])
-        earlier.append([append_to(T0, [b"a"]), append_to(T1, [b"b"])])
-        other = open_log()
-        later = other.writer("w", owns=[T0, T1])
-        with pytest.raises(Fenced):
-            earlier.append([append_to(T0, [b"lost"])])
-        later.append([append_to(T0, [b"c"])])
-        reader = log.reader()
-        reader.assign({T0: 0, T1: 0})
-        found = read_all(reader, 3)
-        assert {at: [value for _, value in pairs] for at, pairs in found.items()} == {
-            T0: [b"a", b"c"],
-            T1: [b"b"],
-        }
-        other.close()
-
-    def test_a_partition_that_is_owned_exists(self, log: EventLog) -> None:
-        with pytest.raises(KeyError):
-            log.writer("w", owns=[TopicPartition("unknown", 0)])
-
     def test_writers_of_other_names_and_nameless_ones_are_not_fenced(self, log: EventLog) -> None:
         first, nameless = log.writer("one"), log.writer()
         log.writer("two")

@@ -9,25 +9,25 @@
 namespace freshet {
 
 // Length of the valid prefix; == size if all of it is UTF-8.
-inline std::size_t utf8_prefix(const std::uint8_t* p, std::size_t size) {
-  std::size_t i = 0;
+inline size_t utf8_prefix(const uint8_t* p, size_t size) {
+  size_t i = 0;
   while (i < size) {
     if (size - i >= 8 && !(read_u64(p + i) & 0x8080808080808080ull)) {
       i += 8;
       continue;
     }
-    const std::uint8_t lead = p[i];
+    const uint8_t lead = p[i];
     if (lead < 0x80) {
       ++i;
       continue;
     }
-    const std::size_t more = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+    const size_t more = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
     if (lead < 0xC2 || lead > 0xF4 || size - i <= more) return i;
-    const std::uint8_t second = p[i + 1];
-    const std::uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    const std::uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    const uint8_t second = p[i + 1];
+    const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     if (second < low || second > high) return i;
-    for (std::size_t k = 2; k <= more; ++k) {
+    for (size_t k = 2; k <= more; ++k) {
       if ((p[i + k] & 0xC0) != 0x80) return i;
     }
     i += more + 1;

@@ -11,7 +11,7 @@
 namespace freshet {
 
 // (index, why) of each record that is not; framed records start with a Confluent frame. Strings must be UTF-8.
-std::vector<std::pair<std::int64_t, Failure>> validate_avro(const Program& program, std::span<const std::uint8_t> data,
-                                                            std::span<const std::int64_t> ends, bool framed);
+std::vector<std::pair<int64_t, Failure>> validate_avro(const Program& program, std::span<const uint8_t> data,
+                                                       std::span<const int64_t> ends, bool framed);
 
 }  // namespace freshet

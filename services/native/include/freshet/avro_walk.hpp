@@ -5,10 +5,10 @@
 // kMaxRecursion.
 //
 // A Handler has, for each value that has a sink:
-//   void on_int(const Sink&, std::int64_t);     booleans, ints, longs
+//   void on_int(const Sink&, int64_t);     booleans, ints, longs
 //   void on_double(const Sink&, double);        floats, doubles
-//   void on_bytes(const Sink&, const std::uint8_t*, std::size_t);   strings, bytes, fixed
-//   void on_enum(const Sink&, std::uint32_t);   index of the symbol
+//   void on_bytes(const Sink&, const uint8_t*, size_t);   strings, bytes, fixed
+//   void on_enum(const Sink&, uint32_t);   index of the symbol
 // and, if Handler::kExplodes, for the exploded array: void elements_begin(p), element_begin(p), element_end(p),
 // elements_end(p). Nothing is called for a null.
 #pragma once
@@ -22,7 +22,7 @@
 namespace freshet {
 
 // Items that take no bytes (nulls, empty records) a record may hold: else ten bytes could ask for 2^62 of them.
-inline constexpr std::int64_t kMaxEmptyItems = 1 << 16;
+inline constexpr int64_t kMaxEmptyItems = 1 << 16;
 
 // Levels of a record inside itself, as replies to replies. A level takes up to 1 KB of the thread's stack, 3 KB under
 // sanitizers, of at least 8 MB.
@@ -32,12 +32,15 @@ template <class Handler, bool kStrict = false>
 class Walker {
  public:
   // `buffer_end`: end of readable memory, at or after every record's end; lets varints be read without a check a byte.
-  Walker(const Program& program, Handler& handler, const std::uint8_t* buffer_end)
-      : nodes_(program.nodes().data()), sinks_(program.sinks().data()), program_(program), handler_(handler),
+  Walker(const Program& program, Handler& handler, const uint8_t* buffer_end)
+      : nodes_(program.nodes().data()),
+        sinks_(program.sinks().data()),
+        program_(program),
+        handler_(handler),
         buffer_end_(buffer_end) {}
 
   // Walk the record [begin, end). On failure `failure()` says why; the handler may have seen some of the values.
-  bool walk(const std::uint8_t* begin, const std::uint8_t* end) {
+  bool walk(const uint8_t* begin, const uint8_t* end) {
     p_ = begin;
     end_ = end;
     empty_items_ = 0;
@@ -51,12 +54,12 @@ class Walker {
 
   // In two parts, for who reads most fields alone: begin() a record, then walk_node() from a place in it. Returns where
   // the node ends, or null if it is bad.
-  void begin(const std::uint8_t* end) {
+  void begin(const uint8_t* end) {
     end_ = end;
     empty_items_ = 0;
     depth_ = 0;
   }
-  const std::uint8_t* walk_node(std::uint32_t node, const std::uint8_t* p) {
+  const uint8_t* walk_node(uint32_t node, const uint8_t* p) {
     p_ = p;
     return run(node, nodes_[node].end) ? p_ : nullptr;
   }
@@ -72,13 +75,13 @@ class Walker {
   bool truncated() { return because(Why::kTruncated); }
 
   // The innermost node that failed is the one reported: node 0 is the root, which no run() reports.
-  bool failed_at(std::uint32_t i) {
+  bool failed_at(uint32_t i) {
     if (node_ == 0) node_ = i;
     return false;
   }
 
   // Unsigned varint of at most 10 bytes and 64 bits.
-  bool varint(std::uint64_t& out) {
+  bool varint(uint64_t& out) {
     if (end_ - p_ > 0 && *p_ < 0x80) [[likely]] {
       out = *p_++;
       return true;
@@ -86,10 +89,10 @@ class Walker {
     return buffer_end_ - p_ >= 10 ? long_varint(out, 10) : long_varint(out, static_cast<int>(end_ - p_));
   }
 
-  bool long_varint(std::uint64_t& out, int available) {
-    std::uint64_t value = 0;
+  bool long_varint(uint64_t& out, int available) {
+    uint64_t value = 0;
     for (int i = 0; i < available; ++i) {
-      const std::uint64_t byte = p_[i];
+      const uint64_t byte = p_[i];
       value |= (byte & 0x7F) << (7 * i);
       if (byte < 0x80) {
         if (i == 9 && byte > 1) break;
@@ -102,28 +105,28 @@ class Walker {
     return because(end_ - p_ >= 10 ? Why::kVarint : Why::kTruncated);
   }
 
-  bool zigzag(std::int64_t& out) {
-    std::uint64_t raw;
+  bool zigzag(int64_t& out) {
+    uint64_t raw;
     if (!varint(raw)) return false;
-    out = static_cast<std::int64_t>(raw >> 1) ^ -static_cast<std::int64_t>(raw & 1);
+    out = static_cast<int64_t>(raw >> 1) ^ -static_cast<int64_t>(raw & 1);
     return true;
   }
 
-  bool length(std::int64_t& out) {
+  bool length(int64_t& out) {
     if (!zigzag(out)) return false;
     if (out < 0) return because(Why::kLength);
     return out <= end_ - p_ || truncated();
   }
 
   // Run the nodes [i, stop), one after the other.
-  bool run(std::uint32_t i, std::uint32_t stop) {
+  bool run(uint32_t i, uint32_t stop) {
     while (i < stop) {
       const Node& node = nodes_[i];
       if constexpr (Handler::kExplodes) {  // before the union's index, which the sample does not have
         if (node.explode) handler_.elements_begin(p_);
       }
       if (node.null_branch) {
-        std::int64_t branch;
+        int64_t branch;
         if (!zigzag(branch)) return failed_at(i);
         if (branch != 0 && branch != 1) {
           because(Why::kUnion);
@@ -140,7 +143,7 @@ class Walker {
     return true;
   }
 
-  bool value(const Node& node, std::uint32_t i) {
+  bool value(const Node& node, uint32_t i) {
     const Sink* sink = sinks_ + node.sink_begin;
     const Sink* const sinks_end = sinks_ + node.sink_end;
     switch (node.op) {
@@ -149,15 +152,15 @@ class Walker {
       case Op::kBool: {
         if (p_ >= end_) return truncated();
         if (*p_ > 1) return because(Why::kBool);
-        const std::int64_t v = *p_++;
+        const int64_t v = *p_++;
         for (; sink < sinks_end; ++sink) handler_.on_int(*sink, v);
         return true;
       }
       case Op::kInt:
       case Op::kLong: {
-        std::int64_t v;
+        int64_t v;
         if (!zigzag(v)) return false;
-        if (node.op == Op::kInt && v != static_cast<std::int32_t>(v)) return because(Why::kIntRange);
+        if (node.op == Op::kInt && v != static_cast<int32_t>(v)) return because(Why::kIntRange);
         for (; sink < sinks_end; ++sink) handler_.on_int(*sink, v);
         return true;
       }
@@ -177,9 +180,9 @@ class Walker {
       }
       case Op::kBytes:
       case Op::kString: {
-        std::int64_t n;
+        int64_t n;
         if (!length(n)) return false;
-        const auto size = static_cast<std::size_t>(n);
+        const auto size = static_cast<size_t>(n);
         if constexpr (kStrict) {
           if (node.op == Op::kString && utf8_prefix(p_, size) != size) return because(Why::kUtf8);
         }
@@ -188,16 +191,16 @@ class Walker {
         return true;
       }
       case Op::kFixed: {
-        if (end_ - p_ < static_cast<std::ptrdiff_t>(node.arg)) return truncated();
+        if (end_ - p_ < static_cast<ptrdiff_t>(node.arg)) return truncated();
         for (; sink < sinks_end; ++sink) handler_.on_bytes(*sink, p_, node.arg);
         p_ += node.arg;
         return true;
       }
       case Op::kEnum: {
-        std::int64_t v;
+        int64_t v;
         if (!zigzag(v)) return false;
-        if (v < 0 || v >= static_cast<std::int64_t>(node.arg)) return because(Why::kEnum);
-        for (; sink < sinks_end; ++sink) handler_.on_enum(*sink, static_cast<std::uint32_t>(v));
+        if (v < 0 || v >= static_cast<int64_t>(node.arg)) return because(Why::kEnum);
+        for (; sink < sinks_end; ++sink) handler_.on_enum(*sink, static_cast<uint32_t>(v));
         return true;
       }
       case Op::kRecord:
@@ -207,14 +210,15 @@ class Walker {
       case Op::kMap:
         return map(node, i);
       case Op::kUnion: {
-        [[maybe_unused]] const std::uint8_t* const index = p_;
-        std::int64_t branch;
+        [[maybe_unused]] const uint8_t* const index = p_;
+        int64_t branch;
         if (!zigzag(branch)) return false;
-        const std::uint64_t* words = program_.words().data() + node.arg;
-        if (branch < 0 || static_cast<std::uint64_t>(branch) >= words[0]) return because(Why::kUnion);
-        const auto child = static_cast<std::uint32_t>(words[1 + branch]);
+        const uint64_t* words = program_.words().data() + node.arg;
+        if (branch < 0 || static_cast<uint64_t>(branch) >= words[0]) return because(Why::kUnion);
+        const auto child = static_cast<uint32_t>(words[1 + branch]);
         const bool good = run(child, nodes_[child].end);
-        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; the array in it has told its own begin
+        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; the array in it has told its own
+                                             // begin
           if (node.explode) handler_.elements_begin(index);
         }
         return good;
@@ -237,10 +241,10 @@ class Walker {
   }
 
   // The field is not written: its default, Avro bytes that the compiler made, is read in the record's stead.
-  bool written_default(const Node& node, std::uint32_t i) {
-    const std::uint8_t *const p = p_, *const end = end_, *const buffer_end = buffer_end_;
+  bool written_default(const Node& node, uint32_t i) {
+    const uint8_t *const p = p_, *const end = end_, *const buffer_end = buffer_end_;
     const auto text = program_.text(node.arg);
-    p_ = reinterpret_cast<const std::uint8_t*>(text.data());
+    p_ = reinterpret_cast<const uint8_t*>(text.data());
     end_ = buffer_end_ = p_ + text.size();
     const bool good = run(i + 1, node.end);
     p_ = p;
@@ -249,16 +253,16 @@ class Walker {
     return good;
   }
 
-  bool long_or_int(bool is_int, std::int64_t& v) {
+  bool long_or_int(bool is_int, int64_t& v) {
     if (!zigzag(v)) return false;
-    return !is_int || v == static_cast<std::int32_t>(v) || because(Why::kIntRange);
+    return !is_int || v == static_cast<int32_t>(v) || because(Why::kIntRange);
   }
 
   bool convert(const Node& node) {
     const Sink* sink = sinks_ + node.sink_begin;
     const Sink* const sinks_end = sinks_ + node.sink_end;
-    const std::uint64_t* words = program_.words().data() + node.arg;
-    std::int64_t v;
+    const uint64_t* words = program_.words().data() + node.arg;
+    int64_t v;
     switch (static_cast<Conversion>(words[0])) {
       case Conversion::kFloatOfInt:
         if (!long_or_int(words[1] != 0, v)) return false;
@@ -270,17 +274,17 @@ class Walker {
         return true;
       case Conversion::kScaledInt:
         if (!long_or_int(words[1] != 0, v)) return false;
-        if (!scaled(v, static_cast<std::int64_t>(words[2]), static_cast<std::int64_t>(words[3]))) return because(Why::kTimeRange);
+        if (!scaled(v, static_cast<int64_t>(words[2]), static_cast<int64_t>(words[3]))) return because(Why::kTimeRange);
         for (; sink < sinks_end; ++sink) handler_.on_int(*sink, v);
         return true;
       case Conversion::kDecimal: {
-        std::int64_t n = static_cast<std::int64_t>(words[1]) - 1;
+        int64_t n = static_cast<int64_t>(words[1]) - 1;
         if (n < 0) {
           if (!length(n)) return false;
         } else if (end_ - p_ < n) {
           return truncated();
         }
-        const Decimal decimal(p_, static_cast<std::size_t>(n), static_cast<std::int32_t>(words[2]));
+        const Decimal decimal(p_, static_cast<size_t>(n), static_cast<int32_t>(words[2]));
         p_ += n;
         if (!decimal.readable() || (words[3] && !decimal.has_int())) return because(Why::kDecimal);
         for (; sink < sinks_end; ++sink) {
@@ -290,7 +294,7 @@ class Walker {
       }
       case Conversion::kUuid: {
         if (end_ - p_ < 16) return truncated();
-        std::uint8_t text[36];
+        uint8_t text[36];
         uuid_text(p_, text);
         p_ += 16;
         for (; sink < sinks_end; ++sink) handler_.on_bytes(*sink, text, sizeof text);
@@ -298,9 +302,9 @@ class Walker {
       }
       case Conversion::kSymbols: {
         if (!zigzag(v)) return false;
-        if (v < 0 || static_cast<std::uint64_t>(v) >= words[1]) return because(Why::kEnum);
+        if (v < 0 || static_cast<uint64_t>(v) >= words[1]) return because(Why::kEnum);
         if (words[2 + v]) return because(Why::kSymbol);
-        for (; sink < sinks_end; ++sink) handler_.on_enum(*sink, static_cast<std::uint32_t>(v));
+        for (; sink < sinks_end; ++sink) handler_.on_enum(*sink, static_cast<uint32_t>(v));
         return true;
       }
     }
@@ -308,13 +312,13 @@ class Walker {
   }
 
   // Start of a block of an array or map: how many items, 0 at the end. `block_end` is null if the size is not written.
-  bool block(std::int64_t least, std::int64_t& count, const std::uint8_t*& block_end) {
+  bool block(int64_t least, int64_t& count, const uint8_t*& block_end) {
     block_end = nullptr;
     if (!zigzag(count)) return false;
     if (count < 0) {
       if (count == INT64_MIN) return because(Why::kBlock);
       count = -count;
-      std::int64_t size;
+      int64_t size;
       if (!length(size)) return false;
       block_end = p_ + size;
     }
@@ -324,10 +328,10 @@ class Walker {
     return true;
   }
 
-  bool array(const Node& node, std::uint32_t i) {
+  bool array(const Node& node, uint32_t i) {
     for (;;) {
-      std::int64_t count;
-      const std::uint8_t* block_end;
+      int64_t count;
+      const uint8_t* block_end;
       if (!block(node.arg, count, block_end)) return false;
       if (count == 0) break;
       if (!kStrict && block_end && !node.wanted) {
@@ -351,11 +355,11 @@ class Walker {
     return true;
   }
 
-  bool map(const Node& node, std::uint32_t i) {
-    const std::uint64_t* words = program_.words().data() + node.arg;
+  bool map(const Node& node, uint32_t i) {
+    const uint64_t* words = program_.words().data() + node.arg;
     for (;;) {
-      std::int64_t count;
-      const std::uint8_t* block_end;
+      int64_t count;
+      const uint8_t* block_end;
       if (!block(1, count, block_end)) return false;
       if (count == 0) return true;
       if (!kStrict && block_end && !node.wanted) {
@@ -363,16 +367,16 @@ class Walker {
         continue;
       }
       for (; count > 0; --count) {
-        std::int64_t n;
+        int64_t n;
         if (!length(n)) return false;
-        const std::string_view key(reinterpret_cast<const char*>(p_), static_cast<std::size_t>(n));
+        const std::string_view key(reinterpret_cast<const char*>(p_), static_cast<size_t>(n));
         if constexpr (kStrict) {
           if (utf8_prefix(p_, key.size()) != key.size()) return because(Why::kUtf8);
         }
         p_ += n;
-        std::uint32_t child = i + 1;
-        for (std::uint64_t k = 0; k < words[0]; ++k) {
-          if (program_.text(words[2 + 2 * k]) == key) child = static_cast<std::uint32_t>(words[1 + 2 * k]);
+        uint32_t child = i + 1;
+        for (uint64_t k = 0; k < words[0]; ++k) {
+          if (program_.text(words[2 + 2 * k]) == key) child = static_cast<uint32_t>(words[1 + 2 * k]);
         }
         if (!run(child, nodes_[child].end)) return false;
       }
@@ -384,13 +388,13 @@ class Walker {
   const Sink* sinks_;
   const Program& program_;
   Handler& handler_;
-  const std::uint8_t* buffer_end_;
-  const std::uint8_t* p_ = nullptr;
-  const std::uint8_t* end_ = nullptr;
-  std::int64_t empty_items_ = 0;
+  const uint8_t* buffer_end_;
+  const uint8_t* p_ = nullptr;
+  const uint8_t* end_ = nullptr;
+  int64_t empty_items_ = 0;
   int depth_ = 0;  // of records inside themselves
-  std::int64_t offset_ = 0;
-  std::uint32_t node_ = 0;
+  int64_t offset_ = 0;
+  uint32_t node_ = 0;
   Why why_ = Why::kNone;
 };
 

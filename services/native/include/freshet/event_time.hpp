@@ -10,52 +10,60 @@
 
 namespace freshet {
 
-inline constexpr std::int64_t kMaxTimeMs = 253'402'300'799'999;  // the end of the year 9999
-inline constexpr std::int64_t kDayMs = 86'400'000;
-inline constexpr std::int64_t kNoTime = std::numeric_limits<std::int64_t>::min();
-inline constexpr std::int64_t kBadTime = kNoTime + 1;
+inline constexpr int64_t kMaxTimeMs = 253'402'300'799'999;  // the end of the year 9999
+inline constexpr int64_t kDayMs = 86'400'000;
+inline constexpr int64_t kNoTime = std::numeric_limits<int64_t>::min();
+inline constexpr int64_t kBadTime = kNoTime + 1;
 
-inline constexpr std::int64_t kYear2000Seconds = 946'684'800;
-// Whether a live event of this time is refused, or is to be looked at closer: dated before 1970, later than `latest`, or
-// in a week of January 1970 where a time lies that is written in a unit a thousand times longer (seconds read as
+inline constexpr int64_t kYear2000Seconds = 946'684'800;
+// Whether a live event of this time is refused, or is to be looked at closer: dated before 1970, later than `latest`,
+// or in a week of January 1970 where a time lies that is written in a unit a thousand times longer (seconds read as
 // milliseconds).
-inline bool is_doubtful_time(std::int64_t time_ms, std::int64_t latest_ms) {
+inline bool is_doubtful_time(int64_t time_ms, int64_t latest_ms) {
   return time_ms < 0 || time_ms > latest_ms || (time_ms >= kYear2000Seconds && time_ms <= latest_ms / 1000);
 }
 
-inline std::int64_t time_in_range(std::int64_t ms) { return ms >= -kMaxTimeMs && ms <= kMaxTimeMs ? ms : kBadTime; }
+inline int64_t time_in_range(int64_t ms) { return ms >= -kMaxTimeMs && ms <= kMaxTimeMs ? ms : kBadTime; }
 
-inline std::int64_t time_of_int(TimeUnit unit, std::int64_t v) {
+inline int64_t time_of_int(TimeUnit unit, int64_t v) {
   switch (unit) {
-    case TimeUnit::kSeconds: return v > kMaxTimeMs / 1000 || v < -kMaxTimeMs / 1000 ? kBadTime : v * 1000;
-    case TimeUnit::kDays: return v > kMaxTimeMs / kDayMs || v < -kMaxTimeMs / kDayMs ? kBadTime : v * kDayMs;
-    case TimeUnit::kMicros: return time_in_range(v / 1000 - (v % 1000 < 0));
-    case TimeUnit::kNanos: return time_in_range(v / 1'000'000 - (v % 1'000'000 < 0));
-    default: return time_in_range(v);
+    case TimeUnit::kSeconds:
+      return v > kMaxTimeMs / 1000 || v < -kMaxTimeMs / 1000 ? kBadTime : v * 1000;
+    case TimeUnit::kDays:
+      return v > kMaxTimeMs / kDayMs || v < -kMaxTimeMs / kDayMs ? kBadTime : v * kDayMs;
+    case TimeUnit::kMicros:
+      return time_in_range(v / 1000 - (v % 1000 < 0));
+    case TimeUnit::kNanos:
+      return time_in_range(v / 1'000'000 - (v % 1'000'000 < 0));
+    default:
+      return time_in_range(v);
   }
 }
 
 inline double millis_of(TimeUnit unit) {
   switch (unit) {
-    case TimeUnit::kSeconds: return 1e3;
-    case TimeUnit::kDays: return static_cast<double>(kDayMs);
-    default: return 1;
+    case TimeUnit::kSeconds:
+      return 1e3;
+    case TimeUnit::kDays:
+      return static_cast<double>(kDayMs);
+    default:
+      return 1;
   }
 }
 
-inline std::int64_t time_of_double(TimeUnit unit, double v) {
+inline int64_t time_of_double(TimeUnit unit, double v) {
   const double divisor = unit == TimeUnit::kMicros ? 1e3 : unit == TimeUnit::kNanos ? 1e6 : 1;
   const double ms = std::floor(v * millis_of(unit) / divisor);
   const bool fits = std::fabs(ms) <= static_cast<double>(kMaxTimeMs);  // false for NaN
-  return fits ? static_cast<std::int64_t>(ms) : kBadTime;
+  return fits ? static_cast<int64_t>(ms) : kBadTime;
 }
 
-inline std::int64_t time_of_text(std::string_view text) {
-  std::int64_t ms;
+inline int64_t time_of_text(std::string_view text) {
+  int64_t ms;
   return parse_iso_time(text, ms) ? ms : kBadTime;
 }
 
-inline Why why_of_time(std::int64_t time) {
+inline Why why_of_time(int64_t time) {
   return time == kNoTime ? Why::kMissingTime : time == kBadTime ? Why::kTime : Why::kNone;
 }
 

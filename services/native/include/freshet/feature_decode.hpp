@@ -19,27 +19,29 @@ struct HeapArray {
     void operator()(T* p) const { std::free(p); }
   };
   std::unique_ptr<T[], Free> data;
-  std::size_t size = 0;
+  size_t size = 0;
 
-  static HeapArray zeroed(std::size_t n) { return of(std::calloc(n ? n : 1, sizeof(T)), n); }
+  static HeapArray zeroed(size_t n) { return of(std::calloc(n ? n : 1, sizeof(T)), n); }
   // Nothing may look at an element before it is written.
-  static HeapArray unwritten(std::size_t n) { return of(n > SIZE_MAX / sizeof(T) ? nullptr : std::malloc(n ? n * sizeof(T) : 1), n); }
-  static HeapArray filled(std::size_t n, T value) {
+  static HeapArray unwritten(size_t n) {
+    return of(n > SIZE_MAX / sizeof(T) ? nullptr : std::malloc(n ? n * sizeof(T) : 1), n);
+  }
+  static HeapArray filled(size_t n, T value) {
     HeapArray b = unwritten(n);
-    for (std::size_t i = 0; i < n; ++i) b.data[i] = value;
+    for (size_t i = 0; i < n; ++i) b.data[i] = value;
     return b;
   }
   T* begin() { return data.get(); }
 
  private:
-  static HeapArray of(void* p, std::size_t n) {
+  static HeapArray of(void* p, size_t n) {
     if (!p) throw std::bad_alloc();
     return {std::unique_ptr<T[], Free>(static_cast<T*>(p)), n};
   }
 };
 
 // Sinks of a feature program. `slot` is a key column, a list, a dense column, or unused.
-enum class FeatureSink : std::uint32_t {
+enum class FeatureSink : uint32_t {
   kKey,     // one key; an enum's keys stand in the words
   kList,    // one more key of the list
   kDense,   // a number
@@ -47,34 +49,34 @@ enum class FeatureSink : std::uint32_t {
   kServed,  // the next of the predictions logged at serving
 };
 
-enum class TimePart : std::uint32_t { kHour, kWeekday, kHourOfWeek };  // UTC; Monday is 0
+enum class TimePart : uint32_t { kHour, kWeekday, kHourOfWeek };  // UTC; Monday is 0
 
 // What the columns of a decoded batch are, whatever schema the records have.
 struct DecodePlan {
   struct Entry {
     bool list;
-    std::uint32_t index;  // of a key column or of a list
+    uint32_t index;  // of a key column or of a list
   };
   struct Time {
-    std::uint32_t column;
+    uint32_t column;
     TimePart part;
-    std::uint64_t salt;
+    uint64_t salt;
   };
   struct Cross {
-    std::uint32_t column;
-    std::uint64_t seed;
-    std::vector<std::uint32_t> parts;  // key columns, made before this one
+    uint32_t column;
+    uint64_t seed;
+    std::vector<uint32_t> parts;  // key columns, made before this one
   };
   std::vector<std::vector<Entry>> groups;  // features of each store group, in its order
-  std::vector<std::uint32_t> segments;     // key columns (unsalted), beside the groups'
-  std::uint32_t columns = 0;
-  std::vector<std::uint32_t> list_max;
-  std::vector<std::uint8_t> log1p;  // (D,)
-  std::uint32_t served = 0;         // labels
+  std::vector<uint32_t> segments;          // key columns (unsalted), beside the groups'
+  uint32_t columns = 0;
+  std::vector<uint32_t> list_max;
+  std::vector<uint8_t> log1p;  // (D,)
+  uint32_t served = 0;         // labels
   std::vector<Time> times;
   std::vector<Cross> crosses;
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> constant_keys;   // at serving: (key column, key)
-  std::vector<std::pair<std::uint32_t, float>> constant_dense;          // at serving: (dense column, value)
+  std::vector<std::pair<uint32_t, uint64_t>> constant_keys;  // at serving: (key column, key)
+  std::vector<std::pair<uint32_t, float>> constant_dense;    // at serving: (dense column, value)
 
   // Throws std::invalid_argument if an index is out of range.
   void check() const;
@@ -82,36 +84,36 @@ struct DecodePlan {
 };
 
 struct DecodedGroup {
-  HeapArray<std::uint64_t> keys;
-  std::vector<std::uint32_t> feature_starts;
-  std::vector<std::int64_t> lists;  // per feature: index into DecodedBatch::list_ends, or -1
+  HeapArray<uint64_t> keys;
+  std::vector<uint32_t> feature_starts;
+  std::vector<int64_t> lists;  // per feature: index into DecodedBatch::list_ends, or -1
 };
 
 struct BadRecord {
-  std::int64_t index;
-  std::int64_t program;
+  int64_t index;
+  int64_t program;
   Failure failure;
 };
 
 struct DecodedBatch {
-  std::size_t size = 0;  // B: good records
+  size_t size = 0;  // B: good records
   std::vector<DecodedGroup> groups;
-  std::vector<HeapArray<std::uint32_t>> list_ends;
-  HeapArray<float> dense;                          // (B, D)
-  std::vector<HeapArray<std::uint64_t>> segments;  // (B,)
-  HeapArray<float> served;                         // (labels, B)
+  std::vector<HeapArray<uint32_t>> list_ends;
+  HeapArray<float> dense;                     // (B, D)
+  std::vector<HeapArray<uint64_t>> segments;  // (B,)
+  HeapArray<float> served;                    // (labels, B)
   std::vector<BadRecord> bad;
 };
 
 // Decode N records. `which` names the program of each record; empty: all are of programs[0].
 // times_ms: (N,) event time of each record. serving: constants stand in for what is not known then.
 DecodedBatch decode_features(const DecodePlan& plan, std::span<const Program* const> programs,
-                             std::span<const std::int32_t> which, std::span<const std::uint8_t> data,
-                             std::span<const std::int64_t> ends, std::span<const std::int64_t> times_ms, bool serving);
+                             std::span<const int32_t> which, std::span<const uint8_t> data,
+                             std::span<const int64_t> ends, std::span<const int64_t> times_ms, bool serving);
 
 // sign(x) * log(1 + |x|), in place where mask (D,) says so; values (B, D). Equal bits on every instruction set.
-void log1p_columns(float* values, std::size_t rows, std::span<const std::uint8_t> mask);
+void log1p_columns(float* values, size_t rows, std::span<const uint8_t> mask);
 
-std::int64_t time_part(std::int64_t time_ms, TimePart part);
+int64_t time_part(int64_t time_ms, TimePart part);
 
 }  // namespace freshet

@@ -9,19 +9,19 @@
 namespace freshet {
 
 // Sinks of a request's program: those of FeatureSink but kServed, then these.
-enum class RequestSink : std::uint32_t {
+enum class RequestSink : uint32_t {
   kPart = 5,  // part `slot` of the impression's key: only whether it is there
   kTime = 6,  // the event's time; slot is its TimeUnit
 };
 
 struct RequestPlan {
-  DecodePlan decode;  // segments are decoded and dropped
-  bool explode = false;                         // else a record is one candidate, and every field within it
+  DecodePlan decode;     // segments are decoded and dropped
+  bool explode = false;  // else a record is one candidate, and every field within it
   bool time_in_element = false;
-  std::vector<std::uint8_t> column_in_element;  // per key column
-  std::vector<std::uint8_t> list_in_element;    // per list
-  std::vector<std::uint8_t> dense_in_element;   // per dense column
-  std::vector<std::uint8_t> part_in_element;    // (K,)
+  std::vector<uint8_t> column_in_element;  // per key column
+  std::vector<uint8_t> list_in_element;    // per list
+  std::vector<uint8_t> dense_in_element;   // per dense column
+  std::vector<uint8_t> part_in_element;    // (K,)
 
   // Throws std::invalid_argument if sizes do not fit, or a value of a request would depend on its candidate.
   void check() const;
@@ -31,16 +31,16 @@ struct RequestPlan {
 
 // B candidates of R requests. A feature of the request has R keys (or lists) in its group, another has B.
 struct DecodedRequests {
-  std::size_t size = 0;  // B
+  size_t size = 0;  // B
   std::vector<DecodedGroup> groups;
-  std::vector<HeapArray<std::uint32_t>> list_ends;  // (R,) or (B,)
-  HeapArray<float> dense;                           // (B, D): a request's numbers stand in each of its rows
-  std::vector<BadRecord> bad;                       // by record; nothing else is filled if there are any
+  std::vector<HeapArray<uint32_t>> list_ends;  // (R,) or (B,)
+  HeapArray<float> dense;                      // (B, D): a request's numbers stand in each of its rows
+  std::vector<BadRecord> bad;                  // by record; nothing else is filled if there are any
 };
 
 // Decode the events of R requests. counts: (R,) candidates of each. With `explode` a record is a request, else each
 // request has as many records as candidates. Throws std::invalid_argument if records and counts do not agree.
-DecodedRequests decode_requests(const RequestPlan& plan, const Program& program, std::span<const std::uint8_t> data,
-                                std::span<const std::int64_t> ends, std::span<const std::uint32_t> counts);
+DecodedRequests decode_requests(const RequestPlan& plan, const Program& program, std::span<const uint8_t> data,
+                                std::span<const int64_t> ends, std::span<const uint32_t> counts);
 
 }  // namespace freshet

@@ -19,11 +19,11 @@ class Gate {
  public:
   enum Turn : int { broken = -1, passed = 0, last = 1 };
 
-  explicit Gate(std::uint32_t parties) : parties_(parties) {}
+  explicit Gate(uint32_t parties) : parties_(parties) {}
 
   // Blocks until the last one opens; a short wait spins, a longer one sleeps.
   Turn arrive() {
-    const std::uint32_t round = round_.load(std::memory_order_acquire);
+    const uint32_t round = round_.load(std::memory_order_acquire);
     if (broken_.load(std::memory_order_acquire)) return broken;
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
       arrived_.store(0, std::memory_order_relaxed);
@@ -44,10 +44,10 @@ class Gate {
   }
 
  private:
-  // The kernel moves a thread that has lost its core (to a flush, say) to another core at the moment when that one becomes
-  // idle, but only after the thread has waited for half a millisecond. So the first sleeps are short: in one long sleep, the
-  // core would stay idle until the flush has used up its time slice of some milliseconds.
-  void sleep(std::uint32_t round) {
+  // The kernel moves a thread that has lost its core (to a flush, say) to another core at the moment when that one
+  // becomes idle, but only after the thread has waited for half a millisecond. So the first sleeps are short: in one
+  // long sleep, the core would stay idle until the flush has used up its time slice of some milliseconds.
+  void sleep(uint32_t round) {
     static_assert(sizeof round_ == sizeof round);
     constexpr int naps = 40;
     const timespec nap{0, 250'000};
@@ -58,8 +58,8 @@ class Gate {
   }
 
   static constexpr int spins = 1000;  // 20 to 40 us
-  const std::uint32_t parties_;
-  std::atomic<std::uint32_t> arrived_{0}, round_{0}, sleepers_{0};
+  const uint32_t parties_;
+  std::atomic<uint32_t> arrived_{0}, round_{0}, sleepers_{0};
   std::atomic<bool> broken_{false};
 };
 

@@ -1,8 +1,9 @@
-// The training loop of native models: lanes go from batch to batch, each through plan, lookup, forward and backward, its
-// share of the dense step, and push, without leaving native code between two batches.
+// The training loop of native models: lanes go from batch to batch, each through plan, lookup, forward and backward,
+// its share of the dense step, and push, without leaving native code between two batches.
 //
-// A batch is one push, and a dense step or several: lanes meet at each. The caller judges which batches count (PROTOCOL 14)
-// before a run; a lane with fewer steps joins the others' with no rows. A backtest's pass is a loop of one lane with its own store.
+// A batch is one push, and a dense step or several: lanes meet at each. The caller judges which batches count (PROTOCOL
+// 14) before a run; a lane with fewer steps joins the others' with no rows. A backtest's pass is a loop of one lane
+// with its own store.
 #pragma once
 
 #include <array>
@@ -18,20 +19,20 @@ namespace freshet {
 
 // One store group's keys of N samples, feature-major as the decoder makes them.
 struct LoopGroup {
-  const u64* keys = nullptr;
-  const u32* starts = nullptr;   // (features + 1,) first key of each feature
-  std::vector<const u32*> ends;  // per feature: null (a key a sample), or (N,) ends of each sample's keys
+  const uint64_t* keys = nullptr;
+  const uint32_t* starts = nullptr;   // (features + 1,) first key of each feature
+  std::vector<const uint32_t*> ends;  // per feature: null (a key a sample), or (N,) ends of each sample's keys
 };
 
 // N samples and what they teach.
 struct LoopSamples {
-  i64 size = 0;
+  int64_t size = 0;
   std::vector<LoopGroup> groups;
-  const float* dense = nullptr;   // (N, D), NaN where missing
-  const u8* label = nullptr;      // (N,)
-  const float* value = nullptr;   // (N,)
-  const float* weight = nullptr;  // (N,)
-  const i64* times_ms = nullptr;  // (N,) event times
+  const float* dense = nullptr;       // (N, D), NaN where missing
+  const uint8_t* label = nullptr;     // (N,)
+  const float* value = nullptr;       // (N,)
+  const float* weight = nullptr;      // (N,)
+  const int64_t* times_ms = nullptr;  // (N,) event times
 };
 
 // Consecutive batches of one lane: batch i is samples [ends[i - 1], ends[i]), which may be none, and stands for ranges
@@ -40,12 +41,12 @@ struct LoopBatches {
   static constexpr size_t moments = 6;  // begun, keys planned, rows looked up, model done, dense step taken, pushed
 
   size_t count = 0;
-  const i64* ends = nullptr;            // (count,)
-  const i64* ranges = nullptr;          // (R, 3) partition, start, stop
-  const i64* range_ends = nullptr;      // (count,)
-  const u8* learn_dense = nullptr;      // (count,) 0: only its row gradients count (PROTOCOL 14)
-  const u8* keep = nullptr;             // (count,) 1: copies of its rows are kept, see `kept`
-  i64* moments_ns = nullptr;            // (count, moments) wall clock, filled in as far as batches came; null: not wanted
+  const int64_t* ends = nullptr;         // (count,)
+  const int64_t* ranges = nullptr;       // (R, 3) partition, start, stop
+  const int64_t* range_ends = nullptr;   // (count,)
+  const uint8_t* learn_dense = nullptr;  // (count,) 0: only its row gradients count (PROTOCOL 14)
+  const uint8_t* keep = nullptr;         // (count,) 1: copies of its rows are kept, see `kept`
+  int64_t* moments_ns = nullptr;  // (count, moments) wall clock, filled in as far as batches came; null: not wanted
 };
 
 // What became of a lane's batches.
@@ -54,32 +55,33 @@ struct LoopRan {
   enum Ended : int { done = 0, refused = 1, unread = 2, not_held = 3, broken = 4 };
 
   Ended ended = done;
-  size_t trained = 0;  // batches whose rows and dense gradients were computed, and the latter stepped
-  size_t pushed = 0;   // batches whose row gradients were acknowledged
-  size_t skipped = 0;  // of these, how many every bucket had applied before
-  u32 bucket = 0;      // where `not_held` or `unread`
+  size_t trained = 0;               // batches whose rows and dense gradients were computed, and the latter stepped
+  size_t pushed = 0;                // batches whose row gradients were acknowledged
+  size_t skipped = 0;               // of these, how many every bucket had applied before
+  uint32_t bucket = 0;              // where `not_held` or `unread`
   std::array<double, 6> seconds{};  // plan, lookup, forward and backward, wait, step, push
 };
 
 // Rows of a batch as they were before it was trained on, with the occurrences that use them.
 struct LoopKept {
   struct Group {
-    std::vector<float> rows;              // (U, S)
-    std::vector<i32> positions;           // (n,)
-    std::vector<u32> starts;              // (features + 1,)
-    std::vector<std::vector<u32>> ends;   // per feature; empty where the feature is no list
+    std::vector<float> rows;                  // (U, S)
+    std::vector<int32_t> positions;           // (n,)
+    std::vector<uint32_t> starts;             // (features + 1,)
+    std::vector<std::vector<uint32_t>> ends;  // per feature; empty where the feature is no list
   };
   size_t batch = 0;
   std::vector<Group> groups;
 };
 
-// Outlives neither store nor model. `run` is called by all lanes at the same time, each from a thread of its own; nobody
-// else may use the model meanwhile. The store may be used by others, but nobody else may push the partitions of a lane.
+// Outlives neither store nor model. `run` is called by all lanes at the same time, each from a thread of its own;
+// nobody else may use the model meanwhile. The store may be used by others, but nobody else may push the partitions of
+// a lane.
 class HedgeLoop {
  public:
   // tables: of each feature of each group. sync: a batch's rows are looked up when all that was in flight is applied.
   // Throws std::invalid_argument if tables or store do not fit the model's groups.
-  HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<u8>> tables, u32 lanes, bool sync);
+  HedgeLoop(Store& store, HedgeModel& model, std::vector<std::vector<uint8_t>> tables, uint32_t lanes, bool sync);
   ~HedgeLoop();
   HedgeLoop(const HedgeLoop&) = delete;
   HedgeLoop& operator=(const HedgeLoop&) = delete;
@@ -88,13 +90,13 @@ class HedgeLoop {
   // predictions (N, L) are from before each batch's own step; those of batches that were not trained are not written.
   // Throws std::invalid_argument, before anything is learned here, if samples and batches do not fit the model or each
   // other; whatever it throws, the other lanes' calls end as `broken`, and so does every later call.
-  LoopRan run(u32 lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions);
+  LoopRan run(uint32_t lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions);
   // Have every lane that waits, or will wait, end as `broken`.
   void abort();
 
-  const std::vector<LoopKept>& kept(u32 lane) const;  // of its last run
-  i64 dense_steps() const { return dense_steps_; }    // made so far; between two runs
-  u32 lanes() const { return static_cast<u32>(lanes_.size()); }
+  const std::vector<LoopKept>& kept(uint32_t lane) const;  // of its last run
+  int64_t dense_steps() const { return dense_steps_; }     // made so far; between two runs
+  uint32_t lanes() const { return static_cast<uint32_t>(lanes_.size()); }
   size_t labels() const { return static_cast<size_t>(model_.labels()); }
   size_t slots(size_t group) const { return static_cast<size_t>(model_.plan().input.groups.at(group).slots); }
   size_t dense() const { return model_.plan().input.dense.size(); }
@@ -105,7 +107,7 @@ class HedgeLoop {
   void check(const LoopSamples& samples, const LoopBatches& batches) const;
   bool meet(Lane& lane, Gate& gate, bool begins_step);
   void begin_step();
-  void train(u32 lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions, LoopRan& ran);
+  void train(uint32_t lane, const LoopSamples& samples, const LoopBatches& batches, float* predictions, LoopRan& ran);
 
   Store& store_;
   HedgeModel& model_;
@@ -114,7 +116,7 @@ class HedgeLoop {
   std::vector<HedgeLane*> all_;
   Gate computed_, stepped_;
   bool waits_for_steps_, sync_;
-  i64 dense_steps_ = 0;
+  int64_t dense_steps_ = 0;
   bool busy_ = false, more_ = false;  // of any lane, as the last step began
 };
 

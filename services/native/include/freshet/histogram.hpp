@@ -7,12 +7,12 @@
 
 namespace freshet {
 
-// AUC of each of `cells` histograms, samples of one bin being tied; bins stand in rising order of prediction. Cell c has
-// the entries [starts[c], starts[c + 1]). NaN for a cell without both kinds.
-inline void aucs(const std::int64_t* starts, std::size_t cells, const double* positive, const double* negative, double* out) {
-  for (std::size_t c = 0; c < cells; c++) {
+// AUC of each of `cells` histograms, samples of one bin being tied; bins stand in rising order of prediction. Cell c
+// has the entries [starts[c], starts[c + 1]). NaN for a cell without both kinds.
+inline void aucs(const int64_t* starts, size_t cells, const double* positive, const double* negative, double* out) {
+  for (size_t c = 0; c < cells; c++) {
     double pairs = 0, p = 0, n = 0;
-    for (std::int64_t i = starts[c]; i < starts[c + 1]; i++) {
+    for (int64_t i = starts[c]; i < starts[c + 1]; i++) {
       pairs += positive[i] * (n + 0.5 * negative[i]);
       p += positive[i];
       n += negative[i];

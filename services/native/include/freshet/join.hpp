@@ -60,12 +60,12 @@ enum class Outcome : uint8_t {
 // Positions are absolute in `data`: begin <= prefix_end <= element_begin <= element_end <= suffix_begin <= end.
 struct Impressions {
   std::span<const uint8_t> data;
-  std::span<const int64_t> offsets, begins, prefix_ends, suffix_begins, ends;        // (E,)
-  std::span<const uint64_t> requests;                                                // (E,)
-  std::span<const uint32_t> schemas;                                                 // (E,)
-  std::span<const uint32_t> events;                                                  // (N,) index of its event, rising
-  std::span<const Key> keys;                                                         // (N,)
-  std::span<const int64_t> times, element_begins, element_ends;                      // (N,)
+  std::span<const int64_t> offsets, begins, prefix_ends, suffix_begins, ends;  // (E,)
+  std::span<const uint64_t> requests;                                          // (E,)
+  std::span<const uint32_t> schemas;                                           // (E,)
+  std::span<const uint32_t> events;                                            // (N,) index of its event, rising
+  std::span<const Key> keys;                                                   // (N,)
+  std::span<const int64_t> times, element_begins, element_ends;                // (N,)
 };
 
 struct Actions {
@@ -99,12 +99,12 @@ struct Size {
 
 // Counters, exact: for each label, impressions + late_impressions = trained_* + not_shown + given_false +
 // sampled_out + no_value + late + pending.
-inline constexpr const char* kLabelCounters[] = {"trained_positive", "trained_negative", "not_shown",
-                                                 "given_false",      "sampled_out",      "no_value",  "late"};
+inline constexpr const char* kLabelCounters[] = {"trained_positive", "trained_negative", "not_shown", "given_false",
+                                                 "sampled_out",      "no_value",         "late"};
 inline constexpr const char* kEventCounters[] = {
-    "impressions",     "impressions_repeated", "impressions_late", "actions_matched", "actions_again",
-    "actions_late",    "actions_outside",      "actions_repeated", "actions_orphan",  "actions_no_label",
-    "shown_matched",   "shown_repeated",       "shown_late",       "shown_orphan",    "shown_outside"};
+    "impressions",   "impressions_repeated", "impressions_late", "actions_matched", "actions_again",
+    "actions_late",  "actions_outside",      "actions_repeated", "actions_orphan",  "actions_no_label",
+    "shown_matched", "shown_repeated",       "shown_late",       "shown_orphan",    "shown_outside"};
 inline constexpr size_t kLabelCounterCount = std::size(kLabelCounters);
 inline constexpr size_t kEventCounterCount = std::size(kEventCounters);
 
@@ -127,27 +127,31 @@ class Joiner {
   void on_shown(const Shown& batch, std::span<Outcome> outcomes);
   void on_actions(const Actions& batch, std::span<Outcome> outcomes);
 
-  void advance(int64_t watermark);       // decides what is due; W never goes back
-  bool due(int64_t watermark) const;     // would `advance` decide anything
+  void advance(int64_t watermark);    // decides what is due; W never goes back
+  bool due(int64_t watermark) const;  // would `advance` decide anything
   int64_t watermark() const { return watermark_; }
-  void restart_at(int64_t watermark);    // before any event: W as it stood where a replay begins
+  void restart_at(int64_t watermark);  // before any event: W as it stood where a replay begins
   // Puts W back, below what it was (PROTOCOL 19). Decisions stay. Until `end_recall`, batches repeat events that were
   // read under the higher W: impressions which were late or forgotten by then become known again, as decided; actions
   // and shown events of that kind wait for impressions that are still to come, and are not counted again.
   void set_back(int64_t watermark);
   void end_recall();
-  void begin_at(int64_t began) { began_ = began; }  // before any event: what `began` was; it lies before what is replayed
-  int64_t began() const { return began_; }          // time of the first impression ever taken, or kNotBegun
+  void begin_at(int64_t began) {
+    began_ = began;
+  }                                         // before any event: what `began` was; it lies before what is replayed
+  int64_t began() const { return began_; }  // time of the first impression ever taken, or kNotBegun
 
-  Size ready(bool late) const;           // decided (or late) samples and the bytes of their payloads
+  Size ready(bool late) const;  // decided (or late) samples and the bytes of their payloads
   void take(bool late, const Samples& out);
-  void discard();                        // drops what is ready: it was emitted before
+  void discard();  // drops what is ready: it was emitted before
 
-  int64_t low(size_t topic, int64_t next) { return retained_[topic].low(watermark_, next); }  // 0 served, 1 shown, 2 action
+  int64_t low(size_t topic, int64_t next) {
+    return retained_[topic].low(watermark_, next);
+  }                                             // 0 served, 1 shown, 2 action
   void counters(std::span<int64_t> out) const;  // (L * kLabelCounterCount + kEventCounterCount,)
   void set_counters(std::span<const int64_t> in);
-  void pending(std::span<int64_t> out) const;   // (L,)
-  void no_value(size_t label, bool matched);    // a taken sample turned out to have no value: it was not trained
+  void pending(std::span<int64_t> out) const;  // (L,)
+  void no_value(size_t label, bool matched);   // a taken sample turned out to have no value: it was not trained
   size_t waiting() const { return waiting_live_; }
   size_t ids() const { return entries_.size() + seen_.size(); }
   size_t payload_bytes() const { return arena_.bytes(); }
@@ -159,13 +163,26 @@ class Joiner {
   enum Topic : size_t { kServed, kShownTopic, kAction };
   enum LabelCounter : size_t { kPositive, kNegative, kNotShown, kGivenFalse, kSampledOut, kNoValue, kLateLabel };
   enum EventCounter : size_t {
-    kImpressions, kImpressionsRepeated, kImpressionsLate, kMatched, kAgainCount, kLateCount, kOutsideCount, kRepeated,
-    kOrphan, kNoLabelCount, kShownMatched, kShownRepeated, kShownLate, kShownOrphan, kShownOutside
+    kImpressions,
+    kImpressionsRepeated,
+    kImpressionsLate,
+    kMatched,
+    kAgainCount,
+    kLateCount,
+    kOutsideCount,
+    kRepeated,
+    kOrphan,
+    kNoLabelCount,
+    kShownMatched,
+    kShownRepeated,
+    kShownLate,
+    kShownOrphan,
+    kShownOutside
   };
 
   struct Blob {  // one served event's bytes, shared by its impressions
     Arena::Place place{};
-    uint32_t refs = 0;  // undecided (impression, label) and samples not yet taken
+    uint32_t refs = 0;                          // undecided (impression, label) and samples not yet taken
     uint32_t prefix = 0, suffix = 0, size = 0;  // relative to the event's first byte
     uint32_t schema = 0;
     int64_t offset = 0;
@@ -235,8 +252,8 @@ class Joiner {
   Plan plan_;
   size_t labels_;
   int64_t horizon_ = 0, longest_window_ = 0;
-  int64_t remembered_ = 0;  // how long an impression's id is known: longer than that of any action in its windows
-  std::vector<int64_t> wait_;         // per label: time from impression to decision
+  int64_t remembered_ = 0;     // how long an impression's id is known: longer than that of any action in its windows
+  std::vector<int64_t> wait_;  // per label: time from impression to decision
   std::vector<uint32_t> decide_order_;  // a label after the one it is given
   std::vector<uint32_t> gates_;         // per label: itself and the labels that are given it
   int64_t longest_wait_ = 0;
@@ -252,9 +269,9 @@ class Joiner {
   KeyMap<Entry> entry_of_{entries_};
   KeyMap<Seen> seen_of_{seen_};
   Arena arena_;
-  std::vector<double> aggregates_;      // (entries, A)
-  std::vector<int64_t> last_times_;     // (entries, A) if any is `last`
-  std::vector<double> waiting_values_;  // (waiting, A)
+  std::vector<double> aggregates_;          // (entries, A)
+  std::vector<int64_t> last_times_;         // (entries, A) if any is `last`
+  std::vector<double> waiting_values_;      // (waiting, A)
   std::vector<double> decided_aggregates_;  // (decided, A)
   bool lasts_ = false;
 

@@ -14,10 +14,10 @@ namespace freshet {
 class Floats {
  public:
   Floats() = default;
-  explicit Floats(std::int64_t n);
+  explicit Floats(int64_t n);
   float* data() { return data_.get(); }
   const float* data() const { return data_.get(); }
-  std::int64_t size() const { return size_; }
+  int64_t size() const { return size_; }
   void zero();
 
  private:
@@ -25,7 +25,7 @@ class Floats {
     void operator()(float* p) const;
   };
   std::unique_ptr<float[], Free> data_;
-  std::int64_t size_ = 0;
+  int64_t size_ = 0;
 };
 
 // Widths are padded to 16 by the caller. Parameters lie in one flat array: for each hidden layer W (K, N), b (N); then
@@ -36,7 +36,7 @@ struct MlpShape {
   std::vector<int> hidden;
   int outputs = 0;
 
-  std::int64_t parameters() const;
+  int64_t parameters() const;
   int head_inputs() const { return hidden.empty() ? inputs : hidden.back(); }
 };
 
@@ -46,23 +46,23 @@ class Mlp {
 
   const MlpShape& shape() const { return shape_; }
   Mode mode() const { return mode_; }
-  std::span<float> weights() { return {weights_.data(), static_cast<std::size_t>(weights_.size())}; }
-  std::span<float> first_moment() { return {first_.data(), static_cast<std::size_t>(first_.size())}; }
-  std::span<float> second_moment() { return {second_.data(), static_cast<std::size_t>(second_.size())}; }
+  std::span<float> weights() { return {weights_.data(), static_cast<size_t>(weights_.size())}; }
+  std::span<float> first_moment() { return {first_.data(), static_cast<size_t>(first_.size())}; }
+  std::span<float> second_moment() { return {second_.data(), static_cast<size_t>(second_.size())}; }
 
   // What the kernels read; with `gradients` (flat, as the weights) also what they add to.
   MlpView view(float* gradients) const;
 
   // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed; `step` counts from 1.
   // Parts may run at the same time: each takes its share of every layer's inputs, and packs it.
-  void step(const std::vector<float*>& gradients, double rows, std::int64_t step, double rate, int part, int parts,
+  void step(const std::vector<float*>& gradients, double rows, int64_t step, double rate, int part, int parts,
             double epsilon = 1e-8);
 
   // To be called after weights() were written to.
   void pack();
 
  private:
-  void pack_rows(std::size_t layer, const LayerView& view, int from, int to);
+  void pack_rows(size_t layer, const LayerView& view, int from, int to);
 
   MlpShape shape_;
   Mode mode_;
@@ -78,7 +78,7 @@ class MlpLane {
   Floats gradients;  // flat; empty when serving
 
  private:
-  void* hold(std::int64_t floats);
+  void* hold(int64_t floats);
   std::vector<Floats> held_;
   MlpScratch scratch_;
 };

@@ -36,10 +36,10 @@ struct Gathered {
   float* squares = nullptr;  // (plan.sums) scratch
   float* fm = nullptr;       // (n,) ½ Σ_d (s² − Σ v²); null: no FM
   float* pooled = nullptr;   // (largest dim + scalars) scratch
-  // Lists that a request's samples share are pooled once: per feature of the plan, in the order of groups, `pool_stride`
-  // floats and the request that they are of (-1: none yet). Null where no batch shares.
+  // Lists that a request's samples share are pooled once: per feature of the plan, in the order of groups,
+  // `pool_stride` floats and the request that they are of (-1: none yet). Null where no batch shares.
   float* pools = nullptr;
-  std::int64_t* pools_of = nullptr;
+  int64_t* pools_of = nullptr;
   int pool_stride = 0;
 };
 
@@ -54,15 +54,15 @@ struct Upstream {
 };
 
 struct LayerView {
-  int inputs;              // K, a multiple of 16
-  int outputs;             // N, a multiple of 16
-  const float* weights;    // (K, N)
-  const float* bias;       // (N,)
-  const float* panels;     // weights packed for the forward product
-  const float* transposed; // rows from `back_from` on, transposed and packed, for the backward product
-  int back_from;           // first input whose gradient is wanted, a multiple of 16
-  float* d_weights;        // (K, N) accumulated; null: not wanted
-  float* d_bias;           // (N,)
+  int inputs;               // K, a multiple of 16
+  int outputs;              // N, a multiple of 16
+  const float* weights;     // (K, N)
+  const float* bias;        // (N,)
+  const float* panels;      // weights packed for the forward product
+  const float* transposed;  // rows from `back_from` on, transposed and packed, for the backward product
+  int back_from;            // first input whose gradient is wanted, a multiple of 16
+  float* d_weights;         // (K, N) accumulated; null: not wanted
+  float* d_bias;            // (N,)
 };
 
 struct MlpView {
@@ -75,44 +75,44 @@ struct MlpView {
 
 // Activations of one chunk; `Mode` elements unless said otherwise. Strides are outputs + kStridePad.
 struct MlpScratch {
-  std::vector<void*> hidden;      // per layer (kChunk, stride)
-  std::vector<void*> delta;       // per layer (kChunk, stride)
+  std::vector<void*> hidden;       // per layer (kChunk, stride)
+  std::vector<void*> delta;        // per layer (kChunk, stride)
   std::vector<void*> delta_pairs;  // kBf16: per layer its delta, rows interleaved in pairs and packed
   std::vector<void*> input_pairs;  // kBf16: per layer its input, rows interleaved in pairs
-  float* last = nullptr;          // (kChunk, stride of the last layer) fp32
+  float* last = nullptr;           // (kChunk, stride of the last layer) fp32
 };
 
 struct Kernels {
   const char* name;
   bool bf16;  // whether Mode::kBf16 may be used
 
-  void (*gather)(Mode mode, const InputPlan& plan, const BatchView& batch, const Standard& standard,
-                 std::int64_t first, int n, const Gathered& out);
+  void (*gather)(Mode mode, const InputPlan& plan, const BatchView& batch, const Standard& standard, int64_t first,
+                 int n, const Gathered& out);
   // Adds the samples' row gradients; `csum[g]` (U) collects Σc of single-valued occurrences, see finish_reduce.
-  void (*reduce)(const InputPlan& plan, const BatchView& batch, std::int64_t first, int n, const Upstream& up,
+  void (*reduce)(const InputPlan& plan, const BatchView& batch, int64_t first, int n, const Upstream& up,
                  float* const* csum);
   // Subtracts v · Σc.
   void (*finish_reduce)(const GroupPlan& plan, const GroupView& group, const float* csum);
 
   // x (n, stride) → logits (n, L). Activations are written to rows [row, row + n) of the scratch.
-  void (*mlp_forward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride, int n,
-                      float* logits);
-  // d_logits (n, L) → gradients of head and biases (added), deltas in the same rows of the scratch, and dx (n, dx_stride),
-  // columns from `back_from` of the first layer.
-  void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride, int n,
-                       const float* d_logits, float* dx, int dx_stride);
+  void (*mlp_forward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride,
+                      int n, float* logits);
+  // d_logits (n, L) → gradients of head and biases (added), deltas in the same rows of the scratch, and dx (n,
+  // dx_stride), columns from `back_from` of the first layer.
+  void (*mlp_backward)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, int row, const void* x, int stride,
+                       int n, const float* d_logits, float* dx, int dx_stride);
   // Adds the gradients of the hidden layers' weights over rows [0, n) of the scratch, whose inputs are x (n, stride).
   void (*mlp_gradients)(Mode mode, const MlpView& mlp, const MlpScratch& scratch, const void* x, int stride, int n);
   // Rows [from, to), multiples of 16, of (K, N) weights → panels and transposed panels of a layer.
   void (*pack)(Mode mode, const float* weights, int inputs, int outputs, int back_from, int from, int to, float* panels,
                float* transposed);
-  // p -= lr · m̂ / (√v̂ + epsilon) over [0, n), n a multiple of 16. The gradient is the lanes' sum, which `inverse` makes a mean;
-  // each lane's is zeroed.
-  void (*adam)(float* p, float* m, float* v, float* const* g, int lanes, std::int64_t n, float inverse, float rate,
+  // p -= lr · m̂ / (√v̂ + epsilon) over [0, n), n a multiple of 16. The gradient is the lanes' sum, which `inverse` makes
+  // a mean; each lane's is zeroed.
+  void (*adam)(float* p, float* m, float* v, float* const* g, int lanes, int64_t n, float inverse, float rate,
                float root_correction, float epsilon);
-  void (*add)(float* into, const float* from, std::int64_t n);
+  void (*add)(float* into, const float* from, int64_t n);
   // sigmoid and softplus of n logits: p = 1/(1+e^-z), s = log(1+e^z).
-  void (*logistic)(const float* z, float* p, float* s, std::int64_t n);
+  void (*logistic)(const float* z, float* p, float* s, int64_t n);
 };
 
 // The best table for this processor. A test may ask for another one by name: "x86-64-v4", "x86-64-v3", "plain", …
@@ -121,6 +121,6 @@ const Kernels* kernels_named(const char* name);  // null if unknown or not suppo
 std::vector<const char*> kernel_names();         // supported here, best first
 
 // Floats that hold a (rows, columns) operand packed in panels of 64 columns.
-constexpr std::int64_t panel_floats(std::int64_t rows, std::int64_t columns) { return rows * ((columns + 63) / 64) * 64; }
+constexpr int64_t panel_floats(int64_t rows, int64_t columns) { return rows * ((columns + 63) / 64) * 64; }
 
 }  // namespace freshet

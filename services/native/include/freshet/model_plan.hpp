@@ -47,32 +47,32 @@ struct InputPlan {
 
 // One group's part of a batch. Occurrences are feature-major (freshet.model.inputs.GroupInputs).
 struct GroupView {
-  const float* rows = nullptr;              // (U, S)
-  std::int64_t unique = 0;                  // U
-  const std::int32_t* positions = nullptr;  // (N,) row of each occurrence; -1: no row
-  std::int64_t occurrences = 0;             // N
-  const std::uint32_t* starts = nullptr;    // (features + 1,)
-  std::vector<const std::uint32_t*> ends;   // per feature: null, or (B,) ends of each sample's list
+  const float* rows = nullptr;         // (U, S)
+  int64_t unique = 0;                  // U
+  const int32_t* positions = nullptr;  // (N,) row of each occurrence; -1: no row
+  int64_t occurrences = 0;             // N
+  const uint32_t* starts = nullptr;    // (features + 1,)
+  std::vector<const uint32_t*> ends;   // per feature: null, or (B,) ends of each sample's list
   // (features,) 1: the feature has one occurrence, or list, a request and not a sample. Null: none has. Serving only.
-  const std::uint8_t* shared = nullptr;
-  float* gradients = nullptr;               // (U, S), written whole; null when serving
-  const std::int32_t* targets = nullptr;    // (N,) gradient row of each occurrence; null: its position
-  // Copies of the rows that the lane may step within a batch, as the store will: `copies` is what `rows` points at. Null:
-  // the batch is one step.
+  const uint8_t* shared = nullptr;
+  float* gradients = nullptr;        // (U, S), written whole; null when serving
+  const int32_t* targets = nullptr;  // (N,) gradient row of each occurrence; null: its position
+  // Copies of the rows that the lane may step within a batch, as the store will: `copies` is what `rows` points at.
+  // Null: the batch is one step.
   const RowLayout* layout = nullptr;
-  float* copies = nullptr;                  // (U, S)
-  float* states = nullptr;                  // (U, T) their optimiser state
+  float* copies = nullptr;  // (U, S)
+  float* states = nullptr;  // (U, T) their optimiser state
 };
 
 struct BatchView {
-  std::int64_t size = 0;                // B
+  int64_t size = 0;  // B
   std::vector<GroupView> groups;
-  const std::uint32_t* request_ends = nullptr;  // (R,) where each request's samples end; null: nothing is shared
-  std::int64_t requests = 0;                    // R
-  const float* dense = nullptr;         // (B, D), NaN where missing
-  const std::uint8_t* label = nullptr;  // (B,) or null when serving
-  const float* value = nullptr;         // (B,)
-  const float* weight = nullptr;        // (B,)
+  const uint32_t* request_ends = nullptr;  // (R,) where each request's samples end; null: nothing is shared
+  int64_t requests = 0;                    // R
+  const float* dense = nullptr;            // (B, D), NaN where missing
+  const uint8_t* label = nullptr;          // (B,) or null when serving
+  const float* value = nullptr;            // (B,)
+  const float* weight = nullptr;           // (B,)
 };
 
 // Throws std::invalid_argument, naming what is wrong, unless every index of the batch stays inside its arrays.

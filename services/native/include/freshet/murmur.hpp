@@ -7,11 +7,11 @@
 
 namespace freshet {
 
-std::uint32_t murmur2(const std::uint8_t* data, std::size_t size);
+uint32_t murmur2(const uint8_t* data, size_t size);
 
 // Partition of each key, value i being data[ends[i-1]:ends[i]]; an empty key is hashed like any other.
 // `partitions` >= 1, out.size() == ends.size(). Throws std::invalid_argument if ends do not fit data.
-void partition_of(std::span<const std::uint8_t> data, std::span<const std::int64_t> ends, std::int32_t partitions,
-                  std::span<std::int32_t> out);
+void partition_of(std::span<const uint8_t> data, std::span<const int64_t> ends, int32_t partitions,
+                  std::span<int32_t> out);
 
 }  // namespace freshet

@@ -14,14 +14,14 @@
 
 namespace freshet {
 
-// count: the value tells how often the row was stepped: count_value of the bucket of that number. A step whose gradient of
-// this slot is above 0 does not count (HedgeLane::mark_uncounted).
-enum class Rule : u8 { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop, count };
+// count: the value tells how often the row was stepped: count_value of the bucket of that number. A step whose gradient
+// of this slot is above 0 does not count (HedgeLane::mark_uncounted).
+enum class Rule : uint8_t { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop, count };
 
 // Steps of a row in buckets 0, 1, 2-3 (that is 1 + n from 2^b to 2^(b+1) - 1), ..., the last without an end.
 inline constexpr int kCountBuckets = 12;
 inline int count_bucket(float steps) {
-  return std::min(static_cast<int>(std::bit_cast<u32>(1.0f + steps) >> 23) - 127, kCountBuckets - 1);
+  return std::min(static_cast<int>(std::bit_cast<uint32_t>(1.0f + steps) >> 23) - 127, kCountBuckets - 1);
 }
 // A bucket as a row's value. Small beside weights, so that rows sent with a scale a row (int8) keep both.
 inline float count_value(int bucket) { return static_cast<float>(bucket) * (1.0f / 32.0f); }
@@ -31,8 +31,8 @@ inline int bucket_of_value(float value) {
 
 // A run of floats of a row that one optimiser steps, as the spec's layout says it.
 struct SlotSpec {
-  u32 start = 0;  // first float in the row
-  u32 width = 0;
+  uint32_t start = 0;  // first float in the row
+  uint32_t width = 0;
   float init = 0.0f;  // initial values are uniform in [-init, init)
   std::string rule;   // name of a Rule
   std::map<std::string, double> parameters;
@@ -40,71 +40,72 @@ struct SlotSpec {
 
 struct Slot {
   Rule rule = Rule::sgd;
-  u32 start = 0;
-  u32 width = 0;
+  uint32_t start = 0;
+  uint32_t width = 0;
   float init = 0.0f;
   bool half = false;  // values are bf16 in memory
   float lr = 0.0f, accumulator = 0.0f, eps = 0.0f;
   float beta1 = 0.0f, beta2 = 0.0f;  // beta2 is also the decay of row-wise RMSprop
   float beta = 0.0f, l1 = 0.0f, l2 = 0.0f;
-  u32 state_start = 0;  // first float in the state of all slots
-  u32 state_floats = 0;
+  uint32_t state_start = 0;  // first float in the state of all slots
+  uint32_t state_floats = 0;
 };
 
 // Rows stand one behind the other in 4-byte steps, so a key need not start at a multiple of 8.
 struct __attribute__((packed, aligned(4))) Header {
-  u64 key;
-  u32 meta;     // see Meta
-  u32 touched;  // event time at which the row was last looked up for training or stepped, seconds since the epoch
+  uint64_t key;
+  uint32_t meta;     // see Meta
+  uint32_t touched;  // event time at which the row was last looked up for training or stepped, seconds since the epoch
 };
 
 namespace meta {
-constexpr u32 table_mask = 0xff;
-constexpr u32 dirty_publish = 1u << 8;
-constexpr u32 dirty_flush = 1u << 9;
-constexpr u32 stored = 1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
-constexpr u32 count_shift = 16;   // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
-constexpr u32 packed_mask = table_mask | 0xffff0000u;  // what leaves in a packed record
+constexpr uint32_t table_mask = 0xff;
+constexpr uint32_t dirty_publish = 1u << 8;
+constexpr uint32_t dirty_flush = 1u << 9;
+constexpr uint32_t stored =
+    1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
+constexpr uint32_t count_shift = 16;  // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
+constexpr uint32_t packed_mask = table_mask | 0xffff0000u;  // what leaves in a packed record
 }  // namespace meta
 
-// A row in memory. Head: header (16 bytes) | values of all slots but the last | all optimiser state. Tail: values of the last
-// slot (the vector).
+// A row in memory. Head: header (16 bytes) | values of all slots but the last | all optimiser state. Tail: values of
+// the last slot (the vector).
 struct Row {
-  u8* head = nullptr;
-  u8* tail = nullptr;
+  uint8_t* head = nullptr;
+  uint8_t* tail = nullptr;
   Header& header() const { return *reinterpret_cast<Header*>(head); }
 };
 
 // What a step changes: the floats of a row in a store, or of a copy. Has no initial values: a store's steps hold many.
 struct Place {
-  u8* values;      // of all slots but the last; null: no row
-  u8* last;        // of the last slot
-  float* state;    // of all slots
-  Header* header;  // null: a copy
+  uint8_t* values;  // of all slots but the last; null: no row
+  uint8_t* last;    // of the last slot
+  float* state;     // of all slots
+  Header* header;   // null: a copy
 };
 
 // Where everything stands in the rows of one store group.
 //
-// In memory: head and tail, padded to 4 bytes. Where it costs at most 30 % more, rows take whole cache lines and the tail
-// starts one, so that none is read for a neighbour's sake.
-// Packed: head and tail without the key: meta u32, touched u32, values, state, last values; little-endian.
+// In memory: head and tail, padded to 4 bytes. Where it costs at most 30 % more, rows take whole cache lines and the
+// tail starts one, so that none is read for a neighbour's sake. Packed: head and tail without the key: meta uint32_t,
+// touched uint32_t, values, state, last values; little-endian.
 class RowLayout {
  public:
   RowLayout(const std::vector<SlotSpec>& specs, bool half_last, bool serving);
 
-  u32 width() const { return width_; }                // S
-  u32 state_floats() const { return state_floats_; }  // T: optimiser state of all slots
-  u32 record_bytes() const { return record_bytes_; }  // in memory
-  u32 packed_bytes() const { return packed_bytes_; }
+  uint32_t width() const { return width_; }                // S
+  uint32_t state_floats() const { return state_floats_; }  // T: optimiser state of all slots
+  uint32_t record_bytes() const { return record_bytes_; }  // in memory
+  uint32_t packed_bytes() const { return packed_bytes_; }
   const std::vector<Slot>& slots() const { return slots_; }
 
   // The row that starts here.
-  Row row(u8* record) const { return {record, record + tail_at_}; }
+  Row row(uint8_t* record) const { return {record, record + tail_at_}; }
 
   // Fill values and state of a new row; header as given.
-  void create(Row row, u64 key, u8 table, u64 seed) const;
+  void create(Row row, uint64_t key, uint8_t table, uint64_t seed) const;
   // The values that `create` would give, (S,) floats.
-  void initial(float* out, u64 key, u8 table, u64 seed) const;
+  void initial(float* out, uint64_t key, uint8_t table, uint64_t seed) const;
   // The optimiser state that `create` would give a row of these initial values, (T,) floats.
   void initial_state(const float* values, float* out) const;
   // Copy the row's values out, (S,) floats.
@@ -116,40 +117,43 @@ class RowLayout {
   Place place(Row row) const { return {row.head + sizeof(Header), row.tail, state(row), &row.header()}; }
   // Step every slot of `n` rows by their summed gradients (n, S). stepped[i] is 0, and row i as it was, if the squared
   // length of one slot's gradient is not finite, or if there is no row.
-  void step(const Place* rows, const float* gradients, size_t n, u8* stepped) const {
+  void step(const Place* rows, const float* gradients, size_t n, uint8_t* stepped) const {
     step_(slots_.data(), slots_.size(), rows, gradients, n, stepped);
   }
 
-  // The same for a copy of a row: values (S,) and optimiser state (T,), all in float32 as the layout's rows must be; false if
-  // it stays as it was.
+  // The same for a copy of a row: values (S,) and optimiser state (T,), all in float32 as the layout's rows must be;
+  // false if it stays as it was.
   bool step_copy(float* values, float* state, const float* gradient) const {
-    const Place copy{reinterpret_cast<u8*>(values), reinterpret_cast<u8*>(values + head_floats_), state, nullptr};
-    u8 stepped;
+    const Place copy{reinterpret_cast<uint8_t*>(values), reinterpret_cast<uint8_t*>(values + head_floats_), state,
+                     nullptr};
+    uint8_t stepped;
     step(&copy, gradient, 1, &stepped);
     return stepped != 0;
   }
-  // Set the counts among `n` rows' values (n, S) to those that their states (n, T) tell: a lossy codec may have rounded them.
+  // Set the counts among `n` rows' values (n, S) to those that their states (n, T) tell: a lossy codec may have rounded
+  // them.
   void restore_counts(float* values, const float* states, size_t n) const;
 
-  void pack(Row row, u8* out) const;
+  void pack(Row row, uint8_t* out) const;
   // Takes all but the key; keeps none of the flags. The caller has checked the bytes with `packed_fault`.
-  void unpack(Row row, const u8* packed) const;
+  void unpack(Row row, const uint8_t* packed) const;
   // What is wrong with a packed record of this table, or nullptr.
-  const char* packed_fault(const u8* packed, u8 table) const;
+  const char* packed_fault(const uint8_t* packed, uint8_t table) const;
 
  private:
-  using Step = void (*)(const Slot* slots, size_t count, const Place* rows, const float* gradients, size_t n, u8* stepped);
+  using Step = void (*)(const Slot* slots, size_t count, const Place* rows, const float* gradients, size_t n,
+                        uint8_t* stepped);
   static Step step_of(const std::vector<Slot>& slots);
 
   std::vector<Slot> slots_;
   Step step_ = nullptr;
-  u32 width_ = 0, state_floats_ = 0, head_floats_ = 0;
-  u32 head_end_ = 0, tail_at_ = 0, tail_bytes_ = 0;
-  u32 record_bytes_ = 0, packed_bytes_ = 0;
+  uint32_t width_ = 0, state_floats_ = 0, head_floats_ = 0;
+  uint32_t head_end_ = 0, tail_at_ = 0, tail_bytes_ = 0;
+  uint32_t record_bytes_ = 0, packed_bytes_ = 0;
 };
 
-// Start of a row's stream of initial values. Value j of the row uses half of mix(stream + (j / 2 + 1) * golden): the low
-// half for even j, the high one for odd; the half's upper 24 bits, less 2^23, times init / 2^23.
-u64 initial_stream(u64 seed, u8 table, u64 key);
+// Start of a row's stream of initial values. Value j of the row uses half of mix(stream + (j / 2 + 1) * golden): the
+// low half for even j, the high one for odd; the half's upper 24 bits, less 2^23, times init / 2^23.
+uint64_t initial_stream(uint64_t seed, uint8_t table, uint64_t key);
 
 }  // namespace freshet

@@ -1,5 +1,5 @@
-// A rank request as its client wrote it: the event that it stands for, and texts made of its pieces. What its client said
-// is parsed once and copied as it stands; nothing of it becomes an object of anybody's.
+// A rank request as its client wrote it: the event that it stands for, and texts made of its pieces. What its client
+// said is parsed once and copied as it stands; nothing of it becomes an object of anybody's.
 //
 // Letters: C candidates, K items of the answer, L labels.
 #pragma once
@@ -23,7 +23,7 @@ struct RankRules {
   std::string served;                // the field of an item that tells what was served
   std::vector<std::string> places;   // fields of an item that take its place in the answer, unless it has them; <= 64
   std::vector<std::string> labels;   // as JSON, quotes included
-  std::size_t max_candidates = 0;
+  size_t max_candidates = 0;
 };
 
 // What the log takes of a request that is answered: the schema of served events, in which fields that take their place
@@ -32,50 +32,54 @@ struct LoggedRules {
   const WriterSchema& schema;
   const EventPlan& plan;
   const Program& program;
-  std::int64_t latest_ms;
+  int64_t latest_ms;
 };
 
 // The answer's items, best first: columns of K rows, but for `scores` (C,) and `predictions` (C, L).
 struct RankOrder {
-  std::span<const std::int64_t> indices;
+  std::span<const int64_t> indices;
   std::span<const float> scores, predictions, propensity;
 };
 
-// The `k` candidates with the highest scores, best first, ties in the order of the request; what is not a number is last.
-std::vector<std::int64_t> best(std::span<const float> scores, std::size_t k);
+// The `k` candidates with the highest scores, best first, ties in the order of the request; what is not a number is
+// last.
+std::vector<int64_t> best(std::span<const float> scores, size_t k);
 
 class RankText {
  public:
-  // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none. Nothing
-  // for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name twice,
-  // writes the names above with escapes, has a number that no double holds, or writes its context or a candidate over
-  // several lines (the texts go to logs that are read line by line; line breaks elsewhere are plain). Whoever reads that
-  // looks at it member by member. With `logged`, a request that is no dry run must also be one that the log takes.
+  // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none.
+  // Nothing for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name
+  // twice, writes the names above with escapes, has a number that no double holds, or writes its context or a candidate
+  // over several lines (the texts go to logs that are read line by line; line breaks elsewhere are plain). Whoever
+  // reads that looks at it member by member. With `logged`, a request that is no dry run must also be one that the log
+  // takes.
   static std::optional<RankText> read(const RankRules& rules, const WriterSchema& request, std::string body,
-                                      std::string_view new_id, std::string_view now, const LoggedRules* logged = nullptr);
+                                      std::string_view new_id, std::string_view now,
+                                      const LoggedRules* logged = nullptr);
 
   BytesColumn record;  // (1,) the event as Avro of `request`
   std::string id;      // of the request, as JSON
-  std::size_t candidates = 0, k = 0;
+  size_t candidates = 0, k = 0;
   bool dry_run = false;
 
-  // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument if
-  // columns do not fit the request.
+  // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument
+  // if columns do not fit the request.
   std::string items(const RankRules& rules, const RankOrder& order) const;
   // The event with the items in their order, each with what was served, on one line. Throws as `items`.
-  std::string served(const RankRules& rules, const RankOrder& order, std::int64_t version, bool explored) const;
+  std::string served(const RankRules& rules, const RankOrder& order, int64_t version, bool explored) const;
 
  private:
   struct Candidate {
-    std::uint32_t start, size;  // of its members' text in the body
-    std::uint64_t has;          // bit p: it has a field `places[p]`
+    uint32_t start, size;  // of its members' text in the body
+    uint64_t has;          // bit p: it has a field `places[p]`
   };
   // Where the event's pieces stand in the parsed body, and what it adds to them.
   struct Parts {
-    std::uint32_t context = kNoNode, candidates = kNoNode;
+    uint32_t context = kNoNode, candidates = kNoNode;
     bool adds_id = false, adds_time = false;
   };
-  bool read_members(JsonParser& parser, const RankRules& rules, std::string_view new_id, std::string_view now, Parts& parts);
+  bool read_members(JsonParser& parser, const RankRules& rules, std::string_view new_id, std::string_view now,
+                    Parts& parts);
   void check(const RankRules& rules, const RankOrder& order) const;
 
   std::string body_, context_;  // context_: members of the event but for the candidates

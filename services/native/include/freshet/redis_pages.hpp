@@ -1,6 +1,6 @@
-// Rows as pages of Redis hashes. A bucket's rows are one hash. Each field of it is a page: a run of one table as one flush
-// wrote it, or a part of one. Of several pages that know a key the one of the highest seq decides. Here are the arguments
-// that write runs as pages, and the runs that pages add up to.
+// Rows as pages of Redis hashes. A bucket's rows are one hash. Each field of it is a page: a run of one table as one
+// flush wrote it, or a part of one. Of several pages that know a key the one of the highest seq decides. Here are the
+// arguments that write runs as pages, and the runs that pages add up to.
 #pragma once
 
 #include <span>
@@ -14,43 +14,43 @@ namespace freshet {
 // The field: what a reader must know to leave a page where it is. Never written twice with another content, as long as
 // nothing that Redis had acknowledged is lost.
 struct __attribute__((packed)) PageName {
-  u64 seq;          // of the flush; of what was put together, the newest one's
-  u32 part;         // counts a flush's pages of a bucket; those that hold a bucket whole have page_of_all set
-  u32 table;
-  u64 first, last;  // of the page's keys and removed keys
+  uint64_t seq;   // of the flush; of what was put together, the newest one's
+  uint32_t part;  // counts a flush's pages of a bucket; those that hold a bucket whole have page_of_all set
+  uint32_t table;
+  uint64_t first, last;  // of the page's keys and removed keys
 };
 static_assert(sizeof(PageName) == 32);
 
-constexpr u32 page_of_all = 1u << 31;
+constexpr uint32_t page_of_all = 1u << 31;
 
 // The value: this, then keys, removed keys and records as in a run.
 struct __attribute__((packed)) PageHead {
-  u32 rows, removed;
-  u32 keys_crc, records_crc;  // CRC-32, as in a run's entry
+  uint32_t rows, removed;
+  uint32_t keys_crc, records_crc;  // CRC-32, as in a run's entry
 };
 static_assert(sizeof(PageHead) == 16);
 
 // Pages of K buckets, bucket after bucket.
 struct PageWrites {
-  Column<u8> arguments;     // field, value, field, value ... as arguments of a command in RESP
-  std::vector<i64> ends;    // of each page in `arguments`
-  std::vector<i64> pages;   // (K,) how many
+  Column<uint8_t> arguments;   // field, value, field, value ... as arguments of a command in RESP
+  std::vector<int64_t> ends;   // of each page in `arguments`
+  std::vector<int64_t> pages;  // (K,) how many
 };
 
 // Pages of the runs of `buckets` (rising), each of its bucket's seq. No value is longer than `page_bytes`, but one of a
 // single row. Returns what is wrong with the runs, or an empty string.
-std::string page_writes(const RunsView& runs, const RecordWidths& widths, std::span<const i64> buckets,
-                        std::span<const i64> seqs, bool whole, u32 page_bytes, PageWrites& out);
+std::string page_writes(const RunsView& runs, const RecordWidths& widths, std::span<const int64_t> buckets,
+                        std::span<const int64_t> seqs, bool whole, uint32_t page_bytes, PageWrites& out);
 
 // Pages of one bucket, as HGETALL answers them: field, value, field, value ...
 struct PagesOfBucket {
-  u32 bucket;
-  std::span<const std::span<const u8>> items;
+  uint32_t bucket;
+  std::span<const std::span<const uint8_t>> items;
 };
 
 // The rows that pages add up to, as runs; nothing older than the pages exists. Runs longer than `most_bytes` are cut.
 // Returns what is wrong with bucket `failed`, or an empty string; all bytes that were used have been checked.
-std::string runs_of_pages(std::span<const PagesOfBucket> buckets, const RecordWidths& widths, u64 most_bytes, RunColumns& out,
-                          size_t& failed);
+std::string runs_of_pages(std::span<const PagesOfBucket> buckets, const RecordWidths& widths, uint64_t most_bytes,
+                          RunColumns& out, size_t& failed);
 
 }  // namespace freshet

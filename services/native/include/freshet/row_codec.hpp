@@ -7,13 +7,13 @@
 
 namespace freshet {
 
-void pack_bf16(const float* values, std::size_t n, std::uint16_t* out);
-void unpack_bf16(const std::uint16_t* packed, std::size_t n, float* out);
-void pack_fp16(const float* values, std::size_t n, std::uint16_t* out);
-void unpack_fp16(const std::uint16_t* packed, std::size_t n, float* out);
-// (rows, width); a row's scale is its largest magnitude / 127. A row that is not finite has the scale NaN; one too small
-// for a scale is zeros.
-void pack_int8(const float* values, std::size_t rows, std::size_t width, std::int8_t* out, float* scales);
-void unpack_int8(const std::int8_t* packed, std::size_t rows, std::size_t width, const float* scales, float* out);
+void pack_bf16(const float* values, size_t n, uint16_t* out);
+void unpack_bf16(const uint16_t* packed, size_t n, float* out);
+void pack_fp16(const float* values, size_t n, uint16_t* out);
+void unpack_fp16(const uint16_t* packed, size_t n, float* out);
+// (rows, width); a row's scale is its largest magnitude / 127. A row that is not finite has the scale NaN; one too
+// small for a scale is zeros.
+void pack_int8(const float* values, size_t rows, size_t width, int8_t* out, float* scales);
+void unpack_int8(const int8_t* packed, size_t rows, size_t width, const float* scales, float* out);
 
 }  // namespace freshet

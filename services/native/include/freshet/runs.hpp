@@ -1,8 +1,8 @@
 // Runs of packed rows: what a flush hands over, a segment of the row store holds and a scan gives back.
 //
-// A run is rows and removed keys of one table of one bucket: u64 keys (rising), u64 removed keys (rising, none of them
-// among the keys), then the packed records, little-endian and at any alignment. A table of a bucket may come in several
-// runs; no key is in two of one source.
+// A run is rows and removed keys of one table of one bucket: uint64_t keys (rising), uint64_t removed keys (rising,
+// none of them among the keys), then the packed records, little-endian and at any alignment. A table of a bucket may
+// come in several runs; no key is in two of one source.
 #pragma once
 
 #include <array>
@@ -18,74 +18,75 @@ namespace freshet {
 
 // Where a run lies. Directories are arrays of these, sorted by (bucket, table).
 struct __attribute__((packed)) RunEntry {
-  u32 bucket, table, rows, removed;
-  u64 at;           // of its first byte
-  u32 keys_crc;     // CRC-32 of keys and removed keys
-  u32 records_crc;  // CRC-32 of the records
+  uint32_t bucket, table, rows, removed;
+  uint64_t at;           // of its first byte
+  uint32_t keys_crc;     // CRC-32 of keys and removed keys
+  uint32_t records_crc;  // CRC-32 of the records
 
-  u64 keys_bytes() const { return 8 * (u64{rows} + removed); }
-  u64 bytes(u32 width) const { return keys_bytes() + u64{rows} * width; }
-  u64 place() const { return u64{bucket} << 32 | table; }
+  uint64_t keys_bytes() const { return 8 * (uint64_t{rows} + removed); }
+  uint64_t bytes(uint32_t width) const { return keys_bytes() + uint64_t{rows} * width; }
+  uint64_t place() const { return uint64_t{bucket} << 32 | table; }
 };
 static_assert(sizeof(RunEntry) == 32);
 
 // Bytes of a record for each table id; 0: no such table.
-using RecordWidths = std::array<u32, 256>;
+using RecordWidths = std::array<uint32_t, 256>;
 
 // Runs in somebody's memory: `body` begins at `start` of what the directory's places count from. Gaps are allowed.
 struct RunsView {
   std::span<const RunEntry> directory;
-  std::span<const u8> body;
-  u64 start = 0;
+  std::span<const uint8_t> body;
+  uint64_t start = 0;
 
-  const u8* of(const RunEntry& run) const { return body.data() + (run.at - start); }
+  const uint8_t* of(const RunEntry& run) const { return body.data() + (run.at - start); }
 };
 
 // Runs end to end, the first at 0.
 struct RunColumns {
   Column<RunEntry> directory;
-  Column<u8> body;
+  Column<uint8_t> body;
 
   RunsView view() const { return {{directory.data(), directory.size()}, {body.data(), body.size()}, 0}; }
 };
 
-inline u64 load_key(const u8* keys, size_t i) {
-  u64 key;
+inline uint64_t load_key(const uint8_t* keys, size_t i) {
+  uint64_t key;
   std::memcpy(&key, keys + 8 * i, 8);
   return key;
 }
-inline void store_key(u8* keys, size_t i, u64 key) { std::memcpy(keys + 8 * i, &key, 8); }
+inline void store_key(uint8_t* keys, size_t i, uint64_t key) { std::memcpy(keys + 8 * i, &key, 8); }
 
 // What is wrong with the places of these runs, or an empty string: tables known, sorted, and within the body.
 std::string runs_fault(const RunsView& runs, const RecordWidths& widths);
 
 // What is wrong with the keys, or the records, of a run that lies within its body, or an empty string.
 std::string keys_fault(const RunsView& runs, const RunEntry& run);
-std::string records_fault(const RunsView& runs, const RunEntry& run, u32 width);
+std::string records_fault(const RunsView& runs, const RunEntry& run, uint32_t width);
 
 // Fill in both checksums of a run that has been written.
-void seal(RunEntry& run, const u8* bytes, u32 width);
+void seal(RunEntry& run, const uint8_t* bytes, uint32_t width);
 
 // One set of runs that says what `newest_first` say together: of several sources that know a key the first one decides.
 // Without `keep_removed` nothing older exists, and removed keys are forgotten. Runs longer than `most_bytes` are cut.
-// Returns what is wrong with source `failed`, or an empty string; every byte that was looked at has been checked (records
-// of a run that newer ones replace wholly are not looked at).
-std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidths& widths, bool keep_removed, u64 most_bytes,
-                       RunColumns& out, size_t& failed);
+// Returns what is wrong with source `failed`, or an empty string; every byte that was looked at has been checked
+// (records of a run that newer ones replace wholly are not looked at).
+std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidths& widths, bool keep_removed,
+                       uint64_t most_bytes, RunColumns& out, size_t& failed);
 
-// The rows of chosen keys, (n,) each, sorted by (bucket, table, key); checksums are made, not looked at. A key is in one run.
-void pick_runs(const RunsView& runs, const RecordWidths& widths, std::span<const i64> buckets, std::span<const u8> tables,
-               std::span<const u64> keys, RunColumns& out);
+// The rows of chosen keys, (n,) each, sorted by (bucket, table, key); checksums are made, not looked at. A key is in
+// one run.
+void pick_runs(const RunsView& runs, const RecordWidths& widths, std::span<const int64_t> buckets,
+               std::span<const uint8_t> tables, std::span<const uint64_t> keys, RunColumns& out);
 
 // A key on its way to its place, and where it comes from.
 struct KeyAt {
-  u64 key;
-  u32 source;
-  u32 row;
+  uint64_t key;
+  uint32_t source;
+  uint32_t row;
 };
 
-// Sort by key; equal keys stay in the order given. Made for the keys of one bucket, which are hashes and so spread evenly
-// between the least and the largest; any others are sorted too, only slower.
+// Sort by key; equal keys stay in the order given. Made for the keys of one bucket, which are hashes and so spread
+// evenly between the least and the largest; any others are sorted too, only slower.
 void sort_keys(KeyAt* keys, size_t n, std::vector<KeyAt>& scratch);
 
 }  // namespace freshet

@@ -15,65 +15,72 @@
 namespace freshet {
 
 struct alignas(64) Chunk {
-  static constexpr u32 rows = 12;
-  u8 tag[rows];
-  u8 count;
-  u8 overflow;  // rows whose home is this chunk or an earlier one and that lie beyond it; 255 never goes down again
-  u16 unused;
-  u32 slot[rows];
+  static constexpr uint32_t rows = 12;
+  uint8_t tag[rows];
+  uint8_t count;
+  uint8_t
+      overflow;  // rows whose home is this chunk or an earlier one and that lie beyond it; 255 never goes down again
+  uint16_t unused;
+  uint32_t slot[rows];
 };
 static_assert(sizeof(Chunk) == 64);
 
-enum Consumer : u32 { publish = 0, flush = 1 };
-constexpr u32 consumers = 2;
+enum Consumer : uint32_t { publish = 0, flush = 1 };
+constexpr uint32_t consumers = 2;
 
-constexpr u32 dirty_flag(u32 consumer) { return consumer == publish ? meta::dirty_publish : meta::dirty_flush; }
+constexpr uint32_t dirty_flag(uint32_t consumer) {
+  return consumer == publish ? meta::dirty_publish : meta::dirty_flush;
+}
 
 // One bucket's part of a group.
 struct Bin {
   std::atomic<Chunk*> chunks{nullptr};  // atomics only for prefetching without the lock, which may read stale values
-  std::atomic<u32> chunk_count{0};
-  u32 rows = 0;
-  u32 limit = 0;  // rows at which the index grows
-  u32 stored = 0;  // rows that the row store will hold after the next flush
-  u32 generation = 0;
-  std::vector<u32> blocks;
-  std::vector<u32> dirty[consumers];  // slots of rows changed since the consumer last took them, each once
+  std::atomic<uint32_t> chunk_count{0};
+  uint32_t rows = 0;
+  uint32_t limit = 0;   // rows at which the index grows
+  uint32_t stored = 0;  // rows that the row store will hold after the next flush
+  uint32_t generation = 0;
+  std::vector<uint32_t> blocks;
+  std::vector<uint32_t> dirty[consumers];  // slots of rows changed since the consumer last took them, each once
 };
 
 class Group {
  public:
-  static constexpr u32 block_rows = 64;
-  static constexpr u32 none = 0xffffffffu;
+  static constexpr uint32_t block_rows = 64;
+  static constexpr uint32_t none = 0xffffffffu;
 
-  Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<u8> tables, u32 buckets);
+  Group(const std::vector<SlotSpec>& slots, bool half_last, bool serving, std::vector<uint8_t> tables,
+        uint32_t buckets);
 
   const RowLayout layout;
-  const std::vector<u8> tables;
+  const std::vector<uint8_t> tables;
 
-  Row row(u32 slot) const { return layout.row(records_.base() + static_cast<size_t>(slot) * record_bytes_); }
-  Header& header(u32 slot) const { return row(slot).header(); }
-  Bin& bin(u32 bucket) { return bins_[bucket]; }
-  const Bin& bin(u32 bucket) const { return bins_[bucket]; }
-  void prefetch_bin(u32 bucket) const {
+  Row row(uint32_t slot) const { return layout.row(records_.base() + static_cast<size_t>(slot) * record_bytes_); }
+  Header& header(uint32_t slot) const { return row(slot).header(); }
+  Bin& bin(uint32_t bucket) { return bins_[bucket]; }
+  const Bin& bin(uint32_t bucket) const { return bins_[bucket]; }
+  void prefetch_bin(uint32_t bucket) const {
     prefetch_read(&bins_[bucket]);  // seldom written: lanes may share it
     prefetch_write(&bins_[bucket].dirty);
   }
-  u32 slot_at(const Bin& bin, u32 row) const { return bin.blocks[row / block_rows] * block_rows + row % block_rows; }
+  uint32_t slot_at(const Bin& bin, uint32_t row) const {
+    return bin.blocks[row / block_rows] * block_rows + row % block_rows;
+  }
 
-  u32 find(const Bin& bin, u64 key, u8 table) const;
+  uint32_t find(const Bin& bin, uint64_t key, uint8_t table) const;
   // Add a row that is absent. Its header is set, with no flags; the rest of the record is the caller's to fill.
-  u32 insert(Bin& bin, u32 bucket, u64 key, u8 table);
+  uint32_t insert(Bin& bin, uint32_t bucket, uint64_t key, uint8_t table);
   // Remove a row. The bucket's last row takes its slot; `relist` then mends the dirty lists.
-  void erase(Bin& bin, u32 slot);
+  void erase(Bin& bin, uint32_t slot);
   void relist(Bin& bin);
   void clear(Bin& bin);
   // Give back index memory after many removals.
-  void shrink(Bin& bin, u32 bucket);
+  void shrink(Bin& bin, uint32_t bucket);
 
   // Hints for a key of any bucket, without its lock: the chunk where its search starts (nullptr: no index yet), and the
-  // slot that the chunk seems to name (none: no such tag). Either may be out of date; both are good for prefetching only.
-  const Chunk* chunk_hint(u64 key) const {
+  // slot that the chunk seems to name (none: no such tag). Either may be out of date; both are good for prefetching
+  // only.
+  const Chunk* chunk_hint(uint64_t key) const {
     const Bin& bin = bins_[key >> bucket_shift_];
     const Chunk* chunks = bin.chunks.load(std::memory_order_relaxed);
     if (chunks == nullptr) return nullptr;
@@ -81,35 +88,36 @@ class Group {
     // The pair may belong to two indexes if the bucket has just grown; stay inside the range that is mapped.
     return chunks_.holds(chunk) ? chunk : nullptr;
   }
-  // The chunk is read without its bucket's lock: the memory is mapped for the arena's life, so a torn or stale value costs a
-  // cache line and harms nothing.
-  __attribute__((no_sanitize("thread"))) static u32 slot_hint(const Chunk* chunk, u64 key) {
+  // The chunk is read without its bucket's lock: the memory is mapped for the arena's life, so a torn or stale value
+  // costs a cache line and harms nothing.
+  __attribute__((no_sanitize("thread"))) static uint32_t slot_hint(const Chunk* chunk, uint64_t key) {
     if (chunk == nullptr) return none;
-    const u32 hits = match16(chunk->tag, static_cast<u8>(hash(key))) & ((1u << Chunk::rows) - 1);
+    const uint32_t hits = match16(chunk->tag, static_cast<uint8_t>(hash(key))) & ((1u << Chunk::rows) - 1);
     return hits ? chunk->slot[std::countr_zero(hits)] : none;
   }
-  void prefetch_slot(u32 slot) const {
-    const u8* record = row(slot).head;
-    const u8* end = record + std::min(record_bytes_, 256u);
-    for (const u8* line = record - reinterpret_cast<std::uintptr_t>(record) % 64; line < end; line += 64) prefetch_far(line);
+  void prefetch_slot(uint32_t slot) const {
+    const uint8_t* record = row(slot).head;
+    const uint8_t* end = record + std::min(record_bytes_, 256u);
+    for (const uint8_t* line = record - reinterpret_cast<uintptr_t>(record) % 64; line < end; line += 64)
+      prefetch_far(line);
   }
 
   size_t bytes() const;
 
  private:
-  static u64 hash(u64 key) {
-    const u64 h = key * 0x9e3779b97f4a7c15ull;
+  static uint64_t hash(uint64_t key) {
+    const uint64_t h = key * 0x9e3779b97f4a7c15ull;
     return h ^ (h >> 32);
   }
-  static u64 home(u64 hash, u64 chunks) { return high_product(hash * 0x9e3779b97f4a7c15ull, chunks); }
-  static void link(Chunk* chunks, u32 count, u64 h, u32 slot);
-  void resize(Bin& bin, u32 chunk_count);
-  std::pair<Chunk*, u32> entry_of(const Bin& bin, u32 slot) const;
+  static uint64_t home(uint64_t hash, uint64_t chunks) { return high_product(hash * 0x9e3779b97f4a7c15ull, chunks); }
+  static void link(Chunk* chunks, uint32_t count, uint64_t h, uint32_t slot);
+  void resize(Bin& bin, uint32_t chunk_count);
+  std::pair<Chunk*, uint32_t> entry_of(const Bin& bin, uint32_t slot) const;
 
-  u32 record_bytes_;
-  u32 bucket_shift_;  // of a key
-  Arena records_;     // pieces: blocks
-  Arena chunks_;      // pieces: chunks
+  uint32_t record_bytes_;
+  uint32_t bucket_shift_;  // of a key
+  Arena records_;          // pieces: blocks
+  Arena chunks_;           // pieces: chunks
   std::vector<Bin> bins_;
 };
 

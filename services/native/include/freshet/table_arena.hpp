@@ -28,9 +28,9 @@ class NoMemory : public std::bad_alloc {
 // piece reads as zeros or its old bytes, and a page that no piece in use touches any more goes back to the system.
 // Thread-safe.
 //
-// A page is cleared when it is first touched: a huge one takes 0.1 ms, and 5 ms where a hypervisor has to find the memory
-// first, longer than a batch. So a thread touches pages ahead of the pieces that are handed out; a batch comes upon an
-// untouched page only when pieces are taken faster than memory can be had.
+// A page is cleared when it is first touched: a huge one takes 0.1 ms, and 5 ms where a hypervisor has to find the
+// memory first, longer than a batch. So a thread touches pages ahead of the pieces that are handed out; a batch comes
+// upon an untouched page only when pieces are taken faster than memory can be had.
 class Arena {
  public:
   explicit Arena(size_t piece);  // every piece starts at a multiple of `piece` bytes
@@ -38,41 +38,41 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  u8* base() const { return base_; }
+  uint8_t* base() const { return base_; }
   // `n` pieces in a row; returns the number of the first. Throws NoMemory at the end of the range or of memory.
-  u64 take(u64 n);
-  void give_back(u64 first, u64 n);
+  uint64_t take(uint64_t n);
+  void give_back(uint64_t first, uint64_t n);
   size_t bytes_in_use() const;
   // Whether the address is handed out or was; asked without a lock, for prefetching.
   bool holds(const void* p) const {
-    const u8* at = static_cast<const u8*>(p);
+    const uint8_t* at = static_cast<const uint8_t*>(p);
     return at >= base_ && at < base_ + committed_.load(std::memory_order_relaxed);
   }
 
  private:
-  static u32 size_class(u64 n);
+  static uint32_t size_class(uint64_t n);
   static constexpr size_t stop = ~size_t{0};
   void commit(size_t bytes);
   // Pages that `n` pieces in a row touch: first and one behind the last.
-  std::pair<size_t, size_t> pages(u64 first, u64 n) const {
+  std::pair<size_t, size_t> pages(uint64_t first, uint64_t n) const {
     return {first * piece_ / page_, ((first + n) * piece_ + page_ - 1) / page_};
   }
-  void hold(u64 first, u64 n);
-  void let_go(u64 first, u64 n);
+  void hold(uint64_t first, uint64_t n);
+  void let_go(uint64_t first, uint64_t n);
   void ask_ahead();
   void touch_ahead();
 
   size_t piece_, page_;
-  u8* mapping_ = nullptr;
+  uint8_t* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
-  u8* base_ = nullptr;
+  uint8_t* base_ = nullptr;
   size_t reserved_ = 0;
   std::atomic<size_t> committed_{0};
-  u64 end_ = 0, in_use_ = 0;  // pieces
-  std::vector<u16> users_;  // of each page: runs in use that touch it
+  uint64_t end_ = 0, in_use_ = 0;  // pieces
+  std::vector<uint16_t> users_;    // of each page: runs in use that touch it
   mutable std::mutex mutex_;
   struct Freed {
-    u64 first, n;
+    uint64_t first, n;
   };
   std::vector<Freed> freed_[48];  // by size class
 

@@ -12,8 +12,8 @@
 
 namespace freshet {
 
-// A flush of a million rows is 100 MB: in a cleared std::vector of small pages, faults and clearing took longer than the
-// copying (measured: 170 ns a row, of which 40 were ours).
+// A flush of a million rows is 100 MB: in a cleared std::vector of small pages, faults and clearing took longer than
+// the copying (measured: 170 ns a row, of which 40 were ours).
 template <typename T>
 class Column {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Unavailable
-from freshet.log.kafka import admin as kafka_admin
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.url import parse_url
 from freshet.types import TopicPartition
@@ -49,13 +48,30 @@ def test_a_partition_that_no_broker_answered_for_has_no_end_instead_of_one_befor
         admin.offsets({AT: answered(5), OTHER: answered(-1001)})
 
 
-def test_the_end_of_a_topic_that_a_broker_has_not_heard_of_yet_is_asked_for_again_later(
+def told(names: list[str] | KafkaError) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(names, KafkaError):
+        future.set_exception(KafkaException(names))
+    else:
+        future.set_result(dict.fromkeys(names))
+    return future
+
+
+def test_a_broker_that_does_not_tell_its_settings_has_none(
     admin: KafkaAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown: Future[Any] = Future()
-    unknown.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-    monkeypatch.setattr(admin, "ask_ends", lambda *_, **__: {AT: unknown})
-    monkeypatch.setattr(kafka_admin, "_ELECTION_S", 0.0)
+    answers = {
+        "1": told(["log.dirs", "cordoned.log.dirs"]),
+        "2": told(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)),
+        "3": told(KafkaError(KafkaError._TIMED_OUT)),
+    }
+    cluster: Future[Any] = Future()
+    cluster.set_result(SimpleNamespace(nodes=[SimpleNamespace(id=int(broker)) for broker in answers]))
+    client = SimpleNamespace(
+        describe_cluster=lambda **_: cluster,
+        describe_configs=lambda resources, **_: {one: answers[one.name] for one in resources},
+        poll=lambda _: 0,
+    )
+    monkeypatch.setattr(admin, "_client", client)
 
-    with pytest.raises(Unavailable, match="samples"):
-        admin.ends([AT], committed=True)
+    assert admin.broker_settings() == {1: {"log.dirs", "cordoned.log.dirs"}, 2: set(), 3: set()}

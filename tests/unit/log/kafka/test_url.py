@@ -43,6 +43,7 @@ def test_secrets_come_from_files_and_the_environment(tmp_path: Path, monkeypatch
         ("kafka://a:1?sasl.password=word", "seen in logs"),
         ("kafka://a:1?enable.auto.commit=true", "exactly-once rests on it"),
         ("kafka://a:1?message.max.bytes=7", "max_record_bytes"),
+        ("kafka://a:1?accept_kafka_20734=yes", "true or false"),
         ("kafka://a:1?replication=none", "an integer from 1"),
         ("kafka://a:1?replicas=3", "replication, min_insync"),
         ("kafka://a:1/a/b", "at most 48"),
