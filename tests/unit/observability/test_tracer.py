@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import orjson
@@ -100,6 +102,19 @@ def test_where_tracing_is_off_nothing_is_recorded_and_blocks_run_all_the_same() 
     with running(start_version_load("abc", 3)):
         assert current() is None
     assert (failing(), now_ns(), active()) == (None, 0, None)
+
+
+SEAM = """
+import sys
+import freshet.rows.service, freshet.observability.spans
+print(sorted({m.split(".")[0] for m in sys.modules} & {"opentelemetry", "structlog", "rich"}))
+"""
+
+
+def test_the_seam_of_tracing_loads_no_library_that_the_command_line_would_wait_for() -> None:
+    done = subprocess.run([sys.executable, "-c", SEAM], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_block_is_a_span_with_its_error_and_log_lines_of_it_name_it() -> None:
