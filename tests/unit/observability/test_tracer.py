@@ -104,15 +104,15 @@ def test_where_tracing_is_off_nothing_is_recorded_and_blocks_run_all_the_same() 
     assert (failing(), now_ns(), active()) == (None, 0, None)
 
 
-SEAM = """
+LOADED = """
 import sys
 import freshet.rows.service, freshet.observability.spans
 print(sorted({m.split(".")[0] for m in sys.modules} & {"opentelemetry", "structlog", "rich"}))
 """
 
 
-def test_the_seam_of_tracing_loads_no_library_that_the_command_line_would_wait_for() -> None:
-    done = subprocess.run([sys.executable, "-c", SEAM], capture_output=True, text=True, check=True)
+def test_spans_load_no_library_that_the_command_line_would_wait_for() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
 
