@@ -1,8 +1,8 @@
 """Whether this process traces, and the span that the current thread or task works for.
 
 Services import this module and `spans`, which load without OpenTelemetry. `freshet.process.traces` imports
-`tracer`, and OpenTelemetry with it, only if the settings turn tracing on. Where tracing is off, every function
-of `spans` returns None after one check of a variable.
+`tracer`, and OpenTelemetry with it, only if the settings turn tracing on. Where tracing is off, the functions
+of `spans` return None after one check of a variable.
 """
 
 from __future__ import annotations
