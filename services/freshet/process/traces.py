@@ -11,11 +11,11 @@ from freshet.config.settings import Settings
 from freshet.errors import ConfigError
 from freshet.extras import how_to_install
 from freshet.observability.metrics import Metric, Reading
-from freshet.observability.tracing import Tracer, install
+from freshet.observability.tracing import install
 from freshet.release import RELEASE
 
 if TYPE_CHECKING:
-    from freshet.observability.trace_export import Outbox
+    from freshet.observability.tracer import ExportQueue
 
 __all__ = ["SPANS", "span_readings", "start_traces"]
 
@@ -23,7 +23,7 @@ SPANS = Metric(
     "freshet_traces_spans",
     "counter",
     "spans",
-    "Spans by outcome: sent, dropped (the queue was full), failed (the collector refused them).",
+    "Spans of traces: sent, dropped as too many waited, failed as the collector did not take them.",
     ("outcome",),
 )
 
@@ -34,7 +34,7 @@ CLOSE_S = 2.0
 
 SYSTEMS = {"kafka": "kafka", "sqlite": "freshet_sqlite"}
 
-_outbox: Outbox | None = None
+_queue: ExportQueue | None = None
 
 
 def start_traces(
@@ -44,11 +44,12 @@ def start_traces(
 
     Raises ConfigError if the extra `tracing` is not installed.
     """
-    global _outbox  # noqa: PLW0603 - one per process, as the tracer
+    global _queue  # noqa: PLW0603 - one per process, as the tracer
     if not on or not settings.traces.ratio or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return lambda: None
     try:
-        from freshet.observability.trace_export import Outbox  # noqa: PLC0415 - an optional extra
+        from freshet.observability.trace_ids import TraceIds  # noqa: PLC0415
+        from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter  # noqa: PLC0415 - OpenTelemetry
     except ImportError as error:
         raise ConfigError(
             "environment",
@@ -58,27 +59,30 @@ def start_traces(
             f"{how_to_install('opentelemetry')} ({error})",
         ) from None
     scheme = settings.common.log_url.partition(":")[0]
-    _outbox = outbox = Outbox(
-        {
+    _queue = ExportQueue(otlp_exporter(settings.traces.endpoint), settings.traces.queue_spans)
+    tracer = Tracer(
+        TraceIds(model, settings.traces.ratio),
+        _queue,
+        sampler=_queue,
+        resource={
             "service.name": f"freshet-{role}",
             "service.namespace": "freshet",
             "service.instance.id": instance or f"{socket.gethostname()}-{os.getpid()}",
             "service.version": RELEASE,
             "freshet.model": model,
         },
-        endpoint=settings.traces.endpoint,
-        queue_spans=settings.traces.queue_spans,
+        system=SYSTEMS.get(scheme, scheme),
     )
-    install(Tracer(model, settings.traces.ratio, outbox.tell, system=SYSTEMS.get(scheme, scheme)))
+    install(tracer)
 
     def stop() -> None:
         install(None)
-        outbox.close(CLOSE_S)
+        tracer.close(CLOSE_S)
 
     return stop
 
 
 def span_readings() -> Mapping[str, Reading]:
-    """Return the counts of spans by outcome."""
-    counts = dict.fromkeys(OUTCOMES, 0) if _outbox is None else _outbox.counts()
+    """Return the outcomes of spans so far."""
+    counts = dict.fromkeys(OUTCOMES, 0) if _queue is None else _queue.counts()
     return {SPANS.name: {(outcome,): float(n) for outcome, n in counts.items()}}

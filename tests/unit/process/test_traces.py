@@ -1,4 +1,5 @@
-"""Export of spans to a collector, without delay for the process; disabled tracing loads nothing."""
+"""Spans to a collector: sent as OpenTelemetry has them, never waited for, counted; and nothing of
+it where tracing is off."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import orjson
 import pytest
@@ -24,11 +24,13 @@ from freshet.http.request import Request
 from freshet.http.responses import ClientGoneError, error_response
 from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
-from freshet.observability.trace_export import Outbox
-from freshet.observability.tracing import Context, Span, Tracer, active, install, within
+from freshet.observability.trace_ids import TraceIds
+from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
+from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
 from freshet.process import traces
 from freshet.process.traces import span_readings, start_traces
 from tests.servers.otlp import Receiver, receiver
+from tests.spans import recording
 from tests.system.waiting import wait_until
 from tests.unit.http.in_process import Message, answered
 
@@ -37,17 +39,11 @@ def on(**variables: str) -> Settings:
     return load_settings({"FRESHET_TRACES_RATIO": "1", **variables})
 
 
-SPAN = Span(
-    "send actions",
-    "gateway",
-    "producer",
-    Context(0x1234 << 64 | 0x5678, 0x9ABC),
-    Context(0x1234 << 64 | 0x5678, 0xDEF0),
-    1_000,
-    2_000,
-    {"messaging.system": "kafka", "freshet.samples": 3},
-    [Context(7, 8)],
-)
+def record(queue: ExportQueue, spans: int = 1, *, by_client: bool = False) -> None:
+    tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
+    parent = ClientContext(1, 2) if by_client else Context(1, 2)
+    for _ in range(spans):
+        tracer.end(tracer.start("gateway", "send actions", parent=parent))
 
 
 class BlockedExporter(SpanExporter):
@@ -76,14 +72,26 @@ def _reset_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(traces, "CLOSE_S", 20.0)
     yield
     install(None)
-    traces._outbox = None
+    traces._queue = None
     structlog.reset_defaults()
 
 
 def test_a_span_arrives_as_it_is(collector: Receiver) -> None:
-    outbox = Outbox({"service.name": "freshet-gateway"}, endpoint=collector.url + "/", queue_spans=10)
-    outbox.tell(SPAN)
-    outbox.close(10)
+    queue = ExportQueue(otlp_exporter(collector.url + "/"), 10)
+    tracer = Tracer(TraceIds("news", 1.0), queue, resource={"service.name": "freshet-gateway"})
+    trace_id = 0x1234 << 64 | 0x5678
+    span = tracer.start(
+        "gateway",
+        "send actions",
+        1_000,
+        kind="producer",
+        context=Context(trace_id, 0x9ABC),
+        parent=Context(trace_id, 0xDEF0),
+        attributes={"messaging.system": "kafka", "freshet.samples": 3},
+        links=[Context(7, 8)],
+    )
+    tracer.end(span, end_ns=2_000)
+    tracer.close(10)
 
     (found,) = collector.spans
     assert (found.name, found.scope, found.service) == ("send actions", "freshet.gateway", "freshet-gateway")
@@ -91,7 +99,7 @@ def test_a_span_arrives_as_it_is(collector: Receiver) -> None:
     assert (found.parent, found.links) == ("000000000000def0", ((f"{7:032x}", f"{8:016x}"),))
     assert (found.start_ns, found.end_ns, found.kind, found.failed) == (1_000, 2_000, 4, False)
     assert found.attributes == {"messaging.system": "kafka", "freshet.samples": 3}
-    assert outbox.counts() == {"sent": 1, "dropped": 0, "failed": 0}
+    assert queue.counts() == {"sent": 1, "dropped": 0, "failed": 0}
 
 
 def test_variables_of_opentelemetry_override_settings(
@@ -104,7 +112,7 @@ def test_variables_of_opentelemetry_override_settings(
     stop = start_traces(on(), role="gateway", instance="", model="news")
     tracer = active()
     assert tracer is not None
-    tracer.span("x", "gateway", 1)
+    tracer.end(tracer.start("gateway", "x"))
     stop()
 
     (found,) = collector.spans
@@ -116,57 +124,69 @@ def test_variables_of_opentelemetry_override_settings(
 
 def test_slow_collector_drops_spans_without_delay() -> None:
     exporter = BlockedExporter()
-    outbox = Outbox({}, endpoint="", queue_spans=8, exporter=exporter, delay_ms=1)
-    for _ in range(8):
-        outbox.tell(SPAN)
+    queue = ExportQueue(exporter, 8, delay_ms=1)
+    record(queue, 8)
     assert exporter.called.wait(10)
-    for _ in range(5):
-        outbox.tell(SPAN)
+    record(queue, 5)
 
-    assert outbox.counts() == {"sent": 0, "dropped": 5, "failed": 0}
+    assert queue.counts() == {"sent": 0, "dropped": 5, "failed": 0}
     exporter.go.set()
-    outbox.close(10)
-    assert outbox.counts() == {"sent": 8, "dropped": 5, "failed": 0}
+    queue.shutdown()
+    assert queue.counts() == {"sent": 8, "dropped": 5, "failed": 0}
+
+
+def test_spans_that_end_while_the_queue_is_full_are_dropped_too() -> None:
+    exporter = BlockedExporter()
+    queue = ExportQueue(exporter, 2, delay_ms=1)
+    tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
+    spans = [tracer.start("trainer", "train") for _ in range(5)]  # while there is room
+
+    for span in spans:
+        tracer.end(span)
+    late = tracer.start("trainer", "train", context=Context(5, 6))
+
+    assert queue.counts()["dropped"] == 4
+    assert (late.is_recording(), context_of(late)) == (False, Context(5, 6)), "others know it by this name"
+    exporter.go.set()
+    queue.shutdown()
+    assert queue.counts() == {"sent": 2, "dropped": 4, "failed": 0}
 
 
 def test_client_spans_leave_space_for_event_spans() -> None:
     exporter = BlockedExporter()
-    outbox = Outbox({}, endpoint="", queue_spans=20, exporter=exporter, delay_ms=1)
-    wanted = [replace(SPAN, context=Context(1, i), asked_for=True) for i in range(1, 101)]
-    for span in wanted:
-        outbox.tell(span)
-    assert outbox.counts()["dropped"] == 98
+    queue = ExportQueue(exporter, 20, delay_ms=1)
+    record(queue, 100, by_client=True)
+    assert queue.counts()["dropped"] == 98
     assert exporter.called.wait(10)
-    for _ in range(19):
-        outbox.tell(SPAN)
+    record(queue, 19)
 
-    assert outbox.counts()["dropped"] == 99, "one more than the queue of 18 holds"
+    assert queue.counts()["dropped"] == 99, "one more than the queue of 18 holds"
     exporter.go.set()
-    wait_until("all were sent", lambda: outbox.counts()["sent"] == 20, within_s=10)
-    outbox.tell(wanted[5])  # there is space again
-    outbox.close(10)
-    assert outbox.counts() == {"sent": 21, "dropped": 99, "failed": 0}
+    wait_until("all were sent", lambda: queue.counts()["sent"] == 20, within_s=10)
+    record(queue, by_client=True)  # there is space again
+    queue.shutdown()
+    assert queue.counts() == {"sent": 21, "dropped": 99, "failed": 0}
 
 
 def test_refused_spans_are_counted(collector: Receiver) -> None:
     collector.refuses = True
-    outbox = Outbox({}, endpoint=collector.url, queue_spans=1, delay_ms=1)
-    outbox.tell(SPAN)
-    wait_until("it was refused", lambda: outbox.counts()["failed"] == 1, within_s=10)
+    queue = ExportQueue(otlp_exporter(collector.url), 1, delay_ms=1)
+    record(queue)
+    wait_until("it was refused", lambda: queue.counts()["failed"] == 1, within_s=10)
     collector.refuses = False
-    outbox.tell(SPAN)
-    outbox.close(10)
+    record(queue)
+    queue.shutdown()
 
-    assert outbox.counts() == {"sent": 1, "dropped": 0, "failed": 1}
+    assert queue.counts() == {"sent": 1, "dropped": 0, "failed": 1}
 
 
 def test_unreachable_collector_does_not_delay_exit() -> None:
     exporter = BlockedExporter()
-    outbox = Outbox({}, endpoint="", queue_spans=8, exporter=exporter, delay_ms=1)
-    outbox.tell(SPAN)
+    tracer = Tracer(TraceIds("news", 1.0), ExportQueue(exporter, 8, delay_ms=1))
+    tracer.end(tracer.start("gateway", "send actions"))
     assert exporter.called.wait(10)
 
-    outbox.close(0.01)  # returns, while the exporter still waits
+    tracer.close(0.01)  # returns, while the exporter still waits
 
     assert not exporter.go.is_set()
     exporter.go.set()
@@ -177,7 +197,7 @@ def test_outcomes_of_spans_are_readings(collector: Receiver) -> None:
     stop = start_traces(given, role="joiner", instance="joiner-1", model="news")
     tracer = active()
     assert tracer is not None
-    tracer.span("x", "joiner", 1)
+    tracer.end(tracer.start("joiner", "x"))
     stop()
 
     assert span_readings()["freshet_traces_spans"] == {("sent",): 1.0, ("dropped",): 0.0, ("failed",): 0.0}
@@ -192,7 +212,7 @@ def test_otel_sdk_disabled_turns_tracing_off(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_missing_extra_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "freshet.observability.trace_export", None)
+    monkeypatch.setitem(sys.modules, "freshet.observability.tracer", None)
 
     with pytest.raises(ConfigError, match=r"\.\[tracing\]"):
         start_traces(on(), role="joiner", instance="", model="news")
@@ -250,8 +270,8 @@ def test_failed_request_is_in_trace_and_log_of_client(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("gateway")
-    spans: list[Span] = []
-    install(Tracer("news", 1.0, spans.append))
+    tracer, told = recording()
+    install(tracer)
     sent: list[Message] = []
 
     def fails(request: Request, reply: Reply) -> None:
@@ -270,14 +290,14 @@ def test_failed_request_is_in_trace_and_log_of_client(
     assert (span.parent, span.context.trace_id) == (Context(5, 6), 5)
     assert span.attributes["http.response.status_code"] == sent[0]["status"] == 500
     assert span.error
-    assert span.asked_for
+    assert span.by_client
     line = orjson.loads(capsys.readouterr().err)
     assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
 
 
 def test_disconnected_client_is_counted_as_gone() -> None:
-    spans: list[Span] = []
-    install(Tracer("news", 1.0, spans.append))
+    tracer, told = recording()
+    install(tracer)
     registry, sent = CollectorRegistry(), list[Message]()
 
     def gives_up(request: Request, reply: Reply) -> None:
