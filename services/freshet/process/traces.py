@@ -23,7 +23,7 @@ SPANS = Metric(
     "freshet_traces_spans",
     "counter",
     "spans",
-    "Spans of traces: sent, dropped as too many waited, failed as the collector did not take them.",
+    "Spans by outcome: sent, dropped (the queue was full), failed (the collector refused them).",
     ("outcome",),
 )
 
@@ -83,6 +83,6 @@ def start_traces(
 
 
 def span_readings() -> Mapping[str, Reading]:
-    """Return the outcomes of spans so far."""
+    """Return the counts of spans by outcome."""
     counts = dict.fromkeys(OUTCOMES, 0) if _queue is None else _queue.counts()
     return {SPANS.name: {(outcome,): float(n) for outcome, n in counts.items()}}

@@ -1,5 +1,4 @@
-"""Spans to a collector: sent as OpenTelemetry has them, never waited for, counted; and nothing of
-it where tracing is off."""
+"""Export of spans to a collector, without delay for the process; disabled tracing loads nothing."""
 
 from __future__ import annotations
 
@@ -270,7 +269,7 @@ def test_failed_request_is_in_trace_and_log_of_client(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("gateway")
-    tracer, told = recording()
+    tracer, spans = recording()
     install(tracer)
     sent: list[Message] = []
 
@@ -296,7 +295,7 @@ def test_failed_request_is_in_trace_and_log_of_client(
 
 
 def test_disconnected_client_is_counted_as_gone() -> None:
-    tracer, told = recording()
+    tracer, spans = recording()
     install(tracer)
     registry, sent = CollectorRegistry(), list[Message]()
 
