@@ -138,7 +138,7 @@ def test_spans_that_end_while_the_queue_is_full_are_dropped_too() -> None:
     exporter = BlockedExporter()
     queue = ExportQueue(exporter, 2, delay_ms=1)
     tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
-    spans = [tracer.start("trainer", "train") for _ in range(5)]  # while there is room
+    spans = [tracer.start("trainer", "train") for _ in range(5)]  # while there is space
 
     for span in spans:
         tracer.end(span)
