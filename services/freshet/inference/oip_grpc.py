@@ -1,6 +1,6 @@
-"""The Open Inference Protocol v2 over gRPC: `inference.GRPCInferenceService`, for `tritonclient.grpc`, kserve
-and whoever else speaks it. Tensors come raw or typed, and go as they came; what is done with them is what is
-done over HTTP.
+"""The Open Inference Protocol v2 over gRPC: the service `inference.GRPCInferenceService`.
+
+Tensors are raw or typed; outputs have the form of the inputs.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
 
 
 def read_infer(message: Any, limits: InputLimits) -> InferRequest:
-    """A ModelInferRequest as the one that HTTP has too; `limits` are looked at before a tensor is decoded.
+    """Convert a ModelInferRequest; `limits` are checked before a tensor is decoded.
 
-    Raises:
-        BadInput: anything is not as the protocol says; names the tensor and what was expected.
+    Raises BadInput, with the tensor, if the message does not follow the protocol.
     """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
@@ -110,7 +109,7 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
 
 
 def _plain(parameters: Any) -> dict[str, Any]:
-    """{name: value} of a map of InferParameter; None where no field of one is set."""
+    """Convert a map of InferParameter to {name: value}; None if no field is set."""
     return {
         name: getattr(one, field) if (field := one.WhichOneof("parameter_choice")) else None
         for name, one in parameters.items()
@@ -118,7 +117,7 @@ def _plain(parameters: Any) -> dict[str, Any]:
 
 
 def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
-    """(count,) elements of `contents`."""
+    """Convert `contents` to (count,) elements."""
     if given.datatype not in _CONTENTS:
         raise BadInput(f"input {given.name!r}: {given.datatype} has no typed contents, send it raw")
     field, wide = _CONTENTS[given.datatype]
@@ -129,7 +128,7 @@ def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
     if len(elements) != count:
         raise BadInput(
             f"input {given.name!r}: its shape holds {count} elements, its {field} {len(elements)}; "
-            "or was it to come in raw_input_contents?"
+            "or should it be in raw_input_contents?"
         )
     values: NDArray[Any] = np.empty(count, wide)
     values[:] = elements
@@ -141,7 +140,7 @@ def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
 
 
 def write_infer(model: str, version: str, id_: object, outputs: list[Output]) -> Any:
-    """A ModelInferResponse; raw for the outputs that are wanted binary (all, or none)."""
+    """Make a ModelInferResponse of (B,) float32 outputs; all are raw, or none."""
     m = messages(OIP)
     response = m.ModelInferResponse(model_name=model, model_version=version, id=str(id_ or ""))
     for name, values, binary in outputs:

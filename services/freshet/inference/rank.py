@@ -1,7 +1,7 @@
-"""Rank requests: read, completed, scored with others that wait, ordered, logged as served, and answered.
+"""The route `/v1/rank`: parse, complete, score, order, log and answer requests.
 
-All on the event loop's thread and by callbacks: a task for each request, or a hop to another thread and back,
-costs about as much as scoring it does.
+All runs on the event loop's thread by callbacks: a task or a change of threads per request costs about as
+much as scoring it.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from freshet.observability.tracing import active, harmless
 __all__ = ["Ranker", "Tally", "Totals"]
 
 START_LOOK_S = 0.02
-"""How often a request that waits for the server's start looks whether it can be answered."""
+"""Interval at which a request that came during the server's start checks for rows and a version."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What the server has done since it started."""
+    """Counts since the server's start."""
 
-    requests: int = 0  # answered with scores, those of the Open Inference Protocol too
+    requests: int = 0  # answered with scores, including those of the Open Inference Protocol
     candidates: int = 0  # scored
     explored: int = 0  # requests ordered at random
 
 
 class Tally:
-    """Counts what is scored, for people (`totals`) and for Prometheus."""
+    """Counts scored requests for `/status` (`totals`) and Prometheus."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.totals = Totals()
         self._candidates = metrics.CANDIDATES.counter(registry)
         self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
-        self._unknown_of: dict[str, Counter] = {}  # finding a counter by its label costs more than counting
+        self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
         self._explored = metrics.EXPLORED.counter(registry)
 
     def scored(self, scored: Scored) -> None:
-        """A request was scored."""
+        """Count a scored request."""
         self.totals.requests += 1
         self.totals.candidates += len(scored.scores)
         self._candidates.inc(len(scored.scores))
@@ -73,24 +73,24 @@ class Tally:
             counter.inc(n)
 
     def explored(self) -> None:
-        """A request was ordered at random."""
+        """Count a request that was ordered at random."""
         self.totals.explored += 1
         self._explored.inc()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """A rank request on its way."""
+    """A rank request that waits for its scores."""
 
     request: RankRequest
-    context: Mapping[str, Any]  # the request's, with its id and time
+    context: Mapping[str, Any]  # with id and time
     now_ms: int
     reply: Reply
     came: Came | None  # None while tracing is off
 
 
 class Ranker:
-    """Answers `POST /v1/rank`. Lives on one event loop."""
+    """Answers `POST /v1/rank`. Methods run on one event loop."""
 
     def __init__(
         self,
@@ -106,17 +106,15 @@ class Ranker:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """`logger`: takes what was served, `loggable` checks before scoring that it can; both None where the
-        spec logs nothing."""
+        """Keep the parts.
+
+        Args:
+            logger: logs impressions; None if the spec logs none.
+            loggable: checks impressions before scoring; None if the spec logs none.
+        """
         self._spec, self._scoring, self._filling, self._live = spec, scoring, filling, live
-        self._settings, self._logger, self._tally, self._clock, self._rng = (
-            settings,
-            logger,
-            tally,
-            clock,
-            rng,
-        )
-        self._loggable = loggable
+        self._settings, self._logger, self._loggable = settings, logger, loggable
+        self._tally, self._clock, self._rng = tally, clock, rng
         self._labels = [label.name for label in spec.labels]
         self._id_path = spec.events.served.key[0]
         self._plain = None
@@ -124,11 +122,10 @@ class Ranker:
             self._plain = PlainRequests(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
 
     def take(self, request: Request, reply: Reply) -> None:
-        """Answer a request, in a later turn of the loop.
+        """Queue a request; a later turn of the loop answers it.
 
-        Raises BadInput and TooLarge for a body that is no rank request, does not fit the schema, or could not
-        be logged as an impression; HttpError for one that is not sent as JSON; Overloaded, before it is read,
-        where so many wait that it would be answered too late.
+        Raises BadInput or TooLarge if the body is no valid rank request or its impression cannot be logged,
+        HttpError if its type is not JSON, and Overloaded, before parsing, if the expected wait is too long.
         """
         require_json(request)
         self._scoring.refuse_if_late()
@@ -152,14 +149,14 @@ class Ranker:
             self._rank_once_served(asked, reply, came, request.watch_client(), loop, deadline)
 
     def _is_small(self, body_bytes: int, plain: PlainRequest) -> bool:
-        """Whether what is logged of a request is surely small enough; else `_rank` checks it."""
+        """Return whether the impression is certainly within the limits; else `_rank` checks it."""
         if self._loggable is None or plain.dry_run:
             return True
         return self._loggable.is_small(body_bytes, plain.encoded.candidates)
 
     @staticmethod
     def _came(request: Request) -> Came | None:
-        """When a request came, and for whom; None while tracing is off."""
+        """Return a request's arrival time and span; None while tracing is off."""
         tracer = active()
         return None if tracer is None else Came(tracer.now_ns(), request.span)
 
@@ -172,7 +169,7 @@ class Ranker:
         loop: asyncio.AbstractEventLoop,
         deadline: float,
     ) -> None:
-        """Hold a request back while the server starts: a restart is then a pause to its clients, no error."""
+        """Delay a request while the server starts, so that clients see a restart as a pause, not an error."""
         if self._live.version() is None and loop.time() < deadline:
             loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, came, gone, loop, deadline)
             return
@@ -223,8 +220,7 @@ class Ranker:
 
     @harmless
     def _told(self, came: Came, scored: Scored, serving: ServingVersion, *, logged: bool) -> Asked | None:
-        """What is to be told of a request with its served events; of one that is not logged it is told
-        here."""
+        """Return the trace data of a request for its served events; end its span if it is not logged."""
         tracer = active()
         if tracer is None:
             return None
@@ -241,7 +237,7 @@ class Ranker:
         return asked
 
     def _ordered(self, scored: Scored, k: int, *, dry_run: bool) -> Order:
-        """The best k candidates, counted."""
+        """Order the best k candidates, and count the request."""
         self._tally.scored(scored)
         found = order(scored.scores, k, Explore() if dry_run else self._spec.serve.explore, self._rng)
         if found.explored:
@@ -249,7 +245,7 @@ class Ranker:
         return found
 
     def _ranked(self, asked: _Asked, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
-        """What the client is told; what was served is logged before."""
+        """Log the impression and return the answer's body."""
         request, version = asked.request, serving.manifest.number
         found = self._ordered(scored, request.k, dry_run=request.dry_run)
         if self._logger is not None and not request.dry_run:
@@ -278,7 +274,7 @@ class Ranker:
         }
 
     def _items(self, found: Order, scored: Scored, now_ms: int) -> list[dict[str, Any]]:
-        """The answer's items, best first."""
+        """Return the answer's items, in order."""
         indices = found.indices
         items: list[dict[str, Any]] = [
             {"index": i, "score": s, "predictions": dict(zip(self._labels, p, strict=True)), "propensity": q}
