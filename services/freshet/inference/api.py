@@ -97,9 +97,9 @@ RANK = Endpoint(
     ),
     "The impression is logged with features and predictions, so that training reads the values that serving "
     "used. Request id and time are filled in if the context lacks them. If the log's schema or the joiner "
-    "would refuse the impression, the request is refused before scoring: 400, with the field; every candidate "
-    "is checked, as any may be served. With `dry_run`, or `log_served = false` in the spec, nothing is "
-    "logged and only the fields of features are needed.",
+    "would refuse the impression, the request is refused before scoring: 400, with the field; every "
+    "candidate is checked, as any may be served. With `dry_run`, or `log_served = false` in the spec, "
+    "nothing is logged and only the fields of features are needed.",
     bodies=(
         json(
             RANK_REQUEST,

@@ -21,7 +21,7 @@ from freshet.errors import Overloaded
 from freshet.http.responses import ClientGoneError
 from freshet.inference.pipeline import Encoded
 
-__all__ = ["SHED_WHYS", "Alone", "Batcher", "Pace", "Throughput"]
+__all__ = ["SHED_WHYS", "Batcher", "Pace", "Solo", "Throughput"]
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ class Throughput:
         turn_s = (y - candidate_s * x) / n
         return turns * turn_s + candidates * candidate_s if turn_s > 0 else candidates * y / x
 
-    def note(self, candidates: int, seconds: float) -> None:
+    def observe(self, candidates: int, seconds: float) -> None:
         """Add a turn's duration; a pause of the process is limited to `SLOWEST` times the expectation."""
         if candidates:
             seconds = min(seconds, SLOWEST * self.wait_s(1, candidates))
@@ -103,19 +103,19 @@ class Pace:
         fit = candidates * self.candidate_s / self.budget_s if self.budget_s else waiting
         return min(waiting, 1 + fit)
 
-    def note(self, candidates: int, seconds: float) -> None:
+    def observe(self, candidates: int, seconds: float) -> None:
         """Add a batch's duration, limited to `SLOWEST` times the expectation."""
         if candidates:
             cost_s = min(seconds / candidates, SLOWEST * self.candidate_s)
             self.candidate_s += FORGET * (cost_s - self.candidate_s)
 
 
-def _stays() -> bool:
+def _never_gone() -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alone(Generic[Result]):
+class Solo(Generic[Result]):
     """A request that is not batched."""
 
     candidates: int
@@ -125,7 +125,7 @@ class Alone(Generic[Result]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting(Generic[Result]):
-    request: Encoded | Alone[Result]
+    request: Encoded | Solo[Result]
     done: Callable[[Result | Exception], None]
     gone: Callable[[], bool]
 
@@ -158,16 +158,16 @@ class Batcher(Generic[Result]):
         self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
         self._candidates = 0  # of waiting requests
         self._bytes, self._most_bytes = 0, most_bytes
-        self._alone = self._alone_candidates = 0  # of waiting `Solo` requests
+        self._solo = self._solo_candidates = 0  # of waiting `Solo` requests
         self._before: tuple[float, int] | None = None  # start, candidates of a turn that left requests
         self._waiting: deque[_Waiting[Result]] = deque()
         self._due = False  # whether a turn is scheduled
 
-    def ask(
+    def submit(
         self,
-        request: Encoded | Alone[Result],
+        request: Encoded | Solo[Result],
         done: Callable[[Result | Exception], None],
-        gone: Callable[[], bool] = _stays,
+        gone: Callable[[], bool] = _never_gone,
     ) -> None:
         """Queue a request; a later turn of the running loop scores it.
 
@@ -198,8 +198,8 @@ class Batcher(Generic[Result]):
         waiting = len(self._waiting)
         if not waiting:
             return
-        batched = self._candidates - self._alone_candidates
-        turns = self._alone + self._pace.turns(waiting - self._alone, batched)
+        batched = self._candidates - self._solo_candidates
+        turns = self._solo + self._pace.turns(waiting - self._solo, batched)
         wait_s = self._throughput.wait_s(turns, self._candidates)
         if wait_s > self._most_wait_s:
             self._shed("wait")
@@ -209,24 +209,24 @@ class Batcher(Generic[Result]):
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _count(self, request: Encoded | Alone[Result], n: int) -> None:
+    def _count(self, request: Encoded | Solo[Result], n: int) -> None:
         self._candidates += n * request.candidates
         self._bytes += n * request.size
-        if isinstance(request, Alone):
-            self._alone += n
-            self._alone_candidates += n * request.candidates
+        if isinstance(request, Solo):
+            self._solo += n
+            self._solo_candidates += n * request.candidates
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Score one batch; schedule the next turn if requests wait."""
         began = self._clock()
         if self._before is not None:  # the last turn and the loop's work since
-            self._throughput.note(self._before[1], began - self._before[0])
-        taken = self._take()
+            self._throughput.observe(self._before[1], began - self._before[0])
+        taken = self._next_batch()
         candidates = sum(one.request.candidates for one in taken)
         try:
             if taken:
-                for one, result in zip(taken, self._results(taken, candidates), strict=True):
-                    _tell(one.done, result)
+                for one, result in zip(taken, self._score_batch(taken, candidates), strict=True):
+                    _answer(one.done, result)
         finally:  # later requests must be scored after any error
             self._before = None
             self._due = bool(self._waiting)
@@ -234,11 +234,11 @@ class Batcher(Generic[Result]):
                 self._before = (began, candidates)
                 loop.call_soon(self._turn, loop)
             else:
-                self._throughput.note(candidates, self._clock() - began)
+                self._throughput.observe(candidates, self._clock() - began)
 
-    def _take(self) -> list[_Waiting[Result]]:
+    def _next_batch(self) -> list[_Waiting[Result]]:
         """Return the next batch or `Solo` request, without requests of clients that have disconnected."""
-        together = takewhile(lambda one: not isinstance(one.request, Alone), self._waiting)
+        together = takewhile(lambda one: not isinstance(one.request, Solo), self._waiting)
         fit = self._pace.fits(one.request.candidates for one in together)
         taken = []
         for _ in range(max(1, fit)):
@@ -246,34 +246,34 @@ class Batcher(Generic[Result]):
             self._count(one.request, -1)
             if one.gone():
                 self._shed("gone")
-                _tell(one.done, ClientGoneError("the client went away while its request waited"))
+                _answer(one.done, ClientGoneError("the client went away while its request waited"))
             else:
                 taken.append(one)
         return taken
 
-    def _results(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
+    def _score_batch(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
         first = taken[0].request
-        if isinstance(first, Alone):  # its duration does not count for batches
+        if isinstance(first, Solo):  # its duration does not count for batches
             try:
                 return [first.score()]
             except Exception as error:
                 return [error]
         started = self._clock()
-        results = self._scored([one.request for one in taken if not isinstance(one.request, Alone)])
-        self._pace.note(candidates, self._clock() - started)
+        results = self._score_or_split([one.request for one in taken if not isinstance(one.request, Solo)])
+        self._pace.observe(candidates, self._clock() - started)
         self._observe(len(taken))
         return results
 
-    def _scored(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
+    def _score_or_split(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
         try:
             return self._score(requests)
         except Exception as error:
             if len(requests) == 1:
                 return [error]
-        return [result for one in requests for result in self._scored([one])]
+        return [result for one in requests for result in self._score_or_split([one])]
 
 
-def _tell(done: Callable[[Result | Exception], None], result: Result | Exception) -> None:
+def _answer(done: Callable[[Result | Exception], None], result: Result | Exception) -> None:
     try:
         done(result)
     except Exception as error:

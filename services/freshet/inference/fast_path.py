@@ -21,7 +21,7 @@ from freshet.inference.pipeline import Encoded, Scored
 from freshet.inference.served_log import Served, places_of
 from freshet.types import BytesColumn
 
-__all__ = ["PlainRequest", "PlainRequests"]
+__all__ = ["FastPath", "FastRequest"]
 
 _NOTHING_LOGGED: NativeRules = (None, None, None, 0)
 _NO_ID = '""'
@@ -31,7 +31,7 @@ MOST_PLACES = 64  # RankText's bound of fields by which an item has its position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlainRequest:
+class FastRequest:
     """A request that native code has parsed."""
 
     encoded: Encoded
@@ -69,7 +69,7 @@ class PlainRequest:
         return body, None if served is None else Served([text.id.strip('"').encode()], [served])
 
 
-class PlainRequests:
+class FastPath:
     """Parses requests of one spec. Thread-safe."""
 
     def __init__(
@@ -110,7 +110,7 @@ class PlainRequests:
         names = [stream.explode or ".", stream.key[0], stream.time.path, *places_of(spec)]
         return len(names) <= MOST_PLACES and not any("." in name for name in names)
 
-    def read(self, body: bytes, now_ms: int) -> PlainRequest | None:
+    def read(self, body: bytes, now_ms: int) -> FastRequest | None:
         """Parse a request's body; None if it cannot take the fast path."""
         filling = self._filling
         new_id = orjson.dumps(filling.new_id()).decode()
@@ -120,4 +120,4 @@ class PlainRequests:
         if text is None or text.id == _NO_ID:
             return None
         encoded = Encoded(BytesColumn(*text.record()), text.candidates)
-        return PlainRequest(encoded, text.k, text.dry_run, text, self._rules)
+        return FastRequest(encoded, text.k, text.dry_run, text, self._rules)

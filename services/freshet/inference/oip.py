@@ -22,13 +22,13 @@ from freshet.json_text import kind_of, shown
 
 __all__ = [
     "MAX_ELEMENTS",
-    "Asked",
     "InferRequest",
+    "RequestedOutput",
     "Tensor",
-    "checked",
+    "check_input",
     "from_binary",
     "parse_infer",
-    "refuse_unoffered",
+    "refuse_unsupported",
     "write_infer",
 ]
 
@@ -62,7 +62,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedOutput:
     """One output that the request names."""
 
     name: str
@@ -75,7 +75,7 @@ class InferRequest:
 
     id: str | int | None  # as it was sent, if any
     tensors: Mapping[str, Tensor]
-    outputs: Sequence[Asked] | None  # None: all
+    outputs: Sequence[RequestedOutput] | None  # None: all
     binary_outputs: bool  # whether outputs are binary that the request does not name
 
 
@@ -115,7 +115,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     if at != len(binary):
         raise BadInput(f"the inputs' binary_data_size add up to {at} bytes, the body holds {len(binary)}")
     parameters = _object(tree.get("parameters") or {}, "parameters")
-    refuse_unoffered("the request", parameters)
+    refuse_unsupported("the request", parameters)
     all_binary = parameters.get("binary_data_output") is True
     id_ = tree.get("id")
     if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
@@ -128,7 +128,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     )
 
 
-_UNOFFERED: Mapping[str, str] = {
+_UNSUPPORTED: Mapping[str, str] = {
     "classification": "classification",
     "sequence_id": "sequence",
     "sequence_start": "sequence",
@@ -140,16 +140,16 @@ _UNOFFERED: Mapping[str, str] = {
 """{parameter that would change the meaning of an answer: its extension of the protocol}."""
 
 
-def refuse_unoffered(where: str, parameters: Mapping[str, Any]) -> None:
+def refuse_unsupported(where: str, parameters: Mapping[str, Any]) -> None:
     """Raises BadInput if a parameter requests an unsupported extension; 0, false and "" do not.
 
     Other parameters are ignored.
     """
-    for name in _UNOFFERED.keys() & parameters.keys():
+    for name in _UNSUPPORTED.keys() & parameters.keys():
         if parameters[name] not in (None, 0, "") or name == "classification":
             raise BadInput(
                 f"{where}: expected no parameter {name}, found {shown(parameters[name])}: the "
-                f"{_UNOFFERED[name]} extension is not supported, and each request is answered by itself"
+                f"{_UNSUPPORTED[name]} extension is not supported, and each request is answered by itself"
             )
 
 
@@ -179,22 +179,22 @@ def write_infer(
     return (b"".join([text, *blobs]), len(text)) if blobs else (text, None)
 
 
-def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
+def _outputs(entries: Any, all_binary: bool) -> Sequence[RequestedOutput] | None:
     if entries is None or entries == []:
         return None
     if not isinstance(entries, list):
         raise BadInput(f"outputs: expected a list, found {kind_of(entries)}")
     if len(entries) > MOST_OUTPUTS:
         raise BadInput(f"outputs: expected at most {MOST_OUTPUTS}, found {len(entries)}")
-    asked: list[Asked] = []
+    outputs: list[RequestedOutput] = []
     for entry in entries:
         name = _object(entry, "outputs").get("name")
         if not isinstance(name, str) or len(name) > MOST_NAME:
             raise BadInput("outputs: each needs a name")
         parameters = _object(entry.get("parameters") or {}, f"outputs {name!r} parameters")
-        refuse_unoffered(f"output {name!r:.60}", parameters)
-        asked.append(Asked(name, parameters.get("binary_data", all_binary) is True))
-    return asked
+        refuse_unsupported(f"output {name!r:.60}", parameters)
+        outputs.append(RequestedOutput(name, parameters.get("binary_data", all_binary) is True))
+    return outputs
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
@@ -207,9 +207,9 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     name: Any = entry.get("name")
     datatype: Any = entry.get("datatype")
     shape: Any = entry.get("shape")
-    dtype, count = checked(name, datatype, shape, limits)
+    dtype, count = check_input(name, datatype, shape, limits)
     parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
-    refuse_unoffered(f"input {name!r:.60}", parameters)
+    refuse_unsupported(f"input {name!r:.60}", parameters)
     size = parameters.get("binary_data_size")
     nulls = None
     if size is None:
@@ -226,7 +226,7 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     return Tensor(name, datatype, values.reshape(shape), nulls), taken
 
 
-def checked(name: object, datatype: object, shape: object, limits: InputLimits) -> tuple[Any, int]:
+def check_input(name: object, datatype: object, shape: object, limits: InputLimits) -> tuple[Any, int]:
     """Validate an input's description; return its numpy type and number of elements. Raises BadInput."""
     if not isinstance(name, str) or len(name) > MOST_NAME:
         raise BadInput("inputs: each needs a name")
@@ -278,11 +278,11 @@ def _from_json(
             with np.errstate(over="ignore"):
                 values = np.array(flat, np.float32 if datatype == "BF16" else dtype)
         except (OverflowError, ValueError):
-            raise _beyond(name, datatype, dtype, flat) from None
+            raise _out_of_range(name, datatype, dtype, flat) from None
     return values, nulls if nulls.any() else None
 
 
-def _beyond(name: str, datatype: str, dtype: Any, flat: Sequence[Any]) -> BadInput:
+def _out_of_range(name: str, datatype: str, dtype: Any, flat: Sequence[Any]) -> BadInput:
     """Make the error for numbers of which one is out of the datatype's range."""
     if dtype.kind not in "iu":
         return BadInput(f"input {name!r}: a value does not fit {datatype}")

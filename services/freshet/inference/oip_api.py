@@ -74,18 +74,18 @@ class OipRoutes:
         return json_response(200 if ready else 503, {"name": name, "ready": ready})
 
     async def _metadata(self, request: Request) -> Response:
-        return json_response(200, self.model.described(*request.arguments))
+        return json_response(200, self.model.describe(*request.arguments))
 
     async def _config(self, request: Request) -> Response:
-        return json_response(200, model_config(self.model.described(*request.arguments)))
+        return json_response(200, model_config(self.model.describe(*request.arguments)))
 
     async def _infer(self, request: Request) -> Response:
         if request.content_type in FORM_TYPES:  # the protocol's clients send JSON, binary or no type
             raise wrong_type(request.content_type, "application/json", "application/octet-stream")
         name, *version = request.arguments
         self.model.check(name, *version)
-        outputs, asked, number = await self.model.infer(lambda: self._read(request))
-        body, length = write_infer(self.model.spec.name, number, asked.id, outputs)
+        outputs, inference, number = await self.model.infer(lambda: self._read(request))
+        body, length = write_infer(self.model.spec.name, number, inference.id, outputs)
         headers: Headers = ()
         kind = b"application/json"
         if length is not None:

@@ -49,7 +49,7 @@ class OipModel:
         """Return whether the model is served."""
         return self.serving() is not None
 
-    def described(self, name: str, version: str = "") -> dict[str, Any]:
+    def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Return the protocol's metadata. Raises as `check`."""
         number = self.check(name, version)
         labels = tuple(label.name for label in self.spec.labels)
@@ -79,23 +79,23 @@ class OipModel:
             Unavailable: no model is served yet.   Overloaded: the expected wait is too long.
         """
         self.scoring.refuse_if_late()
-        asked = read()
-        count = max((len(tensor.values) for tensor in asked.tensors.values()), default=0)
-        scored, serving = await self.scoring.of_rows(count, lambda: self._rows(asked))
+        request = read()
+        count = max((len(tensor.values) for tensor in request.tensors.values()), default=0)
+        scored, serving = await self.scoring.score_rows(count, lambda: self._rows(request))
         self.count(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
             values[label.name] = scored.predictions[:, i]
-        wanted = [(o.name, o.binary) for o in asked.outputs or ()]
-        wanted = wanted or [(name, asked.binary_outputs) for name in values]
+        wanted = [(o.name, o.binary) for o in request.outputs or ()]
+        wanted = wanted or [(name, request.binary_outputs) for name in values]
         unknown = [name for name, _ in wanted if name not in values]
         if unknown:
             raise BadInput(f"output {unknown[0]!r:.60}: expected one of {', '.join(values)}")
         number = str(serving.manifest.number)
-        return [(name, values[name], binary) for name, binary in wanted], asked, number
+        return [(name, values[name], binary) for name, binary in wanted], request, number
 
-    def _rows(self, asked: InferRequest) -> Rows:
-        rows = rows_of(asked.tensors, self.inputs, self.max_rows)
+    def _rows(self, request: InferRequest) -> Rows:
+        rows = rows_of(request.tensors, self.inputs, self.max_rows)
         return rows, self._times(rows)
 
     def _times(self, rows: list[dict[str, Any]]) -> I64:

@@ -52,7 +52,7 @@ class Input:
 
     @property
     def companion(self) -> str:
-        """Name of the optional input of lengths or nulls; empty for floats, whose null is NaN."""
+        """Name of the optional input of lengths or nulls; empty for floats, which have NaN."""
         if self.max is not None:
             return self.name + LENGTH
         return "" if self.datatype.startswith("FP") else self.name + NULL

@@ -28,7 +28,7 @@ from freshet.types import Bucket, TopicPartition
 __all__ = ["Progress", "Stage"]
 
 REMEMBERED = 10_000
-"""Queried events whose end of samples is cached; others use the present end."""
+"""Number of queried events with a cached end of samples; others use the present end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Progress:
             self._roles[topics.shown] = "shown"
         self._targets: OrderedDict[tuple[str, int, int], int] = OrderedDict()
 
-    def ask(self, topic: str, partition: int, offset: int, rows_next: Mapping[int, int]) -> Stage:
+    def stage_of(self, topic: str, partition: int, offset: int, rows_next: Mapping[int, int]) -> Stage:
         """Return the stage of the event at an offset; `rows_next`: {partition of `rows`: next offset}.
 
         Raises BadInput if the spec does not have the topic or partition.
@@ -79,8 +79,8 @@ class Progress:
 
     def _target(self, topic: str, partition: int, offset: int) -> int | None:
         """Return the end of the event's samples; None before the joiner has consumed it."""
-        asked = (topic, partition, offset)
-        known = self._targets.get(asked)
+        event = (topic, partition, offset)
+        known = self._targets.get(event)
         if known is not None:
             return known
         if self._joined_to(self._roles[topic], partition) <= offset:
@@ -88,7 +88,7 @@ class Progress:
         # The end of the last block, not of the log: no batch contains a transaction marker after it.
         last = newest(self._log, TopicPartition(self._samples, self._samples_of(partition)), 1)
         target = last[0][0] + 1 if last else 0
-        self._targets[asked] = target
+        self._targets[event] = target
         if len(self._targets) > REMEMBERED:
             self._targets.popitem(last=False)
         return target

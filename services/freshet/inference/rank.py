@@ -25,20 +25,20 @@ from freshet.http.routes import Reply
 from freshet.inference import metrics
 from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank, refuse_expanded
 from freshet.inference.explanation import explained
-from freshet.inference.fast_path import PlainRequest, PlainRequests
+from freshet.inference.fast_path import FastPath, FastRequest
 from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Scored
 from freshet.inference.scorer import Outcome, Scoring
 from freshet.inference.served_log import Served, ServedLogger, served_events
-from freshet.inference.serving_state import Live
+from freshet.inference.serving_state import ServingState
 from freshet.inference.tracing import Asked, Came, ranked
 from freshet.inference.versions import ServingVersion
 from freshet.observability.tracing import active, harmless
 
 __all__ = ["Ranker", "Tally", "Totals"]
 
-START_LOOK_S = 0.02
+START_POLL_S = 0.02
 """Interval at which a request that came during the server's start checks for rows and a version."""
 
 
@@ -79,7 +79,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
+class _Ranking:
     """A rank request that waits for its scores."""
 
     request: RankRequest
@@ -97,7 +97,7 @@ class Ranker:
         spec: Spec,
         scoring: Scoring,
         filling: Filling,
-        live: Live,
+        live: ServingState,
         settings: Settings,
         *,
         logger: ServedLogger | None,
@@ -117,11 +117,11 @@ class Ranker:
         self._tally, self._clock, self._rng = tally, clock, rng
         self._labels = [label.name for label in spec.labels]
         self._id_path = spec.events.served.key[0]
-        self._plain = None
-        if PlainRequests.fits(spec):
-            self._plain = PlainRequests(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
+        self._fast_path = None
+        if FastPath.fits(spec):
+            self._fast_path = FastPath(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
 
-    def take(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: Request, reply: Reply) -> None:
         """Queue a request; a later turn of the loop answers it.
 
         Raises BadInput or TooLarge if the body is no valid rank request or its impression cannot be logged,
@@ -130,25 +130,25 @@ class Ranker:
         require_json(request)
         self._scoring.refuse_if_late()
         is_served = self._live.version() is not None
-        if is_served and self._plain is not None:
-            plain = self._plain.read(request.body, self._clock.now_ms())
+        if is_served and self._fast_path is not None:
+            plain = self._fast_path.read(request.body, self._clock.now_ms())
             if plain is not None and self._is_small(len(request.body), plain):
                 came = self._came(request)
-                answer = partial(self._answer_plain, plain, reply, came)
-                self._scoring.ask(plain.encoded, answer, request.watch_client())
+                answer = partial(self._answer_fast, plain, reply, came)
+                self._scoring.submit(plain.encoded, answer, request.watch_client())
                 return
-        asked = parse_rank(request.body, self._settings.max_candidates)
+        parsed = parse_rank(request.body, self._settings.max_candidates)
         explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
-        refuse_expanded(explode, asked, len(request.body), most)
+        refuse_expanded(explode, parsed, len(request.body), most)
         came = self._came(request)
         if is_served:
-            self._rank(asked, reply, came, request.watch_client())
+            self._rank(parsed, reply, came, request.watch_client())
         else:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.start_wait_ms / 1e3
-            self._rank_once_served(asked, reply, came, request.watch_client(), loop, deadline)
+            self._rank_once_served(parsed, reply, came, request.watch_client(), loop, deadline)
 
-    def _is_small(self, body_bytes: int, plain: PlainRequest) -> bool:
+    def _is_small(self, body_bytes: int, plain: FastRequest) -> bool:
         """Return whether the impression is certainly within the limits; else `_rank` checks it."""
         if self._loggable is None or plain.dry_run:
             return True
@@ -162,7 +162,7 @@ class Ranker:
 
     def _rank_once_served(
         self,
-        asked: RankRequest,
+        request: RankRequest,
         reply: Reply,
         came: Came | None,
         gone: Callable[[], bool],
@@ -171,10 +171,10 @@ class Ranker:
     ) -> None:
         """Delay a request while the server starts, so that clients see a restart as a pause, not an error."""
         if self._live.version() is None and loop.time() < deadline:
-            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, came, gone, loop, deadline)
+            loop.call_later(START_POLL_S, self._rank_once_served, request, reply, came, gone, loop, deadline)
             return
         try:
-            self._rank(asked, reply, came, gone)
+            self._rank(request, reply, came, gone)
         except Exception as error:
             reply(error_response(error))
 
@@ -186,22 +186,22 @@ class Ranker:
         if self._loggable is not None and not request.dry_run:
             items = self._loggable.placed(request.candidates)
             self._loggable.check(events_of(self._spec, context, items), now_ms)
-        answer = partial(self._answer, _Asked(request, context, now_ms, reply, came))
+        answer = partial(self._answer, _Ranking(request, context, now_ms, reply, came))
         if request.explain:
-            self._scoring.ask_explained(encoded, answer, gone)
+            self._scoring.submit_explained(encoded, answer, gone)
         else:
-            self._scoring.ask(encoded, answer, gone)
+            self._scoring.submit(encoded, answer, gone)
 
-    def _answer(self, asked: _Asked, outcome: Outcome) -> None:
+    def _answer(self, ranking: _Ranking, outcome: Outcome) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            content = self._ranked(asked, *outcome)
-            asked.reply(json_response(200, content))
+            content = self._ranked(ranking, *outcome)
+            ranking.reply(json_response(200, content))
         except Exception as error:
-            asked.reply(error_response(error))
+            ranking.reply(error_response(error))
 
-    def _answer_plain(self, plain: PlainRequest, reply: Reply, came: Came | None, outcome: Outcome) -> None:
+    def _answer_fast(self, plain: FastRequest, reply: Reply, came: Came | None, outcome: Outcome) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -211,15 +211,17 @@ class Ranker:
             body, served = plain.answer(found, scored, version, self._live.freshness_ms(), log=log)
             asked = None
             if came is not None:
-                asked = self._told(came, scored, serving, logged=served is not None)
+                asked = self._trace_data(came, scored, serving, logged=served is not None)
             if self._logger is not None and served is not None:
-                self._logger.offer(served if asked is None else replace(served, asked=asked))
+                self._logger.enqueue(served if asked is None else replace(served, asked=asked))
             reply(Response(200, body))
         except Exception as error:
             reply(error_response(error))
 
     @harmless
-    def _told(self, came: Came, scored: Scored, serving: ServingVersion, *, logged: bool) -> Asked | None:
+    def _trace_data(
+        self, came: Came, scored: Scored, serving: ServingVersion, *, logged: bool
+    ) -> Asked | None:
         """Return the trace data of a request for its served events; end its span if it is not logged."""
         tracer = active()
         if tracer is None:
@@ -244,14 +246,14 @@ class Ranker:
             self._tally.explored()
         return found
 
-    def _ranked(self, asked: _Asked, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
+    def _ranked(self, ranking: _Ranking, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
         """Log the impression and return the answer's body."""
-        request, version = asked.request, serving.manifest.number
+        request, version = ranking.request, serving.manifest.number
         found = self._ordered(scored, request.k, dry_run=request.dry_run)
         if self._logger is not None and not request.dry_run:
             events = served_events(
                 self._spec,
-                asked.context,
+                ranking.context,
                 request.candidates,
                 found,
                 scored.scores,
@@ -259,14 +261,14 @@ class Ranker:
                 version,
             )
             served = Served.of(self._spec, events)
-            if asked.came is not None:
-                served = replace(served, asked=self._told(asked.came, scored, serving, logged=True))
-            self._logger.offer(served)
-        elif asked.came is not None:
-            self._told(asked.came, scored, serving, logged=False)
+            if ranking.came is not None:
+                served = replace(served, asked=self._trace_data(ranking.came, scored, serving, logged=True))
+            self._logger.enqueue(served)
+        elif ranking.came is not None:
+            self._trace_data(ranking.came, scored, serving, logged=False)
         return {
-            "request_id": get_path(asked.context, self._id_path),
-            "items": self._items(found, scored, asked.now_ms),
+            "request_id": get_path(ranking.context, self._id_path),
+            "items": self._items(found, scored, ranking.now_ms),
             "version": version,
             "freshness_ms": self._live.freshness_ms(),
             "unknown_rows": scored.unknown,

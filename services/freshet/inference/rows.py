@@ -37,7 +37,7 @@ POLL_RECORDS = 500
 BUCKETS_AT_ONCE = 64
 RETRY_S = 0.5
 
-AGAIN_S = 60.0
+RECHECK_S = 60.0
 """Interval at which damaged buckets are read again: their shard may have rewritten them."""
 
 MOST_DAMAGED = 0.5
@@ -71,7 +71,7 @@ class Damage:
     reason: str
 
 
-class _Mended(Exception):
+class _Readable(Exception):
     """All damaged buckets can be read again."""
 
 
@@ -100,17 +100,17 @@ class RowFollower:
         *,
         spec_hash: str,
         wait_s: float,
-        again_s: float = AGAIN_S,
+        recheck_s: float = RECHECK_S,
         control: str | None = None,
     ) -> None:
         """Read nothing yet.
 
         Args:
             wait_s: longest poll of the log.
-            again_s: interval at which damaged buckets are read again.
-            control: topic whose offsets are fences: a delta with a fence beyond its end is damaged.
+            recheck_s: interval at which damaged buckets are read again.
+            control: topic that defines fences by its offsets: a delta with a fence beyond its end is damaged.
         """
-        self._again_s = again_s
+        self._recheck_s = recheck_s
         self._control = None if control is None else TopicPartition(control, 0)
         self._log, self._store, self._topic, self._make_sink = log_, store, topic, make_sink
         self._spec_hash, self._wait_s = spec_hash, wait_s
@@ -124,33 +124,33 @@ class RowFollower:
         while not stop.is_set():
             try:
                 self._follow(stop)
-            except _Mended:
+            except _Readable:
                 log.info("damaged buckets are readable, rows are read again", buckets=len(self.state.damaged))
             except (Unavailable, DataLost) as error:
                 log.warning("rows cannot be followed, starting over", reason=str(error))
-                self._say(f"rows cannot be followed: {error}")
+                self._report(f"rows cannot be followed: {error}")
                 stop.wait(RETRY_S)
             except FreshetError as error:
                 log.error("rows cannot be served", reason=str(error))
-                self._say(str(error))
+                self._report(str(error))
                 stop.wait(RETRY_S)
             except Exception as error:  # a bug must not end the thread, or rows would age
                 log.error("following rows failed, starting over", exc_info=error)
-                self._say(f"following rows failed: {explain(error)}")
+                self._report(f"following rows failed: {explain(error)}")
                 stop.wait(RETRY_S)
 
     def _end_of_fences(self) -> int:
         """Return an upper bound of all fences."""
         return 1 << 63 if self._control is None else self._log.bounds(self._control).end
 
-    def _say(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         old = self.state
         self.state = replace(old, reason=reason)
 
     def _follow(self, stop: threading.Event) -> None:
         identity = self._store.identity()
         if identity is None:
-            self._say("the model has not been created yet: start its trainer")
+            self._report("the model has not been created yet: start its trainer")
             stop.wait(self._wait_s)
             return
         if identity.spec_hash != self._spec_hash:
@@ -172,7 +172,7 @@ class RowFollower:
                 self._read(table, stop)
             except Unavailable as error:  # the table stays valid: continue from its offsets
                 log.warning("rows cannot be followed, retrying", reason=str(error))
-                self._say(f"rows cannot be followed: {error}")
+                self._report(f"rows cannot be followed: {error}")
                 stop.wait(RETRY_S)
 
     def _bootstrap(self, table: _Table, stop: threading.Event) -> None:
@@ -243,14 +243,14 @@ class RowFollower:
         missing = max((meta.rows if meta is not None else 0) - rows, wrong)
         table.damaged[bucket] = Damage(missing, "; ".join(reasons)[:1000])
 
-    def _look_at_damage(self, table: _Table) -> None:
-        """Raises _Mended if all damaged buckets can be read again.
+    def _check_damage(self, table: _Table) -> None:
+        """Raises _Readable if all damaged buckets can be read again.
 
         They are not imported into the present table: the store is behind the deltas applied since.
         """
-        if not table.damaged or time.monotonic() < table.look_again_s:
+        if not table.damaged or time.monotonic() < table.recheck_at_s:
             return
-        table.look_again_s = time.monotonic() + self._again_s
+        table.recheck_at_s = time.monotonic() + self._recheck_s
         try:
             damaged = [Bucket(b) for b in table.damaged]
             self._store.metas(damaged)
@@ -259,7 +259,7 @@ class RowFollower:
                 sink.import_runs(runs)
         except (Corrupt, Unavailable):
             return
-        raise _Mended
+        raise _Readable
 
     def _read(self, table: _Table, stop: threading.Event) -> None:
         """Follow the log from the table's offsets; serve the table once it has reached the log's end."""
@@ -280,7 +280,7 @@ class RowFollower:
                 log.info("rows are served", rows_next=dict(table.next))
             if caught_up:
                 self.state = table.state()
-                self._look_at_damage(table)
+                self._check_damage(table)
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
                 tracer = active()
                 began_ns = 0 if tracer is None else tracer.now_ns()
@@ -303,7 +303,7 @@ class _Table:
     clock_ms: int = 0
     next: dict[int, int] = field(default_factory=dict)
     damaged: dict[int, Damage] = field(default_factory=dict)
-    look_again_s: float = field(default_factory=time.monotonic)
+    recheck_at_s: float = field(default_factory=time.monotonic)
 
     def state(self) -> RowsState:
         """Return a snapshot."""
@@ -333,12 +333,12 @@ class _Table:
                 continue
             where = f"{at} at offset {offset}"
             try:
-                self._take(offset, record, where)
+                self._apply_delta(offset, record, where)
             except Corrupt as error:
                 self.corrupt += 1
                 skip("row_delta", where, str(error))
 
-    def _take(self, offset: int, record: bytes, where: str) -> None:
+    def _apply_delta(self, offset: int, record: bytes, where: str) -> None:
         delta = decode_rows(record)
         if delta.fence >= self.fence_below:  # a head has no checksum; a wrong high fence would persist
             self.fence_below = self.end_of_fences()

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from freshet.config.settings import Inference as Settings
 from freshet.features import JsonTranscoder
 from freshet.inference import metrics
-from freshet.inference.batcher import SHED_WHYS, Alone, Batcher
+from freshet.inference.batcher import SHED_WHYS, Batcher, Solo
 from freshet.inference.pipeline import Encoded, Pipeline, Scored
-from freshet.inference.serving_state import Live
+from freshet.inference.serving_state import ServingState
 from freshet.inference.versions import ServingVersion
 from freshet.types import I64
 
@@ -37,7 +37,7 @@ class Scoring:
     """
 
     def __init__(
-        self, pipeline: Pipeline, live: Live, settings: Settings, registry: CollectorRegistry
+        self, pipeline: Pipeline, live: ServingState, settings: Settings, registry: CollectorRegistry
     ) -> None:
         """Register the metrics of the queue."""
         self._pipeline, self._live = pipeline, live
@@ -68,20 +68,20 @@ class Scoring:
         """As `Pipeline.encoded`."""
         return self._pipeline.encoded(events, candidates)
 
-    def ask(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
-        """As `Batcher.ask`."""
-        self._batcher.ask(request, done, gone)
+    def submit(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
+        """As `Batcher.submit`."""
+        self._batcher.submit(request, done, gone)
 
-    def ask_explained(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
+    def submit_explained(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
         """Queue a request that is scored alone, with existence and age of its rows."""
 
         def score() -> Result:
             table, serving = self._live.now()
             return self._pipeline.score_one(request, table, serving.scorer, explain=True), serving
 
-        self._batcher.ask(Alone(request.candidates, score, request.size), done, gone)
+        self._batcher.submit(Solo(request.candidates, score, request.size), done, gone)
 
-    async def of_rows(self, count: int, made: Callable[[], Rows]) -> Result:
+    async def score_rows(self, count: int, made: Callable[[], Rows]) -> Result:
         """Score `count` rows; `made` makes them just before, as that takes the loop's time too.
 
         A cancelled call is neither made nor scored.
@@ -105,12 +105,12 @@ class Scoring:
             else:
                 answered.set_result(outcome)
 
-        self._batcher.ask(Alone(count, score), done, answered.done)
+        self._batcher.submit(Solo(count, score), done, answered.done)
         return await answered
 
-    def _score_all(self, asked: Sequence[Encoded]) -> Sequence[Outcome]:
+    def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Outcome]:
         table, serving = self._live.now()
         return [
             one if isinstance(one, Exception) else (one, serving)
-            for one in self._pipeline.score_all(asked, table, serving.scorer)
+            for one in self._pipeline.score_all(requests, table, serving.scorer)
         ]

@@ -212,7 +212,7 @@ class ServedLogger:
             "begun": counted(INFERENCE_FIGURES, counts),
         }
 
-    def offer(self, served: Served) -> bool:
+    def enqueue(self, served: Served) -> bool:
         """Queue a request's events; False, and counted, if the queue is full. Called by one thread."""
         if not self._account.enter(len(served.texts), served.size):
             self._drop(
@@ -233,13 +233,13 @@ class ServedLogger:
             return deadline is not None and time.monotonic() > deadline
 
         while not stop.is_set():
-            self._append(self._take(0.1, gather=lambda: stop.wait(GATHER_S)), late)
+            self._append(self._next_batch(0.1, gather=lambda: stop.wait(GATHER_S)), late)
         while not late() and not self._queue.empty():
-            self._append(self._take(0.0, gather=lambda: None), late)
+            self._append(self._next_batch(0.0, gather=lambda: None), late)
         if self._account.events:
             self._drop("stopped", self._account.events, "the server stopped before they were appended")
 
-    def _take(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
+    def _next_batch(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
         taken: list[Served] = []
         events = 0
         try:
@@ -267,13 +267,13 @@ class ServedLogger:
     def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
         keys = [key for served in taken for key in served.keys]
         texts = [text for served in taken for text in served.texts]
-        made = self._made(texts)
+        made = self._transcode(texts)
         good = made.events.tolist()
         values = self._values(good, keys, texts, made.records)
         tracer = active()
         began_ns = 0 if tracer is None else tracer.now_ns()
 
-        def told(error: str = "") -> None:
+        def trace_outcome(error: str = "") -> None:
             if tracer is not None and self._extractor is not None and good:
                 asked = [served.asked for served in taken for _ in served.texts]
                 requests = requests_of(self._extractor, made.records)
@@ -286,12 +286,12 @@ class ServedLogger:
                 appended = self._appended(values)
                 self._logged.inc(appended)
                 self._counts["logged"] += appended
-                told()
+                trace_outcome()
                 return
             except Unavailable as error:  # retried: the joiner drops duplicates
                 if late():
                     self._drop("log", len(values), str(error))
-                    told(str(error))
+                    trace_outcome(str(error))
                     return
                 time.sleep(RETRY_S)
 
@@ -319,7 +319,7 @@ class ServedLogger:
             for p, (v, k) in by_partition.items()
         ]
 
-    def _made(self, texts: list[bytes]) -> Transcoded:
+    def _transcode(self, texts: list[bytes]) -> Transcoded:
         made = self._transcoder.column(BytesColumn.of(texts))
         if made.bad:
             self._drop("schema", len(made.bad), str(made.bad[0]))

@@ -46,7 +46,7 @@ from freshet.inference.rank import Ranker, Tally
 from freshet.inference.rows import RowFollower
 from freshet.inference.scorer import Scoring
 from freshet.inference.served_log import ServedLogger
-from freshet.inference.serving_state import Live, RowsWatch
+from freshet.inference.serving_state import RowsWatch, ServingState
 from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, VersionFollower
 from freshet.log import EventLog
@@ -63,7 +63,7 @@ from freshet.versions import VersionStore
 
 __all__ = ["Inference", "Parts", "run"]
 
-MOST_ASKED = 32
+MAX_QUERIES = 32
 """Bound of waiting queries about events. Each reads the metas of all buckets: ms of the row store's time."""
 
 NOTICE_S = 0.25
@@ -159,9 +159,9 @@ class Inference:
                 extractor=EventExtractor(spec.events.served, extended) if active() is not None else None,
             )
         self._progress = Progress(spec, parts.log, parts.store)
-        self._asked, self._clock = 0, clock
+        self._queries, self._clock = 0, clock
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
-        self._live, self._tally = Live(self.rows, self.versions, clock), Tally(registry)
+        self._live, self._tally = ServingState(self.rows, self.versions, clock), Tally(registry)
         self._measure(registry, spec)
         scoring = Scoring(pipeline, self._live, settings, registry)
         ranker = Ranker(
@@ -186,7 +186,7 @@ class Inference:
             role="inference",
         )
         self.guard = guard
-        self.app.route_hot(api.RANK, ranker.take)
+        self.app.route_hot(api.RANK, ranker.handle)
         self.app.route(api.PROGRESS, self._progressed)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
@@ -252,15 +252,20 @@ class Inference:
                 partition, offset = int(query["partition"]), int(query["offset"])
             except (KeyError, ValueError):
                 raise BadInput("expected topic, partition and offset, the last two as integers") from None
-            if self._asked >= MOST_ASKED:
-                raise Overloaded(f"{self._asked} queries about events wait; try again", retry_after_s=1)
-            self._asked += 1
+            if self._queries >= MAX_QUERIES:
+                raise Overloaded(f"{self._queries} queries about events wait; try again", retry_after_s=1)
+            self._queries += 1
             try:
                 stage = await asyncio.get_running_loop().run_in_executor(
-                    self._progress_thread, self._progress.ask, query["topic"], partition, offset, rows.next
+                    self._progress_thread,
+                    self._progress.stage_of,
+                    query["topic"],
+                    partition,
+                    offset,
+                    rows.next,
                 )
             finally:
-                self._asked -= 1
+                self._queries -= 1
             body |= {"served": stage.served, "waits_for": stage.waits_for}
         return json_response(200, body)
 

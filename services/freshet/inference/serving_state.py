@@ -19,17 +19,17 @@ from freshet.inference.versions import ServingVersion, VersionFollower
 from freshet.log import EventLog
 from freshet.types import TopicPartition
 
-__all__ = ["Live", "Mark", "RowsWatch", "marked", "unread_s"]
+__all__ = ["Mark", "RowsWatch", "ServingState", "unread_s", "update_marks"]
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Interval of queries for the partitions' ends; on Kafka each takes two requests per broker."""
 
-NOWHERE = 1 << 62
-"""End of a partition whose end is not known: no reader reaches it."""
+UNKNOWN_END = 1 << 62
+"""Assumed end of a partition before the first query succeeds: no reader reaches it."""
 
-TELL_S = 10.0
+REPORT_S = 10.0
 """Unread time from which it is reported: a change of a partition's leader takes seconds. As FreshetStale."""
 
 
@@ -38,30 +38,30 @@ class Mark:
     """End of a partition of `rows` at a query of the log, kept until the follower has read to it."""
 
     read_s: float  # the partition is read up to its end at this time, monotonic
-    asked_s: float  # time of the query, monotonic
+    queried_s: float  # time of the query, monotonic
     end: int
 
 
-def marked(
-    marks: Mapping[int, Mark], following: Mapping[int, int], asked_s: float, ends: Mapping[int, int]
+def update_marks(
+    marks: Mapping[int, Mark], following: Mapping[int, int], queried_s: float, ends: Mapping[int, int]
 ) -> dict[int, Mark]:
     """Return the marks after a query: a new one for each partition that has reached its old one.
 
     Args:
         marks: after the previous query.
         following: {partition: next offset} of the follower.
-        asked_s: time of the query, monotonic.
+        queried_s: time of the query, monotonic.
         ends: {partition: end}, the query's result.
     """
     made = {}
     for partition, end in ends.items():
         old = marks.get(partition)
         if old is None:
-            made[partition] = Mark(asked_s, asked_s, end)
+            made[partition] = Mark(queried_s, queried_s, end)
         elif end < old.end:  # the topic was recreated, or the old end was not known
-            made[partition] = Mark(old.read_s, asked_s, end)
+            made[partition] = Mark(old.read_s, queried_s, end)
         elif following.get(partition, 0) >= old.end:
-            made[partition] = Mark(old.asked_s, asked_s, end)
+            made[partition] = Mark(old.queried_s, queried_s, end)
         else:
             made[partition] = old
     return made
@@ -73,7 +73,7 @@ def unread_s(marks: Mapping[int, Mark], following: Mapping[int, int], now_s: flo
     The value grows between two queries, even without new records, and while queries fail.
     """
     return {
-        p: now_s - (mark.asked_s if following.get(p, 0) >= mark.end else mark.read_s)
+        p: now_s - (mark.queried_s if following.get(p, 0) >= mark.end else mark.read_s)
         for p, mark in marks.items()
     }
 
@@ -93,25 +93,25 @@ class RowsWatch:
 
     def run(self, stop: threading.Event) -> None:
         """Query at intervals until `stop` is set."""
-        while not stop.wait(LOOK_S):
-            self.look()
+        while not stop.wait(POLL_S):
+            self.poll()
             if reason := self.reason:
                 log.warning("rows are not read to their end", reason=reason)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Query the log once rows are served; may block."""
         if self._follower.state.sink is None:
             return
-        asked_s = self._clock.monotonic()
+        queried_s = self._clock.monotonic()
         try:
             ends = {at.partition: bounds.end for at, bounds in self._log.all_bounds(self._places).items()}
         except Exception as error:  # the figure grows until a query succeeds
             self._failed = explain(error)
             if not self._marks:
-                self._marks = {at.partition: Mark(asked_s, asked_s, NOWHERE) for at in self._places}
+                self._marks = {at.partition: Mark(queried_s, queried_s, UNKNOWN_END) for at in self._places}
             return
         self._failed = ""
-        self._marks = marked(self._marks, self._follower.state.next, asked_s, ends)
+        self._marks = update_marks(self._marks, self._follower.state.next, queried_s, ends)
 
     @property
     def worst_s(self) -> float:
@@ -120,11 +120,11 @@ class RowsWatch:
 
     @property
     def reason(self) -> str:
-        """Description of the partition with the longest unread time; "" below `TELL_S`."""
+        """Description of the partition with the longest unread time; "" below `REPORT_S`."""
         unread = self._unread()
         worst = max(unread, key=lambda p: unread[p], default=0)
         for_s = unread.get(worst, 0.0)
-        if for_s <= TELL_S:
+        if for_s <= REPORT_S:
             return ""
         place, following = TopicPartition(self._topic, worst), self._follower.state.next.get(worst, 0)
         text = f"{place} is not known to have been read to its end for {for_s:.0f} s, "
@@ -135,7 +135,7 @@ class RowsWatch:
         return unread_s(self._marks, self._follower.state.next, self._clock.monotonic())
 
 
-class Live:
+class ServingState:
     """The two followers' rows and version. Thread-safe."""
 
     def __init__(self, rows: RowFollower, versions: VersionFollower, clock: Clock) -> None:

@@ -63,7 +63,7 @@ class ServingTable:
             self._rows.import_values(part.table, part.keys, part.values, touched=part.touched)
 
     def import_sound(self, runs: RowRuns) -> int:
-        """Import the valid rows of runs that `import_runs` refuses, by bisection; return the others' number."""
+        """Import the valid rows of runs that `import_runs` refuses; return the number of the others."""
         left_out = 0
         for run in runs:
             width = int(runs.widths[run.table])
@@ -96,7 +96,7 @@ class ServingTable:
         self._rows.import_values(table, keys, values, touched=touched)
 
     def remove(self, table: int, keys: U64) -> None:
-        """Remove the rows of (N,) uint64 keys; ignore unknown keys. Raises Corrupt if the table is unknown."""
+        """Remove the rows of (N,) uint64 keys, if any. Raises Corrupt if the table is unknown."""
         if table not in self._group_of:
             raise Corrupt(f"removals of table {table}, which the spec does not have")
         self._rows.remove(table, keys)

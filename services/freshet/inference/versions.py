@@ -82,7 +82,7 @@ class VersionFollower:
         self._store, self._load, self._poll_s = store, load, poll_s
         self._model, self._spec_hash, self._prefixes = model, spec_hash, prefixes
         self._fits = fits
-        self._left_alone: dict[int, float] = {}  # number -> seconds until it is tried again
+        self._retry_in_s: dict[int, float] = {}  # number -> seconds until it is tried again
         self.state = VersionsState()
         self._swaps = metrics.SWAPS.counter(registry)
         self._kept_out = metrics.KEPT_OUT.counter(registry)
@@ -91,13 +91,13 @@ class VersionFollower:
         """Follow until `stop` is set, and retry after any error."""
         while not stop.is_set():
             try:
-                self.look()
+                self.poll()
             except Exception as error:  # a bug must not end the thread
                 log.error("following versions failed, retrying", exc_info=error)
                 self.state = replace(self.state, reason=f"following versions failed: {explain(error)}")
             stop.wait(self._poll_s)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Load and serve the version of `stable` if it is not served yet; on an error the old one stays."""
         try:
             wanted, problem = self._wanted()
@@ -109,19 +109,19 @@ class VersionFollower:
             if serving is not None and self.state.reason != problem:
                 self.state = VersionsState(serving, problem)
             return
-        self._left_alone = {n: s - self._poll_s for n, s in self._left_alone.items() if n == wanted}
-        if self._left_alone.get(wanted, 0) > 0:
+        self._retry_in_s = {n: s - self._poll_s for n, s in self._retry_in_s.items() if n == wanted}
+        if self._retry_in_s.get(wanted, 0) > 0:
             return
         with loading(self._spec_hash, wanted):
-            self._take(wanted, serving)
+            self._load_and_serve(wanted, serving)
         if problem and not self.state.reason:
             self.state = replace(self.state, reason=problem)
 
-    def _take(self, wanted: int, serving: ServingVersion | None) -> None:
+    def _load_and_serve(self, wanted: int, serving: ServingVersion | None) -> None:
         try:
             version = self._loaded(wanted)
         except Exception as error:  # a bad version must never take the server down
-            self._left_alone[wanted] = RETRY_S
+            self._retry_in_s[wanted] = RETRY_S
             self._kept_out.inc()
             log.error("version kept out", version=wanted, reason=explain(error))
             if isinstance(error, (Corrupt, KeyError)):

@@ -497,7 +497,7 @@ def test_a_bucket_that_its_owner_writes_anew_is_read_again(
     with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
         ((body,),) = db.execute("SELECT body FROM segments WHERE id = 3").fetchall()
     damage_blob(tmp_path, "body", "x''", "id = 3")
-    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01, again_s=0.0)
+    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01, recheck_s=0.0)
     stop = threading.Event()
     thread = threading.Thread(target=follower.run, args=(stop,))
     thread.start()
