@@ -128,10 +128,10 @@ class Pipeline:
         """Encode a request's served events as Avro. Raises BadInput, with the field, if one does not fit."""
         return Encoded(_encoded(self.transcoder, events), candidates)
 
-    def requests(self, asked: Sequence[Encoded]) -> DecodedRequests:
+    def requests(self, encoded: Sequence[Encoded]) -> DecodedRequests:
         """Decode the candidates of R requests; `bad` of the result names requests with an error."""
-        counts = np.array([one.candidates for one in asked], np.uint32)
-        return self._decoder.decode(_joined(asked), counts)
+        counts = np.array([one.candidates for one in encoded], np.uint32)
+        return self._decoder.decode(_joined(encoded), counts)
 
     def rows(self, rows: Sequence[Mapping[str, Any]], times_ms: I64) -> Decoded:
         """Decode B samples with (B,) int64 event times in ms. Raises BadInput."""
@@ -153,56 +153,56 @@ class Pipeline:
         facts = self._facts(inputs, groups) if explain else None
         return Scored(predictions, self._scores(predictions), unknown, facts)
 
-    def score_one(self, asked: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
+    def score_one(self, encoded: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
         """Score one request. Raises BadInput if it cannot be decoded, as if its key is null."""
-        samples = self.requests([asked])
+        samples = self.requests([encoded])
         if len(samples.bad):
             raise _unreadable(samples.why[0])
         return self.score(samples, table, scorer, explain=explain)
 
-    def score_all(self, asked: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
+    def score_all(self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
         """Score requests together; each result equals that of `score`, to the bit, or is its error."""
-        if len(asked) > 1 and not scores_requests(scorer):
-            return [one for a in asked for one in self.score_all([a], table, scorer)]
-        natively = self._natively(asked, table, scorer)
+        if len(encoded) > 1 and not scores_requests(scorer):
+            return [one for a in encoded for one in self.score_all([a], table, scorer)]
+        natively = self._natively(encoded, table, scorer)
         if natively is not None:
             return natively
-        samples = self.requests(asked)
+        samples = self.requests(encoded)
         if len(samples.bad):
-            return self._without_bad(asked, samples, table, scorer)
-        if len(asked) == 1:
+            return self._without_bad(encoded, samples, table, scorer)
+        if len(encoded) == 1:
             return [self.score(samples, table, scorer)]
         inputs, groups = self._inputs(samples, table, touched=False)
         predictions = scorer.score(inputs)
-        return _split(asked, predictions, self._scores(predictions), self._unknown(samples, groups))
+        return _split(encoded, predictions, self._scores(predictions), self._unknown(samples, groups))
 
     def _natively(
-        self, asked: Sequence[Encoded], table: Lookup, scorer: Scorer
+        self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer
     ) -> list[Scored | BadInput] | None:
         """Score in one native call; None if rows or model are not native, or a request has an error."""
         store = getattr(table, "native", None)
         if self._native is None or store is None or not isinstance(scorer, HedgeDense):
             return None
-        events = _joined(asked)
-        counts = np.array([one.candidates for one in asked], np.uint32)
+        events = _joined(encoded)
+        counts = np.array([one.candidates for one in encoded], np.uint32)
         made = self._native.score(
             store, scorer.native, scorer.scoring_lane(), events.data, events.ends, counts
         )
         if made is None:
             return None
         predictions, scores, without_row = made
-        unknown: list[Unknown] = [{} for _ in asked]
+        unknown: list[Unknown] = [{} for _ in encoded]
         if without_row is not None:
             for mine, row in zip(unknown, without_row.tolist(), strict=True):
                 mine.update((name, n) for name, n in zip(self._names, row, strict=True) if n)
-        return _split(asked, predictions, scores, unknown)
+        return _split(encoded, predictions, scores, unknown)
 
     def _without_bad(
-        self, asked: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
+        self, encoded: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
     ) -> list[Scored | BadInput]:
-        if len(asked) == 1:
+        if len(encoded) == 1:
             return [_unreadable(samples.why[0])]
-        return [one for a in asked for one in self.score_all([a], table, scorer)]
+        return [one for a in encoded for one in self.score_all([a], table, scorer)]
 
     def _inputs(
         self, samples: Decoded | DecodedRequests, table: Lookup, *, touched: bool
@@ -272,10 +272,10 @@ def _refuse_expanded(inputs: ModelInputs) -> None:
         )
 
 
-def _joined(asked: Sequence[Encoded]) -> BytesColumn:
-    if len(asked) == 1:
-        return asked[0].events
-    columns = [one.events for one in asked]
+def _joined(encoded: Sequence[Encoded]) -> BytesColumn:
+    if len(encoded) == 1:
+        return encoded[0].events
+    columns = [one.events for one in encoded]
     before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
     return BytesColumn(
         np.concatenate([column.data for column in columns]),
@@ -295,12 +295,12 @@ def _native_steps(score: Expression, labels: Sequence[str]) -> list[tuple[int, f
 
 
 def _split(
-    asked: Sequence[Encoded], predictions: F32, scores: F32, unknown: Sequence[Unknown]
+    encoded: Sequence[Encoded], predictions: F32, scores: F32, unknown: Sequence[Unknown]
 ) -> list[Scored | BadInput]:
     """Split (B, L) predictions and (B,) scores by request."""
-    if len(asked) == 1:
+    if len(encoded) == 1:
         return [Scored(predictions, scores, unknown[0])]
-    cuts = np.cumsum([one.candidates for one in asked[:-1]])
+    cuts = np.cumsum([one.candidates for one in encoded[:-1]])
     parts = zip(np.split(predictions, cuts), np.split(scores, cuts), unknown, strict=True)
     return [Scored(p, s, u) for p, s, u in parts]
 
