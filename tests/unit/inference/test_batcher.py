@@ -1,4 +1,4 @@
-"""Requests scored together: who waits is taken, nobody is waited for, a bad one is alone with its error."""
+"""Batching: waiting requests are scored together, and an error fails only its own request."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_batch_that_cannot_be_noted_does_not_end_the_scoring() -> None:
     assert told == ["no histogram"]
 
 
-def test_a_batch_takes_no_more_than_the_budget_allows_by_what_candidates_have_cost() -> None:
+def test_a_batch_fits_the_budget_by_measured_cost() -> None:
     scorer = Scorer(candidate_s=1e-4)
     batcher = scorer.batcher(budget_s=5e-3)
     for _ in range(100):
@@ -217,7 +217,7 @@ def test_a_pause_of_the_process_sheds_nobody_who_is_answered_in_time() -> None:
     assert scorer.shed == []
 
 
-def test_a_first_turn_that_is_slow_sheds_nobody_who_is_answered_in_time() -> None:
+def test_a_slow_first_turn_sheds_no_request_answered_in_time() -> None:
     scorer = Scorer(candidate_s=1e-5, turn_s=1e-3, pause_s=5.0)
     batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
     ask(batcher, 10)
@@ -226,7 +226,7 @@ def test_a_first_turn_that_is_slow_sheds_nobody_who_is_answered_in_time() -> Non
     assert scorer.shed == []
 
 
-def test_turns_whose_requests_have_all_gone_do_not_say_what_candidates_cost() -> None:
+def test_turns_without_requests_do_not_change_the_estimate() -> None:
     scorer = Scorer(candidate_s=1e-5, turn_s=1e-3)
     batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
 
@@ -325,7 +325,7 @@ def test_a_batch_of_nobody_is_not_scored() -> None:
     assert scorer.batches == [[3]]
 
 
-def test_what_is_scored_alone_has_its_turn_in_order_and_a_batch_ends_before_it() -> None:
+def test_a_solo_request_ends_the_batch_before_it() -> None:
     scorer = Scorer()
     batcher = scorer.batcher()
     told: list[object] = []
@@ -362,7 +362,7 @@ def test_what_is_scored_alone_and_fails_is_told_so_and_harms_no_other() -> None:
     assert list(map(str, told)) == ["no such tensor"]
 
 
-def test_what_is_scored_alone_fills_the_queue_and_is_refused_as_any_other() -> None:
+def test_solo_requests_fill_the_queue_and_are_refused() -> None:
     scorer = Scorer()
     batcher = scorer.batcher(budget_s=0.005, most_wait_s=1.0)
     ask(batcher, 10)  # what a batch costs is known
@@ -392,7 +392,7 @@ def test_what_is_scored_alone_fills_the_queue_and_is_refused_as_any_other() -> N
     assert ask(batcher, *[10] * 8) == [10] * 8, "those that are answered are forgotten"
 
 
-def test_a_batch_holds_as_many_as_before_whatever_is_scored_alone_costs() -> None:
+def test_solo_requests_do_not_change_the_batch_size() -> None:
     scorer = Scorer(candidate_s=1e-4)
     batcher = scorer.batcher(budget_s=5e-3)
     for _ in range(100):

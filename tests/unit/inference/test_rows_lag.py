@@ -1,4 +1,4 @@
-"""Whether all of `rows` is read: one partition that stands still shows, however fresh the others are."""
+"""Unread time of `rows`: one stalled partition shows, even if the others are fresh."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_one_partition_that_nothing_is_published_to_is_no_fault(world: World) ->
     assert world.watch.reason == ""
 
 
-def test_nobody_vouches_for_rows_while_the_log_does_not_say_where_they_end(world: World) -> None:
+def test_unread_time_grows_while_the_log_reports_no_ends(world: World) -> None:
     world.follow()
     world.second()
     world.log.away = True
@@ -226,7 +226,7 @@ def test_a_log_that_never_said_where_they_end_vouches_for_nothing(world: World) 
     assert every_second(world, 1, [0]) == [0]
 
 
-def test_a_topic_that_was_made_anew_is_read_when_its_new_end_is_reached() -> None:
+def test_a_recreated_topic_is_read_at_its_new_end() -> None:
     marks = looked((10, {0: 900}, {0: 900}), (11, {0: 0}, {0: 20}), (12, {0: 20}, {0: 20}))
 
     assert unread_s(marks, {0: 20}, 12.5) == {0: 0.5}

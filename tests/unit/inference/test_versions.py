@@ -232,7 +232,7 @@ class Away:
         return getattr(self._store, name)
 
 
-def test_a_store_that_goes_away_during_a_look_does_not_end_the_following(store: VersionStore) -> None:
+def test_a_store_that_fails_in_a_poll_does_not_end_the_follower(store: VersionStore) -> None:
     put(store, 0, 0.5)
     store.point("stable", 0)
     away = Away(store)
