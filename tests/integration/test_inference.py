@@ -685,12 +685,12 @@ def test_questions_about_events_are_few_at_once_and_delay_nothing_else(
 ) -> None:
     begun, release = threading.Event(), threading.Event()
 
-    def ask(*_question: object) -> Stage:
+    def stage_of(*_event: object) -> Stage:
         begun.set()
         assert release.wait(20)
         return Stage(False, "joiner")
 
-    monkeypatch.setattr(Progress, "ask", ask)
+    monkeypatch.setattr(Progress, "stage_of", stage_of)
     question = "/v1/progress?topic=app.actions&partition=0&offset=5"
     with serving(world) as server, ThreadPoolExecutor(MAX_QUERIES + 1) as clients:
         answers = [clients.submit(server.get, question) for _ in range(MAX_QUERIES + 1)]
