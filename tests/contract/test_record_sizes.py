@@ -108,7 +108,7 @@ class Client:
     def acknowledged(self, body: bytes) -> None:
         raise AssertionError(body)
 
-    def told(self, acks: Acks) -> None:
+    def answered(self, acks: Acks) -> None:
         self.acks = acks
 
     def failed(self, error: Exception) -> None:
@@ -124,7 +124,7 @@ def sent(spec: Spec, log: EventLog, records: Sequence[bytes]) -> list[Client]:
         gateway = Gateway(spec, log, codecs, Settings(queue_bytes=1 << 30))
         gateway.committer.start()
         for client, record in zip(clients, records, strict=True):
-            gateway.doors["served"].take_body(record, AVRO, client)
+            gateway.endpoints["served"].submit_body(record, AVRO, client)
         assert await gateway.committer.close(60.0) == 0
         gateway.close()
 

@@ -107,7 +107,7 @@ def test_thousands_of_made_up_schema_ids_are_refused_after_one_look_at_the_schem
     monkeypatch.setattr(log, "bounds", counted)
 
     checked = codec.from_avro([frame(made_up, b"\0") for made_up in range(500, 10_500)])
-    codec.take_avro([frame(499, b"\0")], lengths=False, latest_ms=NOW, max_events=1)
+    codec.accept_avro([frame(499, b"\0")], lengths=False, latest_ms=NOW, max_events=1)
 
     assert [r.index for r in checked.bad] == list(range(10_000))
     assert looks == [TopicPartition("schemas", 0)]

@@ -38,7 +38,7 @@ from freshet.features import EventExtractor
 from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
-from freshet.inference.service import MOST_ASKED, run
+from freshet.inference.service import MAX_QUERIES, run
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
 from freshet.testing.clock import SettableClock
@@ -685,15 +685,15 @@ def test_questions_about_events_are_few_at_once_and_delay_nothing_else(
 ) -> None:
     begun, release = threading.Event(), threading.Event()
 
-    def ask(*_question: object) -> Stage:
+    def stage_of(*_event: object) -> Stage:
         begun.set()
         assert release.wait(20)
         return Stage(False, "joiner")
 
-    monkeypatch.setattr(Progress, "ask", ask)
+    monkeypatch.setattr(Progress, "stage_of", stage_of)
     question = "/v1/progress?topic=app.actions&partition=0&offset=5"
-    with serving(world) as server, ThreadPoolExecutor(MOST_ASKED + 1) as clients:
-        answers = [clients.submit(server.get, question) for _ in range(MOST_ASKED + 1)]
+    with serving(world) as server, ThreadPoolExecutor(MAX_QUERIES + 1) as clients:
+        answers = [clients.submit(server.get, question) for _ in range(MAX_QUERIES + 1)]
         assert begun.wait(20)
         try:
             one_more = next(as_completed(answers, timeout=20)).result()
@@ -703,7 +703,7 @@ def test_questions_about_events_are_few_at_once_and_delay_nothing_else(
         statuses = sorted(answer.result(20).status_code for answer in answers)
 
     assert (one_more.status_code, one_more.headers["retry-after"]) == (429, "1")
-    assert statuses == [200] * MOST_ASKED + [429]
+    assert statuses == [200] * MAX_QUERIES + [429]
 
 
 def test_progress_tells_what_an_event_waits_for(world: World) -> None:

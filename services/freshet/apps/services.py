@@ -404,7 +404,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
             together_bytes=settings.grpc_max_bodies_bytes,
             together_setting="FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES",
         )
-        add_events(door, gateway.doors)
+        add_events(door, gateway.endpoints)
         return door
 
     return make

@@ -1,4 +1,4 @@
-"""The gateway's routes, described."""
+"""Descriptions of the gateway's routes."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ AVRO = "application/vnd.freshet.avro"
 AVRO_BATCH = "application/vnd.freshet.avro-batch"
 """Confluent-framed records, each after its length (u32, big-endian)."""
 AVRO_RAW = "avro/binary"
-"""One record without a frame; its schema id stands in the header `freshet-schema-id`."""
+"""One record without a frame; the header `freshet-schema-id` has its schema id."""
 
 ROLES = {"served": "impressions", "shown": "shown", "action": "actions"}
-"""Streams of the spec, and the last part of the path that takes them."""
+"""{stream of the spec: last part of its route}."""
 
-_WHAT = {
-    "served": "What was served: the features as they were when the model was asked.",
-    "shown": "What was really seen.",
-    "action": "What was done.",
+_SUMMARIES = {
+    "served": "Append impressions: served items with the features that the model scored.",
+    "shown": "Append events that say which served items a person saw.",
+    "action": "Append actions of persons on items.",
 }
 
 EVENT: dict[str, Any] = {"type": "object", "description": "an event with the fields of your own schema"}
 
 ACK = record(
     "Ack",
-    {"topic": text(), "partition": integer(), "offset": integer("its place in the partition, for ever")},
+    {"topic": text(), "partition": integer(), "offset": integer("position in the partition")},
 )
 REFUSED = record(
     "Refused",
     {
-        "index": integer("of the event within the request"),
-        "path": text('the field; "" for the event as a whole'),
+        "index": integer("position of the event in the request"),
+        "path": text('the field; "" for the whole event'),
         "expected": text(),
         "found": text(),
     },
 )
-_ACCEPTED = {"accepted": integer("events taken"), "acks": array(ACK, "of the accepted events, in order")}
+_ACCEPTED = {"accepted": integer("accepted events"), "acks": array(ACK, "one per accepted event, in order")}
 ACCEPTED = record("Accepted", _ACCEPTED)
 PARTLY = record(
     "PartlyAccepted", {**_ACCEPTED, "error": ERROR["properties"]["error"], "refused": array(REFUSED)}
@@ -65,9 +65,9 @@ EVENT_COUNTS = record("EventCounts", {"accepted": integer(), "refused": integer(
 FIGURES = record(
     "GatewayStatus",
     {
-        "events_appended": integer("events and refusals made durable"),
-        "events_waiting": integer("for the log"),
-        "bytes_waiting": integer("for the log"),
+        "events_appended": integer("events and dead letters that are durable in the log"),
+        "events_waiting": integer("events that wait for the log"),
+        "bytes_waiting": integer("bytes that wait for the log"),
         "appends_failed": integer(),
         "events": mapping(EVENT_COUNTS, "by stream: served, shown, action"),
     },
@@ -83,12 +83,12 @@ def events(role: str) -> Endpoint:
     return Endpoint(
         "POST",
         f"/v1/{ROLES[role]}",
-        f"{_WHAT[role]} One event or many.",
+        f"{_SUMMARIES[role]} One event or many.",
         (
             Answer(202, "every event is durable in the log", (json(ACCEPTED, example),)),
             Answer(
                 422,
-                "some were refused, with the reason for each; the others are durable",
+                "some events were refused, each with the reason; the others are durable",
                 (json(PARTLY),),
             ),
             *refusals(
@@ -106,14 +106,15 @@ def events(role: str) -> Endpoint:
                 "unavailable",
             ),
         ),
-        "An event that is sent again after an answer was lost counts once: by its id, or by its content.",
+        "If a client sends an event again because the answer was lost, the event counts once: by its id, or "
+        "by its content.",
         parameters=(
             Parameter("freshet-schema-id", "header", f"the record's schema, for `{AVRO_RAW}`", integer()),
         ),
         bodies=(
             json({"anyOf": [EVENT, array(EVENT)]}),
-            Body("application/x-ndjson", text("an event a line")),
-            Body("application/jsonl", text("an event a line")),
+            Body("application/x-ndjson", text("one event per line")),
+            Body("application/jsonl", text("one event per line")),
             Body(AVRO),
             Body(AVRO_BATCH),
             Body(AVRO_RAW),

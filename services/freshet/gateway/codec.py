@@ -1,8 +1,9 @@
-"""Events of one stream between what clients send and what the log holds: checked, encoded, framed.
+"""Validation, encoding and framing of the events of one stream.
 
-JSON is encoded by the stream's schema, Avro is passed on byte for byte; both are then read as the joiner
-will read them, so that what is acknowledged can be joined. Bodies that are good in all go through `take_json`
-and `take_avro`, many in one native call; a body that these leave is read again alone, for the reasons.
+JSON is encoded by the stream's schema; Avro is passed on byte for byte. Both are then read by the joiner's
+extractor, so that every acknowledged event can be joined. `accept_json` and `accept_avro` read many bodies in
+one native call and accept those without an invalid event; `from_json` and `from_avro` read one of the other
+bodies event by event, for the reasons.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from freshet.types import I64, U64, BytesColumn
 __all__ = ["Accepted", "Checked", "StreamCodec"]
 
 LENGTH_BYTES = 4
-"""Before each record of a batch of Avro: its length, u32 big-endian."""
+"""Bytes of the length (u32, big-endian) before each record of an Avro batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An event as the log takes it."""
+    """A valid event with its log record."""
 
-    index: int  # within the request
+    index: int  # position in the request
     key: bytes  # request id as text: the record's key
-    time_ms: int  # its newest impression's; 0 if it holds none
+    time_ms: int  # of its newest impression; 0 if it holds none
     record: bytes
-    sent: bytes  # as its client sent it
-    first_ms: int  # its oldest impression's time, or 0
+    sent: bytes  # the bytes that the client sent
+    first_ms: int  # time of its oldest impression, or 0
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What became of a request's events."""
+    """Accepted and refused events of one request."""
 
     good: Sequence[Accepted]
     bad: Sequence[Refusal]
 
 
 class StreamCodec:
-    """Checks events of one stream against the user's schema. Used by one thread."""
+    """Validates events of one stream against the user's schema. Not thread-safe."""
 
     def __init__(
         self,
@@ -71,38 +72,42 @@ class StreamCodec:
         """Register the stream's schema.
 
         Args:
-            schema: of the stream's events, as the spec names it: JSON is encoded by it.
-            partitions: of the stream's topic.
-            reader: what events of any writer's schema are read as; None: `schema`.
+            schema: the stream's schema in the spec; JSON is encoded by it.
+            partitions: number of partitions of the stream's topic.
+            reader: the reader's schema for events of any writer's schema; None: `schema`.
             checked: fields that features read, see `EventExtractor`.
-            fits: raises ConfigError for a writer's schema that the spec does not fit, read as the reader's.
+            fits: raises ConfigError if the spec does not fit a writer's schema, read with the reader's.
 
-        Raises ConfigError if the schema lacks the envelope's fields, or the spec does not fit it.
+        Raises:
+            ConfigError: the schema lacks the envelope's fields, or the spec does not fit it.
         """
         self._stream, self._registry, self._fits = stream, registry, fits
         self._partitions, self._reader, self._checked = partitions, reader or schema, checked
         fits(schema, self._reader)
         self._extractors: dict[int, EventExtractor | ConfigError] = {}
         self.schema_id = registry.register(schema)
-        # A topic in JSON keeps the events as they came: fields beyond the schema are left alone there.
+        # A JSON topic keeps events as they were sent, so fields beyond the schema are allowed.
         self._transcoder = JsonTranscoder(
             schema, schema_id=self.schema_id, ignore_unknown=stream.format == "json"
         )
         self._extractors[self.schema_id] = EventExtractor(stream, schema, reader=self._reader)
 
-    def take_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> TakenBodies:
-        """Take bodies of JSON that are good in all: of up to `max_events` events, dated up to `latest_ms`."""
+    def accept_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> TakenBodies:
+        """Encode JSON bodies of at most `max_events` events, all valid and dated up to `latest_ms`.
+
+        Other bodies have a negative count in the result.
+        """
         return self._intake(self.schema_id, max_events).json(
             self._transcoder, bodies, latest_ms=latest_ms, keep_text=self._stream.format == "json"
         )
 
-    def take_avro(
+    def accept_avro(
         self, bodies: list[bytes], *, lengths: bool, latest_ms: int, max_events: int
     ) -> TakenBodies | None:
-        """Take bodies of framed Avro that are good in all; `lengths`: each record after its length.
+        """Accept bodies of framed Avro without an invalid event; `lengths`: a length precedes each record.
 
-        All are read by the first one's schema, others are left. None if no record of it can be taken, or
-        `from_avro` has not seen any yet.
+        All are read with the schema of the first record; bodies of another schema are not accepted. Returns
+        None if the topic holds JSON or `from_avro` has not compiled that schema yet.
         """
         at = LENGTH_BYTES if lengths else 0
         schema_id = int.from_bytes(bodies[0][at + 1 : at + FRAME_BYTES], "big")
@@ -113,15 +118,15 @@ class StreamCodec:
 
     @property
     def role(self) -> str:
-        """Of its stream: served, shown or action."""
+        """Role of the stream: served, shown or action."""
         return self._stream.role
 
     def requests(self, records: BytesColumn) -> U64:
-        """(N,) hash of each record's request id, as samples will have it; 0 where a record has none."""
+        """Hash the request id of each of N records, as samples have it: (N,) uint64, 0 for none."""
         found = np.zeros(len(records), np.uint64)
         if self._stream.format == "json":
-            made = self._transcoder.column(records)
-            self._fill(found, made.events, self.schema_id, made.records)
+            transcoded = self._transcoder.column(records)
+            self._fill(found, transcoded.events, self.schema_id, transcoded.records)
             return found
         ids = frame_ids(records)
         for schema_id, rows in rows_by_id(ids):
@@ -129,8 +134,10 @@ class StreamCodec:
         return found
 
     def sample_bytes(self, record: bytes) -> tuple[int, int, int]:
-        """Payload bytes of the largest sample of a served event that was taken, of all of them together, one
-        label each, and how many there are."""
+        """Measure the samples of an accepted served event, for one label.
+
+        Returns bytes of the largest sample's payload, bytes of all payloads, and the number of samples.
+        """
         values = BytesColumn.of([record])
         schema_id = self.schema_id
         if self._stream.format == "json":
@@ -138,14 +145,14 @@ class StreamCodec:
         else:
             schema_id = int(frame_ids(values)[0])
         extractor = self._extractors[schema_id]
-        assert isinstance(extractor, EventExtractor), "this record was taken"
+        assert isinstance(extractor, EventExtractor), "the record was accepted with this schema"
         spans = extractor.extract(values, framed=True).spans
         sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1)
         return int(sizes.max(initial=0)), int(sizes.sum()), len(sizes)
 
     def _fill(self, found: U64, rows: I64, schema_id: int, records: BytesColumn) -> None:
         extractor = self._extractors[schema_id]
-        assert isinstance(extractor, EventExtractor), "these records were taken"
+        assert isinstance(extractor, EventExtractor), "the records were accepted with this schema"
         columns = extractor.extract(records, framed=True)
         found[rows[columns.event_index]] = columns.request
 
@@ -155,27 +162,28 @@ class StreamCodec:
         return EventIntake(extractor, schema_id=schema_id, partitions=self._partitions, max_events=max_events)
 
     def from_json(self, body: bytes, *, max_events: int) -> Checked:
-        """Encode the events of a body, as `JsonTranscoder.body` finds them; what does not fit the schema is
-        refused, each as it was sent.
+        """Encode the events of a body one by one; refuse those that do not fit the schema.
 
-        Raises BadInput if there are no events, TooLarge for too many.
+        Raises BadInput if there are no events, TooLarge if there are too many.
         """
-        made = self._transcoder.body(body, max_events)
-        check_count(made.total, max_events)
-        places = zip(made.begins.tolist(), made.ends.tolist(), strict=True)
+        transcoded = self._transcoder.body(body, max_events)
+        check_count(transcoded.total, max_events)
+        places = zip(transcoded.begins.tolist(), transcoded.ends.tolist(), strict=True)
         texts = [body[begin:end] for begin, end in places]
-        bad = [Refusal(r.index, r.path, r.expected, r.found, texts[r.index]) for r in made.bad]
-        indexes = made.events.tolist()
-        checked = self._read(self.schema_id, indexes, list(made.records), [texts[i] for i in indexes])
+        bad = [Refusal(r.index, r.path, r.expected, r.found, texts[r.index]) for r in transcoded.bad]
+        indexes = transcoded.events.tolist()
+        checked = self._validate(
+            self.schema_id, indexes, list(transcoded.records), [texts[i] for i in indexes]
+        )
         bad += checked.bad
         if self._stream.format == "json":
             return Checked([replace(event, record=event.sent) for event in checked.good], bad)
         return Checked(checked.good, bad)
 
     def from_avro(self, records: Sequence[bytes]) -> Checked:
-        """Check framed records; the good ones are passed on byte for byte.
+        """Validate framed records; valid ones are passed on byte for byte.
 
-        Raises Unavailable for a schema id that is not known yet.
+        Raises Unavailable if a schema id is not known yet.
         """
         if self._stream.format == "json":
             expected = f"JSON, the format of topic {self._stream.topic}"
@@ -193,34 +201,36 @@ class StreamCodec:
                     Refusal(i, "", problem[0], problem[1], r) for i, r in zip(indexes, chosen, strict=True)
                 ]
                 continue
-            checked = self._read(schema_id, indexes, chosen, chosen)
+            checked = self._validate(schema_id, indexes, chosen, chosen)
             good += checked.good
             bad += checked.bad
         return Checked(sorted(good, key=lambda a: a.index), sorted(bad, key=lambda r: r.index))
 
     def _problems(self, schema_ids: Sequence[int]) -> dict[int, tuple[str, str] | None]:
-        """`_problem` of each. All are asked for before one that is not known yet is told, so that all are
-        known when they come again."""
+        """Return `_problem_of` for each schema id.
+
+        All ids are looked up before Unavailable is raised for one, so that a repeated request finds all.
+        """
         came_s = self._registry.clock.monotonic()
         problems: dict[int, tuple[str, str] | None] = {}
         later: Unavailable | None = None
         for schema_id in schema_ids:
             try:
-                problems[schema_id] = self._problem(schema_id, came_s)
+                problems[schema_id] = self._problem_of(schema_id, came_s)
             except Unavailable as error:
                 later = error
         if later is not None:
             raise later
         return problems
 
-    def _problem(self, schema_id: int, came_s: float) -> tuple[str, str] | None:
-        """(expected, found) if records of this schema id cannot be taken."""
+    def _problem_of(self, schema_id: int, came_s: float) -> tuple[str, str] | None:
+        """Return (expected, found) if records of this schema id are refused, else None."""
         if schema_id < 0:
             return "a Confluent frame: a zero byte and a 4-byte schema id", "other bytes"
         if schema_id not in self._extractors:
             try:
                 schema = self._registry.find(schema_id, came_s)
-            except KeyError:  # it may yet be registered: not remembered
+            except KeyError:  # not cached: the schema may be registered later
                 return f"a schema id of the topic `schemas`, such as {self.schema_id}", str(schema_id)
             except ConfigError as error:
                 self._extractors[schema_id] = error
@@ -238,10 +248,10 @@ class StreamCodec:
         except ConfigError as error:
             return error
 
-    def _read(
+    def _validate(
         self, schema_id: int, indexes: Sequence[int], records: Sequence[bytes], sent: Sequence[bytes]
     ) -> Checked:
-        """Framed records as the joiner will see them; `sent`: each as its client sent it."""
+        """Read framed records with the joiner's extractor; `sent`: each as its client sent it."""
         if not records:
             return Checked([], [])
         extractor = self._extractors[schema_id]
@@ -259,23 +269,24 @@ class StreamCodec:
             if early[at] == 0
         ]
         bad = [
-            self._named(refusal_of(indexes[at], why, sent[at]))
+            self._with_time_field(refusal_of(indexes[at], why, sent[at]))
             for at, why in zip(found.bad.tolist(), found.why, strict=True)
         ]
         bad += [
-            self._early(indexes[at], int(early[at]), sent[at]) for at in np.flatnonzero(early < 0).tolist()
+            self._refuse_early(indexes[at], int(early[at]), sent[at])
+            for at in np.flatnonzero(early < 0).tolist()
         ]
         return Checked(good, bad)
 
-    def _named(self, refusal: Refusal) -> Refusal:
-        """With the field of the event's time, where the time is what is wrong."""
+    def _with_time_field(self, refusal: Refusal) -> Refusal:
+        """Add the path of the time field if the refusal is about the event's time."""
         time = self._stream.time
         if refusal.path or not refusal.found.startswith("an event time"):
             return refusal
         return replace(refusal, path=time.path, expected=f"a time since 1970 (unit {time.unit})")
 
-    def _early(self, index: int, time_ms: int, sent: bytes) -> Refusal:
-        """The joiner refuses times before 1970: what is acknowledged can be joined."""
+    def _refuse_early(self, index: int, time_ms: int, sent: bytes) -> Refusal:
+        """Refuse a time before 1970, which the joiner would refuse."""
         time = self._stream.time
         return Refusal(
             index, time.path, f"a time since 1970 (unit {time.unit})", f"{-time_ms} ms before 1970", sent

@@ -1,7 +1,4 @@
-"""The gateway's decisions: batches of Avro into records, refusals into dead letters, queue accounts, answers.
-
-JSON is read by the native core alone (`freshet.features.transcode`), many bodies at once or one with reasons.
-"""
+"""Pure logic of the gateway: Avro batches, dead letters, queue accounts and answers."""
 
 from __future__ import annotations
 
@@ -32,22 +29,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why one event of a request is not taken."""
+    """One refused event of a request, with the reason."""
 
-    index: int  # of the event within the request
-    path: str  # field, "" for the event as a whole
+    index: int  # position of the event in the request
+    path: str  # field; "" for the whole event
     expected: str
     found: str
-    raw: bytes = b""  # the event as it came, for the dead letter
+    raw: bytes = b""  # the event as it was sent, for the dead letter
 
     def as_json(self) -> dict[str, Any]:
-        """As a client is told it."""
+        """Return the members that the client receives."""
         return {"index": self.index, "path": self.path, "expected": self.expected, "found": self.found}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record to be appended."""
+    """A record to append."""
 
     topic: str
     partition: int
@@ -56,13 +53,13 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes it accounts for in the queue."""
+        """Bytes that count against the queue's limit."""
         return len(self.key) + len(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may wait for the log."""
+    """Bounds of the queue before the log."""
 
     events: int
     bytes: int
@@ -70,14 +67,14 @@ class Limits:
 
 @dataclass(slots=True)
 class QueueAccount:
-    """What waits for the log's acknowledgement, against its limits."""
+    """Events and bytes that wait for the log's acknowledgement, within limits."""
 
     limits: Limits
     events: int = 0
     bytes: int = 0
 
-    def take(self, events: int, size: int) -> bool:
-        """Enter this much; False, and nothing entered, if it does not fit. An empty queue takes anything."""
+    def reserve(self, events: int, size: int) -> bool:
+        """Add events and bytes; False, without a change, if a limit is exceeded. An empty queue has none."""
         if self.events and (
             self.events + events > self.limits.events or self.bytes + size > self.limits.bytes
         ):
@@ -87,13 +84,13 @@ class QueueAccount:
         return True
 
     def release(self, events: int, size: int) -> None:
-        """Leave the queue."""
+        """Subtract events and bytes that were reserved."""
         self.events -= events
         self.bytes -= size
 
 
 def check_count(count: int, max_events: int) -> None:
-    """Raises BadInput for no events in a request, TooLarge for more than it may hold."""
+    """Raises BadInput if a request holds no event, TooLarge if it holds more than `max_events`."""
     if count == 0:
         raise BadInput(f"expected from 1 to {max_events} events in a request, found 0")
     if count > max_events:
@@ -101,9 +98,9 @@ def check_count(count: int, max_events: int) -> None:
 
 
 def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
-    """Records of a batch: each its length (u32, big-endian) and its bytes.
+    """Split a batch into records: each a length (u32, big-endian) and its bytes.
 
-    Raises BadInput if the lengths do not add up to the body, or there are no records or too many.
+    Raises BadInput if the lengths do not add up to the body or there is no record, TooLarge if too many.
     """
     records: list[bytes] = []
     at = 0
@@ -127,12 +124,12 @@ def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
 
 
 def too_far_ahead(time_ms: int, now_ms: int, max_ahead_ms: int) -> bool:
-    """Whether an event is dated further ahead than the joiner can bear (PROTOCOL 19)."""
+    """Return whether an event is dated further ahead than the joiner accepts (PROTOCOL 19)."""
     return time_ms > now_ms + max_ahead_ms
 
 
 def refusal_of(index: int, why: str, raw: bytes) -> Refusal:
-    """A refusal from the native core's words, `record 3: user.id (long): what is wrong, at byte 12`."""
+    """Parse a reason of the native core, such as `record 3: user.id (long): found a text, at byte 12`."""
     match = _WHY.fullmatch(why)
     if match is None:
         return Refusal(index, "", "an event that fits the schema", why, raw)
@@ -144,9 +141,8 @@ _WHY = re.compile(r"record \d+: (?:(\S+) \((.*?)\): )?(.*)", re.DOTALL)
 
 
 def dead_letter(refusal: Refusal, *, topic: str, now_ms: int, max_bytes: int) -> bytes:
-    """The record of a refused event, of at most `max_bytes`: the event, why, and where it was meant to
-    go."""
-    said = {
+    """Encode a refused event with the reason and its intended topic, in at most `max_bytes`."""
+    head = {
         "v": 1,
         "kind": "refused",
         "time_ms": now_ms,
@@ -156,11 +152,14 @@ def dead_letter(refusal: Refusal, *, topic: str, now_ms: int, max_bytes: int) ->
         "expected": refusal.expected,
         "found": refusal.found,
     }
-    return letter(said, refusal.raw, key="value", max_bytes=max_bytes)
+    return letter(head, refusal.raw, key="value", max_bytes=max_bytes)
 
 
 def group_entries(entries: Sequence[Entry]) -> tuple[list[Append], list[tuple[int, int]]]:
-    """Appends, one a partition, and for each entry (append, position in it); a partition keeps its order."""
+    """Group entries into one append per partition, in order.
+
+    Returns the appends, and (append, position in it) of each entry.
+    """
     members: dict[tuple[str, int], list[Entry]] = {}
     order: dict[tuple[str, int], int] = {}
     places: list[tuple[int, int]] = []
@@ -177,14 +176,14 @@ def group_entries(entries: Sequence[Entry]) -> tuple[list[Append], list[tuple[in
 
 
 def offsets_of(first: Sequence[int], places: Iterable[tuple[int, int]]) -> list[int]:
-    """Offset of each entry, from the first offset of each append."""
+    """Return the offset of each entry, given the first offset of each append."""
     return [first[append] + position for append, position in places]
 
 
 def answer(
     accepted: Sequence[Mapping[str, Any]], refusals: Sequence[Refusal], *, total: int
 ) -> tuple[int, dict[str, Any]]:
-    """Status and body: 202 if all events were taken; 422 with the reasons if any was not, others are."""
+    """Return status and body: 202 if all events are accepted, else 422 with the reasons."""
     body: dict[str, Any] = {"accepted": len(accepted), "acks": list(accepted)}
     if not refusals:
         return 202, body
@@ -194,7 +193,7 @@ def answer(
         "message": f"{len(refusals)} of {total} events were refused; the others are accepted and durable",
         "expected": first.expected,
         "found": first.found,
-        "hint": "mend the events listed in `refused` and send only these again",
+        "hint": "correct the events listed in `refused` and send only these again",
     }
     body["refused"] = [r.as_json() for r in sorted(refusals, key=lambda r: r.index)]
     return 422, body

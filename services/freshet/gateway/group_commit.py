@@ -1,7 +1,7 @@
-"""Group commit: what requests hand in within a few milliseconds is appended together, in a thread.
+"""Group commit: one append for the events of all requests that arrive within a few milliseconds.
 
-A durable append costs about the same for one record as for a thousand; while one is under way the next
-collects.
+A durable append costs about the same for one record as for a thousand. Appends run in a thread, one at a
+time; requests that arrive meanwhile form the next.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ from freshet.types import Append
 __all__ = ["Committer", "Done"]
 
 Done = Callable[[Sequence[int] | Exception], None]
-"""Called once, on the loop: with the first offset of each append, all durable; or with why they are not known
-to be."""
+"""Called once, on the loop, with the first offset of each durable append, or with the error."""
 
 Check = Callable[[], None]
-"""Looks at requests that were let in unseen, and submits what became of them. What it raises is logged, and
-keeps no other from being looked at."""
+"""Validates queued requests and submits their events. An exception is logged; other checks run."""
 
 logger = structlog.get_logger(__name__)
 
 HEALTHY_AGAIN_S = 5.0
-"""How long a failed append keeps us from being ready; then the next append decides."""
+"""Seconds for which a failed append makes the gateway unready."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,37 +48,39 @@ class _Waiting:
 
 
 _Outcomes = Sequence[Sequence[int] | TooLarge]
-"""Of each group of an append: the first offset of each of its appends, or why it was not written."""
+"""For each group: the first offset of each of its appends, or the reason why it was not written."""
 
 
 class _Appending:
-    """Appends one batch after the other, on a thread that the end of the process does not wait for: an append
-    may hang as long as the log's own patience lasts."""
+    """Appends batches one at a time on a daemon thread.
+
+    The process does not wait for the thread at its end, as an append may block until the log's time-out.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._asked: queue.SimpleQueue[tuple[Sequence[Sequence[Append]], Future[_Outcomes]] | None]
-        self._asked = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Sequence[Sequence[Append]], Future[_Outcomes]] | None]
+        self._jobs = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Begin to append."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="commit", daemon=True).start()
 
     def append(self, groups: Sequence[Sequence[Append]]) -> Future[_Outcomes]:
-        """Append these groups, one a client, after what was asked for before."""
+        """Queue the appends of several requests, one group each."""
         done: Future[_Outcomes] = Future()
-        self._asked.put((groups, done))
+        self._jobs.put((groups, done))
         return done
 
     def end(self) -> None:
-        """End the thread, once all is appended."""
-        self._asked.put(None)
+        """End the thread after the queued appends."""
+        self._jobs.put(None)
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            groups, done = asked
+        while (job := self._jobs.get()) is not None:
+            groups, done = job
             if not done.set_running_or_notify_cancel():
-                continue  # the gateway has stopped meanwhile, and told so
+                continue  # the gateway has stopped and has answered these requests
             try:
                 done.set_result(append_gathered(self._writer.append, groups))
             except BaseException as error:
@@ -88,7 +88,7 @@ class _Appending:
 
 
 class Committer:
-    """Appends in, offsets out, once they are durable. Lives on one event loop; appends on one thread."""
+    """Queues appends and reports their offsets once durable. Methods run on one event loop."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Committer:
         self._retry_after_s = retry_after_s
         self._account = QueueAccount(limits)
         self._waiting: list[_Waiting] = []
-        self._under_way: list[_Waiting] = []  # in the append that has begun
-        self._append: Future[_Outcomes] | None = None  # the last one
-        self._checks: dict[Check, None] = {}  # in the order in which they came
+        self._under_way: list[_Waiting] = []  # in the current append
+        self._append: Future[_Outcomes] | None = None  # the newest
+        self._checks: dict[Check, None] = {}  # an ordered set
         self._wake = asyncio.Event()
         self._closing = False
         self._failed_at: float | None = None
@@ -119,47 +119,45 @@ class Committer:
         self._seconds = metrics.APPEND_SECONDS.histogram(registry)
 
     def start(self) -> None:
-        """Begin to append; on the running loop."""
+        """Start the thread, and the task on the running loop."""
         self._thread.start()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def expect(self, size: int, check: Check) -> None:
-        """Let in a request of `size` bytes that is not looked at yet: until then it counts as one event.
+    def reserve_unchecked(self, size: int, check: Check) -> None:
+        """Reserve one event and `size` bytes for a request that is not validated yet.
 
         Args:
-            check: called on the loop, once for all that expect it, just before the next append: it is to give
-                back what was expected (`looked_at`) and submit what became of it.
+            check: called once on the loop for all its requests, just before the next append. It must call
+                `release_unchecked` for them and submit their events.
 
         Raises:
-            Overloaded: too much waits already.   Unavailable: the gateway is stopping.
+            Overloaded: the queue is full.   Unavailable: the gateway is stopping.
         """
-        self._let_in(1, size)
+        self._reserve(1, size)
         self._checks[check] = None
         self._wake.set()
 
-    def looked_at(self, requests: int, size: int) -> None:
-        """So many expected requests, of so many bytes together, have been looked at."""
+    def release_unchecked(self, requests: int, size: int) -> None:
+        """Release the reservations of requests that have `size` bytes together."""
         self._account.release(requests, size)
 
     def submit(self, appends: Sequence[Append], *, events: int, size: int, done: Done) -> None:
-        """Have these appended with whatever else is submitted meanwhile; `done` is called some turns of the
-        loop later.
+        """Queue appends; `done` is called in a later iteration of the loop, or not at all if this raises.
 
         Args:
-            events: how many records they hold.   size: bytes of their records and keys.
+            events: number of their records.   size: bytes of their records and keys.
 
         Raises:
-            Overloaded: too much waits already.   Unavailable: the gateway is stopping.
-            Nothing was taken then, and `done` is not called.
+            Overloaded: the queue is full.   Unavailable: the gateway is stopping.
         """
-        self._let_in(events, size)
+        self._reserve(events, size)
         self._waiting.append(_Waiting(appends, events, size, done))
         self._wake.set()
 
-    def _let_in(self, events: int, size: int) -> None:
+    def _reserve(self, events: int, size: int) -> None:
         if self._closing:
             raise Unavailable("the gateway is stopping; nothing was written, send it again")
-        if not self._account.take(events, size):
+        if not self._account.reserve(events, size):
             raise Overloaded(
                 f"{self._account.events} events ({self._account.bytes} bytes) wait for the log; "
                 f"the limits are {self._account.limits.events} and {self._account.limits.bytes}",
@@ -168,14 +166,14 @@ class Committer:
 
     @property
     def healthy(self) -> bool:
-        """False for a while after an append failed, and for good if nothing is appended any more."""
+        """False for `HEALTHY_AGAIN_S` after a failed append, and for ever once the task has failed."""
         if self._task is not None and self._task.done() and not self._closing:
             return False
         now = asyncio.get_running_loop().time()
         return self._failed_at is None or now - self._failed_at > HEALTHY_AGAIN_S
 
     def figures(self) -> dict[str, int]:
-        """What waits, and what was done since the start."""
+        """Return figures of the queue, and counts since the start, for `/status`."""
         return {
             "events_appended": self._done,
             "events_waiting": self._account.events,
@@ -184,31 +182,31 @@ class Committer:
         }
 
     async def close(self, drain_s: float, last_s: float = 0.0) -> int:
-        """Append what waits, for at most `drain_s`; returns how many events were cut off (told 503).
+        """Append queued events for at most `drain_s`; return the number of events answered with 503.
 
-        An append that is still under way then may come to be written all the same: it has `last_s` more, and
-        `appending` says afterwards whether it is left to itself.
+        An append that has begun by then has `last_s` more and may still be written. If `appending` is true
+        afterwards, the append still runs.
         """
-        self._look()
+        self._run_checks()
         self._closing = True
         self._wake.set()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=drain_s)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        cut = sum(w.events for w in (*self._under_way, *self._waiting))
+        failed = sum(w.events for w in (*self._under_way, *self._waiting))
         self._fail(self._under_way, Unavailable("not known to be written, the gateway stops: send it again"))
         self._fail(self._waiting, Unavailable("the gateway stopped before this was written; send it again"))
         self._under_way, self._waiting = [], []
         self._thread.end()
         if self.appending and self._append is not None:
-            with suppress(Exception):  # a time-out, or the append's own: it was told already
+            with suppress(Exception):  # a time-out, or the append's own error: requests are answered
                 await asyncio.wait_for(asyncio.wrap_future(self._append), last_s)
-        return cut
+        return failed
 
     @property
     def appending(self) -> bool:
-        """Whether an append is under way."""
+        """Whether an append runs."""
         return self._append is not None and not self._append.done()
 
     async def _run(self) -> None:
@@ -217,21 +215,21 @@ class Committer:
             self._wake.clear()
             if self._wait_s and not self._closing:
                 await asyncio.sleep(self._wait_s)
-            self._look()
+            self._run_checks()
             while self._waiting:
                 await self._commit(self._next_batch())
-                self._look()
+                self._run_checks()
             if self._closing:
                 return
 
-    def _look(self) -> None:
-        """Have what was let in unseen looked at: together, as late as it can be."""
+    def _run_checks(self) -> None:
+        """Validate all queued requests in one batch, just before the append."""
         checks, self._checks = self._checks, {}
         for check in checks:
             try:
                 check()
-            except Exception as error:  # it is of one stream; the others' events wait, too
-                logger.error("events could not be looked at", exc_info=error)
+            except Exception as error:  # events of other streams wait too
+                logger.error("events could not be validated", exc_info=error)
 
     def _next_batch(self) -> list[_Waiting]:
         events = 0
@@ -245,8 +243,8 @@ class Committer:
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        started = perf_counter()  # the loop's own clock has milliseconds
-        self._under_way = batch  # until it is told; if this is cancelled, `close` tells it
+        started = perf_counter()  # the loop's clock may have a resolution of milliseconds
+        self._under_way = batch  # if this is cancelled, `close` answers the batch
         self._append = self._thread.append([waiting.appends for waiting in batch])
         try:
             outcomes = await asyncio.wrap_future(self._append)
@@ -276,5 +274,5 @@ class Committer:
         self._account.release(waiting.events, waiting.size)
         try:
             waiting.done(outcome)
-        except Exception as error:  # one request's answer must not keep the others from theirs
-            logger.error("an answer could not be given", exc_info=error)
+        except Exception as error:  # other requests must be answered
+            logger.error("a request could not be answered", exc_info=error)

@@ -1,4 +1,4 @@
-"""Events over gRPC: the doors of HTTP, behind messages of `freshet.wire.v1.Gateway`."""
+"""Events over gRPC: the service `freshet.wire.v1.Gateway` before the HTTP routes' endpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from freshet.errors import BadInput
 from freshet.gateway.api import AVRO, AVRO_BATCH, ROLES
-from freshet.gateway.stream_endpoint import JSON, Acks, Door
+from freshet.gateway.stream_endpoint import JSON, Acks, StreamEndpoint
 from freshet.http.authenticator import Guest
 from freshet.rpc.protobuf import GATEWAY, messages, parse
 from freshet.rpc.public_listener import GrpcDoor
@@ -21,38 +21,40 @@ _ROLES = dict(enumerate(ROLES, 1))
 _KINDS = {1: JSON, 2: JSON, 3: AVRO, 4: AVRO_BATCH}
 
 
-def add_events(door: GrpcDoor, doors: Mapping[str, Door]) -> None:
-    """Serve `Put` and `PutStream`. `doors`: by the role of their stream."""
+def add_events(listener: GrpcDoor, endpoints: Mapping[str, StreamEndpoint]) -> None:
+    """Serve `Put` and `PutStream`. `endpoints`: by the role of their stream."""
     m = messages(GATEWAY)
 
-    async def put(data: bytes, guest: Guest) -> bytes:
-        asked = parse(m.PutRequest, data)
-        role, kind = _ROLES.get(asked.stream), _KINDS.get(asked.encoding)
-        if role is None or role not in doors:
-            there = ", ".join(f"{n} ({r})" for n, r in _ROLES.items() if r in doors)
-            raise BadInput(f"stream: expected one of {there}; found {asked.stream}")
+    async def put(data: bytes, principal: Guest) -> bytes:
+        request = parse(m.PutRequest, data)
+        role, kind = _ROLES.get(request.stream), _KINDS.get(request.encoding)
+        if role is None or role not in endpoints:
+            known = ", ".join(f"{n} ({r})" for n, r in _ROLES.items() if r in endpoints)
+            raise BadInput(f"stream: expected one of {known}; found {request.stream}")
         if kind is None:
-            raise BadInput(f"encoding: expected JSON, JSON_LINES, AVRO or AVRO_BATCH; found {asked.encoding}")
-        client = _Waiting()
-        doors[role].take_body(asked.body, kind, client, guest.payer)
+            raise BadInput(
+                f"encoding: expected JSON, JSON_LINES, AVRO or AVRO_BATCH; found {request.encoding}"
+            )
+        client = _Call()
+        endpoints[role].submit_body(request.body, kind, client, principal.payer)
         acks = await client.outcome
-        response = m.PutResponse(id=asked.id, topic=doors[role].topic)
+        response = m.PutResponse(id=request.id, topic=endpoints[role].topic)
         response.partitions.extend(acks.partitions)
         response.offsets.extend(acks.offsets)
         for refused in sorted(acks.refused, key=lambda r: r.index):
             response.refused.add(**refused.as_json())
         return bytes(response.SerializeToString())
 
-    def failed(data: bytes, told: Told) -> bytes:
-        error = {"code": told.code, "message": told.text, "retry_after_ms": told.retry_after_ms}
+    def failed(data: bytes, status: Told) -> bytes:
+        error = {"code": status.code, "message": status.text, "retry_after_ms": status.retry_after_ms}
         return bytes(m.PutResponse(id=_id_of(m.PutRequest, data), error=error).SerializeToString())
 
-    door.call(SERVICE, "Put", put, scope="send")
-    door.stream(SERVICE, "PutStream", put, failed, scope="send")
+    listener.call(SERVICE, "Put", put, scope="send")
+    listener.stream(SERVICE, "PutStream", put, failed, scope="send")
 
 
-class _Waiting:
-    """A call that waits for its acknowledgement; see `freshet.gateway.stream_endpoint.Client`."""
+class _Call:
+    """A call that waits for its acknowledgement; a `freshet.gateway.stream_endpoint.Client`."""
 
     in_columns = True
 
@@ -60,10 +62,10 @@ class _Waiting:
         self.outcome: asyncio.Future[Acks] = asyncio.get_running_loop().create_future()
 
     def acknowledged(self, body: bytes) -> None:
-        raise AssertionError("acknowledgements are wanted in columns")
+        raise AssertionError("the endpoint must acknowledge in columns")
 
-    def told(self, acks: Acks) -> None:
-        if not self.outcome.done():  # the client may be gone
+    def answered(self, acks: Acks) -> None:
+        if not self.outcome.done():  # the client may have disconnected
             self.outcome.set_result(acks)
 
     def failed(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway tells Prometheus, beside what every HTTP service does."""
+"""Metrics of the gateway, with those of its HTTP and gRPC listeners."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ EVENTS = Metric(
     "freshet_gateway_events",
     "counter",
     "events",
-    "Events by what became of them.",
+    "Events by stream and outcome (accepted, refused).",
     ("stream", "outcome"),
 )
 QUEUED = Metric("freshet_gateway_queue_events", "gauge", "events", "Events that wait for the log.")
-APPENDED = Metric("freshet_gateway_events_appended", "counter", "events", "Events and refusals made durable.")
+APPENDED = Metric(
+    "freshet_gateway_events_appended",
+    "counter",
+    "events",
+    "Events and dead letters that are durable in the log.",
+)
 APPEND_FAILURES = Metric(
     "freshet_gateway_append_failures",
     "counter",
     "appends",
-    "Appends that failed; their clients were told 503.",
+    "Appends that failed; their clients received 503.",
 )
 APPEND_SECONDS = Metric(
-    "freshet_gateway_append_seconds", "histogram", "seconds", "Time of an append that succeeded."
+    "freshet_gateway_append_seconds", "histogram", "seconds", "Duration of successful appends."
 )
 
 METRICS = (

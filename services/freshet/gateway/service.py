@@ -1,4 +1,4 @@
-"""The gateway as a process: routes, queue, lifecycle. Decisions are in `core`."""
+"""The gateway's process: routes, queue, lifecycle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from freshet.gateway import api, metrics
 from freshet.gateway.codec import StreamCodec
 from freshet.gateway.core import Limits
 from freshet.gateway.group_commit import Committer
-from freshet.gateway.stream_endpoint import Door, Rules
+from freshet.gateway.stream_endpoint import Rules, StreamEndpoint
 from freshet.http.app import App
 from freshet.http.authenticator import Guard
 from freshet.http.browser_checks import Sites
@@ -46,7 +46,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Gateway:
-    """Events in over HTTP, records of the log out. Everything lives on one event loop, but appends."""
+    """Appends events from HTTP requests to the log. All but appends runs on one event loop."""
 
     def __init__(
         self,
@@ -59,8 +59,13 @@ class Gateway:
         guard: Guard | None = None,
         sites: Sites | None = None,
     ) -> None:
-        """`codecs`: by role (`served`, `shown`, `action`), one for each stream of the spec; `guard` asks
-        clients for tokens, `sites` admits names and pages."""
+        """Create missing topics, the queue and the routes.
+
+        Args:
+            codecs: one per stream of the spec, by role (`served`, `shown`, `action`).
+            guard: authenticator of clients; None: tokens are not required.
+            sites: accepted host names and origins.
+        """
         self._spec, self._log, self._codecs = spec, log, codecs
         self._settings, self._clock = settings, clock
         self._topics = topics_of(spec)
@@ -90,22 +95,22 @@ class Gateway:
             role="gateway",
         )
         self.guard = guard
-        self.doors: dict[str, Door] = {}  # by role of the stream
+        self.endpoints: dict[str, StreamEndpoint] = {}  # by role of the stream
         self.grpc_counts = door_counts(registry)
         events = spec.events
         for stream in (events.served, events.shown, events.action):
             if stream is not None and not stream.theirs:
-                self.doors[stream.role] = door = self._door(stream)
-                self.app.route_hot(api.events(stream.role), door.take)
+                self.endpoints[stream.role] = endpoint = self._make_endpoint(stream)
+                self.app.route_hot(api.events(stream.role), endpoint.handle)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
 
     def close(self) -> None:
-        """Free the writer; if an append that was cut off still uses it, that is left to the process's end."""
+        """Close the writer, unless an append still uses it: then the end of the process closes it."""
         if not self.committer.appending:
             self._writer.close()
 
-    def _door(self, stream: Stream) -> Door:
+    def _make_endpoint(self, stream: Stream) -> StreamEndpoint:
         settings, counts = self._settings, self._counts[stream.role]
         counters = {outcome: self._events.labels(stream.role, outcome) for outcome in counts}
 
@@ -122,8 +127,8 @@ class Gateway:
             labels=len(self._spec.labels),
         )
         codec = self._codecs[stream.role]
-        pay = {} if self.guard is None else {"pay": self.guard.pay}
-        return Door(stream, codec, self.committer, rules, clock=self._clock, count=count, **pay)
+        charge = {} if self.guard is None else {"charge": self.guard.pay}
+        return StreamEndpoint(stream, codec, self.committer, rules, clock=self._clock, count=count, **charge)
 
     async def _status(self, _request: Request) -> Response:
         return json_response(
@@ -144,12 +149,13 @@ class Gateway:
 def codecs_of(
     spec: Spec, schemas: Mapping[str, Record], log: EventLog, clock: Clock = STEADY_CLOCK
 ) -> dict[str, StreamCodec]:
-    """A codec for each stream of the spec that is not others' alone.
+    """Make a codec for each stream of the spec that is not external.
 
     Args:
-        schemas: by role (`served`, `shown`, `action`), the Avro schema that the spec names for the stream.
+        schemas: the streams' Avro schemas by role (`served`, `shown`, `action`).
 
-    Raises ConfigError if a schema is missing, or the spec does not fit one.
+    Raises:
+        ConfigError: a schema is missing, or the spec does not fit one.
     """
     registry = SchemaRegistry(log, clock)
     features = columns_of(spec, layout_of(spec))
@@ -196,13 +202,16 @@ def run(
     beside: Callable[[Gateway], Beside] | None = None,
     guard: Guard | None = None,
 ) -> None:
-    """Serve on the calling thread until `stop` is set, then drain: what was acknowledged is durable.
+    """Serve on the calling thread until `stop` is set, then append queued events. Installs no signal handler.
 
-    `ready` is called with the address once connections are taken. Signals are the caller's. `beside` makes
-    another listener; `guard` asks clients for tokens.
+    Args:
+        ready: called with the address once the listener accepts connections.
+        beside: makes a second listener.
+        guard: authenticator of clients.
 
     Raises:
-        ConfigError: the port cannot be had. Mismatch: a topic exists with another shape.
+        ConfigError: the port cannot be bound.
+        Mismatch: a topic exists with other partitions or limits.
     """
     with Face(common, settings.port) as face:
         gateway = Gateway(
@@ -222,8 +231,8 @@ def run(
                 other = beside(gateway) if beside is not None else None
                 left_s = await face.serve(gateway.app, stop, ready, other)
             finally:
-                cut = await gateway.committer.close(left_s, LAST_S)
-            logger.info("gateway stopped", events_cut_off=cut, append_left=gateway.committer.appending)
+                failed = await gateway.committer.close(left_s, LAST_S)
+            logger.info("gateway stopped", events_cut_off=failed, append_left=gateway.committer.appending)
 
         try:
             run_server(main)

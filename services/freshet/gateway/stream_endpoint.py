@@ -1,8 +1,7 @@
-"""The door of one stream: requests in, answers out once the log has their events.
+"""The endpoint of one stream: it appends the events of requests and answers once they are durable.
 
-Requests wait for the next append unseen, are then checked together, in one native call, and appended
-together: what a single event costs is little more than its share of that. A request with an event that is
-refused is read again on its own, so that its client is told what is wrong with which event.
+Requests are queued unparsed, validated together in one native call per append, and appended together. If a
+request contains an invalid event, its events are validated one by one, for the reasons in the answer.
 """
 
 from __future__ import annotations
@@ -48,54 +47,53 @@ from freshet.types import BytesColumn
 if TYPE_CHECKING:
     from freshet.observability.tracer import Tracer
 
-__all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
+__all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Rules", "StreamEndpoint"]
 
 log = structlog.get_logger(__name__)
 
 JSON = "application/json"
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
 Count = Callable[[str, int], None]  # outcome, events
-Pay = Callable[[Payer | None, int], None]  # payer, events
+Charge = Callable[[Payer | None, int], None]  # rate limit, events
 
 CHECK_BYTES = 32 << 10
-"""With so many bytes unseen they are checked at once, while an append is under way: about 0.2 ms of work, so
-the call itself is little of it."""
+"""Queued bytes that are validated at once, while an append runs: about 0.2 ms of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a door lets in, and where that goes."""
+    """Limits of a stream's events, and the topic of refused ones."""
 
     partitions: int
     refused_topic: str
-    max_events: int  # of one request
+    max_events: int  # per request
     max_ahead_ms: int  # how far ahead of now an event may be dated (PROTOCOL 19)
     limits: RecordLimits  # of records that are derived from events
-    labels: int  # of the spec: samples of each impression
+    labels: int  # number of labels: samples of each item
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acks:
-    """What became of a request's events, as columns."""
+    """Places of a request's durable events in the log, in order, and its refused events."""
 
-    partitions: Sequence[int]  # of the accepted events, in order; durable
+    partitions: Sequence[int]
     offsets: Sequence[int]
     refused: Sequence[Refusal]
 
 
 class Client(Protocol):
-    """Who asked: is told once what became of it, on the loop."""
+    """Receives the outcome of one request: one of the methods is called once, on the loop."""
 
-    in_columns: bool  # whether acknowledgements are wanted as columns, not as JSON
+    in_columns: bool  # whether to acknowledge by `answered` instead of `acknowledged`
 
     def acknowledged(self, body: bytes) -> None:
-        """All is durable; `body` says where, as JSON. Only where not `in_columns`."""
+        """All events are durable; `body` is the answer in JSON. Only if not `in_columns`."""
 
-    def told(self, acks: Acks) -> None:
-        """What is durable and what was refused."""
+    def answered(self, acks: Acks) -> None:
+        """Events are durable or refused."""
 
     def failed(self, error: Exception) -> None:
-        """Nothing is known to be durable."""
+        """It is not known whether events are durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class _HttpClient:
     def acknowledged(self, body: bytes) -> None:
         self.reply(Response(202, body))
 
-    def told(self, acks: Acks) -> None:
+    def answered(self, acks: Acks) -> None:
         places = zip(acks.partitions, acks.offsets, strict=True)
         json = [{"topic": self.topic, "partition": p, "offset": offset} for p, offset in places]
         self.reply(json_response(*answer(json, acks.refused, total=len(json) + len(acks.refused))))
@@ -118,19 +116,19 @@ class _HttpClient:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """A request on its way through the door."""
+class _Queued:
+    """A request that waits for validation."""
 
     body: bytes
-    kind: str  # how its events stand in the body: JSON, AVRO or AVRO_BATCH
+    kind: str  # encoding of the body: JSON, AVRO or AVRO_BATCH
     client: Client
-    payer: Payer | None  # by whom its events are paid; None: by nobody
+    payer: Payer | None  # rate limit of its events; None: unlimited
     came_ns: int = 0  # wall clock; 0: tracing is off
-    span: Context | None = None  # of its request in its client's trace
+    span: Context | None = None  # of the request in its client's trace
 
 
-class Door:
-    """Takes the requests of one stream. Lives on one event loop."""
+class StreamEndpoint:
+    """Validates and appends the events of one stream. Methods run on one event loop."""
 
     def __init__(
         self,
@@ -141,111 +139,114 @@ class Door:
         *,
         clock: Clock,
         count: Count,
-        pay: Pay = lambda payer, events: None,
+        charge: Charge = lambda payer, events: None,
     ) -> None:
-        """`count` is told how many events were `accepted` and `refused`, once the log has them; `pay` by whom
-        how many are paid, when they go there."""
-        self._pay = pay
+        """Queue no request yet.
+
+        Args:
+            count: called with an outcome (`accepted`, `refused`) and a number of events once durable.
+            charge: called with a rate limit and a number of events as they are submitted to the log.
+        """
+        self._charge = charge
         self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
         self._clock, self._count = clock, count
         self._topic = orjson.dumps(stream.topic).decode()
-        # Up to so many bytes an event is not looked at for the size of what is derived from it.
+        # No record derived from an event of at most so many bytes exceeds a limit.
         self._safe_bytes = rules.limits.event_bytes[stream.role]
         if stream.role == "served":
             safe = rules.limits.safe_event_bytes(rules.labels)
-            # Avro may be longer than the JSON that it is made of, such as numbers of one digit.
+            # Avro may be longer than its JSON, for numbers of one digit.
             self._safe_bytes = min(
                 self._safe_bytes, safe // 8 if stream.format == "json" else safe, MAX_ELEMENTS
             )
-        # By kind, and by how acknowledgements are wanted; what nobody has looked at yet.
-        self._gathered: dict[tuple[str, bool], list[_Asked]] = {}
+        self._gathered: dict[tuple[str, bool], list[_Queued]] = {}  # by kind and `in_columns`
         self._gathered_bytes = 0
 
     @property
     def topic(self) -> str:
-        """Where its events go."""
+        """Topic of the stream's events."""
         return self._stream.topic
 
-    def take(self, request: Request, reply: Reply) -> None:
-        """Answer a request, later: with 202 once all its events are durable, or with what else became of it.
+    def handle(self, request: Request, reply: Reply) -> None:
+        """Queue a request; it is answered with 202 once all its events are durable, else with the error.
 
-        Raises BadInput or HttpError for a request that is none for this door, Overloaded and Unavailable as
-        `Committer.expect`.
+        Raises BadInput or HttpError for wrong headers, Overloaded and Unavailable as
+        `Committer.reserve_unchecked`.
         """
         body, kind = _events_of(request)
-        self.take_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer, request.span)
+        self.submit_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer, request.span)
 
-    def take_body(
+    def submit_body(
         self, body: bytes, kind: str, client: Client, payer: Payer | None = None, span: Context | None = None
     ) -> None:
-        """Take events, of whatever protocol, and tell the client later. Raises as `take` does.
+        """Queue the events of a request of any protocol. Raises as `Committer.reserve_unchecked`.
 
         Args:
             body: the events.
-            kind: how they stand in it: JSON, AVRO or AVRO_BATCH.
-            client: who is told.
-            payer: by whom the events are paid.
-            span: of its request in its client's trace.
+            kind: encoding of the body: JSON, AVRO or AVRO_BATCH.
+            client: receives the outcome.
+            payer: rate limit of the events.
+            span: of the request in its client's trace.
         """
-        asked = _Asked(body, kind, client, payer, now_ns(), span)
-        self._committer.expect(len(body), self._check)
-        self._gathered.setdefault((kind, client.in_columns), []).append(asked)
+        queued = _Queued(body, kind, client, payer, now_ns(), span)
+        self._committer.reserve_unchecked(len(body), self._check)
+        self._gathered.setdefault((kind, client.in_columns), []).append(queued)
         before = self._gathered_bytes
-        self._gathered_bytes += len(asked.body)
+        self._gathered_bytes += len(body)
         if before < CHECK_BYTES <= self._gathered_bytes:
             asyncio.get_running_loop().call_soon(self._check)
 
     def _check(self) -> None:
         gathered, self._gathered = self._gathered, {}
         size, self._gathered_bytes = self._gathered_bytes, 0
-        self._committer.looked_at(sum(map(len, gathered.values())), size)
-        for asked in gathered.values():
+        self._committer.release_unchecked(sum(map(len, gathered.values())), size)
+        for requests in gathered.values():
             try:
-                self._take(asked)
+                self._submit(requests)
             except Exception as error:
-                _tell(asked, error)
+                _fail(requests, error)
 
-    def _take(self, asked: Sequence[_Asked]) -> None:
-        """Take requests of one kind."""
-        taken = self._taken(asked)
+    def _submit(self, requests: Sequence[_Queued]) -> None:
+        """Submit the events of requests of one kind."""
+        taken = self._accept(requests)
         if taken is None:
-            for one in asked:
-                self._look_closer(one)
+            for request in requests:
+                self._submit_by_event(request)
             return
         if len(taken.partitions):
             if self._holds_too_large(taken):
-                if len(asked) > 1:
-                    for one in asked:  # so that only the request that holds it is looked at event by event
-                        self._take([one])
+                if len(requests) > 1:
+                    for request in requests:  # only one that holds a too large event is read by event
+                        self._submit([request])
                 else:
-                    self._look_closer(asked[0])
+                    self._submit_by_event(requests[0])
                 return
             try:
-                self._append(asked, taken)
+                self._append(requests, taken)
             except Overloaded as error:
-                if len(asked) == 1:
+                if len(requests) == 1:
                     raise
-                self._take_singly(asked, error)
+                self._submit_singly(requests, error)
                 return
         if (taken.counts < 0).any():
             for i in (taken.counts < 0).nonzero()[0].tolist():
-                self._look_closer(asked[i])
+                self._submit_by_event(requests[i])
 
-    def _taken(self, asked: Sequence[_Asked]) -> TakenBodies | None:
-        bodies = [one.body for one in asked]
+    def _accept(self, requests: Sequence[_Queued]) -> TakenBodies | None:
+        bodies = [request.body for request in requests]
         latest = latest_ms(self._clock) + self._rules.max_ahead_ms
-        if asked[0].kind in (AVRO, AVRO_BATCH):
-            return self._codec.take_avro(
+        if requests[0].kind in (AVRO, AVRO_BATCH):
+            return self._codec.accept_avro(
                 bodies,
-                lengths=asked[0].kind == AVRO_BATCH,
+                lengths=requests[0].kind == AVRO_BATCH,
                 latest_ms=latest,
                 max_events=self._rules.max_events,
             )
-        return self._codec.take_json(bodies, latest_ms=latest, max_events=self._rules.max_events)
+        return self._codec.accept_json(bodies, latest_ms=latest, max_events=self._rules.max_events)
 
     def _holds_too_large(self, taken: TakenBodies) -> bool:
-        """Whether a record derived from one of these events would exceed what its topic takes."""
-        if taken.size <= self._safe_bytes:  # all of them together
+        """Return whether a record derived from one of these events would exceed its topic's limit."""
+        if taken.size <= self._safe_bytes:
             return False
         sizes = np.diff(taken.records.ends, prepend=0) + np.diff(taken.keys.ends, prepend=0)
         if int(sizes.max()) <= self._safe_bytes:
@@ -254,7 +255,7 @@ class Door:
         return any(self._too_large(taken.records[i], len(taken.keys[i])) for i in large.tolist())
 
     def _too_large(self, record: bytes, key_bytes: int) -> tuple[str, str] | None:
-        """(expected, found) if a record derived from this event would exceed what its topic takes."""
+        """Return (expected, found) if a record derived from this event would exceed its topic's limit."""
         limits, role = self._rules.limits, self._stream.role
         most = limits.event_bytes[role]
         if len(record) + key_bytes > most:
@@ -277,67 +278,69 @@ class Door:
             return expected, _bytes(together)
         return None
 
-    def _append(self, asked: Sequence[_Asked], taken: TakenBodies) -> None:
+    def _append(self, requests: Sequence[_Queued], taken: TakenBodies) -> None:
         events = len(taken.partitions)
-        sends = _sends_of_bodies(self._codec, self.topic, taken, asked)
+        sends = _sends_of_bodies(self._codec, self.topic, taken, requests)
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if sends:
                 offsets = outcome if isinstance(outcome, Exception) else taken.offsets(outcome)
                 end_event_sends(sends, offsets)
             if isinstance(outcome, Exception):
-                _tell([one for one, n in zip(asked, taken.counts.tolist(), strict=True) if n >= 0], outcome)
+                _fail([r for r, n in zip(requests, taken.counts.tolist(), strict=True) if n >= 0], outcome)
                 return
             self._count("accepted", events)
-            if asked[0].client.in_columns:
-                self._acknowledge_in_columns(asked, taken, outcome)
+            if requests[0].client.in_columns:
+                self._acknowledge_in_columns(requests, taken, outcome)
                 return
-            for one, body in zip(asked, taken.answers(self._topic, outcome), strict=True):
+            for request, body in zip(requests, taken.answers(self._topic, outcome), strict=True):
                 if body:
                     try:
-                        one.client.acknowledged(body)
+                        request.client.acknowledged(body)
                     except Exception as error:
-                        _not_told(error)
+                        _log_unanswered(error)
 
         self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
-        for i, one in enumerate(asked):
-            if one.payer is not None and taken.counts[i] > 0:
-                self._pay(one.payer, int(taken.counts[i]))
+        for i, request in enumerate(requests):
+            if request.payer is not None and taken.counts[i] > 0:
+                self._charge(request.payer, int(taken.counts[i]))
 
     @staticmethod
-    def _acknowledge_in_columns(asked: Sequence[_Asked], taken: TakenBodies, firsts: Sequence[int]) -> None:
+    def _acknowledge_in_columns(
+        requests: Sequence[_Queued], taken: TakenBodies, firsts: Sequence[int]
+    ) -> None:
         partitions, offsets = taken.partitions.tolist(), taken.offsets(firsts).tolist()
         at = 0
-        for one, events in zip(asked, taken.counts.tolist(), strict=True):
+        for request, events in zip(requests, taken.counts.tolist(), strict=True):
             if events >= 0:
                 acks = Acks(partitions[at : at + events], offsets[at : at + events], ())
                 at += events
                 try:
-                    one.client.told(acks)
+                    request.client.answered(acks)
                 except Exception as error:
-                    _not_told(error)
+                    _log_unanswered(error)
 
-    def _take_singly(self, asked: Sequence[_Asked], error: Overloaded) -> None:
-        """Too much waits for all of them together: let in, of those that came first, what still fits."""
-        for i, one in enumerate(asked):
+    def _submit_singly(self, requests: Sequence[_Queued], error: Overloaded) -> None:
+        """Submit requests in order until one does not fit the queue; fail it and the rest with `error`."""
+        for i, request in enumerate(requests):
             try:
-                self._take([one])
+                self._submit([request])
             except Overloaded:
-                _tell(asked[i:], error)
+                _fail(requests[i:], error)
                 return
 
-    def _look_closer(self, asked: _Asked) -> None:
-        """Take a request event by event: the good ones into the log, the others to the topic of refusals."""
+    def _submit_by_event(self, request: _Queued) -> None:
+        """Submit a request's valid events to the stream's topic and the others as dead letters."""
         try:
-            checked = self._checked(asked)
+            checked = self._validate(request)
             now_ms = latest_ms(self._clock)
-            taken, refused = self._in_time(checked, now_ms)
-            places = partition_of(BytesColumn.of(event.key for event in taken), self._rules.partitions)
+            accepted, refused = self._refuse_by_size_and_time(checked, now_ms)
+            partitions = partition_of(BytesColumn.of(event.key for event in accepted), self._rules.partitions)
             entries = [
                 Entry(self._stream.topic, partition, event.key, event.record)
-                for partition, event in zip(places.tolist(), taken, strict=True)
+                for partition, event in zip(partitions.tolist(), accepted, strict=True)
             ]
-            letters = [
+            dead_letters = [
                 Entry(
                     self._rules.refused_topic,
                     0,
@@ -351,44 +354,48 @@ class Door:
                 )
                 for r in refused
             ]
-            self._append_entries(asked, entries, letters, refused)
+            self._append_entries(request, entries, dead_letters, refused)
         except Exception as error:
-            _tell([asked], error)
+            _fail([request], error)
 
     def _append_entries(
-        self, asked: _Asked, entries: Sequence[Entry], letters: Sequence[Entry], refused: Sequence[Refusal]
+        self,
+        request: _Queued,
+        entries: Sequence[Entry],
+        dead_letters: Sequence[Entry],
+        refused: Sequence[Refusal],
     ) -> None:
-        appends, places = group_entries([*entries, *letters])
-        sends = _sends_of_entries(self._codec, self.topic, entries, asked) if entries else None
+        appends, places = group_entries([*entries, *dead_letters])
+        sends = _sends_of_entries(self._codec, self.topic, entries, request) if entries else None
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if isinstance(outcome, Exception):
                 if sends:
                     end_event_sends(sends, outcome)
-                asked.client.failed(outcome)
+                request.client.failed(outcome)
                 return
             self._count("accepted", len(entries))
             self._count("refused", len(refused))
-            offsets = offsets_of(outcome, places)[: len(entries)]  # the letters' are nobody's business
+            offsets = offsets_of(outcome, places)[: len(entries)]
             if sends:
                 end_event_sends(sends, offsets)
-            asked.client.told(Acks([entry.partition for entry in entries], offsets, refused))
+            request.client.answered(Acks([entry.partition for entry in entries], offsets, refused))
 
-        size = sum(e.size for e in entries) + sum(e.size for e in letters)
+        size = sum(e.size for e in entries) + sum(e.size for e in dead_letters)
         self._committer.submit(appends, events=len(places), size=size, done=done)
-        self._pay(asked.payer, len(places))  # those that were refused, too: they cost as much
+        self._charge(request.payer, len(places))  # refused events cost as much as accepted ones
 
-    def _checked(self, asked: _Asked) -> Checked:
+    def _validate(self, request: _Queued) -> Checked:
         limit = self._rules.max_events
-        if asked.kind == AVRO:
-            return self._codec.from_avro([asked.body])
-        if asked.kind == AVRO_BATCH:
-            return self._codec.from_avro(split_avro_batch(asked.body, limit))
-        return self._codec.from_json(asked.body, max_events=limit)
+        if request.kind == AVRO:
+            return self._codec.from_avro([request.body])
+        if request.kind == AVRO_BATCH:
+            return self._codec.from_avro(split_avro_batch(request.body, limit))
+        return self._codec.from_json(request.body, max_events=limit)
 
-    def _in_time(self, checked: Checked, now_ms: int) -> tuple[list[Accepted], list[Refusal]]:
-        """Events that are neither too large nor dated too far ahead, and all refusals."""
-        taken: list[Accepted] = []
+    def _refuse_by_size_and_time(self, checked: Checked, now_ms: int) -> tuple[list[Accepted], list[Refusal]]:
+        """Return events that are neither too large nor dated wrongly, and all refusals."""
+        accepted: list[Accepted] = []
         refused = list(checked.bad)
         for event in checked.good:
             too_large = None
@@ -403,8 +410,8 @@ class Door:
             ):
                 refused.append(self._in_other_unit(event, now_ms))
             else:
-                taken.append(event)
-        return taken, refused
+                accepted.append(event)
+        return accepted, refused
 
     def _ahead(self, event: Accepted, now_ms: int) -> Refusal:
         ahead_s = (event.time_ms - now_ms) / 1e3
@@ -422,7 +429,7 @@ class Door:
         time = self._stream.time
         hint = unit_hint(time, self._stream.role, event.first_ms, now_ms)
         found = f"{event.first_ms} ms since 1970, in January 1970{hint}"
-        return Refusal(event.index, time.path, f"a time of now (unit {time.unit})", found, event.sent)
+        return Refusal(event.index, time.path, f"a present time (unit {time.unit})", found, event.sent)
 
 
 def _bytes(count: int) -> str:
@@ -430,8 +437,10 @@ def _bytes(count: int) -> str:
 
 
 def _events_of(request: Request) -> tuple[bytes, str]:
-    """A request's events, and how they stand, by its headers. Raises BadInput or HttpError for what is not
-    taken."""
+    """Return a request's events and their encoding, by its headers.
+
+    Raises BadInput or HttpError if the headers are wrong.
+    """
     headers = request.headers
     require_identity(request)
     kind = request.content_type
@@ -451,7 +460,7 @@ def _events_of(request: Request) -> tuple[bytes, str]:
 
 @traced
 def _sends_of_bodies(
-    tracer: Tracer, codec: StreamCodec, topic: str, taken: TakenBodies, asked: Sequence[_Asked]
+    tracer: Tracer, codec: StreamCodec, topic: str, taken: TakenBodies, asked: Sequence[_Queued]
 ) -> list[EventSend]:
     """Start the spans of the traced events of bodies that were taken together."""
     requests = codec.requests(taken.records)
@@ -467,7 +476,7 @@ def _sends_of_bodies(
 
 @traced
 def _sends_of_entries(
-    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], asked: _Asked
+    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], asked: _Queued
 ) -> list[EventSend]:
     """Start the spans of the traced events of a request that was validated event by event."""
     requests = codec.requests(BytesColumn.of(entry.value for entry in entries))
@@ -478,15 +487,15 @@ def _sends_of_entries(
     return sends
 
 
-def _tell(asked: Sequence[_Asked], error: Exception) -> None:
-    """Answer all of them with the same error."""
-    for one in asked:
+def _fail(requests: Sequence[_Queued], error: Exception) -> None:
+    """Answer all requests with the same error."""
+    for request in requests:
         try:
-            one.client.failed(error)
+            request.client.failed(error)
         except Exception as fault:
-            _not_told(fault)
+            _log_unanswered(fault)
 
 
-def _not_told(error: Exception) -> None:
-    """One client's answer must not keep the others from theirs."""
-    log.error("an answer could not be given", exc_info=error)
+def _log_unanswered(error: Exception) -> None:
+    """Log an exception of one client, so that the other clients are answered."""
+    log.error("a request could not be answered", exc_info=error)

@@ -1,4 +1,4 @@
-"""The inference server's own routes, described; `oip_endpoints` has the Open Inference Protocol's."""
+"""Descriptions of `/v1` routes; `oip_endpoints` has those of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ RANK_REQUEST = record(
     {"candidates": {"type": "array", "items": OBJECT, "minItems": 1, "description": "the items' fields"}},
     {
         "context": CONTEXT,
-        "k": integer("items wanted; all without it", minimum=1),
+        "k": integer("number of items to return; default: all", minimum=1),
         "request_id": {
             "type": ["string", "integer", "null"],
-            "description": "of the impression that is logged, not empty; made if neither this nor the "
+            "description": "id of the logged impression, not empty; generated if neither this nor the "
             "context has one",
         },
-        "dry_run": boolean("nothing is logged as served, and nothing is explored"),
-        "explain": boolean("each item tells what its rows are"),
+        "dry_run": boolean("no impression is logged, and the order is not random"),
+        "explain": boolean("each item has `rows`: whether its features' rows exist, and their age"),
     },
 )
 ROWS = record(
     "Rows",
     {
         "known": integer("values that have a row", minimum=0),
-        "of": integer("values: one, or as many as a list holds; 0 for a null", minimum=0),
+        "of": integer("values: the length of a list, else 1; 0 for a null", minimum=0),
         "age_s": nullable(
-            integer(minimum=0), "seconds since the newest event that one of the rows has learned from"
+            integer(minimum=0), "seconds since the newest event that one of these rows has learned from"
         ),
     },
 )
 ITEM = record(
     "Item",
     {
-        "index": integer("of the candidate in the request"),
-        "score": nullable(number(), "by serve.score; null if it is not a number"),
+        "index": integer("position of the candidate in the request"),
+        "score": nullable(number(), "value of serve.score; null if it is not a number"),
         "predictions": mapping(nullable(number()), "by label"),
-        "propensity": number("probability that the policy puts it in this place", minimum=0, maximum=1),
+        "propensity": number("probability that the policy gives it this position", minimum=0, maximum=1),
     },
-    {"rows": mapping(ROWS, "by feature; where `explain` asks for it")},
+    {"rows": mapping(ROWS, "by feature; only with `explain`")},
 )
 RANKING = record(
     "Ranking",
     {
-        "request_id": {"type": ["string", "integer"], "description": "to be named by shown and actions"},
+        "request_id": {"type": ["string", "integer"], "description": "id for shown events and actions"},
         "items": array(ITEM, "best first, or in random order"),
-        "version": integer("number of the dense version that scored"),
+        "version": integer("number of the version whose weights scored"),
         "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
         "unknown_rows": mapping(integer(), "values without a row, by feature"),
         "explored": boolean("whether the order is random"),
@@ -77,7 +77,7 @@ RANKING = record(
 RANK = Endpoint(
     "POST",
     "/v1/rank",
-    "Order candidates by the spec's score, and log what was served.",
+    "Order candidates by the spec's score, and log the impression.",
     (
         Answer(200, "the order", (json(RANKING),)),
         *refusals(
@@ -95,11 +95,11 @@ RANK = Endpoint(
             "unavailable",
         ),
     ),
-    "What was served is logged as an impression with its predictions, so that training sees what serving "
-    "saw. A request id and the time are filled in where the context has none. A request whose impression the "
-    "log's schema or the joiner would not take is refused before it is scored: 400, with the field; every "
-    "candidate is checked, as any may be served. A `dry_run`, and a spec with `log_served = false`, log "
-    "nothing and need only what features read.",
+    "The impression is logged with features and predictions, so that training reads the values that serving "
+    "used. Request id and time are filled in if the context lacks them. If the log's schema or the joiner "
+    "would refuse the impression, the request is refused before scoring: 400, with the field; every "
+    "candidate is checked, as any may be served. With `dry_run`, or `log_served = false` in the spec, "
+    "nothing is logged and only the fields of features are needed.",
     bodies=(
         json(
             RANK_REQUEST,
@@ -113,31 +113,31 @@ RANK = Endpoint(
     scope="rank",
 )
 
-_ROWS_NEXT = mapping(integer(), "by partition of `rows`: the next offset to be read")
+_ROWS_NEXT = mapping(integer(), "by partition of `rows`: the next offset to read")
 PROGRESS_BODY = record(
     "Progress",
     {
         "rows_next": _ROWS_NEXT,
         "rows_event_time_ms": integer("newest event that the rows have learned from; 0: none"),
-        "version": nullable(integer(), "the dense version served"),
-        "dense_applied": mapping(integer(), "by partition of samples: what the dense version has learned"),
+        "version": nullable(integer(), "number of the version served"),
+        "dense_applied": mapping(integer(), "by partition of samples: offset that the version has applied"),
         "dense_event_time_ms": nullable(integer()),
     },
     {
-        "served": boolean("whether the rows served have learned from the event asked about"),
-        "waits_for": words(("joiner", "trainer", "rows", ""), 'who has not got to it yet; "": nobody'),
+        "served": boolean("whether the rows served have learned from the event"),
+        "waits_for": words(("joiner", "trainer", "rows", ""), 'first hop that has not passed it; "": none'),
     },
 )
 
 PROGRESS = Endpoint(
     "GET",
     "/v1/progress",
-    "How far serving has learned; and, asked about an event, whether it has learned from it.",
+    "Report how far serving has learned, and whether it has learned from a given event.",
     (
-        Answer(200, "how far", (json(PROGRESS_BODY),)),
+        Answer(200, "the progress", (json(PROGRESS_BODY),)),
         *refusals("bad_input", *TOKEN_CODES, "overloaded", "internal", "unavailable"),
     ),
-    "topic, partition and offset are what the gateway acknowledged; all three or none.",
+    "topic, partition and offset are those of the gateway's acknowledgement; all three or none.",
     parameters=(
         Parameter("topic", "query", "topic of the event"),
         Parameter("partition", "query", "its partition", integer(minimum=0)),
@@ -148,20 +148,23 @@ PROGRESS = Endpoint(
 )
 
 _FIGURES = {
-    "version": nullable(integer(), "the dense version served"),
+    "version": nullable(integer(), "number of the version served"),
     "freshness_ms": nullable(integer(), "now minus the newest event learned from"),
     "rows_held": integer("rows in memory"),
-    "corrupt_deltas": integer("damaged row deltas left out"),
-    "not_finite_rows": integer("rows left out because a value was not finite"),
-    "missing_rows": integer("rows of damaged buckets of the row store, not served as they were learned"),
-    "requests": integer("answered with scores"),
-    "candidates": integer("scored"),
+    "corrupt_deltas": integer("damaged row deltas that were skipped"),
+    "not_finite_rows": integer("rows skipped because a value was not finite"),
+    "missing_rows": integer("rows of damaged buckets of the row store, served as if never learned"),
+    "requests": integer("requests answered with scores"),
+    "candidates": integer("candidates scored"),
     "explored": integer("requests ordered at random"),
     "rows_next": _ROWS_NEXT,
-    "rows": text('what is wrong with the rows; "": nothing'),
-    "versions": text('what is wrong with the versions; "": nothing'),
-    "losses": {**OBJECT, "description": "shares of served events that were not logged: recent, and begun"},
-    "served_log": text('why the last served event was not logged; "": it was'),
+    "rows": text('problem with the rows; "": none'),
+    "versions": text('problem with the versions; "": none'),
+    "losses": {
+        **OBJECT,
+        "description": "shares of served events that were not logged: recent, and since the start (begun)",
+    },
+    "served_log": text('reason why a served event was last not logged; "": none'),
 }
 READY = ready_page("Inference", _FIGURES)
 STATUS = status_page(record("InferenceStatus", _FIGURES))

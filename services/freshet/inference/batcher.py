@@ -1,12 +1,8 @@
-"""Requests that wait at the same moment are scored together: one decoding, one lookup and one pass through
-the model cost several requests less than one of each for every request.
+"""Adaptive batching: requests that wait at the same moment are decoded, looked up and scored together.
 
-Adaptive: whoever has arrived is taken, nobody is waited for. A request that comes alone is scored alone, one
-turn of the event loop later; under load the requests that came while the last batch was scored are the next.
-Results go to callbacks, not futures: a request needs no task of its own.
-
-What cannot be scored with others (`Alone`) waits in the same queue and has a turn to itself, so that whatever
-is asked, by whatever door, one bound says whether it is answered in time.
+No request waits for others: a batch holds the requests that arrived while the last one was scored. Results
+go to callbacks, so that a request needs no task. Requests that cannot be batched (`Solo`) wait in the same
+queue, so that one bound on the waiting time holds for requests of all routes.
 """
 
 from __future__ import annotations
@@ -25,42 +21,42 @@ from freshet.errors import Overloaded
 from freshet.http.responses import ClientGoneError
 from freshet.inference.pipeline import Encoded
 
-__all__ = ["SHED_WHYS", "Alone", "Batcher", "Pace", "Throughput"]
+__all__ = ["SHED_WHYS", "Batcher", "Pace", "Solo", "Throughput"]
 
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 
 FIRST_GUESS_S = 5e-6
-"""What a candidate is taken to cost before any was scored; the first batches correct it."""
+"""Initial estimate of the seconds per candidate."""
 
 FORGET = 0.1
-"""Weight of the newest batch in what a candidate is taken to cost."""
-
+"""Weight of the newest batch in the estimates."""
 
 SHED_WHYS = ("wait", "gone")
 
 RETRY_AFTER_S = 1.0
-"""What a refused client is told: by then most of those that wait are answered, or have given up."""
+"""Retry-After of refused requests: by then most waiting requests are answered or abandoned."""
 
 
 class Throughput:
-    """What a turn has cost of late, with all that the loop does besides: a part whatever it holds, and a part
-    for each candidate (least squares, of which the older turns weigh less)."""
+    """Estimates the duration of turns of the loop: a constant and a part per candidate.
+
+    The fit is least squares with exponentially decaying weights. A turn includes the loop's other work.
+    """
 
     def __init__(self) -> None:
         self._sums: tuple[float, ...] = (0.0,) * 5
 
     def wait_s(self, turns: float, candidates: float) -> float:
-        """How long as many turns with as many candidates together will take."""
+        """Return the expected seconds of `turns` turns that hold `candidates` together."""
         n, x, y, xx, xy = (of + GUESSED * guess for of, guess in zip(self._sums, GUESS, strict=True))
         candidate_s = max(0.0, (n * xy - x * y) / (n * xx - x * x))
         turn_s = (y - candidate_s * x) / n
         return turns * turn_s + candidates * candidate_s if turn_s > 0 else candidates * y / x
 
-    def note(self, candidates: int, seconds: float) -> None:
-        """A turn with as many took so long. One of nobody says nothing; one that took much longer than
-        expected (the process stood still, or scored for the first time) counts as `SLOWEST`."""
+    def observe(self, candidates: int, seconds: float) -> None:
+        """Add a turn's duration; a pause of the process is limited to `SLOWEST` times the expectation."""
         if candidates:
             seconds = min(seconds, SLOWEST * self.wait_s(1, candidates))
             turn = _sums_of(candidates, seconds)
@@ -72,30 +68,28 @@ def _sums_of(candidates: float, seconds: float) -> tuple[float, ...]:
 
 
 EMPTY_S = 1e-3
-"""What a turn is taken to cost besides its candidates, before any was taken."""
+"""Initial estimate of a turn's constant part."""
 
 GUESS = tuple(map(sum, zip(_sums_of(0, EMPTY_S), _sums_of(1e3, EMPTY_S + 1e3 * FIRST_GUESS_S), strict=True)))
-"""Two turns that are taken to have been: so that small ones alone do not say what a large one costs."""
+"""Prior of the fit: two turns of different sizes, so that it is determined while all turns are small."""
 
 GUESSED = 1e-4
-"""Their weight, where the newest turn has 1: nothing once sizes differ by some candidates."""
+"""Weight of the prior; the newest turn has 1."""
 
 SLOWEST = 5.0
-"""What a turn may say that its candidates cost, in what was expected: one pause makes the estimate half as
-long again for some turns, and a server that has become slow is believed within ten."""
+"""Limit of a measured cost, as a multiple of the estimate: one pause raises the estimate by half."""
 
 
 class Pace:
-    """What a candidate has cost of late, and so how many requests fit a budget."""
+    """Estimates the seconds per candidate, and how many requests fit a time budget."""
 
     def __init__(self, budget_s: float) -> None:
-        """`budget_s`: what scoring one batch should take at most; 0 means one request at a time."""
+        """`budget_s`: longest time to score one batch; 0: one request at a time."""
         self.budget_s = budget_s
         self.candidate_s = FIRST_GUESS_S
 
     def fits(self, waiting: Iterable[int]) -> int:
-        """How many of the requests that wait, given by their candidates, are one batch: the first always, and
-        those after it for as long as the budget lasts. No more of them are looked at."""
+        """Return how many waiting requests, given by their candidates, form a batch: at least one."""
         taken = candidates = 0
         for more in waiting:
             candidates += more
@@ -105,39 +99,39 @@ class Pace:
         return taken
 
     def turns(self, waiting: int, candidates: int) -> float:
-        """About how many batches as many requests are."""
+        """Return the approximate number of batches for `waiting` requests."""
         fit = candidates * self.candidate_s / self.budget_s if self.budget_s else waiting
         return min(waiting, 1 + fit)
 
-    def note(self, candidates: int, seconds: float) -> None:
-        """A batch of so many candidates took so long; counts as `SLOWEST` at most."""
+    def observe(self, candidates: int, seconds: float) -> None:
+        """Add a batch's duration, limited to `SLOWEST` times the expectation."""
         if candidates:
             cost_s = min(seconds / candidates, SLOWEST * self.candidate_s)
             self.candidate_s += FORGET * (cost_s - self.candidate_s)
 
 
-def _stays() -> bool:
+def _never_gone() -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alone(Generic[Result]):
-    """A request that is not scored with others."""
+class Solo(Generic[Result]):
+    """A request that is not batched."""
 
     candidates: int
-    score: Callable[[], Result]  # called in its turn; what it raises is its answer
+    score: Callable[[], Result]  # an exception is the request's outcome
     size: int = 0  # bytes that it holds while it waits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting(Generic[Result]):
-    request: Encoded | Alone[Result]
+    request: Encoded | Solo[Result]
     done: Callable[[Result | Exception], None]
     gone: Callable[[], bool]
 
 
 class Batcher(Generic[Result]):
-    """A queue before the scorer, on the event loop's thread, which also scores."""
+    """Queues requests and scores them in batches, on the event loop's thread."""
 
     def __init__(
         self,
@@ -150,37 +144,39 @@ class Batcher(Generic[Result]):
         shed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`score` gives each request of a batch its result, or what is wrong with it; what it raises is tried
-        again with each request alone.
+        """Queue no request yet.
 
         Args:
-            most_wait_s: a request that would be answered later than that is refused at once.
-            most_bytes: of requests that wait; one more is refused, but one alone is always taken.
-            observe: is told how many requests each batch held.
-            shed: is told of each request that is not scored: "wait" of those that are refused, "gone" of
-                those whose clients have gone.
+            score: returns a result or an error per request; if it raises, each request is scored alone.
+            budget_s: longest time to score one batch; 0: one request at a time.
+            most_wait_s: longest expected wait; above it requests are refused.
+            most_bytes: bound of the waiting requests' bytes; an empty queue accepts any request.
+            observe: called with the number of requests of each batch.
+            shed: called per unscored request: "wait" if refused, "gone" if its client has disconnected.
         """
         self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
         self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
-        self._candidates = 0  # of those that wait
+        self._candidates = 0  # of waiting requests
         self._bytes, self._most_bytes = 0, most_bytes
-        self._alone = self._alone_candidates = 0  # of them, those that have a turn to themselves
-        self._before: tuple[float, int] | None = None  # began, candidates: of a turn that left some waiting
+        self._solo = self._solo_candidates = 0  # of waiting `Solo` requests
+        self._before: tuple[float, int] | None = None  # start, candidates of a turn that left requests
         self._waiting: deque[_Waiting[Result]] = deque()
         self._due = False  # whether a turn is scheduled
 
-    def ask(
+    def submit(
         self,
-        request: Encoded | Alone[Result],
+        request: Encoded | Solo[Result],
         done: Callable[[Result | Exception], None],
-        gone: Callable[[], bool] = _stays,
+        gone: Callable[[], bool] = _never_gone,
     ) -> None:
-        """Score a request with others that wait, in a later turn of the running loop; `done` is then given
-        its result, or what is wrong with it. What it raises is logged, and harms no other request.
+        """Queue a request; a later turn of the running loop scores it.
 
-        `gone`: whether its client has gone; it is then not scored, and `done` is given a ClientGoneError.
+        Args:
+            done: called with the result or the error; an exception that it raises is logged.
+            gone: whether the client has disconnected; then `done` gets a ClientGoneError.
 
-        Raises Overloaded: so many wait that it would be answered too late. Whoever comes alone is taken.
+        Raises:
+            Overloaded: the expected wait or the queue's bytes exceed their bounds.
         """
         self.refuse_if_late()
         if self._waiting and self._bytes + request.size > self._most_bytes:
@@ -198,13 +194,12 @@ class Batcher(Generic[Result]):
             loop.call_soon(self._turn, loop)
 
     def refuse_if_late(self) -> None:
-        """Raise as `ask` would now: for a door that has yet to read what it would ask, which costs about as
-        much as scoring it does."""
+        """Raises Overloaded if the expected wait is too long: a check before a body is parsed."""
         waiting = len(self._waiting)
         if not waiting:
             return
-        batched = self._candidates - self._alone_candidates
-        turns = self._alone + self._pace.turns(waiting - self._alone, batched)
+        batched = self._candidates - self._solo_candidates
+        turns = self._solo + self._pace.turns(waiting - self._solo, batched)
         wait_s = self._throughput.wait_s(turns, self._candidates)
         if wait_s > self._most_wait_s:
             self._shed("wait")
@@ -214,36 +209,36 @@ class Batcher(Generic[Result]):
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _count(self, request: Encoded | Alone[Result], n: int) -> None:
+    def _count(self, request: Encoded | Solo[Result], n: int) -> None:
         self._candidates += n * request.candidates
         self._bytes += n * request.size
-        if isinstance(request, Alone):
-            self._alone += n
-            self._alone_candidates += n * request.candidates
+        if isinstance(request, Solo):
+            self._solo += n
+            self._solo_candidates += n * request.candidates
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Score one batch; what still waits has the next turn, after the answers have gone out."""
+        """Score one batch; schedule the next turn if requests wait."""
         began = self._clock()
-        if self._before is not None:  # the last turn, and all that the loop did since
-            self._throughput.note(self._before[1], began - self._before[0])
-        taken = self._take()
+        if self._before is not None:  # the last turn and the loop's work since
+            self._throughput.observe(self._before[1], began - self._before[0])
+        taken = self._next_batch()
         candidates = sum(one.request.candidates for one in taken)
         try:
             if taken:
-                for one, result in zip(taken, self._results(taken, candidates), strict=True):
-                    _tell(one.done, result)
-        finally:  # whatever went wrong with this batch: who comes later is still scored
+                for one, result in zip(taken, self._score_batch(taken, candidates), strict=True):
+                    _answer(one.done, result)
+        finally:  # later requests must be scored after any error
             self._before = None
             self._due = bool(self._waiting)
             if self._due:
                 self._before = (began, candidates)
                 loop.call_soon(self._turn, loop)
             else:
-                self._throughput.note(candidates, self._clock() - began)
+                self._throughput.observe(candidates, self._clock() - began)
 
-    def _take(self) -> list[_Waiting[Result]]:
-        """The next batch, or the next that is scored alone; without those whose clients have gone."""
-        together = takewhile(lambda one: not isinstance(one.request, Alone), self._waiting)
+    def _next_batch(self) -> list[_Waiting[Result]]:
+        """Return the next batch or `Solo` request, without requests of clients that have disconnected."""
+        together = takewhile(lambda one: not isinstance(one.request, Solo), self._waiting)
         fit = self._pace.fits(one.request.candidates for one in together)
         taken = []
         for _ in range(max(1, fit)):
@@ -251,34 +246,34 @@ class Batcher(Generic[Result]):
             self._count(one.request, -1)
             if one.gone():
                 self._shed("gone")
-                _tell(one.done, ClientGoneError("the client went away while its request waited"))
+                _answer(one.done, ClientGoneError("the client went away while its request waited"))
             else:
                 taken.append(one)
         return taken
 
-    def _results(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
+    def _score_batch(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
         first = taken[0].request
-        if isinstance(first, Alone):  # says nothing of what a candidate costs in a batch
+        if isinstance(first, Solo):  # its duration does not count for batches
             try:
                 return [first.score()]
             except Exception as error:
                 return [error]
         started = self._clock()
-        results = self._scored([one.request for one in taken if not isinstance(one.request, Alone)])
-        self._pace.note(candidates, self._clock() - started)
+        results = self._score_or_split([one.request for one in taken if not isinstance(one.request, Solo)])
+        self._pace.observe(candidates, self._clock() - started)
         self._observe(len(taken))
         return results
 
-    def _scored(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
+    def _score_or_split(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
         try:
             return self._score(requests)
         except Exception as error:
             if len(requests) == 1:
                 return [error]
-        return [result for one in requests for result in self._scored([one])]
+        return [result for one in requests for result in self._score_or_split([one])]
 
 
-def _tell(done: Callable[[Result | Exception], None], result: Result | Exception) -> None:
+def _answer(done: Callable[[Result | Exception], None], result: Result | Exception) -> None:
     try:
         done(result)
     except Exception as error:

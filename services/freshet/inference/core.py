@@ -1,5 +1,4 @@
-"""Inference's decisions: what a rank request asks, the order of its candidates, which row deltas count. No
-I/O.
+"""Pure logic of inference: rank requests, the order of candidates, and which row deltas apply.
 
 Letters: C candidates of a request, K items answered, N keys of a delta.
 """
@@ -42,24 +41,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RankRequest:
-    """What a client asks to be ranked."""
+    """A parsed body of `POST /v1/rank`."""
 
     context: Mapping[str, Any]  # the served event's fields outside the candidates
     candidates: Sequence[Mapping[str, Any]]  # (C,)
-    k: int  # items wanted, 1 to C
+    k: int  # items to return, 1 to C
     request_id: str | int | None
-    dry_run: bool = False  # nothing is logged as served, nothing is explored
-    explain: bool = False  # each item tells what its rows are
+    dry_run: bool = False  # do not log, do not explore
+    explain: bool = False  # report the rows of each item
 
 
 KEYS = ("candidates", "context", "dry_run", "explain", "k", "request_id")
 
 
 def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
-    """Read the body of `POST /v1/rank`.
+    """Parse the body of `POST /v1/rank`.
 
-    Raises:
-        BadInput: names the key, what it takes and what was found; TooLarge for too many candidates.
+    Raises BadInput, with the key, if the body is wrong, and TooLarge if it has too many candidates.
     """
     try:
         tree = orjson.loads(body)
@@ -80,7 +78,7 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
         raise BadInput(f"candidates: expected a list of 1 to {max_candidates} objects, found {found}")
     if len(candidates) > max_candidates:
         raise TooLarge(f"candidates: expected at most {max_candidates}, found {len(candidates)}")
-    if set(map(type, candidates)) != {dict}:  # a fifth of the time that a loop takes
+    if set(map(type, candidates)) != {dict}:  # five times as fast as a loop
         i, wrong = next((i, kind_of(c)) for i, c in enumerate(candidates) if type(c) is not dict)
         raise BadInput(f"candidates[{i}]: expected an object, found {wrong}")
     k = tree.get("k", len(candidates))
@@ -97,14 +95,13 @@ def parse_rank(body: bytes, max_candidates: int) -> RankRequest:
 
 
 EXPANDED_BODIES = 4
-"""What a request may grow to where each candidate carries the context, in bodies of the largest size."""
+"""Bound of a request with a copy of the context per candidate, in bodies of the largest size."""
 
 
 def refuse_expanded(explode: str | None, request: RankRequest, body_bytes: int, max_body_bytes: int) -> None:
-    """Refuse a request of a spec that explodes no array if its context, copied to every candidate, would
-    exceed EXPANDED_BODIES bodies of the largest size. Called before anything is copied.
+    """Raises TooLarge if copies of the context for every candidate would exceed the bound.
 
-    Raises TooLarge, naming the bound.
+    Only specs that explode no array copy the context.
     """
     most, copies = EXPANDED_BODIES * max_body_bytes, len(request.candidates)
     if explode is not None or copies * body_bytes <= most:
@@ -115,12 +112,12 @@ def refuse_expanded(explode: str | None, request: RankRequest, body_bytes: int, 
             f"context: {context:,} bytes, which each of {copies:,} candidates carries, as the spec explodes "
             f"no array: {copies * context:,} bytes together\n"
             f"  expected at most {most:,} ({EXPANDED_BODIES} times FRESHET_INFERENCE_MAX_BODY_BYTES): send "
-            "fewer candidates a request, or a smaller context"
+            "fewer candidates per request, or a smaller context"
         )
 
 
 def get_path(tree: Mapping[str, Any], path: str) -> Any:
-    """What stands at a dotted path; None if there is nothing."""
+    """Return the value at a dotted path, or None."""
     value: Any = tree
     for part in path.split("."):
         if not isinstance(value, Mapping):
@@ -130,7 +127,10 @@ def get_path(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def set_path(tree: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of the tree (only along the path) with a value at it. Raises BadInput if the way is blocked."""
+    """Return a tree with a value at a path; copies only objects along it.
+
+    Raises BadInput if a part of the path is no object.
+    """
     head, _, rest = path.partition(".")
     out = dict(tree)
     if not rest:
@@ -146,16 +146,16 @@ def set_path(tree: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any], levels: int = MOST_LEVELS) -> dict[str, Any]:
-    """Two objects as one; where both hold a value `above` wins, where both hold an object they are merged.
+    """Merge two objects recursively; values of `above` win.
 
-    Raises BadInput where both are nested deeper than `levels`.
+    Raises BadInput if both are nested deeper than `levels`.
     """
     if not levels:
         raise too_deep("context and a candidate")
     out = dict(below)
     for key, value in above.items():
         mine = out.get(key)
-        # `dict` is what JSON is read into, and twenty times as quick to ask for as Mapping
+        # isinstance with dict is twenty times as fast as with Mapping
         out[key] = (
             merged(mine, value, levels - 1) if isinstance(mine, dict) and isinstance(value, dict) else value
         )
@@ -165,7 +165,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], levels: int = MOS
 def events_of(
     spec: Spec, context: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The served event of a request, or (in a spec that explodes no array) one event for each candidate."""
+    """Return the served event of a request, or one event per candidate if the spec explodes no array."""
     explode = spec.events.served.explode
     if explode is not None:
         return [set_path(context, explode, candidates)]
@@ -173,7 +173,7 @@ def events_of(
 
 
 def time_value(now_ms: int, field: TimeField) -> int | float | str:
-    """Now, as the spec says that times are written."""
+    """Return a time in the spec's unit of event times."""
     match field.unit:
         case "iso":
             return datetime.fromtimestamp(now_ms / 1e3, UTC).isoformat(timespec="milliseconds")
@@ -190,7 +190,7 @@ def time_value(now_ms: int, field: TimeField) -> int | float | str:
 
 
 def time_ms_of(value: Any, field: TimeField) -> int | None:
-    """Milliseconds since 1970 of a time as the spec says it is written; None if it is not written so."""
+    """Convert a time in the spec's unit to milliseconds since 1970; None if it has another form."""
     if field.unit == "iso":
         if not isinstance(value, str):
             return None
@@ -212,19 +212,18 @@ _MS = datetime.fromtimestamp(0.001, UTC) - _EPOCH
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """Which candidates are answered, in which order, and how likely that was."""
+    """The candidates to return, in order, with their propensities."""
 
     indices: I64  # (K,) candidates, best first
-    propensity: F32  # (K,) probability with which the policy puts this candidate in this place
+    propensity: F32  # (K,) probability that the policy gives this candidate this position
     explored: bool  # whether the order is random
 
 
 def order(scores: F32, k: int, explore: Explore, rng: random.Random) -> Order:
-    """Order candidates by score, ties in the order of the request; by chance in a share of requests.
+    """Order candidates by (C,) float32 scores, ties in the order of the request, NaN last.
 
-    With epsilon = `explore.share`, a request is ordered at random with probability epsilon, every order
-    being equally likely. A candidate is therefore in a given place with probability (1 - epsilon) * [its
-    place by score] + epsilon / C. A score that is not a number comes last.
+    With probability epsilon = `explore.share` the order is random and uniform. A candidate has a given
+    position with probability (1 - epsilon) * [its position by score] + epsilon / C.
     """
     count = len(scores)
     epsilon = explore.share if explore.policy == "epsilon" else 0.0
@@ -241,20 +240,21 @@ def order(scores: F32, k: int, explore: Explore, rng: random.Random) -> Order:
 
 
 def freshness_ms(now_ms: int, rows_ms: int, dense_ms: int) -> int | None:
-    """Now minus the newest event time that what is served has learned from; None before anything was
-    learned."""
+    """Return now minus the newest event time that rows or weights have learned from; None before any."""
     newest = max(rows_ms, dense_ms)
     return max(0, now_ms - newest) if newest > 0 else None
 
 
 def label_delay_ms(spec: Spec) -> int:
-    """How long an impression waits at most until the first sample of it: until then nobody's not acting is
-    learned. Labels that only some impressions have (`given`) do not count."""
+    """Return the time from an impression to its first negative sample.
+
+    Labels that only some impressions have (`given`) do not count.
+    """
     return min(label.window_ms for label in spec.labels if label.given is None) + spec.join.grace_ms
 
 
 def not_finite(tensors: Mapping[str, Any]) -> str | None:
-    """Name of the first tensor that holds NaN or infinity."""
+    """Return the name of the first tensor that holds NaN or infinity, or None."""
     return next(
         (n for n, t in tensors.items() if t.dtype.kind == "f" and not np.isfinite(t).all()),
         None,
@@ -263,26 +263,25 @@ def not_finite(tensors: Mapping[str, Any]) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class BucketView:
-    """What a reader of `rows` knows of each bucket, and therefore which deltas count (PROTOCOL 17)."""
+    """Fences and offsets by bucket, which decide whether a delta applies (PROTOCOL 17)."""
 
     buckets: int
     fences: I64 = field(init=False)  # highest fence seen
-    offsets: I64 = field(init=False)  # what is below was in the row store when the bucket was scanned
+    offsets: I64 = field(init=False)  # the scanned row store contained all deltas below
 
     def __post_init__(self) -> None:
         self.fences = np.full(self.buckets, -1, np.int64)
         self.offsets = np.zeros(self.buckets, np.int64)
 
     def scanned(self, bucket: int, fence: int, rows_offset: int) -> None:
-        """A bucket was read from the row store; its meta, read before, said this."""
+        """Record the meta of a bucket that was read from the row store; the meta is read first."""
         self.fences[bucket] = fence
         self.offsets[bucket] = rows_offset
 
     def wanted(self, offset: int, fence: Fence, keys: U64) -> Bool:
-        """(N,) which keys of a delta at this offset count; remembers the fence.
+        """Select the (N,) uint64 keys of a delta that apply: (N,) bool; record the fence.
 
-        Not those of a lower fence than their bucket has seen, nor those that the scan of their bucket has
-        brought.
+        Keys do not apply if their bucket has seen a higher fence, or its scan contains the delta.
         """
         buckets = bucket_of(keys, self.buckets)
         current = self.fences[buckets] <= fence
@@ -291,6 +290,6 @@ class BucketView:
 
 
 def explain(error: Exception) -> str:
-    """One line of what went wrong, for health pages."""
+    """Return the first line of an error, for health pages."""
     text = str(error).split("\n")[0]
     return text if isinstance(error, FreshetError) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""What the rows behind a score are: how many of a candidate's values have one, and how old they are.
+"""Existence and age of the rows behind a score.
 
 Letters: B candidates, N occurrences of a feature, U unique rows of a store group.
 """
@@ -17,11 +17,8 @@ from freshet.types import I32, I64, U8, U32
 
 __all__ = ["FeatureRows", "Unknown", "explained", "rows_of_feature", "values_without_row"]
 
-# --- How many of a request's values have no row yet, by feature: what is new to the model, or misspelt.
-
-
 Unknown = dict[str, int]
-"""{feature: values without a row}; a value that a request's candidates share counts for each of them."""
+"""{feature: values without a row, as new or misspelt}; a shared value counts for each candidate."""
 
 
 def values_without_row(
@@ -31,18 +28,18 @@ def values_without_row(
     request_ends: U32 | NDArray[Any],
     out: Sequence[Unknown],
 ) -> None:
-    """Add to each request's counts what one store group's features lack.
+    """Count values of one store group without a row, for each of R requests.
 
     Args:
         features: names, in the group's order.
-        inputs: the group as looked up, of R requests.
-        found: (U,) which rows there are.
-        request_ends: (R,) where each request's candidates end.
-        out: (R,) counts.
+        inputs: the looked-up group.
+        found: (U,) uint8, 1 where the row exists.
+        request_ends: (R,) end of each request's candidates.
+        out: (R,) counts to add to.
     """
     if found.all():
         return
-    missing = np.append(found == 0, False)[inputs.positions]  # -1, a null, is the last: not missing
+    missing = np.append(found == 0, False)[inputs.positions]  # -1, a null, selects the appended False
     sums = np.zeros(len(missing) + 1, np.int64)
     np.cumsum(missing, out=sums[1:])
     before = sums[inputs.feature_starts].tolist()
@@ -60,7 +57,7 @@ def values_without_row(
 
 
 def _of_requests(inputs: GroupInputs, f: int, request_ends: NDArray[Any], sums: I64) -> list[int]:
-    """(R,) values of one feature without a row; `sums` are those of all occurrences before each."""
+    """Return the (R,) values of one feature without a row; `sums` are cumulative over occurrences."""
     lists, last = inputs.list_ends[f], request_ends.astype(np.int64)
     if inputs.shared is not None and inputs.shared[f]:
         last = np.arange(1, len(last) + 1)
@@ -73,22 +70,22 @@ def _of_requests(inputs: GroupInputs, f: int, request_ends: NDArray[Any], sums: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureRows:
-    """One feature's rows."""
+    """Rows of one feature, by candidate."""
 
     known: I64  # (B,) values that have a row
-    of: I64  # (B,) values: one, or as many as a list holds; a null counts as none
-    touched_s: I64  # (B,) newest event time that one of the rows has learned from, in seconds; 0: not known
+    of: I64  # (B,) values: the length of a list, else 1; 0 for a null
+    touched_s: I64  # (B,) newest event time that one of the rows has learned from, in seconds; 0: unknown
 
 
 def rows_of_feature(
     positions: I32, list_ends: U32 | None, found: U8, touched_s: U32, candidates: int
 ) -> FeatureRows:
-    """Sum up a feature's occurrences.
+    """Aggregate a feature's occurrences by candidate.
 
     Args:
-        positions: (N,) row of each occurrence, -1: null; in order of the candidates.
-        list_ends: (B,) where each candidate's occurrences end; None: there is one of each.
-        found, touched_s: (U,) as looked up.
+        positions: (N,) int32 row of each occurrence, in the order of candidates; -1: null.
+        list_ends: (B,) uint32 end of each candidate's occurrences; None: one per candidate.
+        found, touched_s: (U,) uint8 and uint32 of the lookup.
     """
     counts = np.ones(candidates, np.int64) if list_ends is None else np.diff(list_ends, prepend=0)
     owner = np.repeat(np.arange(candidates), counts.astype(np.int64))
@@ -104,7 +101,7 @@ def rows_of_feature(
 
 
 def explained(rows: Mapping[str, FeatureRows], index: int, now_ms: int) -> dict[str, dict[str, Any]]:
-    """{feature: known, of, age in seconds} of one candidate, as `/v1/rank` answers it."""
+    """Return `rows` of one item of the answer of `/v1/rank`: {feature: known, of, age in seconds}."""
     out: dict[str, dict[str, Any]] = {}
     for name, feature in rows.items():
         touched_s = int(feature.touched_s[index])

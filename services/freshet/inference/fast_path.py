@@ -1,9 +1,7 @@
-"""Rank requests about which nothing is unusual: nearly all of them, read and answered as text in native code.
+"""The fast path of rank requests: native code parses a body once and writes events and answer as text.
 
-What the client wrote is parsed once, and copied as it stands into the event that is scored and into the one
-that is logged. Whatever is not plain (a body that is wrong or that the log could not take, an `explain`, an
-id given twice) is left to `core.parse_rank`, which tells the client what is wrong and costs ten times as
-much.
+Requests with an error, an `explain` or two ids go through `core.parse_rank`, which gives reasons and costs
+ten times as much.
 """
 
 from __future__ import annotations
@@ -23,21 +21,21 @@ from freshet.inference.pipeline import Encoded, Scored
 from freshet.inference.served_log import Served, places_of
 from freshet.types import BytesColumn
 
-__all__ = ["PlainRequest", "PlainRequests"]
+__all__ = ["FastPath", "FastRequest"]
 
 _NOTHING_LOGGED: NativeRules = (None, None, None, 0)
 _NO_ID = '""'
-"""An id that `Filling` refuses, as the text has it."""
+"""JSON of the empty id, which `Filling` refuses."""
 
-MOST_PLACES = 64  # fields of an item that RankText keeps account of
+MOST_PLACES = 64  # RankText's bound of fields by which an item has its position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlainRequest:
-    """A request as its client wrote it."""
+class FastRequest:
+    """A request that native code has parsed."""
 
     encoded: Encoded
-    k: int  # items wanted, 1 to the candidates
+    k: int  # items to return, 1 to the number of candidates
     dry_run: bool
     _text: _native.RankText
     _rules: _native.RankRules
@@ -45,7 +43,7 @@ class PlainRequest:
     def answer(
         self, order: Order, scored: Scored, version: int, freshness_ms: int | None, *, log: bool
     ) -> tuple[bytes, Served | None]:
-        """The answer's body, and what was served, if it is to be logged."""
+        """Return the answer's body, and the impression if `log` is true."""
         text = self._text
         items, served = text.ranked(
             self._rules,
@@ -71,8 +69,8 @@ class PlainRequest:
         return body, None if served is None else Served([text.id.strip('"').encode()], [served])
 
 
-class PlainRequests:
-    """Reads the requests of one spec. Thread-safe."""
+class FastPath:
+    """Parses requests of one spec. Thread-safe."""
 
     def __init__(
         self,
@@ -82,9 +80,11 @@ class PlainRequests:
         max_candidates: int,
         loggable: Loggable | None = None,
     ) -> None:
-        """`transcoder`: of the request schema; `loggable`: checks what would be logged, if anything is.
+        """Compile the rules; raises ValueError if the spec does not fit (see `fits`).
 
-        Raises ValueError for a spec that `fits` says no to.
+        Args:
+            transcoder: of the request schema.
+            loggable: checks the impression; None: none is logged.
         """
         stream = spec.events.served
         if not self.fits(spec):
@@ -105,14 +105,13 @@ class PlainRequests:
 
     @staticmethod
     def fits(spec: Spec) -> bool:
-        """Whether requests of the spec can be plain: its candidates are an array at the top of the served
-        event, with the request's id and time beside it."""
+        """Return whether candidates, request id and time are top-level fields of the served event."""
         stream = spec.events.served
         names = [stream.explode or ".", stream.key[0], stream.time.path, *places_of(spec)]
         return len(names) <= MOST_PLACES and not any("." in name for name in names)
 
-    def read(self, body: bytes, now_ms: int) -> PlainRequest | None:
-        """A request's body, or None if it is not plain."""
+    def read(self, body: bytes, now_ms: int) -> FastRequest | None:
+        """Parse a request's body; None if it cannot take the fast path."""
         filling = self._filling
         new_id = orjson.dumps(filling.new_id()).decode()
         now = orjson.dumps(time_value(now_ms, filling.stream.time)).decode()
@@ -121,4 +120,4 @@ class PlainRequests:
         if text is None or text.id == _NO_ID:
             return None
         encoded = Encoded(BytesColumn(*text.record()), text.candidates)
-        return PlainRequest(encoded, text.k, text.dry_run, text, self._rules)
+        return FastRequest(encoded, text.k, text.dry_run, text, self._rules)

@@ -1,8 +1,7 @@
-"""Schemas for requests: of the user's schema only what is needed, everything of it optional.
+"""Schemas of requests: the fields of the user's schema that features read, all optional.
 
-A request lacks what is not known yet (the position of an item, say) or not wanted; a missing field is null,
-and null makes no row. Types are the user's own, so values reach the same keys as in events; names are found
-as in events.
+A request may lack fields, such as an item's position, which is not known yet: they are null, and null has no
+row. Types are those of the user's schema, so that values have the same keys as in events.
 """
 
 from __future__ import annotations
@@ -21,29 +20,27 @@ from freshet.json_text import shown
 
 __all__ = ["Filling", "request_schema", "row_schema"]
 
-# --- What a client may leave out of a rank request: the request's id and its time are filled in.
-
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How requests of a stream of served events are completed."""
+    """Fills in the id and the time of rank requests."""
 
     stream: Stream
     number_ids: bool  # whether request ids are integers in the user's schema
 
     @classmethod
     def of(cls, stream: Stream, schema: Record) -> Filling:
-        """As the user's schema of served events wants it."""
+        """Derive the type of ids from the user's schema of served events."""
         kind = field_at(schema, stream.key[0]).type
         return cls(stream, isinstance(kind, Primitive) and kind.name in ("int", "long"))
 
     def filled(
         self, context: Mapping[str, Any], request_id: str | int | None, now_ms: int
     ) -> Mapping[str, Any]:
-        """The context with id and time, which are the whole event's; what the client sent stays as it is.
+        """Return the context with id and time; values that the client sent are kept.
 
-        Raises BadInput if `request_id` is not the context's own, or the id is empty: all requests with it
-        would be one to the joiner, and only the first of them would be learned from.
+        Raises BadInput if `request_id` differs from the context's id, or the id is empty: the joiner would
+        take all requests with an empty id for duplicates of the first.
         """
         key = self.stream.key[0]
         given = get_path(context, key)
@@ -58,7 +55,7 @@ class Filling:
                 f"request_id: expected that of the context's {key}, {shown(given)}; found {shown(request_id)}"
             )
         if self.number_ids and isinstance(given, float) and given.is_integer():
-            context = set_path(context, key, int(given))  # 5.0: the log's key is written without a fraction
+            context = set_path(context, key, int(given))  # the log's key of 5.0 is "5"
         if given is None:
             context = set_path(context, key, self.new_id() if request_id is None else request_id)
         path = self.stream.time.path
@@ -67,26 +64,27 @@ class Filling:
         return context
 
     def new_id(self) -> str | int:
-        """An id that no other request has; of 53 bits if it is a number, which JavaScript keeps exact."""
+        """Generate a random id; a number has 53 bits, which JavaScript represents exactly."""
         return _IDS.getrandbits(53) if self.number_ids else f"{_IDS.getrandbits(128):032x}"
 
 
 _IDS = random.SystemRandom()
-"""Nobody may guess the id of a request that he was not answered: by it alone he could report its clicks."""
+"""Ids must not be guessable: a client that knows an id can report actions on its impression."""
 
 
 _NULL = Primitive("null")
 
 
 def row_schema(sample: Record, paths: Iterable[str]) -> Record:
-    """A sample's schema with these fields only, all optional. Raises ConfigError for a path that does not
-    exist."""
+    """Reduce a sample's schema to these fields, all optional. Raises ConfigError if a path does not exist."""
     return _record(sample, _tree(sample, paths), "row", None, ())
 
 
 def request_schema(spec: Spec, served: Record) -> Record:
-    """The served event's schema with the fields of features, key and time only; optional but for the
-    exploded array."""
+    """Reduce the served event's schema to the fields of features, key and time.
+
+    All are optional except the exploded array.
+    """
     stream = spec.events.served
     paths = [*feature_fields(spec), *stream.key, stream.time.path]
     if stream.explode is not None:
@@ -101,7 +99,7 @@ Tree = Mapping[str, "Tree"]
 def _tree(schema: Record, paths: Iterable[str]) -> Tree:
     tree: dict[str, Any] = {}
     for path in paths:
-        field_at(schema, path)  # says what there is, if there is no such field
+        field_at(schema, path)  # raises ConfigError if the field does not exist
         node = tree
         for part in path.split("."):
             node = node.setdefault(part, {})
@@ -125,11 +123,10 @@ def _record(
 
 
 def _only(type_: Type, tree: Tree, name: str, explode: tuple[str, ...] | None, at: tuple[str, ...]) -> Type:
-    """The type without the fields that are not in the tree."""
+    """Reduce a type to the fields of the tree."""
     match type_:
         case Record():
-            # a record that is wanted whole (the exploded array's element, no field of which is used) keeps
-            # its first
+            # a record needs a field: an exploded array's element of which none is used keeps its first
             return _record(type_, tree or {type_.fields[0].name: {}}, name, explode, at)
         case Array(items):
             return Array(_only(items, tree, name, explode, at))

@@ -1,4 +1,4 @@
-"""Decides before scoring whether the log can take what a rank request would be logged as.
+"""Check, before scoring, that the log accepts the impression of a rank request.
 
 The check uses the encoder of the served log and the joiner's extractor. A request that is answered with
 scores therefore has an impression that the joiner can read.
@@ -38,13 +38,13 @@ __all__ = ["Loggable", "NativeRules"]
 NativeRules = tuple[_native.WriterSchema | None, _native.EventPlan | None, _native.Program | None, int]
 """Writer schema, event plan, program and latest time in ms, as `RankText.read` takes them."""
 
-_HINT = "what is ranked is logged as an impression, and the log's schema needs this; a dry_run logs nothing"
+_HINT = "a ranking is logged as an impression, and the log's schema needs this; a dry_run logs nothing"
 
 AVRO_GROWTH = 4
-"""Bytes of Avro for a byte of JSON at most, as in `1,1,1` of doubles; defaults of the schema come on top."""
+"""Most bytes of Avro per byte of JSON, as for `1,1,1` of doubles, without defaults of the schema."""
 
 _SERVED_BYTES, _KEY_BYTES = 48, 1_000
-"""Of `freshet_served` without its predictions, and of a record's key."""
+"""Bytes of `freshet_served` without predictions, and of a record's key."""
 
 _WHY = re.compile(r"record \d+: ")
 
@@ -53,15 +53,11 @@ class Loggable:
     """Checks rank requests of one spec against the schema of the served log. Thread-safe."""
 
     def __init__(self, spec: Spec, served: Record, limits: RecordLimits) -> None:
-        """Compile.
+        """Compile the checks. Raises ConfigError if the schema lacks a field of the spec.
 
         Args:
-            spec: names the stream, and the fields that take an item's place in the answer.
             served: the user's schema of served events.
             limits: of records that are derived from events.
-
-        Raises:
-            ConfigError: the schema does not have what the spec names.
         """
         stream = spec.events.served
         self._spec, self._places = spec, places_of(spec)
@@ -70,15 +66,14 @@ class Loggable:
         self._extractor = EventExtractor(stream, logged)
         self._max_ahead_ms = spec.join.max_ahead_ms
         self._limits, self._labels = limits, len(spec.labels)
-        # RankText writes places after scoring, so its check has defaults in their stead.
+        # RankText writes positions after scoring, so its check uses defaults for them.
         writer, _, _ = JsonTranscoder(
             _with_places(logged, stream.explode, self._places), ignore_unknown=True
         ).native
         self._native = (writer, *self._extractor.native)
 
     def is_small(self, body_bytes: int, candidates: int) -> bool:
-        """Whether a request is so small that `check` need not look at the size of what is logged. Avro is at
-        most about AVRO_GROWTH times its JSON, as of numbers of one digit."""
+        """Return whether a request is certainly within the limits of size, given AVRO_GROWTH."""
         grown = AVRO_GROWTH * body_bytes
         return (
             grown <= self._limits.event_bytes["served"] // 2
@@ -87,41 +82,40 @@ class Loggable:
         )
 
     def _refuse_too_large(self, records: BytesColumn, columns: EventColumns) -> None:
-        """Raise TooLarge if an event, or samples of it, would exceed what the log takes."""
+        """Raises TooLarge if an event or its samples would exceed the log's limits."""
         limits, more = self._limits, _SERVED_BYTES + 4 * self._labels  # of `freshet_served`
         spans = columns.spans
         sizes = (spans[:, 1::2] - spans[:, ::2]).sum(axis=1) + more
         counts = np.bincount(columns.event_index, minlength=len(records))
         events = np.diff(records.ends, prepend=0) + counts * more + _KEY_BYTES
         together = np.bincount(columns.event_index, sizes, len(records)) * self._labels
-        for what, found, most in (
+        for part, found, most in (
             ("the event that is logged", events, limits.event_bytes["served"]),
             ("a sample: the context and one candidate", sizes, limits.sample_bytes),
             ("samples, which have the context each, together", together, limits.expanded_bytes),
         ):
             if int(found.max(initial=0)) > most:
                 raise TooLarge(
-                    f"the request: expected at most {most:,} bytes of {what}, found {int(found.max()):,}\n"
-                    "  send fewer candidates a request, or a smaller context"
+                    f"the request: expected at most {most:,} bytes of {part}, found {int(found.max()):,}\n"
+                    "  send fewer candidates per request, or a smaller context"
                 )
         if int(counts.max(initial=0)) > MAX_ELEMENTS:
             raise TooLarge(f"candidates: expected at most {MAX_ELEMENTS:,}, found {int(counts.max()):,}")
 
     def native(self, now_ms: int) -> NativeRules:
-        """The check as the native reader of plain requests makes it, for requests that come now."""
+        """Return the rules by which the fast path makes the same check at `now_ms`."""
         return *self._native, now_ms + self._max_ahead_ms
 
     def placed(self, candidates: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Candidates as they would be logged: in the request's order, places filled in."""
+        """Return candidates as they would be logged in the request's order, with positions."""
         kept = [{k: v for k, v in c.items() if k != SERVED_FIELD} for c in candidates]
         return [placed(c, place, self._places) for place, c in enumerate(kept)]
 
     def check(self, events: Sequence[Mapping[str, Any]], now_ms: int) -> None:
-        """Check the events that a request stands for, made of `placed` candidates.
+        """Check a request's events, which are made of `placed` candidates.
 
-        Raises:
-            BadInput: names the field that the log's schema or the joiner does not take.
-            TooLarge: what would be logged, or samples of it, exceed what the log takes as one record.
+        Raises BadInput, with the field, if the log's schema or the joiner refuses an event, and TooLarge if
+        an event or its samples exceed the log's limits.
         """
         if self._spec.events.served.explode is None:
             events = [{k: v for k, v in event.items() if k != SERVED_FIELD} for event in events]
@@ -154,7 +148,7 @@ class Loggable:
 
 
 def _with_places(logged: Record, explode: str | None, places: Sequence[str]) -> Record:
-    """The schema with a default in each field of an item that takes its place, where it has none."""
+    """Add a default to each field of an item that holds its position, if it has none."""
     names = {name for name in places if "." not in name}
     if explode is None or "." in explode or not names:
         return logged
@@ -178,6 +172,6 @@ def _with_places(logged: Record, explode: str | None, places: Sequence[str]) -> 
 
 
 def _zero(type_: Type) -> Any:
-    """A default for a place's type. Places are integers, so the type has a number or a null first."""
+    """Return a default for a position's type, the first branch of which is a number or null."""
     first = type_.branches[0] if isinstance(type_, Union) else type_
     return None if first == Primitive("null") else 0

@@ -1,4 +1,4 @@
-"""What the inference server tells Prometheus, beside what every HTTP service does."""
+"""Metrics of the inference server, with those of its HTTP and gRPC listeners."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ SHED = Metric(
     "freshet_inference_shed",
     "counter",
     "requests",
-    "Requests that were not scored, by whatever door they came: refused, as the wait would be too long "
-    "(`wait`), or given up by clients that went away (`gone`).",
+    "Requests of any route that were not scored: refused because the wait would be too long (`wait`), or "
+    "abandoned by clients that disconnected (`gone`).",
     ("why",),
 )
 UNKNOWN_ROWS = Metric(
@@ -56,75 +56,73 @@ FRESHNESS = Metric(
     "freshet_inference_freshness_seconds",
     "gauge",
     "seconds",
-    "Now minus the newest event learned from; 0 before anything was learned.",
+    "Now minus the newest event learned from; 0 before any.",
 )
 ROWS_FRESHNESS = Metric(
     "freshet_inference_rows_freshness_seconds",
     "gauge",
     "seconds",
-    "The same of rows alone: it grows where changed rows are not followed, while dense versions keep "
-    "freshness short. As freshness until rows have learned anything.",
+    "Freshness of rows without dense versions: it grows if changed rows are not followed, even if new "
+    "versions keep freshness short. Equal to freshness until rows have learned from an event.",
 )
 ROWS_UNREAD = Metric(
     "freshet_inference_rows_unread_seconds",
     "gauge",
     "seconds",
-    "For how long the partition of changed rows that is worst off is not known to be read to its end: "
-    "freshness hides one that stands still behind the others. About a second while all are read, or nothing "
-    "is published; it grows while the log does not say where they end; 0 until rows are served.",
+    "Longest time for which a partition of changed rows has not been read to its end; freshness does not "
+    "show one stalled partition. About a second while all are read, or nothing is published; it grows while "
+    "the log does not report the partitions' ends; 0 until rows are served.",
 )
 LABEL_DELAY = Metric(
     "freshet_inference_label_delay_seconds",
     "gauge",
     "seconds",
-    "Shortest window of a label, grace included: freshness comes to it while nobody acts, and is at least "
-    'it with emit = "window".',
+    "Shortest window of a label, grace included: freshness reaches it while no action arrives, and is at "
+    'least as long with emit = "window".',
 )
 PUBLISH_INTERVAL = Metric(
     "freshet_inference_publish_interval_seconds",
     "gauge",
     "seconds",
-    "How often the spec has changed rows published (`train.publish_interval`): rows are no fresher.",
+    "Interval at which changed rows are published (`train.publish_interval`); a lower bound of freshness.",
 )
 CORRUPT_DELTAS = Metric(
     "freshet_inference_corrupt_deltas",
     "gauge",
     "records",
-    "Row deltas left out since the start: damaged bytes.",
+    "Damaged row deltas that were skipped since the start.",
 )
 NOT_FINITE_ROWS = Metric(
     "freshet_inference_not_finite_rows",
     "gauge",
     "rows",
-    "Rows left out since the start because a value was NaN or infinite; each serves as it was before.",
+    "Rows skipped since the start because a value was NaN or infinite; each keeps its former value.",
 )
 DAMAGED_BUCKETS = Metric(
     "freshet_inference_damaged_buckets",
     "gauge",
     "buckets",
-    "Buckets of the row store with pages that cannot be read, as it was read last. They are looked at "
-    "again every "
-    "minute.",
+    "Buckets with unreadable pages at the last read of the row store; retried every minute.",
 )
 MISSING_ROWS = Metric(
     "freshet_inference_missing_rows",
     "gauge",
     "rows",
-    "Rows of those buckets that were not read: they serve as rows that were never learned until they change.",
+    "Rows of those buckets that were not read: until they change they serve as if never learned.",
 )
 VERSION = Metric(
     "freshet_inference_version",
     "gauge",
     "number",
-    "Number of the dense version served; -1: none, or rows are not served yet.",
+    "Number of the version served; -1: none, or rows are not served yet.",
 )
-SWAPS = Metric("freshet_inference_version_swaps", "counter", "versions", "Versions taken into service.")
+SWAPS = Metric("freshet_inference_version_swaps", "counter", "versions", "Versions that began to serve.")
 KEPT_OUT = Metric(
     "freshet_inference_versions_refused", "counter", "versions", "Versions that could not be served."
 )
 SERVED_LOGGED = Metric("freshet_inference_served_logged", "counter", "events", "Served events appended.")
 SERVED_DROPPED = Metric(
-    "freshet_inference_served_dropped", "counter", "events", "Served events not logged, by why.", ("why",)
+    "freshet_inference_served_dropped", "counter", "events", "Served events not logged, by reason.", ("why",)
 )
 SERVED_QUEUE = Metric(
     "freshet_inference_served_queue", "gauge", "events", "Served events that wait to be logged."

@@ -1,8 +1,7 @@
-"""Open Inference Protocol v2: request bodies into tensors, tensors into response bodies. Pure.
+"""Open Inference Protocol v2: parse request bodies, write response bodies.
 
-JSON data and the binary tensor extension (header `Inference-Header-Content-Length`, as Triton and
-`tritonclient` speak it). Source: github.com/kserve/open-inference-protocol, and Triton's
-`protocol/extension_binary_data.md`. Letters: B rows.
+Both take JSON and Triton's binary tensor extension (header `Inference-Header-Content-Length`). Sources:
+github.com/kserve/open-inference-protocol and Triton's `protocol/extension_binary_data.md`. Letters: B rows.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from freshet.json_text import kind_of, shown
 
 __all__ = [
     "MAX_ELEMENTS",
-    "Asked",
     "InferRequest",
+    "RequestedOutput",
     "Tensor",
-    "checked",
+    "check_input",
     "from_binary",
     "parse_infer",
-    "refuse_unoffered",
+    "refuse_unsupported",
     "write_infer",
 ]
 
 MAX_ELEMENTS = 1 << 24
-"""Of one tensor: far above any sensible batch, far below what would exhaust memory."""
+"""Bound of one tensor's elements: far above any batch, far below the memory."""
 
 MOST_OUTPUTS = 1_000
 MOST_NAME = 1_000
-"""Characters."""
+"""Bound of a name's characters."""
 
 _DTYPES: dict[str, Any] = {
     "BOOL": np.dtype(np.bool_),
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
     "FP16": np.dtype("<f2"),
-    "BF16": np.dtype("V2"),  # numpy has none: the upper half of an FP32, which `from_binary` makes of it
+    "BF16": np.dtype("V2"),  # numpy lacks it; `from_binary` extends it to float32
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
@@ -54,18 +53,17 @@ _DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One input: values of the datatype's numpy type; BYTES are Python `bytes` in an object array, BF16 are
-    float32."""
+    """One input, in the datatype's numpy type: BYTES are an object array of `bytes`, BF16 is float32."""
 
     name: str
     datatype: str
     values: NDArray[Any]  # (B,) or (B, width)
-    nulls: NDArray[np.bool_] | None = None  # (B,) rows whose value JSON says to be null; None: no row's
+    nulls: NDArray[np.bool_] | None = None  # (B,) rows that are null in JSON; None: none
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One output that the client wants."""
+class RequestedOutput:
+    """One output that the request names."""
 
     name: str
     binary: bool
@@ -73,24 +71,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferRequest:
-    """A whole inference request."""
+    """A parsed inference request."""
 
-    id: str | int | None  # as it was sent; None: none was
+    id: str | int | None  # as it was sent, if any
     tensors: Mapping[str, Tensor]
-    outputs: Sequence[Asked] | None  # None: all of them
-    binary_outputs: bool  # how those are sent that the client does not name
+    outputs: Sequence[RequestedOutput] | None  # None: all
+    binary_outputs: bool  # whether outputs are binary that the request does not name
 
 
 def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> InferRequest:
-    """Read a request.
+    """Parse a request. Raises BadInput, with the tensor, if it does not follow the protocol.
 
     Args:
-        body: all of it.
-        header_length: bytes of JSON before the binary data; None if all of it is JSON.
-        limits: looked at before a tensor is decoded.
-
-    Raises:
-        BadInput: anything is not as the protocol says; names the tensor and what was expected.
+        header_length: bytes of JSON before the binary data; None if the whole body is JSON.
+        limits: checked before a tensor is decoded.
     """
     if header_length is not None and not 0 <= header_length <= len(body):
         raise BadInput(
@@ -121,7 +115,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     if at != len(binary):
         raise BadInput(f"the inputs' binary_data_size add up to {at} bytes, the body holds {len(binary)}")
     parameters = _object(tree.get("parameters") or {}, "parameters")
-    refuse_unoffered("the request", parameters)
+    refuse_unsupported("the request", parameters)
     all_binary = parameters.get("binary_data_output") is True
     id_ = tree.get("id")
     if id_ is not None and (isinstance(id_, bool) or not isinstance(id_, str | int)):
@@ -134,7 +128,7 @@ def parse_infer(body: bytes, header_length: int | None, limits: InputLimits) -> 
     )
 
 
-_UNOFFERED: Mapping[str, str] = {
+_UNSUPPORTED: Mapping[str, str] = {
     "classification": "classification",
     "sequence_id": "sequence",
     "sequence_start": "sequence",
@@ -143,28 +137,30 @@ _UNOFFERED: Mapping[str, str] = {
     "shared_memory_offset": "shared memory",
     "shared_memory_byte_size": "shared memory",
 }
-"""Parameters by which an answer would mean something else, and the protocol's extension that has them."""
+"""{parameter that would change the meaning of an answer: its extension of the protocol}."""
 
 
-def refuse_unoffered(where: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse a parameter that asks for an extension which is not offered, unless its value asks for nothing
-    (0, false, an empty text). Other parameters are hints, or another server's own, and have no effect.
+def refuse_unsupported(where: str, parameters: Mapping[str, Any]) -> None:
+    """Raises BadInput if a parameter requests an unsupported extension; 0, false and "" do not.
 
-    Raises BadInput, naming parameter and extension.
+    Other parameters are ignored.
     """
-    for name in _UNOFFERED.keys() & parameters.keys():
+    for name in _UNSUPPORTED.keys() & parameters.keys():
         if parameters[name] not in (None, 0, "") or name == "classification":
             raise BadInput(
                 f"{where}: expected no parameter {name}, found {shown(parameters[name])}: the "
-                f"{_UNOFFERED[name]} extension is not offered, and each request is answered by itself"
+                f"{_UNSUPPORTED[name]} extension is not supported, and each request is answered by itself"
             )
 
 
 def write_infer(
     model: str, version: str, id_: str | int | None, outputs: Sequence[tuple[str, NDArray[np.float32], bool]]
 ) -> tuple[bytes, int | None]:
-    """A response body, and the length of its JSON if binary data follows. `outputs`: (name, values,
-    binary)."""
+    """Write a response body; return it, and the length of its JSON if binary data follows.
+
+    Args:
+        outputs: name, (B,) float32 values, whether they are binary.
+    """
     blobs: list[bytes] = []
     described: list[dict[str, Any]] = []
     for name, values, binary in outputs:
@@ -183,22 +179,22 @@ def write_infer(
     return (b"".join([text, *blobs]), len(text)) if blobs else (text, None)
 
 
-def _outputs(entries: Any, all_binary: bool) -> Sequence[Asked] | None:
+def _outputs(entries: Any, all_binary: bool) -> Sequence[RequestedOutput] | None:
     if entries is None or entries == []:
         return None
     if not isinstance(entries, list):
         raise BadInput(f"outputs: expected a list, found {kind_of(entries)}")
     if len(entries) > MOST_OUTPUTS:
         raise BadInput(f"outputs: expected at most {MOST_OUTPUTS}, found {len(entries)}")
-    asked: list[Asked] = []
+    outputs: list[RequestedOutput] = []
     for entry in entries:
         name = _object(entry, "outputs").get("name")
         if not isinstance(name, str) or len(name) > MOST_NAME:
             raise BadInput("outputs: each needs a name")
         parameters = _object(entry.get("parameters") or {}, f"outputs {name!r} parameters")
-        refuse_unoffered(f"output {name!r:.60}", parameters)
-        asked.append(Asked(name, parameters.get("binary_data", all_binary) is True))
-    return asked
+        refuse_unsupported(f"output {name!r:.60}", parameters)
+        outputs.append(RequestedOutput(name, parameters.get("binary_data", all_binary) is True))
+    return outputs
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
@@ -211,9 +207,9 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     name: Any = entry.get("name")
     datatype: Any = entry.get("datatype")
     shape: Any = entry.get("shape")
-    dtype, count = checked(name, datatype, shape, limits)
+    dtype, count = check_input(name, datatype, shape, limits)
     parameters = _object(entry.get("parameters") or {}, f"input {name!r} parameters")
-    refuse_unoffered(f"input {name!r:.60}", parameters)
+    refuse_unsupported(f"input {name!r:.60}", parameters)
     size = parameters.get("binary_data_size")
     nulls = None
     if size is None:
@@ -230,8 +226,8 @@ def _tensor(entry: dict[str, Any], binary: memoryview, limits: InputLimits) -> t
     return Tensor(name, datatype, values.reshape(shape), nulls), taken
 
 
-def checked(name: object, datatype: object, shape: object, limits: InputLimits) -> tuple[Any, int]:
-    """(numpy's type, number of elements) of an input so described. Raises BadInput."""
+def check_input(name: object, datatype: object, shape: object, limits: InputLimits) -> tuple[Any, int]:
+    """Validate an input's description; return its numpy type and number of elements. Raises BadInput."""
     if not isinstance(name, str) or len(name) > MOST_NAME:
         raise BadInput("inputs: each needs a name")
     limits.name(name)
@@ -256,7 +252,7 @@ def checked(name: object, datatype: object, shape: object, limits: InputLimits) 
 def _from_json(
     name: str, datatype: Any, dtype: Any, data: Any, shape: Sequence[int]
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Elements of all rows, and (B,) the rows that are null, if any is. Raises BadInput."""
+    """Return the elements of all rows, and (B,) which rows are null, if any. Raises BadInput."""
     if not isinstance(data, list):
         raise BadInput(f"input {name!r}: expected data as a list, or binary_data_size; found neither")
     width = math.prod(shape[1:])
@@ -282,12 +278,12 @@ def _from_json(
             with np.errstate(over="ignore"):
                 values = np.array(flat, np.float32 if datatype == "BF16" else dtype)
         except (OverflowError, ValueError):
-            raise _beyond(name, datatype, dtype, flat) from None
+            raise _out_of_range(name, datatype, dtype, flat) from None
     return values, nulls if nulls.any() else None
 
 
-def _beyond(name: str, datatype: str, dtype: Any, flat: Sequence[Any]) -> BadInput:
-    """The error for whole numbers of which one is beyond the datatype."""
+def _out_of_range(name: str, datatype: str, dtype: Any, flat: Sequence[Any]) -> BadInput:
+    """Make the error for numbers of which one is out of the datatype's range."""
     if dtype.kind not in "iu":
         return BadInput(f"input {name!r}: a value does not fit {datatype}")
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -298,8 +294,10 @@ def _beyond(name: str, datatype: str, dtype: Any, flat: Sequence[Any]) -> BadInp
 
 
 def _rows(name: str, data: list[Any], rows: int, width: int) -> tuple[list[Any], NDArray[np.bool_]]:
-    """Elements of data that is flat or nested row by row, and (B,) which nested rows are null: these have
-    null for each of their elements. Raises BadInput."""
+    """Flatten data that may be nested by row; return it, and (B,) which nested rows are null.
+
+    A null row has null for each of its elements. Raises BadInput.
+    """
     nulls = np.zeros(rows, np.bool_)
     if not any(isinstance(row, list) for row in data):
         return list(data), nulls
@@ -315,7 +313,7 @@ def _rows(name: str, data: list[Any], rows: int, width: int) -> tuple[list[Any],
 
 
 def from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[Any]:
-    """(count,) elements in the protocol's binary form. Raises BadInput."""
+    """Decode (count,) elements of the protocol's binary form. Raises BadInput."""
     if dtype.hasobject:
         return _bytes_elements(name, data, count)
     if len(data) != count * dtype.itemsize:
@@ -324,7 +322,7 @@ def from_binary(name: str, dtype: Any, data: memoryview, count: int) -> NDArray[
         )
     if dtype.kind == "V":  # BF16
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
-    if dtype.kind == "b":  # other bytes than 0 and 1 would make impossible booleans
+    if dtype.kind == "b":  # bytes other than 0 and 1 are no valid numpy booleans
         return np.asarray(np.frombuffer(data, np.uint8) != 0)
     return np.frombuffer(data, dtype)
 

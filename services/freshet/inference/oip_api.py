@@ -1,7 +1,6 @@
 """Routes of the Open Inference Protocol v2, each with and without a slash at its end.
 
-Every error below `/v2`, of unknown paths, tokens and limits too, has the
-protocol's form: `{"error": "text"}`.
+All errors below `/v2` have the protocol's form, `{"error": "text"}`.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from freshet.release import RELEASE
 __all__ = ["OipRoutes", "oip_error"]
 
 COMPRESSED_BYTES = 1_024
-"""A shorter answer fits into a packet as it is."""
+"""Smallest answer that is compressed; a shorter one fits into a packet."""
 
 SERVER = {"name": "freshet", "version": RELEASE, "extensions": ["binary_tensor_data", "model_configuration"]}
 
 
 @dataclass(slots=True)
 class OipRoutes:
-    """One model, under its name, with or without the number of the version served."""
+    """Routes of one model."""
 
     model: OipModel
-    max_body_bytes: int  # of a request without its coding
+    max_body_bytes: int  # of a decompressed request
 
     def add_to(self, app: App) -> None:
-        """Route everything."""
+        """Add all routes."""
         app.form_errors(api.SERVER.path, oip_error)
         for endpoint, handler in (
             (api.SERVER, self._server),
@@ -75,18 +74,18 @@ class OipRoutes:
         return json_response(200 if ready else 503, {"name": name, "ready": ready})
 
     async def _metadata(self, request: Request) -> Response:
-        return json_response(200, self.model.described(*request.arguments))
+        return json_response(200, self.model.describe(*request.arguments))
 
     async def _config(self, request: Request) -> Response:
-        return json_response(200, model_config(self.model.described(*request.arguments)))
+        return json_response(200, model_config(self.model.describe(*request.arguments)))
 
     async def _infer(self, request: Request) -> Response:
-        if request.content_type in FORM_TYPES:  # the protocol's clients name JSON, binary data, or nothing
+        if request.content_type in FORM_TYPES:  # the protocol's clients send JSON, binary or no type
             raise wrong_type(request.content_type, "application/json", "application/octet-stream")
         name, *version = request.arguments
         self.model.check(name, *version)
-        outputs, asked, number = await self.model.infer(lambda: self._read(request))
-        body, length = write_infer(self.model.spec.name, number, asked.id, outputs)
+        outputs, inference, number = await self.model.infer(lambda: self._read(request))
+        body, length = write_infer(self.model.spec.name, number, inference.id, outputs)
         headers: Headers = ()
         kind = b"application/json"
         if length is not None:
@@ -105,8 +104,7 @@ class OipRoutes:
 
 
 def oip_error(response: Response) -> Response:
-    """An error as the protocol has it, `{"error": "text"}`: its clients print the text, and fail at an
-    object."""
+    """Convert an error to the protocol's form, `{"error": "text"}`, which its clients require."""
     error = orjson.loads(response.body)["error"]
     parts = [error["message"]]
     for key in ("expected", "found", "hint"):

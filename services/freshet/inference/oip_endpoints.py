@@ -1,4 +1,4 @@
-"""The routes of the Open Inference Protocol v2, described as far as this server speaks it."""
+"""Descriptions of the supported routes of the Open Inference Protocol v2."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ DATATYPES = (
 )
 OPEN = {"type": "object"}
 SHAPE = array(integer(minimum=0), "one or two counts, the number of rows first")
-TENSOR_SIZE = array(integer(), "-1 stands for any number of rows")
+TENSOR_SIZE = array(integer(), "-1: any number of rows")
 
 
 def _errors(*codes: str) -> tuple[Answer, ...]:
-    """The errors that a route may give, told in the protocol's form."""
+    """Describe a route's errors, in the protocol's form."""
     return tuple(Answer(status, means, (json(OIP_ERROR),)) for status, means in by_status(codes).items())
 
 
-MODEL = Parameter("model", "path", "the model's name, as the spec has it", required=True)
-VERSION = Parameter("version", "path", "number of the dense version served", required=True)
+MODEL = Parameter("model", "path", "the model's name in the spec", required=True)
+VERSION = Parameter("version", "path", "number of the version served", required=True)
 
 SERVER = Endpoint(
     "GET",
     "/v2",
-    "Name and extensions of the server.",
+    "Return the server's name and extensions.",
     (
         Answer(
             200,
@@ -60,23 +60,23 @@ SERVER = Endpoint(
 LIVE = Endpoint(
     "GET",
     "/v2/health/live",
-    "Whether the process runs.",
-    (Answer(200, "it does", (json(record("OipLive", {"live": boolean()})),)),),
+    "Report that the process runs.",
+    (Answer(200, "it runs", (json(record("OipLive", {"live": boolean()})),)),),
 )
 _READY = json(record("OipReady", {"ready": boolean()}))
 READY = Endpoint(
     "GET",
     "/v2/health/ready",
-    "Whether a model is served.",
-    (Answer(200, "it is", (_READY,)), Answer(503, "not yet", (_READY,))),
+    "Report whether a model is served.",
+    (Answer(200, "a model is served", (_READY,)), Answer(503, "not yet", (_READY,))),
 )
 _MODEL_READY = json(record("OipModelReady", {"name": text(), "ready": boolean()}))
 MODEL_READY = Endpoint(
     "GET",
     "/v2/models/{model}/ready",
-    "Whether this model is served.",
+    "Report whether this model is served.",
     (
-        Answer(200, "it is", (_MODEL_READY,)),
+        Answer(200, "the model is served", (_MODEL_READY,)),
         Answer(503, "not yet", (_MODEL_READY,)),
         *_errors("no_model", "no_version"),
         *refusals(*TOKEN_CODES),
@@ -89,11 +89,11 @@ _TENSOR = record("OipTensor", {"name": text(), "datatype": words(DATATYPES), "sh
 METADATA = Endpoint(
     "GET",
     "/v2/models/{model}",
-    "Inputs and outputs of the model.",
+    "Return the model's inputs and outputs.",
     (
         Answer(
             200,
-            "an input for each field that features read; outputs are `score` and one for each label",
+            "one input per field that features read; the outputs are `score` and one per label",
             (
                 json(
                     record(
@@ -119,7 +119,7 @@ _CONFIG_TENSOR = record("OipConfigTensor", {"name": text(), "data_type": text(),
 CONFIG = Endpoint(
     "GET",
     "/v2/models/{model}/config",
-    "The same as Triton's model configuration.",
+    "Return the model's metadata as Triton's model configuration.",
     (
         Answer(
             200,
@@ -153,14 +153,14 @@ _INPUT = {
     "required": ["name", "shape", "datatype"],
     "properties": {
         "name": text(
-            "an input of the model's metadata; `<list>.length` says how long each row's list is, "
-            "`<input>.null` which rows are null"
+            "an input of the model's metadata; `<list>.length` gives the length of each row's list, "
+            "`<input>.null` the rows that are null"
         ),
         "shape": SHAPE,
         "datatype": words(DATATYPES),
         "data": {
             "type": "array",
-            "description": "row by row, null where a row has no value; absent where binary data follows",
+            "description": "row by row, null if a row has no value; absent if binary data follows",
         },
         "parameters": OPEN,
     },
@@ -170,9 +170,13 @@ INFER_REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
-        "id": {"type": ["string", "integer", "null"], "description": "given back as it was sent"},
-        "inputs": array(_INPUT, "a missing one is null in every row"),
-        "outputs": {"type": ["array", "null"], "items": OPEN, "description": "those wanted; all without it"},
+        "id": {"type": ["string", "integer", "null"], "description": "returned in the answer"},
+        "inputs": array(_INPUT, "a missing input is null in every row"),
+        "outputs": {
+            "type": ["array", "null"],
+            "items": OPEN,
+            "description": "outputs to return; default: all",
+        },
         "parameters": {"type": ["object", "null"]},
     },
 }
@@ -190,12 +194,12 @@ _LENGTH = "bytes of JSON before the binary data"
 INFER = Endpoint(
     "POST",
     "/v2/models/{model}/infer",
-    "Score rows; nothing is ordered, explored or logged. Rows are not impressions: send what was shown to "
-    "the gateway, or rank by `/v1/rank`, which logs it.",
+    "Score rows, without ranking or logging. For training, send impressions to the gateway, or use "
+    "`/v1/rank`, which logs them.",
     (
         Answer(
             200,
-            "the outputs; as JSON, or as JSON followed by binary tensors where the client asked for those",
+            "the outputs as JSON, or as JSON followed by binary tensors if the request says so",
             (json(INFER_ANSWER), Body("application/octet-stream")),
             {"Inference-Header-Content-Length": _LENGTH},
         ),
@@ -212,14 +216,14 @@ INFER = Endpoint(
         Answer(
             429,
             by_status(("overloaded", "too_often"))[429],
-            (json({"anyOf": [OIP_ERROR, ERROR]}),),  # of the queue, of the door
+            (json({"anyOf": [OIP_ERROR, ERROR]}),),  # of the queue, of the rate limiter
             {"Retry-After": "seconds to wait before trying again"},
         ),
         # before the protocol is known
         *refusals("origin", *(code for code in TOKEN_CODES if code != "too_often"), "body_timeout"),
     ),
-    "The binary tensor extension of Triton is spoken, so `tritonclient.http` works unchanged. Requests may "
-    "have a `Content-Encoding` of gzip or deflate, and answers of a KiB or more have the one that "
+    "The route supports Triton's binary tensor extension, so `tritonclient.http` works unchanged. Requests "
+    "may have a `Content-Encoding` of gzip or deflate; answers of a KiB or more have the one that "
     "`Accept-Encoding` prefers.",
     parameters=(MODEL, Parameter("Inference-Header-Content-Length", "header", _LENGTH, integer(minimum=0))),
     bodies=(json(INFER_REQUEST), Body("application/octet-stream")),

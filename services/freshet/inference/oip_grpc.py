@@ -1,6 +1,6 @@
-"""The Open Inference Protocol v2 over gRPC: `inference.GRPCInferenceService`, for `tritonclient.grpc`, kserve
-and whoever else speaks it. Tensors come raw or typed, and go as they came; what is done with them is what is
-done over HTTP.
+"""The Open Inference Protocol v2 over gRPC: the service `inference.GRPCInferenceService`.
+
+Tensors are raw or typed; outputs have the form of the inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from freshet.errors import BadInput
 from freshet.http.authenticator import Guest
-from freshet.inference.oip import Asked, InferRequest, Tensor, checked, from_binary, refuse_unoffered
+from freshet.inference.oip import (
+    InferRequest,
+    RequestedOutput,
+    Tensor,
+    check_input,
+    from_binary,
+    refuse_unsupported,
+)
 from freshet.inference.oip_limits import InputLimits, check_message
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
@@ -36,12 +43,12 @@ _CONTENTS = {
 }
 
 
-def add_oip(door: GrpcDoor, model: OipModel) -> None:
+def add_oip(listener: GrpcDoor, model: OipModel) -> None:
     """Serve the protocol's six methods."""
     m = messages(OIP)
 
-    def tell(method: str, answer: Callable[[], Any]) -> None:
-        door.open(SERVICE, method, lambda: bytes(answer().SerializeToString()))
+    def open_route(method: str, answer: Callable[[], Any]) -> None:
+        listener.open(SERVICE, method, lambda: bytes(answer().SerializeToString()))
 
     def route(method: str, answer: Callable[[Any], Any]) -> None:
         request_class = getattr(m, f"{method}Request")
@@ -49,14 +56,14 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
         async def answered(data: bytes, _: Guest) -> bytes:
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
-        door.call(SERVICE, method, answered, scope="rank")
+        listener.call(SERVICE, method, answered, scope="rank")
 
-    def model_ready(asked: Any) -> Any:
-        model.check(asked.name, asked.version)
+    def model_ready(request: Any) -> Any:
+        model.check(request.name, request.version)
         return m.ModelReadyResponse(ready=model.is_ready())
 
-    def metadata(asked: Any) -> Any:
-        return m.ModelMetadataResponse(**model.described(asked.name, asked.version))
+    def metadata(request: Any) -> Any:
+        return m.ModelMetadataResponse(**model.describe(request.name, request.version))
 
     def read(data: bytes) -> InferRequest:
         check_message(data, model.limits)
@@ -65,22 +72,21 @@ def add_oip(door: GrpcDoor, model: OipModel) -> None:
         return read_infer(message, model.limits)
 
     async def infer(data: bytes, _: Guest) -> bytes:
-        outputs, asked, number = await model.infer(lambda: read(data))
-        return bytes(write_infer(model.spec.name, number, asked.id, outputs).SerializeToString())
+        outputs, request, number = await model.infer(lambda: read(data))
+        return bytes(write_infer(model.spec.name, number, request.id, outputs).SerializeToString())
 
-    tell("ServerLive", lambda: m.ServerLiveResponse(live=True))
-    tell("ServerReady", lambda: m.ServerReadyResponse(ready=model.is_ready()))
-    tell("ServerMetadata", lambda: m.ServerMetadataResponse(name="freshet", version=RELEASE))
+    open_route("ServerLive", lambda: m.ServerLiveResponse(live=True))
+    open_route("ServerReady", lambda: m.ServerReadyResponse(ready=model.is_ready()))
+    open_route("ServerMetadata", lambda: m.ServerMetadataResponse(name="freshet", version=RELEASE))
     route("ModelReady", model_ready)
     route("ModelMetadata", metadata)
-    door.call(SERVICE, "ModelInfer", infer, scope="rank")
+    listener.call(SERVICE, "ModelInfer", infer, scope="rank")
 
 
 def read_infer(message: Any, limits: InputLimits) -> InferRequest:
-    """A ModelInferRequest as the one that HTTP has too; `limits` are looked at before a tensor is decoded.
+    """Convert a ModelInferRequest; `limits` are checked before a tensor is decoded.
 
-    Raises:
-        BadInput: anything is not as the protocol says; names the tensor and what was expected.
+    Raises BadInput, with the tensor, if the message does not follow the protocol.
     """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
@@ -93,7 +99,7 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
         if given.name in tensors:
             raise BadInput(f"input {given.name!r} is given twice")
         shape = list(given.shape)
-        dtype, count = checked(given.name, given.datatype, shape, limits)
+        dtype, count = check_input(given.name, given.datatype, shape, limits)
         if not raw:
             values = _typed(given, dtype, count)
         elif given.HasField("contents"):
@@ -101,16 +107,16 @@ def read_infer(message: Any, limits: InputLimits) -> InferRequest:
         else:
             values = from_binary(given.name, dtype, memoryview(raw[i]), count)
         tensors[given.name] = Tensor(given.name, given.datatype, values.reshape(shape))
-    refuse_unoffered("the request", _plain(message.parameters))
+    refuse_unsupported("the request", _parameters(message.parameters))
     for where, tensors_ in (("input", message.inputs), ("output", message.outputs)):
         for tensor in tensors_:
-            refuse_unoffered(f"{where} {tensor.name!r:.60}", _plain(tensor.parameters))
-    outputs = [Asked(wanted.name, bool(raw)) for wanted in message.outputs]
+            refuse_unsupported(f"{where} {tensor.name!r:.60}", _parameters(tensor.parameters))
+    outputs = [RequestedOutput(wanted.name, bool(raw)) for wanted in message.outputs]
     return InferRequest(message.id or None, tensors, outputs or None, bool(raw))
 
 
-def _plain(parameters: Any) -> dict[str, Any]:
-    """{name: value} of a map of InferParameter; None where no field of one is set."""
+def _parameters(parameters: Any) -> dict[str, Any]:
+    """Convert a map of InferParameter to {name: value}; None if no field is set."""
     return {
         name: getattr(one, field) if (field := one.WhichOneof("parameter_choice")) else None
         for name, one in parameters.items()
@@ -118,7 +124,7 @@ def _plain(parameters: Any) -> dict[str, Any]:
 
 
 def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
-    """(count,) elements of `contents`."""
+    """Convert `contents` to (count,) elements."""
     if given.datatype not in _CONTENTS:
         raise BadInput(f"input {given.name!r}: {given.datatype} has no typed contents, send it raw")
     field, wide = _CONTENTS[given.datatype]
@@ -129,7 +135,7 @@ def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
     if len(elements) != count:
         raise BadInput(
             f"input {given.name!r}: its shape holds {count} elements, its {field} {len(elements)}; "
-            "or was it to come in raw_input_contents?"
+            "or should it be in raw_input_contents?"
         )
     values: NDArray[Any] = np.empty(count, wide)
     values[:] = elements
@@ -141,7 +147,7 @@ def _typed(given: Any, dtype: Any, count: int) -> NDArray[Any]:
 
 
 def write_infer(model: str, version: str, id_: object, outputs: list[Output]) -> Any:
-    """A ModelInferResponse; raw for the outputs that are wanted binary (all, or none)."""
+    """Make a ModelInferResponse of (B,) float32 outputs; all are raw, or none."""
     m = messages(OIP)
     response = m.ModelInferResponse(model_name=model, model_version=version, id=str(id_ or ""))
     for name, values, binary in outputs:

@@ -1,5 +1,4 @@
-"""How large an inference request may be: looked at before anything of it is decoded, which takes the loop's
-time for each element."""
+"""Limits of inference requests, checked before decoding, which takes the loop's time for each element."""
 
 from __future__ import annotations
 
@@ -13,23 +12,23 @@ __all__ = ["InputLimits", "check_message"]
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """What a model's inputs may be."""
+    """Names and sizes of a model's inputs."""
 
-    widths: Mapping[str, int | None]  # of each input's name: its longest list; None: one value a row
+    widths: Mapping[str, int | None]  # {input: its longest list; None: one value per row}
     rows: int
 
     def count(self, inputs: int) -> None:
-        """Raise BadInput if there are more inputs than the model has."""
+        """Raises BadInput if there are more inputs than the model has."""
         if inputs > len(self.widths):
             raise BadInput(f"expected at most {len(self.widths)} inputs, found {inputs}")
 
     def name(self, name: str) -> None:
-        """Raise BadInput if the model has no such input."""
+        """Raises BadInput if the model has no such input."""
         if name not in self.widths:
             raise BadInput(f"input {name!r:.60}: expected one of {', '.join(self.widths)}")
 
     def shape(self, name: str, shape: list[int]) -> None:
-        """Raise BadInput if it has more rows than are taken, or longer lists than the model reads."""
+        """Raises BadInput if an input has too many rows, or longer lists than the model reads."""
         if shape[0] > self.rows:
             raise BadInput(f"input {name!r}: expected at most {self.rows} rows, found shape {shape}")
         width = self.widths[name]
@@ -41,21 +40,18 @@ class InputLimits:
 _INPUT, _OUTPUT = 5, 6
 """Fields of inference.ModelInferRequest."""
 _SHAPE = 3
-"""Of its InferInputTensor."""
+"""Field of InferInputTensor."""
 
 _OUTPUTS = 1_000
 _FIELDS = 1_000
-"""Of a request besides its tensors, and of a tensor: names, parameters."""
+"""Bound of other fields of a request, and of fields of a tensor."""
 _SHAPE_BYTES = 1_000
 
 
 def check_message(data: bytes, limits: InputLimits) -> None:
-    """Refuse a ModelInferRequest of far too many parts before they are all made objects.
+    """Raises BadInput if a ModelInferRequest has far too many fields: a two-byte field takes 100 B parsed.
 
-    Two bytes of an empty part take a hundred of memory. What is no message at all passes: parsing it says so.
-
-    Raises:
-        BadInput: says what there is too much of.
+    Bytes that are no message pass: the parser refuses them.
     """
     inputs = outputs = others = 0
     for number, start, stop in _fields(data, 0, len(data)):
@@ -85,7 +81,7 @@ _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 
 
 def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(Number, where it begins, where it ends) of each field, until something is no field."""
+    """Yield (number, begin, end) of each field, up to the first invalid one."""
     try:
         while at < stop:
             key, at = _varint(data, at)
@@ -108,7 +104,7 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(Value, where it ends). Raises IndexError where it does not end in ten bytes or in the data."""
+    """Return (value, end). Raises IndexError if it does not end within ten bytes or the data."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,4 +1,4 @@
-"""The model as the Open Inference Protocol sees it, over HTTP and gRPC alike."""
+"""The model behind the Open Inference Protocol, for HTTP and gRPC. Letters: B rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from freshet.types import I64
 __all__ = ["OipModel", "Output"]
 
 Output = tuple[str, NDArray[np.float32], bool]
-"""Name, (B,) values, and whether the client wants them binary."""
+"""Name, (B,) values, whether they are sent as binary."""
 
 
 @dataclass(slots=True)
 class OipModel:
-    """One model, under its name, with or without the number of the version served."""
+    """One model, by its name and optionally the number of the version served."""
 
     spec: Spec
     inputs: tuple[Input, ...]
     scoring: Scoring
-    count: Callable[[Scored], None]  # is told of each request that was scored
-    serving: Callable[[], ServingVersion | None]  # the version served now, None while rows or weights lack
+    count: Callable[[Scored], None]  # called with each scored request
+    serving: Callable[
+        [], ServingVersion | None
+    ]  # the version served; None before rows and weights are loaded
     now_ms: Callable[[], int]
     max_rows: int
     limits: InputLimits = field(init=False)
@@ -44,17 +46,17 @@ class OipModel:
         self.limits = limits_of(self.inputs, self.max_rows)
 
     def is_ready(self) -> bool:
-        """Whether it can score."""
+        """Return whether the model is served."""
         return self.serving() is not None
 
-    def described(self, name: str, version: str = "") -> dict[str, Any]:
-        """The metadata, as the protocol says it. Raises as `check`."""
+    def describe(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return the protocol's metadata. Raises as `check`."""
         number = self.check(name, version)
         labels = tuple(label.name for label in self.spec.labels)
         return metadata(self.spec.name, number, self.inputs, labels)
 
     def check(self, name: str, version: str = "") -> str:
-        """The version's number as text. Raises HttpError for another model or version than is served."""
+        """Return the version's number as text. Raises HttpError if another model or version is served."""
         if name != self.spec.name:
             raise HttpError(404, "no_model", "no such model", expected=self.spec.name, found=name[:100])
         serving = self.serving()
@@ -67,35 +69,37 @@ class OipModel:
         return number
 
     async def infer(self, read: Callable[[], InferRequest]) -> tuple[list[Output], InferRequest, str]:
-        """The outputs that were asked for, what was asked, and the number of the version that made them.
+        """Score a request; return the outputs, the request, and the number of the version.
 
-        `read`: makes the request of the message, and is not called where it is refused for overload.
+        Args:
+            read: parses the request; not called if the expected wait is too long.
 
-        Raises what `read` does; BadInput for what is not as the metadata says, Unavailable while nothing is
-        served, Overloaded where it would be answered too late.
+        Raises:
+            BadInput: an input or output does not fit the metadata.
+            Unavailable: no model is served yet.   Overloaded: the expected wait is too long.
         """
         self.scoring.refuse_if_late()
-        asked = read()
-        count = max((len(tensor.values) for tensor in asked.tensors.values()), default=0)
-        scored, serving = await self.scoring.of_rows(count, lambda: self._rows(asked))
+        request = read()
+        count = max((len(tensor.values) for tensor in request.tensors.values()), default=0)
+        scored, serving = await self.scoring.score_rows(count, lambda: self._rows(request))
         self.count(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
             values[label.name] = scored.predictions[:, i]
-        wanted = [(o.name, o.binary) for o in asked.outputs or ()]
-        wanted = wanted or [(name, asked.binary_outputs) for name in values]
+        wanted = [(o.name, o.binary) for o in request.outputs or ()]
+        wanted = wanted or [(name, request.binary_outputs) for name in values]
         unknown = [name for name, _ in wanted if name not in values]
         if unknown:
             raise BadInput(f"output {unknown[0]!r:.60}: expected one of {', '.join(values)}")
         number = str(serving.manifest.number)
-        return [(name, values[name], binary) for name, binary in wanted], asked, number
+        return [(name, values[name], binary) for name, binary in wanted], request, number
 
-    def _rows(self, asked: InferRequest) -> Rows:
-        rows = rows_of(asked.tensors, self.inputs, self.max_rows)
+    def _rows(self, request: InferRequest) -> Rows:
+        rows = rows_of(request.tensors, self.inputs, self.max_rows)
         return rows, self._times(rows)
 
     def _times(self, rows: list[dict[str, Any]]) -> I64:
-        """(B,) event times: the rows' own where they have one, else now."""
+        """Return (B,) event times: the rows' own, or now if a row has none."""
         time = self.spec.events.served.time
         now = self.now_ms()
         times = np.full(len(rows), now, np.int64)

@@ -1,11 +1,10 @@
-"""What the Open Inference Protocol calls inputs and outputs, from the spec; tensors as rows of JSON.
+"""Inputs and outputs of the Open Inference Protocol, and conversion of tensors to rows. Letters: B rows.
 
-An input for each field that features read, under its path, of shape [B] or [B, 1]; a list feature has two
-dimensions. Outputs are `score` and one for each label. B rows.
+Each field that features read is an input named by its path, of shape [B] or [B, 1], or two dimensions for a
+list feature. Outputs are `score` and one per label.
 
-Nulls: a missing input is null in every row. In JSON null is null, in one row or in all. Binary and typed
-tensors have no null but NaN of floats, so an optional input `<field>.null` of BOOL says which rows are null,
-as `<field>.length` says how long each row's list is.
+A missing input is null in every row. JSON has null; binary and typed tensors have only NaN of floats, so an
+optional BOOL input `<field>.null` marks null rows. `<field>.length` gives the length of each row's list.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LENGTH = ".length"
 NULL = ".null"
 SCORE = "score"
 DEFAULT_MAX = 50
-"""Elements of a list that count, where the spec sets no `max`."""
+"""Longest list if the spec sets no `max`."""
 
 _DATATYPES = {"int": "INT64", "long": "INT64", "float": "FP32", "double": "FP64", "boolean": "BOOL"}
 
@@ -42,25 +41,25 @@ class Input:
 
     name: str  # path of the field in a sample
     datatype: str
-    max: int | None  # longest list; None: one value a row
-    through: tuple[bool, ...]  # for each part of the path: whether an array of records stands there
-    latin: bool  # the field holds bytes, which JSON spells as text of code points below 256
+    max: int | None  # longest list; None: one value per row
+    through: tuple[bool, ...]  # for each part of the path: whether it is an array of records
+    latin: bool  # whether the field holds bytes, which JSON encodes as code points below 256
 
     @property
     def shape(self) -> list[int]:
-        """Its shape as the metadata has it; -1 is the number of rows."""
+        """Shape in the metadata; -1 is the number of rows."""
         return [-1] if self.max is None else [-1, self.max]
 
     @property
     def companion(self) -> str:
-        """The optional input that tells of this one's rows; empty for floats, whose null is NaN."""
+        """Name of the optional input of lengths or nulls; empty for floats, which have NaN."""
         if self.max is not None:
             return self.name + LENGTH
         return "" if self.datatype.startswith("FP") else self.name + NULL
 
 
 def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
-    """Inputs of a model, in the order of its features; the event's time last, if a feature reads it."""
+    """Return a model's inputs in the order of its features; the event's time last, if a feature reads it."""
     lists = {f.field: f.max or DEFAULT_MAX for f in spec.features if f.kind == "list"}
     paths = list(feature_fields(spec))
     time = spec.events.served.time.path
@@ -89,13 +88,13 @@ def _bare(type_: Type) -> Type:
 
 
 def limits_of(inputs: tuple[Input, ...], rows: int) -> InputLimits:
-    """What is looked at before tensors of these inputs are decoded."""
+    """Return the limits that are checked before tensors are decoded."""
     widths: dict[str, int | None] = {one.name: one.max for one in inputs}
     return InputLimits({**{one.companion: None for one in inputs if one.companion}, **widths}, rows)
 
 
 def metadata(name: str, version: str, inputs: tuple[Input, ...], labels: tuple[str, ...]) -> dict[str, Any]:
-    """The model's metadata, as the protocol says it."""
+    """Return the protocol's metadata of the model."""
     tensors: list[dict[str, Any]] = []
     for one in inputs:
         tensors.append({"name": one.name, "datatype": one.datatype, "shape": one.shape})
@@ -112,7 +111,7 @@ def metadata(name: str, version: str, inputs: tuple[Input, ...], labels: tuple[s
 
 
 def model_config(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The same as Triton's model configuration."""
+    """Convert metadata to Triton's model configuration."""
 
     def tensors(key: str) -> list[dict[str, Any]]:
         return [
@@ -135,11 +134,9 @@ def model_config(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: int) -> list[dict[str, Any]]:
-    """(B,) rows, each an object as JSON would spell a sample.
+    """Convert tensors to B rows, each a sample's JSON object.
 
-    Raises:
-        BadInput: an unknown input, another datatype or shape than the metadata says, or unequal numbers of
-        rows.
+    Raises BadInput if an input is unknown, does not fit the metadata, or the numbers of rows differ.
     """
     known = {one.name: one for one in inputs}
     allowed = [*known, *(one.companion for one in inputs if one.companion)]
@@ -160,7 +157,7 @@ def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: 
                 values[i] = None
             _fill(rows, one, values, _lengths(tensors, one, count))
         elif one.companion in tensors:
-            raise BadInput(f"input {one.companion!r} tells of {name!r}, which is missing")
+            raise BadInput(f"input {one.companion!r} describes {name!r}, which is missing")
     return rows
 
 
@@ -194,7 +191,7 @@ def _texts(one: Input, values: list[Any]) -> list[Any]:
 
 
 def _nulls(tensors: Mapping[str, Tensor], one: Input, count: int) -> NDArray[np.bool_]:
-    """(B,) the rows that are null, by JSON or by the companion. Raises BadInput."""
+    """Return (B,) which rows are null in JSON or by the companion. Raises BadInput."""
     by_json = tensors[one.name].nulls
     nulls = np.zeros(count, np.bool_) if by_json is None else by_json
     tensor = tensors.get(one.companion) if one.max is None else None
@@ -238,7 +235,7 @@ def _put(node: dict[str, Any], parts: list[str], through: tuple[bool, ...], valu
         node[head] = value
     elif through[0] and value is None:
         node.setdefault(head, None)
-    elif through[0]:  # an array of records: one record for each element
+    elif through[0]:  # an array of records: one record per element
         if node.get(head) is None:
             node[head] = [{} for _ in value]
         elements = node[head]

@@ -1,8 +1,7 @@
-"""From requests to predictions: encoded, decoded in serving mode, looked up, scored. One thread's; owns its
-scratch memory.
+"""The path from requests to predictions: encode, decode in serving mode, look up, score.
 
-Letters: R requests, B samples (candidates of all of them), L labels, U unique rows of a store group, S floats
-of a row, N occurrences.
+Letters: R requests, B samples (candidates of all requests), L labels, U unique rows of a store group,
+S floats of a row, N occurrences.
 """
 
 from __future__ import annotations
@@ -41,15 +40,14 @@ __all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
 
 STEPS = ("number", "label", "+", "-", "*", "negate")  # ScoreStep::Op in request_scorer.hpp
 MOST_OCCURRENCES = 64 << 20
-"""Values of a request's context repeated for each candidate, where a model or an explanation needs them so:
-256 MiB of positions."""
+"""Bound of context values copied to each candidate: 256 MiB of positions."""
 
 MOST_STEPS = 31
-"""Of a score in native code: so many never need more than the 16 numbers at a time that it keeps."""
+"""Bound of a native score's steps: more could need more than its stack of 16 numbers."""
 
 
 class Lookup(Protocol):
-    """What is asked of the table of rows: see `freshet.tables.Store.lookup`."""
+    """A table of rows; see `freshet.tables.Store`."""
 
     def lookup(
         self,
@@ -63,15 +61,14 @@ class Lookup(Protocol):
         found: U8 | None = None,
         touched: U32 | None = None,
     ) -> None:
-        """Write rows into `out` (U, S), zeros where there is none, which were found, and when they were
-        touched."""
+        """Write rows of (U,) uint64 keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """One request as Avro, ready to be decoded with others."""
+    """A request as Avro."""
 
-    events: BytesColumn  # one, or one a candidate in a spec that explodes no array
+    events: BytesColumn  # one, or one per candidate if the spec explodes no array
     candidates: int
 
     @property
@@ -86,8 +83,8 @@ class Scored:
 
     predictions: F32  # (B, L)
     scores: F32  # (B,) by the spec's score expression
-    unknown: Mapping[str, int]  # feature -> values that have no row
-    rows: Mapping[str, FeatureRows] | None = None  # by feature; None: not asked
+    unknown: Mapping[str, int]  # {feature: values without a row}
+    rows: Mapping[str, FeatureRows] | None = None  # by feature; only for `explain`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,22 +93,20 @@ class _LookedUp:
 
     inputs: GroupInputs
     found: U8  # (U,)
-    touched: U32 | None  # (U,) None: not asked
+    touched: U32 | None  # (U,); only for `explain`
 
 
 class Pipeline:
-    """Requests of one spec. Not thread-safe: plans are reused from request to request."""
+    """Scores requests of one spec. Not thread-safe: requests share plans."""
 
     def __init__(self, spec: Spec, served: Record) -> None:
-        """`served`: the user's schema of served events. Raises ConfigError if the spec does not fit it."""
+        """Compile. Raises ConfigError if the spec does not fit `served`, the schema of served events."""
         stream = spec.events.served
         request, sample = request_schema(spec, served), sample_schema(served, stream.explode)
         self._spec, self._layout = spec, layout_of(spec)
         self.inputs = inputs_of(spec, sample)
         row = row_schema(sample, [one.name for one in self.inputs])
-        self.transcoder = JsonTranscoder(
-            request, ignore_unknown=True
-        )  # fields that no feature reads are logged only
+        self.transcoder = JsonTranscoder(request, ignore_unknown=True)
         self._rows = JsonTranscoder(row)
         self._decoder = RequestDecoder(spec, self._layout, request)
         self._row_decoder = SampleDecoder(spec, self._layout, lambda _: row)
@@ -129,31 +124,26 @@ class Pipeline:
         assert name is not None, "features of a group have a table"
         return self._spec.table(name).id
 
-    # --- bytes
-
     def encoded(self, events: Sequence[Mapping[str, Any]], candidates: int) -> Encoded:
-        """A request's served events as Avro. Raises BadInput, naming the field, if one does not fit."""
+        """Encode a request's served events as Avro. Raises BadInput, with the field, if one does not fit."""
         return Encoded(_encoded(self.transcoder, events), candidates)
 
-    def requests(self, asked: Sequence[Encoded]) -> DecodedRequests:
-        """Candidates of R requests, decoded together; if any cannot be, those are named in `bad`."""
-        counts = np.array([one.candidates for one in asked], np.uint32)
-        return self._decoder.decode(_joined(asked), counts)
+    def requests(self, encoded: Sequence[Encoded]) -> DecodedRequests:
+        """Decode the candidates of R requests; `bad` of the result names requests with an error."""
+        counts = np.array([one.candidates for one in encoded], np.uint32)
+        return self._decoder.decode(_joined(encoded), counts)
 
     def rows(self, rows: Sequence[Mapping[str, Any]], times_ms: I64) -> Decoded:
-        """Samples given field by field, with the event time of each. Raises BadInput."""
+        """Decode B samples with (B,) int64 event times in ms. Raises BadInput."""
         decoded = self._row_decoder.decode(_encoded(self._rows, rows), 0, times_ms, serving=True)
         if len(decoded.bad):
             raise _unreadable(decoded.why[0])
         return decoded
 
-    # --- scores
-
     def score(
         self, samples: Decoded | DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
     ) -> Scored:
-        """Predict rows, or the candidates of one request, with the rows and weights as they are now; with
-        `explain`, say what the rows are."""
+        """Score samples, or the candidates of one request; `explain`: report existence and age of rows."""
         inputs, groups = self._inputs(samples, table, touched=explain)
         if explain or not scores_requests(scorer):
             _refuse_expanded(inputs)
@@ -163,58 +153,56 @@ class Pipeline:
         facts = self._facts(inputs, groups) if explain else None
         return Scored(predictions, self._scores(predictions), unknown, facts)
 
-    def score_one(self, asked: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
-        """Predict the candidates of one request. Raises BadInput if it cannot be read, as a key is null."""
-        samples = self.requests([asked])
+    def score_one(self, encoded: Encoded, table: Lookup, scorer: Scorer, *, explain: bool = False) -> Scored:
+        """Score one request. Raises BadInput if it cannot be decoded, as if its key is null."""
+        samples = self.requests([encoded])
         if len(samples.bad):
             raise _unreadable(samples.why[0])
         return self.score(samples, table, scorer, explain=explain)
 
-    def score_all(self, asked: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
-        """Predict requests of several clients together: for each what `score` gives it alone, to the bit, or
-        why it cannot be read."""
-        if len(asked) > 1 and not scores_requests(scorer):
-            return [one for a in asked for one in self.score_all([a], table, scorer)]
-        natively = self._natively(asked, table, scorer)
+    def score_all(self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
+        """Score requests together; each result equals that of `score`, to the bit, or is its error."""
+        if len(encoded) > 1 and not scores_requests(scorer):
+            return [one for a in encoded for one in self.score_all([a], table, scorer)]
+        natively = self._natively(encoded, table, scorer)
         if natively is not None:
             return natively
-        samples = self.requests(asked)
+        samples = self.requests(encoded)
         if len(samples.bad):
-            return self._without_bad(asked, samples, table, scorer)
-        if len(asked) == 1:
+            return self._without_bad(encoded, samples, table, scorer)
+        if len(encoded) == 1:
             return [self.score(samples, table, scorer)]
         inputs, groups = self._inputs(samples, table, touched=False)
         predictions = scorer.score(inputs)
-        return _split(asked, predictions, self._scores(predictions), self._unknown(samples, groups))
+        return _split(encoded, predictions, self._scores(predictions), self._unknown(samples, groups))
 
     def _natively(
-        self, asked: Sequence[Encoded], table: Lookup, scorer: Scorer
+        self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer
     ) -> list[Scored | BadInput] | None:
-        """The same in one native call, where rows and model are native and every request is good; else
-        None."""
+        """Score in one native call; None if rows or model are not native, or a request has an error."""
         store = getattr(table, "native", None)
         if self._native is None or store is None or not isinstance(scorer, HedgeDense):
             return None
-        events = _joined(asked)
-        counts = np.array([one.candidates for one in asked], np.uint32)
+        events = _joined(encoded)
+        counts = np.array([one.candidates for one in encoded], np.uint32)
         made = self._native.score(
             store, scorer.native, scorer.scoring_lane(), events.data, events.ends, counts
         )
         if made is None:
             return None
         predictions, scores, without_row = made
-        unknown: list[Unknown] = [{} for _ in asked]
+        unknown: list[Unknown] = [{} for _ in encoded]
         if without_row is not None:
             for mine, row in zip(unknown, without_row.tolist(), strict=True):
                 mine.update((name, n) for name, n in zip(self._names, row, strict=True) if n)
-        return _split(asked, predictions, scores, unknown)
+        return _split(encoded, predictions, scores, unknown)
 
     def _without_bad(
-        self, asked: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
+        self, encoded: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
     ) -> list[Scored | BadInput]:
-        if len(asked) == 1:
+        if len(encoded) == 1:
             return [_unreadable(samples.why[0])]
-        return [one for a in asked for one in self.score_all([a], table, scorer)]
+        return [one for a in encoded for one in self.score_all([a], table, scorer)]
 
     def _inputs(
         self, samples: Decoded | DecodedRequests, table: Lookup, *, touched: bool
@@ -245,12 +233,12 @@ class Pipeline:
         return _LookedUp(inputs, found, when)
 
     def _scores(self, predictions: F32) -> F32:
-        """(B,) of (B, L) predictions."""
+        """Return the (B,) scores of (B, L) predictions."""
         columns = dict(zip(self._labels, predictions.T.astype(np.float64), strict=True))
         return self._score.numbers(columns, len(predictions)).astype(np.float32)
 
     def _unknown(self, samples: Decoded | DecodedRequests, groups: Sequence[_LookedUp]) -> list[Unknown]:
-        """Of each request, values that have no row; rows that are no request's count as one request."""
+        """Count values without a row for each request; rows without requests count as one."""
         ends = samples.request_ends if isinstance(samples, DecodedRequests) else np.array([samples.size])
         out: list[Unknown] = [{} for _ in range(len(ends))]
         for names, group in zip(self._features, groups, strict=True):
@@ -258,10 +246,10 @@ class Pipeline:
         return out
 
     def _facts(self, inputs: ModelInputs, groups: Sequence[_LookedUp]) -> dict[str, FeatureRows]:
-        """What the rows of each feature are; `inputs` share nothing."""
+        """Return existence and age of each feature's rows; `inputs` must be expanded."""
         facts: dict[str, FeatureRows] = {}
         for names, one, group in zip(self._features, inputs.groups, groups, strict=True):
-            assert group.touched is not None, "asked for where facts are"
+            assert group.touched is not None, "the lookup requested it"
             for f, (name, ends) in enumerate(zip(names, one.list_ends, strict=True)):
                 mine = one.positions[one.feature_starts[f] : one.feature_starts[f + 1]]
                 facts[name] = rows_of_feature(mine, ends, group.found, group.touched, inputs.size)
@@ -269,7 +257,7 @@ class Pipeline:
 
 
 def _refuse_expanded(inputs: ModelInputs) -> None:
-    """Raise TooLarge where lists of the context, repeated for every candidate, exceed MOST_OCCURRENCES."""
+    """Raises TooLarge if the context's lists, copied to every candidate, exceed MOST_OCCURRENCES."""
     if inputs.request_ends is None:
         return
     shared = 0
@@ -280,14 +268,14 @@ def _refuse_expanded(inputs: ModelInputs) -> None:
         raise TooLarge(
             f"lists of the context hold {shared:,} values, which are repeated for each of {inputs.size:,} "
             f"candidates: expected at most {MOST_OCCURRENCES:,} together\n"
-            "  send fewer candidates a request, or bound lists by `max` in the spec"
+            "  send fewer candidates per request, or bound lists by `max` in the spec"
         )
 
 
-def _joined(asked: Sequence[Encoded]) -> BytesColumn:
-    if len(asked) == 1:
-        return asked[0].events
-    columns = [one.events for one in asked]
+def _joined(encoded: Sequence[Encoded]) -> BytesColumn:
+    if len(encoded) == 1:
+        return encoded[0].events
+    columns = [one.events for one in encoded]
     before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
     return BytesColumn(
         np.concatenate([column.data for column in columns]),
@@ -296,8 +284,7 @@ def _joined(asked: Sequence[Encoded]) -> BytesColumn:
 
 
 def _native_steps(score: Expression, labels: Sequence[str]) -> list[tuple[int, float]] | None:
-    """A score as native code takes it; None if it holds more than sums, differences and products, or too many
-    at a time."""
+    """Convert a score to native steps; None if it has other operations than + - * or too many steps."""
     steps = postfix_of(score.node)
     if steps is None or len(steps) > MOST_STEPS:
         return None
@@ -308,12 +295,12 @@ def _native_steps(score: Expression, labels: Sequence[str]) -> list[tuple[int, f
 
 
 def _split(
-    asked: Sequence[Encoded], predictions: F32, scores: F32, unknown: Sequence[Unknown]
+    encoded: Sequence[Encoded], predictions: F32, scores: F32, unknown: Sequence[Unknown]
 ) -> list[Scored | BadInput]:
-    """Each request's part of (B, L) predictions and (B,) scores."""
-    if len(asked) == 1:
+    """Split (B, L) predictions and (B,) scores by request."""
+    if len(encoded) == 1:
         return [Scored(predictions, scores, unknown[0])]
-    cuts = np.cumsum([one.candidates for one in asked[:-1]])
+    cuts = np.cumsum([one.candidates for one in encoded[:-1]])
     parts = zip(np.split(predictions, cuts), np.split(scores, cuts), unknown, strict=True)
     return [Scored(p, s, u) for p, s, u in parts]
 
@@ -323,7 +310,7 @@ def _unreadable(why: str) -> BadInput:
 
 
 def _encoded(transcoder: JsonTranscoder, values: Sequence[Mapping[str, Any]]) -> BytesColumn:
-    made = transcoder.body(written(values, "the request"))  # an array: its objects are the events
+    made = transcoder.body(written(values, "the request"))
     if made.bad:
         first = made.bad[0]
         where = first.path if len(values) == 1 else f"{first.path or 'the whole'} of row {first.index}"

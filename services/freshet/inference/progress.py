@@ -1,14 +1,12 @@
-"""Has the model served learned from an event? Answered from what is durable, hop by hop.
+"""Whether the rows served have learned from an event, by durable state of each hop.
 
-An event acknowledged at (topic, partition, offset) has arrived when
-1. the joiner's newest commit for the partition names a next offset of the stream beyond it: the samples that
-it led to
-   are in `<model>.samples` below the partition's end as it was right after that;
-2. every bucket in the row store has applied that partition of samples up to there;
-3. this server has followed `rows` beyond the offset that those buckets name.
-Rows may serve earlier (they are published before they are flushed); they are never later. Dense weights
-follow with the next version. An action whose window is still open may lead to more samples later, and a
-model's first positives are held: those are not waited for.
+The rows served have learned from an event at (topic, partition, offset) when
+1. the joiner's newest commit for the partition has consumed the offset: the event's samples are in
+   `<model>.samples` below the end of the partition right after that commit;
+2. every bucket of the row store has applied that partition of samples up to that end;
+3. this server has read `rows` beyond the offset that those buckets name.
+Rows may serve earlier, as they are published before they are flushed. Dense weights follow with the next
+version. Samples that an action gives later, within its window, and a new model's held positives do not count.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ from freshet.types import Bucket, TopicPartition
 __all__ = ["Progress", "Stage"]
 
 REMEMBERED = 10_000
-"""Events asked about whose samples' end is remembered; older questions are answered from the present end."""
+"""Number of queried events with a cached end of samples; others use the present end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How far an event has come."""
+    """The hop at which an event is."""
 
     served: bool
     waits_for: str  # "joiner", "trainer", "rows"; "" once served
 
 
 class Progress:
-    """Answers `GET /v1/progress`. Not thread-safe; may block on log and store."""
+    """Finds the stage of events. Not thread-safe; may block on log and store."""
 
     def __init__(self, spec: Spec, log: EventLog, store: RowStore) -> None:
         topics = topics_of(spec)
@@ -53,13 +51,13 @@ class Progress:
             self._roles[topics.shown] = "shown"
         self._targets: OrderedDict[tuple[str, int, int], int] = OrderedDict()
 
-    def ask(self, topic: str, partition: int, offset: int, rows_next: Mapping[int, int]) -> Stage:
-        """How far the event at this offset has come; `rows_next`: where this server follows `rows`.
+    def stage_of(self, topic: str, partition: int, offset: int, rows_next: Mapping[int, int]) -> Stage:
+        """Return the stage of the event at an offset; `rows_next`: {partition of `rows`: next offset}.
 
-        Raises BadInput for a topic or partition that the spec does not have, Unavailable as log and store do.
+        Raises BadInput if the spec does not have the topic or partition.
         """
         known = self._spec.partitions
-        if topic in self._roles and partition >= known:  # which the topic got later, perhaps
+        if topic in self._roles and partition >= known:  # the topic may have got more partitions
             known = self._log.partition_counts([self._joiner]).get(self._joiner, 0)
         if topic not in self._roles or not 0 <= partition < known or offset < 0:
             raise BadInput(
@@ -80,27 +78,27 @@ class Progress:
         return Stage(False, "rows") if behind else Stage(True, "")
 
     def _target(self, topic: str, partition: int, offset: int) -> int | None:
-        """End of the samples that the event led to; None before the joiner has taken it."""
-        asked = (topic, partition, offset)
-        known = self._targets.get(asked)
+        """Return the end of the event's samples; None before the joiner has consumed it."""
+        event = (topic, partition, offset)
+        known = self._targets.get(event)
         if known is not None:
             return known
         if self._joined_to(self._roles[topic], partition) <= offset:
             return None
-        # The end of the last block, not of the log: no batch is made for a marker behind it.
+        # The end of the last block, not of the log: no batch contains a transaction marker after it.
         last = newest(self._log, TopicPartition(self._samples, self._samples_of(partition)), 1)
         target = last[0][0] + 1 if last else 0
-        self._targets[asked] = target
+        self._targets[event] = target
         if len(self._targets) > REMEMBERED:
             self._targets.popitem(last=False)
         return target
 
     def _samples_of(self, partition: int) -> int:
-        """Partition of `samples` that a partition of the events leads to (PROTOCOL 1)."""
+        """Return the partition of `samples` for a partition of events (PROTOCOL 1)."""
         return partition % self._spec.partitions
 
     def _joined_to(self, role: str, partition: int) -> int:
-        """Next offset of a stream in the joiner's newest commit."""
+        """Return a stream's next offset in the joiner's newest commit."""
         where = TopicPartition(self._joiner, partition)
         try:
             for _, value in newest(self._log, where, 1):

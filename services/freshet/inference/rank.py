@@ -1,7 +1,7 @@
-"""Rank requests: read, completed, scored with others that wait, ordered, logged as served, and answered.
+"""The route `/v1/rank`: parse, complete, score, order, log and answer requests.
 
-All on the event loop's thread and by callbacks: a task for each request, or a hop to another thread and back,
-costs about as much as scoring it does.
+All runs on the event loop's thread by callbacks: a task or a change of threads per request costs about as
+much as scoring it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from freshet.http.routes import Reply
 from freshet.inference import metrics
 from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank, refuse_expanded
 from freshet.inference.explanation import explained
-from freshet.inference.fast_path import PlainRequest, PlainRequests
+from freshet.inference.fast_path import FastPath, FastRequest
 from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Scored
 from freshet.inference.scorer import Outcome, Scoring
 from freshet.inference.served_log import Served, ServedLogger, served_events
-from freshet.inference.serving_state import Live
+from freshet.inference.serving_state import ServingState
 from freshet.inference.versions import ServingVersion
 from freshet.observability.spans import RankAnswer, rank_answer
 from freshet.observability.tracing import Context, now_ns
@@ -41,31 +41,31 @@ __all__ = ["Ranker", "Tally", "Totals"]
 Arrival = tuple[int, Context | None]
 """When a request arrived by the wall clock, and the span of its HTTP request."""
 
-START_LOOK_S = 0.02
-"""How often a request that waits for the server's start looks whether it can be answered."""
+START_POLL_S = 0.02
+"""Interval at which a request that came during the server's start checks for rows and a version."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What the server has done since it started."""
+    """Counts since the server's start."""
 
-    requests: int = 0  # answered with scores, those of the Open Inference Protocol too
+    requests: int = 0  # answered with scores, including those of the Open Inference Protocol
     candidates: int = 0  # scored
     explored: int = 0  # requests ordered at random
 
 
 class Tally:
-    """Counts what is scored, for people (`totals`) and for Prometheus."""
+    """Counts scored requests for `/status` (`totals`) and Prometheus."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.totals = Totals()
         self._candidates = metrics.CANDIDATES.counter(registry)
         self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
-        self._unknown_of: dict[str, Counter] = {}  # finding a counter by its label costs more than counting
+        self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
         self._explored = metrics.EXPLORED.counter(registry)
 
     def scored(self, scored: Scored) -> None:
-        """A request was scored."""
+        """Count a scored request."""
         self.totals.requests += 1
         self.totals.candidates += len(scored.scores)
         self._candidates.inc(len(scored.scores))
@@ -76,31 +76,31 @@ class Tally:
             counter.inc(n)
 
     def explored(self) -> None:
-        """A request was ordered at random."""
+        """Count a request that was ordered at random."""
         self.totals.explored += 1
         self._explored.inc()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """A rank request on its way."""
+class _Ranking:
+    """A rank request that waits for its scores."""
 
     request: RankRequest
-    context: Mapping[str, Any]  # the request's, with its id and time
+    context: Mapping[str, Any]  # with id and time
     now_ms: int
     reply: Reply
     came: Arrival | None  # None while tracing is off
 
 
 class Ranker:
-    """Answers `POST /v1/rank`. Lives on one event loop."""
+    """Answers `POST /v1/rank`. Methods run on one event loop."""
 
     def __init__(
         self,
         spec: Spec,
         scoring: Scoring,
         filling: Filling,
-        live: Live,
+        live: ServingState,
         settings: Settings,
         *,
         logger: ServedLogger | None,
@@ -109,53 +109,50 @@ class Ranker:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """`logger`: takes what was served, `loggable` checks before scoring that it can; both None where the
-        spec logs nothing."""
+        """Keep the parts.
+
+        Args:
+            logger: logs impressions; None if the spec logs none.
+            loggable: checks impressions before scoring; None if the spec logs none.
+        """
         self._spec, self._scoring, self._filling, self._live = spec, scoring, filling, live
-        self._settings, self._logger, self._tally, self._clock, self._rng = (
-            settings,
-            logger,
-            tally,
-            clock,
-            rng,
-        )
-        self._loggable = loggable
+        self._settings, self._logger, self._loggable = settings, logger, loggable
+        self._tally, self._clock, self._rng = tally, clock, rng
         self._labels = [label.name for label in spec.labels]
         self._id_path = spec.events.served.key[0]
-        self._plain = None
-        if PlainRequests.fits(spec):
-            self._plain = PlainRequests(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
+        self._fast_path = None
+        if FastPath.fits(spec):
+            self._fast_path = FastPath(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
 
-    def take(self, request: Request, reply: Reply) -> None:
-        """Answer a request, in a later turn of the loop.
+    def handle(self, request: Request, reply: Reply) -> None:
+        """Queue a request; a later turn of the loop answers it.
 
-        Raises BadInput and TooLarge for a body that is no rank request, does not fit the schema, or could not
-        be logged as an impression; HttpError for one that is not sent as JSON; Overloaded, before it is read,
-        where so many wait that it would be answered too late.
+        Raises BadInput or TooLarge if the body is no valid rank request or its impression cannot be logged,
+        HttpError if its type is not JSON, and Overloaded, before parsing, if the expected wait is too long.
         """
         require_json(request)
         self._scoring.refuse_if_late()
         is_served = self._live.version() is not None
-        if is_served and self._plain is not None:
-            plain = self._plain.read(request.body, self._clock.now_ms())
+        if is_served and self._fast_path is not None:
+            plain = self._fast_path.read(request.body, self._clock.now_ms())
             if plain is not None and self._is_small(len(request.body), plain):
                 came = self._came(request)
-                answer = partial(self._answer_plain, plain, reply, came)
-                self._scoring.ask(plain.encoded, answer, request.watch_client())
+                answer = partial(self._answer_fast, plain, reply, came)
+                self._scoring.submit(plain.encoded, answer, request.watch_client())
                 return
-        asked = parse_rank(request.body, self._settings.max_candidates)
+        parsed = parse_rank(request.body, self._settings.max_candidates)
         explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
-        refuse_expanded(explode, asked, len(request.body), most)
+        refuse_expanded(explode, parsed, len(request.body), most)
         came = self._came(request)
         if is_served:
-            self._rank(asked, reply, came, request.watch_client())
+            self._rank(parsed, reply, came, request.watch_client())
         else:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._settings.start_wait_ms / 1e3
-            self._rank_once_served(asked, reply, came, request.watch_client(), loop, deadline)
+            self._rank_once_served(parsed, reply, came, request.watch_client(), loop, deadline)
 
-    def _is_small(self, body_bytes: int, plain: PlainRequest) -> bool:
-        """Whether what is logged of a request is surely small enough; else `_rank` checks it."""
+    def _is_small(self, body_bytes: int, plain: FastRequest) -> bool:
+        """Return whether the impression is certainly within the limits; else `_rank` checks it."""
         if self._loggable is None or plain.dry_run:
             return True
         return self._loggable.is_small(body_bytes, plain.encoded.candidates)
@@ -168,19 +165,19 @@ class Ranker:
 
     def _rank_once_served(
         self,
-        asked: RankRequest,
+        request: RankRequest,
         reply: Reply,
         came: Arrival | None,
         gone: Callable[[], bool],
         loop: asyncio.AbstractEventLoop,
         deadline: float,
     ) -> None:
-        """Hold a request back while the server starts: a restart is then a pause to its clients, no error."""
+        """Delay a request while the server starts, so that clients see a restart as a pause, not an error."""
         if self._live.version() is None and loop.time() < deadline:
-            loop.call_later(START_LOOK_S, self._rank_once_served, asked, reply, came, gone, loop, deadline)
+            loop.call_later(START_POLL_S, self._rank_once_served, request, reply, came, gone, loop, deadline)
             return
         try:
-            self._rank(asked, reply, came, gone)
+            self._rank(request, reply, came, gone)
         except Exception as error:
             reply(error_response(error))
 
@@ -194,24 +191,22 @@ class Ranker:
         if self._loggable is not None and not request.dry_run:
             items = self._loggable.placed(request.candidates)
             self._loggable.check(events_of(self._spec, context, items), now_ms)
-        answer = partial(self._answer, _Asked(request, context, now_ms, reply, came))
+        answer = partial(self._answer, _Ranking(request, context, now_ms, reply, came))
         if request.explain:
-            self._scoring.ask_explained(encoded, answer, gone)
+            self._scoring.submit_explained(encoded, answer, gone)
         else:
-            self._scoring.ask(encoded, answer, gone)
+            self._scoring.submit(encoded, answer, gone)
 
-    def _answer(self, asked: _Asked, outcome: Outcome) -> None:
+    def _answer(self, ranking: _Ranking, outcome: Outcome) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            content = self._ranked(asked, *outcome)
-            asked.reply(json_response(200, content))
+            content = self._ranked(ranking, *outcome)
+            ranking.reply(json_response(200, content))
         except Exception as error:
-            asked.reply(error_response(error))
+            ranking.reply(error_response(error))
 
-    def _answer_plain(
-        self, plain: PlainRequest, reply: Reply, came: Arrival | None, outcome: Outcome
-    ) -> None:
+    def _answer_fast(self, plain: FastRequest, reply: Reply, came: Arrival | None, outcome: Outcome) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -221,40 +216,40 @@ class Ranker:
             body, served = plain.answer(found, scored, version, self._live.freshness_ms(), log=log)
             traced = _rank_answer(came, scored, serving, logged=served is not None)
             if self._logger is not None and served is not None:
-                self._logger.offer(served if traced is None else replace(served, answer=traced))
+                self._logger.enqueue(served if traced is None else replace(served, answer=traced))
             reply(Response(200, body))
         except Exception as error:
             reply(error_response(error))
 
     def _ordered(self, scored: Scored, k: int, *, dry_run: bool) -> Order:
-        """The best k candidates, counted."""
+        """Order the best k candidates, and count the request."""
         self._tally.scored(scored)
         found = order(scored.scores, k, Explore() if dry_run else self._spec.serve.explore, self._rng)
         if found.explored:
             self._tally.explored()
         return found
 
-    def _ranked(self, asked: _Asked, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
-        """What the client is told; what was served is logged before."""
-        request, version = asked.request, serving.manifest.number
+    def _ranked(self, ranking: _Ranking, scored: Scored, serving: ServingVersion) -> dict[str, Any]:
+        """Log the impression and return the answer's body."""
+        request, version = ranking.request, serving.manifest.number
         found = self._ordered(scored, request.k, dry_run=request.dry_run)
         if self._logger is not None and not request.dry_run:
             events = served_events(
                 self._spec,
-                asked.context,
+                ranking.context,
                 request.candidates,
                 found,
                 scored.scores,
                 scored.predictions,
                 version,
             )
-            answer = _rank_answer(asked.came, scored, serving, logged=True)
-            self._logger.offer(replace(Served.of(self._spec, events), answer=answer))
+            answer = _rank_answer(ranking.came, scored, serving, logged=True)
+            self._logger.enqueue(replace(Served.of(self._spec, events), answer=answer))
         else:
-            _rank_answer(asked.came, scored, serving, logged=False)
+            _rank_answer(ranking.came, scored, serving, logged=False)
         return {
-            "request_id": get_path(asked.context, self._id_path),
-            "items": self._items(found, scored, asked.now_ms),
+            "request_id": get_path(ranking.context, self._id_path),
+            "items": self._items(found, scored, ranking.now_ms),
             "version": version,
             "freshness_ms": self._live.freshness_ms(),
             "unknown_rows": scored.unknown,
@@ -262,7 +257,7 @@ class Ranker:
         }
 
     def _items(self, found: Order, scored: Scored, now_ms: int) -> list[dict[str, Any]]:
-        """The answer's items, best first."""
+        """Return the answer's items, in order."""
         indices = found.indices
         items: list[dict[str, Any]] = [
             {"index": i, "score": s, "predictions": dict(zip(self._labels, p, strict=True)), "propensity": q}

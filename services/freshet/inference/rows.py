@@ -1,9 +1,8 @@
-"""Following rows: a bucket's rows from the row store, then every delta from the offset its meta names
-(PROTOCOL 17).
+"""The follower of rows: it reads the row store, then applies deltas from the offset of each bucket's meta.
 
-Damage costs only the rows that it hits: a damaged delta is left out, a row that is not finite keeps its
-former value, and a damaged bucket's sound pages are read. Rows of the other pages count as never learned
-until a delta brings them; `RowsState.damaged` names them.
+See PROTOCOL 17. Damage costs only the damaged rows: a damaged delta is skipped, a row that is not finite
+keeps its former value, and of a damaged bucket the intact pages are read. Rows of its other pages serve as
+never learned until a delta contains them; `RowsState.damaged` counts them.
 """
 
 from __future__ import annotations
@@ -38,57 +37,59 @@ POLL_RECORDS = 500
 BUCKETS_AT_ONCE = 64
 RETRY_S = 0.5
 
-AGAIN_S = 60.0
-"""Between two looks whether damaged buckets can be read again: their owner may have written them anew."""
+RECHECK_S = 60.0
+"""Interval at which damaged buckets are read again: their shard may have rewritten them."""
 
 MOST_DAMAGED = 0.5
-"""Of the buckets. If more cannot be read, the store is not the model's, or is failing, and nothing is served
-by it."""
+"""Bound of the share of damaged buckets; above it the store belongs to another model, or fails."""
 
 
 class RowSink(Protocol):
-    """A table of rows for serving: values only, no optimiser state. Reads may go on while it is written."""
+    """A table of rows for serving, without optimiser state. Readers may run during writes.
+
+    Letters: N keys, S floats of a row.
+    """
 
     def import_runs(self, runs: RowRuns) -> None:
-        """Take rows as the row store keeps them."""
+        """Import rows in the row store's format. Raises Corrupt if they do not fit the spec."""
 
     def import_sound(self, runs: RowRuns) -> int:
-        """As `import_runs`, of runs that it refuses: take the rows that fit; returns how many do not."""
+        """Import the valid rows of runs that `import_runs` refuses; return the number of the others."""
 
     def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> object:
-        """Set rows whole: (N,) keys, (N, S) values that have learned from events up to this time."""
+        """Set rows: (N,) uint64 keys, (N, S) float32 values that learned from events up to this time."""
 
     def remove(self, table: int, keys: U64) -> object:
-        """Forget rows; unknown keys are no error."""
+        """Remove the rows of (N,) uint64 keys; unknown keys are no error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What could not be read of one bucket of the row store."""
+    """Unreadable rows of one bucket of the row store."""
 
-    rows: int  # that its meta names beyond those that were read
+    rows: int  # rows of its meta that were not read
     reason: str
 
 
-class _Mended(Exception):
-    """Buckets that were damaged can be read again."""
+class _Readable(Exception):
+    """All damaged buckets can be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsState:
-    """How far the rows served have come."""
+    """A snapshot of the rows served."""
 
-    sink: RowSink | None  # None until the row store was read and the log followed to its end
-    event_time_ms: int  # newest event time that a served row has learned from; 0: none known
+    sink: RowSink | None  # None until the row store and the log were read to the end
+    event_time_ms: int  # newest event time that a served row has learned from; 0: none
     next: Mapping[int, int] = field(default_factory=dict)  # {partition of `rows`: next offset}
-    corrupt: int = 0  # deltas that could not be read and were left out
-    not_finite: int = 0  # rows with a value that is not finite, left out
-    damaged: Mapping[int, Damage] = field(default_factory=dict)  # by bucket, as the row store was read last
-    reason: str = "the row store has not been read yet"  # why nothing is served
+    corrupt: int = 0  # damaged deltas that were skipped
+    not_finite: int = 0  # rows that were skipped because a value was not finite
+    damaged: Mapping[int, Damage] = field(default_factory=dict)  # by bucket, at the store's last read
+    reason: str = "the row store has not been read yet"  # problem with the rows; "": none
 
 
 class RowFollower:
-    """Keeps one table of rows up to date, on a thread of its own. `state` may be read from any thread."""
+    """Updates a table of rows on a thread. `state` may be read from any thread."""
 
     def __init__(
         self,
@@ -99,58 +100,57 @@ class RowFollower:
         *,
         spec_hash: str,
         wait_s: float,
-        again_s: float = AGAIN_S,
+        recheck_s: float = RECHECK_S,
         control: str | None = None,
     ) -> None:
         """Read nothing yet.
 
         Args:
-            wait_s: in one poll of the log.
-            again_s: between two looks whether damaged buckets can be read again.
-            control: the topic in which fences are offsets: a delta whose fence lies beyond its end is
-            damaged.
+            wait_s: longest poll of the log.
+            recheck_s: interval at which damaged buckets are read again.
+            control: topic that defines fences by its offsets: a delta with a fence beyond its end is damaged.
         """
-        self._again_s = again_s
+        self._recheck_s = recheck_s
         self._control = None if control is None else TopicPartition(control, 0)
         self._log, self._store, self._topic, self._make_sink = log_, store, topic, make_sink
         self._spec_hash, self._wait_s = spec_hash, wait_s
         self.state = RowsState(None, 0)
 
     def run(self, stop: threading.Event) -> None:
-        """Follow until told to stop. What is away for a while is tried again; what was served stays
-        served. The row store is read anew only where the log cannot be followed from where it was left."""
+        """Follow until `stop` is set, and retry after errors; the last table stays served.
+
+        The row store is read again only if the log cannot be followed from the table's offsets.
+        """
         while not stop.is_set():
             try:
                 self._follow(stop)
-            except _Mended:
-                log.info(
-                    "damaged buckets can be read again, rows are read anew", buckets=len(self.state.damaged)
-                )
+            except _Readable:
+                log.info("damaged buckets are readable, rows are read again", buckets=len(self.state.damaged))
             except (Unavailable, DataLost) as error:
                 log.warning("rows cannot be followed, starting over", reason=str(error))
-                self._say(f"rows cannot be followed: {error}")
+                self._report(f"rows cannot be followed: {error}")
                 stop.wait(RETRY_S)
             except FreshetError as error:
                 log.error("rows cannot be served", reason=str(error))
-                self._say(str(error))
+                self._report(str(error))
                 stop.wait(RETRY_S)
-            except Exception as error:  # a fault of ours: what is served must not stand still unnoticed
+            except Exception as error:  # a bug must not end the thread, or rows would age
                 log.error("following rows failed, starting over", exc_info=error)
-                self._say(f"following rows failed: {explain(error)}")
+                self._report(f"following rows failed: {explain(error)}")
                 stop.wait(RETRY_S)
 
     def _end_of_fences(self) -> int:
-        """Every fence is below it."""
+        """Return an upper bound of all fences."""
         return 1 << 63 if self._control is None else self._log.bounds(self._control).end
 
-    def _say(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         old = self.state
         self.state = replace(old, reason=reason)
 
     def _follow(self, stop: threading.Event) -> None:
         identity = self._store.identity()
         if identity is None:
-            self._say("the model has not been created yet: start its trainer")
+            self._report("the model has not been created yet: start its trainer")
             stop.wait(self._wait_s)
             return
         if identity.spec_hash != self._spec_hash:
@@ -170,15 +170,15 @@ class RowFollower:
         while not stop.is_set():
             try:
                 self._read(table, stop)
-            except Unavailable as error:  # what was read holds, and the log goes on from there
-                log.warning("rows cannot be followed, tried again", reason=str(error))
-                self._say(f"rows cannot be followed: {error}")
+            except Unavailable as error:  # the table stays valid: continue from its offsets
+                log.warning("rows cannot be followed, retrying", reason=str(error))
+                self._report(f"rows cannot be followed: {error}")
                 stop.wait(RETRY_S)
 
     def _bootstrap(self, table: _Table, stop: threading.Event) -> None:
-        """Read every bucket; then `table.next` says where to follow each partition of `rows` from.
+        """Read every bucket, and set `table.next` to the offsets to follow `rows` from.
 
-        Raises Corrupt if more than MOST_DAMAGED of the buckets cannot be read.
+        Raises Corrupt if more than MOST_DAMAGED of the buckets are damaged.
         """
         buckets = table.view.buckets
         for first in range(0, buckets, BUCKETS_AT_ONCE):
@@ -203,14 +203,14 @@ class RowFollower:
                 f"first: {damage.reason}"
             )
         for number, damage in table.damaged.items():
-            # The log may still have what the damaged pages had: whole rows, of which the last one counts.
+            # The log may still contain the damaged rows: a delta has whole rows, and the last one counts.
             table.view.scanned(number, -1, 0)
             at = TopicPartition(self._topic, number * ROWS_PARTITIONS // buckets)
             table.follow_from(number, self._log.bounds(at).start)
             skip("row_page", f"bucket {number} of the row store", damage.reason, max(damage.rows, 1))
 
     def _metas(self, group: Sequence[Bucket], table: _Table) -> Mapping[Bucket, BucketMeta]:
-        """Those that can be read."""
+        """Return the readable metas, and record the other buckets as damaged."""
         try:
             return self._store.metas(group)
         except Corrupt:
@@ -223,7 +223,7 @@ class RowFollower:
             return found
 
     def _bootstrap_alone(self, bucket: Bucket, meta: BucketMeta | None, table: _Table) -> None:
-        """Read what can be read of one bucket."""
+        """Read the intact pages of one bucket."""
         try:
             for runs in self._store.scan([bucket]):
                 table.sink.import_runs(runs)
@@ -243,12 +243,14 @@ class RowFollower:
         missing = max((meta.rows if meta is not None else 0) - rows, wrong)
         table.damaged[bucket] = Damage(missing, "; ".join(reasons)[:1000])
 
-    def _look_at_damage(self, table: _Table) -> None:
-        """Raise _Mended if all damaged buckets can be read again. Rows that are only served from the log are
-        not taken from the store one bucket at a time: it is behind what was followed since."""
-        if not table.damaged or time.monotonic() < table.look_again_s:
+    def _check_damage(self, table: _Table) -> None:
+        """Raises _Readable if all damaged buckets can be read again.
+
+        They are not imported into the present table: the store is behind the deltas applied since.
+        """
+        if not table.damaged or time.monotonic() < table.recheck_at_s:
             return
-        table.look_again_s = time.monotonic() + self._again_s
+        table.recheck_at_s = time.monotonic() + self._recheck_s
         try:
             damaged = [Bucket(b) for b in table.damaged]
             self._store.metas(damaged)
@@ -257,10 +259,10 @@ class RowFollower:
                 sink.import_runs(runs)
         except (Corrupt, Unavailable):
             return
-        raise _Mended
+        raise _Readable
 
     def _read(self, table: _Table, stop: threading.Event) -> None:
-        """Follow the log from where the table is; it serves from the moment it has reached the log's end."""
+        """Follow the log from the table's offsets; serve the table once it has reached the log's end."""
         reader = self._log.reader()
         try:
             reader.assign({TopicPartition(self._topic, p): offset for p, offset in table.next.items()})
@@ -270,7 +272,7 @@ class RowFollower:
             reader.close()
 
     def _apply(self, reader: Reader, table: _Table, ends: Mapping[int, int], stop: threading.Event) -> None:
-        """Apply deltas as they come."""
+        """Apply deltas until `stop` is set."""
         caught_up = False
         while not stop.is_set():
             if not caught_up and all(table.next[p] >= end for p, end in ends.items()):
@@ -278,7 +280,7 @@ class RowFollower:
                 log.info("rows are served", rows_next=dict(table.next))
             if caught_up:
                 self.state = table.state()
-                self._look_at_damage(table)
+                self._check_damage(table)
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
                 start_ns = now_ns()
                 table.apply(partition, records)
@@ -288,21 +290,21 @@ class RowFollower:
 
 @dataclass(slots=True)
 class _Table:
-    """A table of rows on its way to being served, and what is known of its buckets."""
+    """A table of rows with the state of its buckets."""
 
     sink: RowSink
     view: BucketView
     corrupt: int
     not_finite: int
     end_of_fences: Callable[[], int]
-    fence_below: int = 0  # as it was asked last
+    fence_below: int = 0  # last result of `end_of_fences`
     clock_ms: int = 0
     next: dict[int, int] = field(default_factory=dict)
     damaged: dict[int, Damage] = field(default_factory=dict)
-    look_again_s: float = field(default_factory=time.monotonic)
+    recheck_at_s: float = field(default_factory=time.monotonic)
 
     def state(self) -> RowsState:
-        """As it is served now."""
+        """Return a snapshot."""
         reason = ""
         if self.damaged:
             rows = sum(damage.rows for damage in self.damaged.values())
@@ -318,30 +320,30 @@ class _Table:
         )
 
     def follow_from(self, bucket: int, offset: int) -> None:
-        """Follow a bucket's partition of `rows` from there, or from further back."""
+        """Lower the offset from which a bucket's partition of `rows` is followed."""
         partition = bucket * ROWS_PARTITIONS // self.view.buckets
         self.next[partition] = min(self.next.get(partition, offset), offset)
 
     def apply(self, at: TopicPartition, records: Records) -> None:
-        """Take deltas in the log's order; one that cannot be read is counted and left out."""
+        """Apply deltas in order; count and skip damaged ones."""
         for offset, record in zip(records.offsets.tolist(), records.values, strict=True):
-            if not record:  # of a tombstone there is nothing to tell
+            if not record:  # a tombstone
                 continue
             where = f"{at} at offset {offset}"
             try:
-                self._take(offset, record, where)
+                self._apply_delta(offset, record, where)
             except Corrupt as error:
                 self.corrupt += 1
                 skip("row_delta", where, str(error))
 
-    def _take(self, offset: int, record: bytes, where: str) -> None:
+    def _apply_delta(self, offset: int, record: bytes, where: str) -> None:
         delta = decode_rows(record)
-        if delta.fence >= self.fence_below:  # a head has no checksum, and a fence that is too high stays
+        if delta.fence >= self.fence_below:  # a head has no checksum; a wrong high fence would persist
             self.fence_below = self.end_of_fences()
             if delta.fence >= self.fence_below:
                 raise Corrupt(f"row delta: expected a fence below {self.fence_below}, found {delta.fence}")
         wanted, time_ms = self.view.wanted(offset, delta.fence, delta.keys), delta.event_time_ms
-        with np.errstate(all="ignore"):  # one pass; only a sum that is not finite is looked into
+        with np.errstate(all="ignore"):  # one pass; rows are checked only if the sum is not finite
             total = float(delta.values.sum())
         if not math.isfinite(total):
             finite = np.isfinite(delta.values).all(1)

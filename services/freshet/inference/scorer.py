@@ -1,7 +1,7 @@
-"""The one way to scores: whoever wants some waits in the same queue, whatever door it came by.
+"""The scoring queue of all routes, on one event loop.
 
-What is asked over `/v1/rank` is scored with others that wait. What is explained, and rows of the Open
-Inference Protocol, are scored alone, each in a turn of its own. Lives on one event loop.
+Requests of `/v1/rank` are scored in batches; requests with `explain` and rows of the Open Inference Protocol
+are scored one at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from freshet.config.settings import Inference as Settings
 from freshet.features import JsonTranscoder
 from freshet.inference import metrics
-from freshet.inference.batcher import SHED_WHYS, Alone, Batcher
+from freshet.inference.batcher import SHED_WHYS, Batcher, Solo
 from freshet.inference.pipeline import Encoded, Pipeline, Scored
-from freshet.inference.serving_state import Live
+from freshet.inference.serving_state import ServingState
 from freshet.inference.versions import ServingVersion
 from freshet.types import I64
 
@@ -27,20 +27,19 @@ Result = tuple[Scored, ServingVersion]
 Outcome = Result | Exception
 Done = Callable[[Outcome], None]
 Rows = tuple[list[dict[str, Any]], I64]
-"""Samples field by field, and (B,) their event times."""
+"""B samples, and their (B,) event times in ms."""
 
 
 class Scoring:
-    """Scores with the rows and weights that are served when a request's turn comes.
+    """Scores requests with the rows and weights served at that moment.
 
-    Every method that asks raises Overloaded where the answer is expected too late
-    (`FRESHET_INFERENCE_QUEUE_WAIT`).
+    Methods that queue a request raise Overloaded if the expected wait exceeds FRESHET_INFERENCE_QUEUE_WAIT.
     """
 
     def __init__(
-        self, pipeline: Pipeline, live: Live, settings: Settings, registry: CollectorRegistry
+        self, pipeline: Pipeline, live: ServingState, settings: Settings, registry: CollectorRegistry
     ) -> None:
-        """Counts in the registry how many are scored together, and how many are not scored."""
+        """Register the metrics of the queue."""
         self._pipeline, self._live = pipeline, live
         shed = metrics.SHED.counter(registry)
         counted = {why: shed.labels(why).inc for why in SHED_WHYS}
@@ -55,36 +54,40 @@ class Scoring:
 
     @property
     def transcoder(self) -> JsonTranscoder:
-        """Of served events."""
+        """Transcoder of served events."""
         return self._pipeline.transcoder
 
     def refuse_if_late(self) -> None:
-        """Raise Overloaded if asking would. Doors call it before they read a request: reading costs about as
-        much as scoring, and who is refused must cost less than who is served."""
+        """Raises Overloaded if the expected wait is too long.
+
+        Routes call it before they parse a request, which costs about as much as scoring it.
+        """
         self._batcher.refuse_if_late()
 
     def encoded(self, events: Sequence[Mapping[str, Any]], candidates: int) -> Encoded:
         """As `Pipeline.encoded`."""
         return self._pipeline.encoded(events, candidates)
 
-    def ask(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
-        """As `Batcher.ask`."""
-        self._batcher.ask(request, done, gone)
+    def submit(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
+        """As `Batcher.submit`."""
+        self._batcher.submit(request, done, gone)
 
-    def ask_explained(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
-        """As `ask`, and say what the rows are."""
+    def submit_explained(self, request: Encoded, done: Done, gone: Callable[[], bool]) -> None:
+        """Queue a request that is scored alone, with existence and age of its rows."""
 
         def score() -> Result:
             table, serving = self._live.now()
             return self._pipeline.score_one(request, table, serving.scorer, explain=True), serving
 
-        self._batcher.ask(Alone(request.candidates, score, request.size), done, gone)
+        self._batcher.submit(Solo(request.candidates, score, request.size), done, gone)
 
-    async def of_rows(self, count: int, made: Callable[[], Rows]) -> Result:
-        """Scores of so many rows, which are made when it is their turn: that, too, takes the loop's time.
+    async def score_rows(self, count: int, made: Callable[[], Rows]) -> Result:
+        """Score `count` rows; `made` makes them just before, as that takes the loop's time too.
 
-        Raises what `made` does, BadInput if the rows do not fit, Unavailable while nothing is served. Where
-        its task is cancelled, nothing is made nor scored.
+        A cancelled call is neither made nor scored.
+
+        Raises:
+            BadInput: the rows do not fit.   Unavailable: no model is served yet.
         """
 
         def score() -> Result:
@@ -102,12 +105,12 @@ class Scoring:
             else:
                 answered.set_result(outcome)
 
-        self._batcher.ask(Alone(count, score), done, answered.done)
+        self._batcher.submit(Solo(count, score), done, answered.done)
         return await answered
 
-    def _score_all(self, asked: Sequence[Encoded]) -> Sequence[Outcome]:
+    def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Outcome]:
         table, serving = self._live.now()
         return [
             one if isinstance(one, Exception) else (one, serving)
-            for one in self._pipeline.score_all(asked, table, serving.scorer)
+            for one in self._pipeline.score_all(requests, table, serving.scorer)
         ]

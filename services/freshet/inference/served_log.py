@@ -1,9 +1,8 @@
-"""Logging what was served: the impressions that training will see, with the score and predictions of the
-moment.
+"""The served log: impressions with their scores and predictions, for training.
 
-Off the request's path: a bounded queue, one thread, appends of many requests together. What does not fit the
-queue is counted and reported, and never costs a client its answer. What does not fit the schema was refused
-before it was scored (`loggable`).
+A thread appends the impressions of many requests together, from a bounded queue. If the queue is full, an
+impression is dropped and counted, and the request is answered anyway. `log_limits` refuses requests that do
+not fit the schema before they are scored. Letters: C candidates, L labels.
 """
 
 from __future__ import annotations
@@ -43,36 +42,35 @@ log = structlog.get_logger(__name__)
 APPEND_EVENTS = 5_000
 RETRY_S = 0.2
 WHYS = ("queue", "stopped", "error", "log", "schema", "too_large")
-"""Of events that are not logged."""
+"""Reasons why events are not logged."""
 
 GATHER_S = 0.05
-"""How long the first event waits for others: an append of many costs little more than one of one."""
+"""Seconds for which the first event waits for others: an append of many costs little more than of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One answered request, as it goes to the log: an event, or one for each item if the spec explodes no
-    array."""
+    """Events of an answered request: one, or one per item if the spec explodes no array."""
 
-    keys: Sequence[bytes]  # of each event: the request's id as text
-    texts: Sequence[bytes]  # of each event: JSON
-    answer: RankAnswer | None = None  # None while tracing is off
+    keys: Sequence[bytes]  # request id as text, per event
+    texts: Sequence[bytes]  # JSON, per event
+    answer: RankAnswer | None = None  # for tracing; None while it is off
 
     @property
     def size(self) -> int:
-        """Bytes that it accounts for while it waits."""
+        """Bytes that count against the queue's limit."""
         return sum(map(len, self.texts)) + sum(map(len, self.keys))
 
     @classmethod
     def of(cls, spec: Spec, events: Sequence[Mapping[str, Any]]) -> Served:
-        """Events as they are made by `served_events`."""
+        """Encode events of `served_events`."""
         path = spec.events.served.key[0]
         keys = [str(get_path(event, path)).encode() for event in events]
         return cls(keys, [orjson.dumps(event) for event in events])
 
 
 def places_of(spec: Spec) -> list[str]:
-    """Fields of an item, from the item on, that are its place in the answer unless the client sent them."""
+    """Return paths, within an item, of fields that hold its position unless the client sent them."""
     explode = spec.events.served.explode
     prefix = f"{explode}." if explode else ""
     return [
@@ -83,7 +81,7 @@ def places_of(spec: Spec) -> list[str]:
 
 
 def placed(candidate: Mapping[str, Any], place: int, places: Sequence[str]) -> dict[str, Any]:
-    """A copy of a candidate with its place in the answer, from 0, in each field of `places` that it lacks."""
+    """Copy a candidate; set its position, from 0, in each field of `places` that it lacks."""
     item = dict(candidate)
     for path in places:
         if "." in path:
@@ -102,10 +100,13 @@ def served_events(
     predictions: F32,
     version: int,
 ) -> list[dict[str, Any]]:
-    """What was served: the answered candidates in their order, each with `freshet_served`.
+    """Make the events of a request: the items in order, each with `freshet_served`.
 
-    A field that is taken as a constant at serving (`serve_as`, an integer) and was not sent is the item's
-    place in the answer, from 0: it was not known then, and is now.
+    A field with an integer `serve_as` that the client did not send gets the item's position, from 0.
+
+    Args:
+        scores: (C,) float32.
+        predictions: (C, L) float32.
     """
     explode = spec.events.served.explode
     places = places_of(spec)
@@ -136,12 +137,14 @@ def _at(path: str, value: Any) -> dict[str, Any]:
 
 
 class _Account:
-    """What waits for the log's acknowledgement, against its bounds. One thread enters, one lets go: each has
-    counters of its own, so that no request waits for a lock."""
+    """Events and bytes in the queue, within bounds.
+
+    One thread enters and one leaves; each has its own counters, so that no lock is needed.
+    """
 
     def __init__(self, most_events: int, most_bytes: int) -> None:
         self._most_events, self._most_bytes = most_events, most_bytes
-        self._entered = self._entered_bytes = 0  # ever
+        self._entered = self._entered_bytes = 0  # since the start
         self._left = self._left_bytes = 0
 
     @property
@@ -153,7 +156,7 @@ class _Account:
         return self._entered_bytes - self._left_bytes
 
     def enter(self, events: int, size: int) -> bool:
-        """Enter this much; False, and nothing entered, if it does not fit. An empty queue takes anything."""
+        """Add events and bytes; False, without a change, if a bound is exceeded. An empty queue has none."""
         waiting = self.events
         if waiting and (waiting + events > self._most_events or self.bytes + size > self._most_bytes):
             return False
@@ -189,16 +192,20 @@ class ServedLogger:
         queue_bytes: int,
         extractor: EventExtractor | None = None,
     ) -> None:
-        """`transcoder`: into framed records of the served schema with `freshet_served`; `extractor`: of
-        those, where tracing is on."""
+        """Register the metrics.
+
+        Args:
+            transcoder: into framed records of the served schema with `freshet_served`.
+            extractor: of these records; None while tracing is off.
+        """
         self._extractor = extractor
         self._stream, self._partitions = spec.events.served, spec.partitions
         self._writer, self._transcoder = writer, transcoder
-        self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()  # no lock of Python's a request
+        self._queue: queue.SimpleQueue[Served] = queue.SimpleQueue()
         self._account = _Account(queue_events, queue_bytes)
         self._logged = metrics.SERVED_LOGGED.counter(registry)
         self._dropped = metrics.SERVED_DROPPED.counter(registry)
-        for why in WHYS:  # a series that begins with its first event shows Prometheus no increase
+        for why in WHYS:  # Prometheus sees no increase if a series begins with its first event
             self._dropped.labels(why)
         metrics.SERVED_QUEUE.gauge(registry, lambda: self._account.events)
         metrics.SERVED_QUEUE_BYTES.gauge(registry, lambda: self._account.bytes)
@@ -207,8 +214,10 @@ class ServedLogger:
         self.reason = ""  # why the last event was not logged
 
     def losses(self, now_s: float) -> dict[str, Any]:
-        """The share of served events that were not logged: lately, and since the process began. `now_s`:
-        monotonic. Called by one thread."""
+        """Return the share of served events that were not logged, recently and since the start.
+
+        Called by one thread; `now_s` is monotonic.
+        """
         counts = dict(self._counts)
         return {
             "recent_s": int(RECENT_S),
@@ -216,8 +225,8 @@ class ServedLogger:
             "begun": counted(INFERENCE_FIGURES, counts),
         }
 
-    def offer(self, served: Served) -> bool:
-        """Take a request to be logged; False, and its events counted, if too many wait. One thread's."""
+    def enqueue(self, served: Served) -> bool:
+        """Queue a request's events; False, and counted, if the queue is full. Called by one thread."""
         if not self._account.enter(len(served.texts), served.size):
             self._drop(
                 "queue", len(served.texts), "too many served events wait for the log, or too large ones"
@@ -227,7 +236,7 @@ class ServedLogger:
         return True
 
     def run(self, stop: threading.Event, rest_s: Callable[[], float]) -> None:
-        """Append until told to stop; then what waits, for at most `rest_s`, which is asked then."""
+        """Append until `stop` is set, then the queued events, for at most `rest_s()` more seconds."""
         deadline: float | None = None
 
         def late() -> bool:
@@ -237,13 +246,13 @@ class ServedLogger:
             return deadline is not None and time.monotonic() > deadline
 
         while not stop.is_set():
-            self._append(self._take(0.1, gather=lambda: stop.wait(GATHER_S)), late)
+            self._append(self._next_batch(0.1, gather=lambda: stop.wait(GATHER_S)), late)
         while not late() and not self._queue.empty():
-            self._append(self._take(0.0, gather=lambda: None), late)
+            self._append(self._next_batch(0.0, gather=lambda: None), late)
         if self._account.events:
             self._drop("stopped", self._account.events, "the server stopped before they were appended")
 
-    def _take(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
+    def _next_batch(self, wait_s: float, gather: Callable[[], object]) -> list[Served]:
         taken: list[Served] = []
         events = 0
         try:
@@ -260,7 +269,7 @@ class ServedLogger:
         try:
             if taken:
                 self._write(taken, late)
-        except Exception as error:  # a fault of ours: the thread must live on
+        except Exception as error:  # a bug must not end the thread
             ids = [request_text(key)[:100] for served in taken for key in served.keys]
             log.error("served events are lost", request_ids=list(dict.fromkeys(ids))[:10], exc_info=error)
             self._drop("error", sum(len(served.texts) for served in taken), explain(error))
@@ -271,7 +280,7 @@ class ServedLogger:
     def _write(self, taken: list[Served], late: Callable[[], bool]) -> None:
         keys = [key for served in taken for key in served.keys]
         texts = [text for served in taken for text in served.texts]
-        made = self._made(texts)
+        made = self._transcode(texts)
         good = made.events.tolist()
         values = self._values(good, keys, texts, made.records)
         start_ns = now_ns()
@@ -292,9 +301,7 @@ class ServedLogger:
                 self._counts["logged"] += appended
                 record()
                 return
-            except (
-                Unavailable
-            ) as error:  # tried again: the joiner drops what was written twice: an impression counts once
+            except Unavailable as error:  # retried: the joiner drops duplicates
                 if late():
                     self._drop("log", len(values), str(error))
                     record(str(error))
@@ -302,8 +309,7 @@ class ServedLogger:
                 time.sleep(RETRY_S)
 
     def _appended(self, values: Sequence[tuple[bytes, bytes]]) -> int:
-        """Append (key, record) pairs; returns how many were. Those that are too large for the log are dropped
-        alone. Raises as `Writer.append` does for what is not about one record."""
+        """Append (key, record) pairs, drop those that are too large; return the number appended."""
         try:
             self._writer.append(self._appends(values))
             return len(values)
@@ -326,7 +332,7 @@ class ServedLogger:
             for p, (v, k) in by_partition.items()
         ]
 
-    def _made(self, texts: list[bytes]) -> Transcoded:
+    def _transcode(self, texts: list[bytes]) -> Transcoded:
         made = self._transcoder.column(BytesColumn.of(texts))
         if made.bad:
             self._drop("schema", len(made.bad), str(made.bad[0]))

@@ -1,8 +1,6 @@
-"""The inference server as a process: routes, followers, lifecycle. Decisions are in `core`, rank requests in
-`ranking`.
+"""The inference server's process: routes, followers, lifecycle.
 
-Requests are scored on the event loop's thread, those that wait at the same moment together (`batching`). More
-cores serve by more processes.
+The event loop's thread scores all requests; more cores need more processes.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from freshet.inference.rank import Ranker, Tally
 from freshet.inference.rows import RowFollower
 from freshet.inference.scorer import Scoring
 from freshet.inference.served_log import ServedLogger
-from freshet.inference.serving_state import Live, RowsWatch
+from freshet.inference.serving_state import RowsWatch, ServingState
 from freshet.inference.table import ServingTable
 from freshet.inference.versions import Scorer, VersionFollower
 from freshet.log import EventLog
@@ -65,22 +63,21 @@ from freshet.versions import VersionStore
 
 __all__ = ["Inference", "Parts", "run"]
 
-MOST_ASKED = 32
-"""Questions about events under way at once. They are answered one by one, each from the log and the metas of
-all buckets: some ms in the row store's time, which is the trainer's, too. One more is told to come again."""
+MAX_QUERIES = 32
+"""Bound of waiting queries about events. Each reads the metas of all buckets: ms of the row store's time."""
 
 NOTICE_S = 0.25
-"""In which a thread that was told to stop comes to its end, if nothing holds it up."""
+"""Seconds in which an idle thread ends after `stop` is set."""
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an inference server stands on."""
+    """Spec, schema and storage of an inference server."""
 
     spec: Spec
-    spec_hash: str  # of the identity keys, as the row store and the versions carry it
+    spec_hash: str  # of the identity keys; row store and versions must have the same
     served: Record  # the user's schema of served events
     log: EventLog
     store: RowStore
@@ -88,9 +85,7 @@ class Parts:
 
 
 class Inference:
-    """A model served. Requests live on one event loop; rows, versions and the served log on threads of
-    their own.
-    """
+    """Serves one model: requests on one event loop; followers and the served log on threads."""
 
     def __init__(
         self,
@@ -102,19 +97,22 @@ class Inference:
         guard: Guard | None = None,
         sites: Sites | None = None,
     ) -> None:
-        """Raises ConfigError if the spec does not fit the schema, ImportError if the model needs what is not
-        installed (torch)."""
+        """Create missing topics, the followers and the routes.
+
+        Raises ConfigError if the spec does not fit the schema, ImportError if the model needs torch and it is
+        not installed.
+        """
         spec = parts.spec
         pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
         takes = {}
-        for plan in topics.plans:  # whoever of the services starts first
+        for plan in topics.plans:
             takes[plan.name] = ensure_topic(parts.log, plan).max_record_bytes
         limits = RecordLimits.of(spec, takes)
         registry = service_registry()
         layout = layout_of(spec)
 
-        build_model(spec, training=False)  # what cannot be built here is told now, not by every version
+        build_model(spec, training=False)  # fail at the start, not at every version
 
         def new_table() -> ServingTable:
             return ServingTable(
@@ -161,9 +159,9 @@ class Inference:
                 extractor=EventExtractor(spec.events.served, extended) if active() is not None else None,
             )
         self._progress = Progress(spec, parts.log, parts.store)
-        self._asked, self._clock = 0, clock
+        self._queries, self._clock = 0, clock
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
-        self._live, self._tally = Live(self.rows, self.versions, clock), Tally(registry)
+        self._live, self._tally = ServingState(self.rows, self.versions, clock), Tally(registry)
         self._measure(registry, spec)
         scoring = Scoring(pipeline, self._live, settings, registry)
         ranker = Ranker(
@@ -188,7 +186,7 @@ class Inference:
             role="inference",
         )
         self.guard = guard
-        self.app.route_hot(api.RANK, ranker.take)
+        self.app.route_hot(api.RANK, ranker.handle)
         self.app.route(api.PROGRESS, self._progressed)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
@@ -219,8 +217,7 @@ class Inference:
         return serving.manifest.number if serving is not None else -1
 
     def start(self, stop: threading.Event, rest_s: Callable[[], float]) -> list[threading.Thread]:
-        """Start the followers and the served log; they end when `stop` is set, the log once it is written or
-        `rest_s` is over."""
+        """Start the followers and the served log, which end after `stop` is set; see `ServedLogger.run`."""
         jobs: list[tuple[str, Callable[[], None]]] = [
             ("rows", lambda: self.rows.run(stop)),
             ("rows-watch", lambda: self.rows_watch.run(stop)),
@@ -235,12 +232,10 @@ class Inference:
         return threads
 
     def close(self) -> None:
-        """Free what the server holds."""
+        """Close the progress thread and the writer of the served log."""
         self._progress_thread.shutdown(wait=False)
         if self.logger is not None:
             self._writer.close()
-
-    # --- requests
 
     async def _progressed(self, request: Request) -> Response:
         query = {k: v[-1] for k, v in parse_qs(request.query).items()}
@@ -257,15 +252,20 @@ class Inference:
                 partition, offset = int(query["partition"]), int(query["offset"])
             except (KeyError, ValueError):
                 raise BadInput("expected topic, partition and offset, the last two as integers") from None
-            if self._asked >= MOST_ASKED:
-                raise Overloaded(f"{self._asked} events are being asked about; ask again", retry_after_s=1)
-            self._asked += 1
+            if self._queries >= MAX_QUERIES:
+                raise Overloaded(f"{self._queries} queries about events wait; try again", retry_after_s=1)
+            self._queries += 1
             try:
                 stage = await asyncio.get_running_loop().run_in_executor(
-                    self._progress_thread, self._progress.ask, query["topic"], partition, offset, rows.next
+                    self._progress_thread,
+                    self._progress.stage_of,
+                    query["topic"],
+                    partition,
+                    offset,
+                    rows.next,
                 )
             finally:
-                self._asked -= 1
+                self._queries -= 1
             body |= {"served": stage.served, "waits_for": stage.waits_for}
         return json_response(200, body)
 
@@ -281,7 +281,7 @@ class Inference:
         return json_response(200, {**self._figures(), "skipped": skipped_status()})
 
     def _figures(self) -> dict[str, Any]:
-        """What people ask first; `rows`, `versions` and `served_log` say what is wrong, if anything is."""
+        """Return the figures of `/status`; `rows`, `versions` and `served_log` are problems, or ""."""
         serving, rows = self._live.version(), self.rows.state
         table = rows.sink
         return {
@@ -312,15 +312,17 @@ def run(
     beside: Callable[[Inference], Beside] | None = None,
     guard: Guard | None = None,
 ) -> None:
-    """Serve on the calling thread until `stop` is set; then what was served is logged, for at most the
-    drain time.
+    """Serve on the calling thread until `stop` is set, then append queued impressions within the drain time.
 
-    `ready` is called with the address once connections are taken; rank requests wait until rows and a
-    version are there, for `start_wait` at most. Signals are the caller's. `beside` makes another listener;
-    `guard` asks clients for tokens.
+    Rank requests wait at most `start_wait` for rows and a version. Installs no signal handler.
+
+    Args:
+        ready: called with the address once the listener accepts connections.
+        beside: makes a second listener.
+        guard: authenticator of clients.
 
     Raises:
-        ConfigError: the port cannot be had, or the spec does not fit the schema.
+        ConfigError: the port cannot be bound, or the spec does not fit the schema.
     """
     left_s = 0.0
 
@@ -330,7 +332,7 @@ def run(
     with Face(common, settings.port) as face:
         sites = Sites(common.bind_address, common.hosts)
         server = Inference(parts, settings, clock=clock, rng=rng, guard=guard, sites=sites)
-        stop_threads = threading.Event()  # later than `stop`: requests in hand are still scored and logged
+        stop_threads = threading.Event()  # set after `stop`: open requests are still scored and logged
 
         async def main() -> None:
             nonlocal left_s

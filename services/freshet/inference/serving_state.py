@@ -1,4 +1,4 @@
-"""What is served at this moment: rows, a version, and how fresh they are."""
+"""The rows and the version served, with their freshness."""
 
 from __future__ import annotations
 
@@ -19,136 +19,134 @@ from freshet.inference.versions import ServingVersion, VersionFollower
 from freshet.log import EventLog
 from freshet.types import TopicPartition
 
-__all__ = ["Live", "Mark", "RowsWatch", "marked", "unread_s"]
-
-# --- Whether all of `rows` is read: freshness is the newest row's, so that a partition that stands still
-# would hide behind the others.
-
+__all__ = ["Mark", "RowsWatch", "ServingState", "unread_s", "update_marks"]
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
-"""Between two questions where the partitions end; on Kafka two requests to each broker."""
+POLL_S = 1.0
+"""Interval of queries for the partitions' ends; on Kafka each takes two requests per broker."""
 
-NOWHERE = 1 << 62
-"""The end of a partition of which nobody has ever told one: no reader comes to it."""
+UNKNOWN_END = 1 << 62
+"""Assumed end of a partition before the first query succeeds: no reader reaches it."""
 
-TELL_S = 10.0
-"""From so long on it is told in words. A partition's change of leader takes seconds; FreshetStale begins
-here, too."""
+REPORT_S = 10.0
+"""Unread time from which it is reported: a change of a partition's leader takes seconds. As FreshetStale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a partition of `rows` ended when the log was asked, until it is read to there."""
+    """End of a partition of `rows` at a query of the log, kept until the follower has read to it."""
 
-    read_s: float  # what it held at this moment is read, monotonic
-    asked_s: float  # when the log was asked, monotonic; what it held then is read once `end` is
+    read_s: float  # the partition is read up to its end at this time, monotonic
+    queried_s: float  # time of the query, monotonic
     end: int
 
 
-def marked(
-    marks: Mapping[int, Mark], following: Mapping[int, int], asked_s: float, ends: Mapping[int, int]
+def update_marks(
+    marks: Mapping[int, Mark], following: Mapping[int, int], queried_s: float, ends: Mapping[int, int]
 ) -> dict[int, Mark]:
-    """A mark for each partition, after an answer of the log: the new one where the old one is reached.
+    """Return the marks after a query: a new one for each partition that has reached its old one.
 
     Args:
-        marks: as of the answer before; none when rows began to be served.
-        following: {partition: next offset}; one that is missing is not read.
-        asked_s: when the log was asked, monotonic.
-        ends: {partition: its end}, the answer.
+        marks: after the previous query.
+        following: {partition: next offset} of the follower.
+        queried_s: time of the query, monotonic.
+        ends: {partition: end}, the query's result.
     """
     made = {}
     for partition, end in ends.items():
         old = marks.get(partition)
         if old is None:
-            made[partition] = Mark(asked_s, asked_s, end)
-        elif end < old.end:  # of a topic that was made anew, or it was not known
-            made[partition] = Mark(old.read_s, asked_s, end)
+            made[partition] = Mark(queried_s, queried_s, end)
+        elif end < old.end:  # the topic was recreated, or the old end was not known
+            made[partition] = Mark(old.read_s, queried_s, end)
         elif following.get(partition, 0) >= old.end:
-            made[partition] = Mark(old.asked_s, asked_s, end)
+            made[partition] = Mark(old.queried_s, queried_s, end)
         else:
             made[partition] = old
     return made
 
 
 def unread_s(marks: Mapping[int, Mark], following: Mapping[int, int], now_s: float) -> dict[int, float]:
-    """{partition: for how long it is not known to be read to its end}. Between two answers it grows, with no
-    record waiting, too; where the log does not say where a partition ends, on and on."""
+    """Return {partition: seconds for which it is not known to be read to its end}.
+
+    The value grows between two queries, even without new records, and while queries fail.
+    """
     return {
-        p: now_s - (mark.asked_s if following.get(p, 0) >= mark.end else mark.read_s)
+        p: now_s - (mark.queried_s if following.get(p, 0) >= mark.end else mark.read_s)
         for p, mark in marks.items()
     }
 
 
 class RowsWatch:
-    """Asks the log where the partitions of `rows` end, beside the thread that follows them: that one is never
-    held up. May be read from any thread."""
+    """Measures whether each partition of `rows` is read to its end: freshness hides a stalled one.
+
+    Queries run on a thread of their own, so that they do not block the follower. Readable from any thread.
+    """
 
     def __init__(self, log_: EventLog, follower: RowFollower, topic: str, clock: Clock) -> None:
         self._log, self._follower, self._clock = log_, follower, clock
         self._places = [TopicPartition(topic, p) for p in range(ROWS_PARTITIONS)]
         self._topic = topic
         self._marks: Mapping[int, Mark] = {}
-        self._failed = ""  # why the log did not answer; "": it did
+        self._failed = ""  # error of the last query; "": none
 
     def run(self, stop: threading.Event) -> None:
-        """Look again and again until told to stop."""
-        while not stop.wait(LOOK_S):
-            self.look()
+        """Query at intervals until `stop` is set."""
+        while not stop.wait(POLL_S):
+            self.poll()
             if reason := self.reason:
                 log.warning("rows are not read to their end", reason=reason)
 
-    def look(self) -> None:
-        """Ask the log once; may block for as long as it does. Nothing is asked before rows are served."""
+    def poll(self) -> None:
+        """Query the log once rows are served; may block."""
         if self._follower.state.sink is None:
             return
-        asked_s = self._clock.monotonic()
+        queried_s = self._clock.monotonic()
         try:
             ends = {at.partition: bounds.end for at, bounds in self._log.all_bounds(self._places).items()}
-        except Exception as error:  # whatever it is: the figure grows, and the next look may go well
+        except Exception as error:  # the figure grows until a query succeeds
             self._failed = explain(error)
             if not self._marks:
-                self._marks = {at.partition: Mark(asked_s, asked_s, NOWHERE) for at in self._places}
+                self._marks = {at.partition: Mark(queried_s, queried_s, UNKNOWN_END) for at in self._places}
             return
         self._failed = ""
-        self._marks = marked(self._marks, self._follower.state.next, asked_s, ends)
+        self._marks = update_marks(self._marks, self._follower.state.next, queried_s, ends)
 
     @property
     def worst_s(self) -> float:
-        """For how long the partition that is worst off is not known to be read to its end; 0 until rows are
-        served."""
+        """Longest unread time of a partition, in seconds; 0 until rows are served."""
         return max(self._unread().values(), default=0.0)
 
     @property
     def reason(self) -> str:
-        """Which partition stands still, or that the log does not say where they end; "": none does."""
+        """Description of the partition with the longest unread time; "" below `REPORT_S`."""
         unread = self._unread()
         worst = max(unread, key=lambda p: unread[p], default=0)
         for_s = unread.get(worst, 0.0)
-        if for_s <= TELL_S:
+        if for_s <= REPORT_S:
             return ""
         place, following = TopicPartition(self._topic, worst), self._follower.state.next.get(worst, 0)
-        said = f"{place} is not known to have been read to its end for {for_s:.0f} s, "
-        said += f"and is followed from offset {following}"
-        return f"{said}; the log does not say where it ends: {self._failed}" if self._failed else said
+        text = f"{place} is not known to have been read to its end for {for_s:.0f} s, "
+        text += f"and is followed from offset {following}"
+        return f"{text}; the log does not say where it ends: {self._failed}" if self._failed else text
 
     def _unread(self) -> dict[int, float]:
         return unread_s(self._marks, self._follower.state.next, self._clock.monotonic())
 
 
-class Live:
-    """A view of the two followers; may be asked from any thread."""
+class ServingState:
+    """The two followers' rows and version. Thread-safe."""
 
     def __init__(self, rows: RowFollower, versions: VersionFollower, clock: Clock) -> None:
         self._rows, self._versions, self._clock = rows, versions, clock
 
     def version(self) -> ServingVersion | None:
-        """The version that is served; None while rows or versions are not there yet."""
+        """Return the version served; None before rows and a version are loaded."""
         return self._versions.state.serving if self._rows.state.sink is not None else None
 
     def now(self) -> tuple[Lookup, ServingVersion]:
-        """Rows and version to score with, together. Raises Unavailable before they are there."""
+        """Return rows and version to score with. Raises Unavailable before both are loaded."""
         table, serving = self._rows.state.sink, self._versions.state.serving
         if table is None:
             raise Unavailable(f"rows are not served yet: {self._rows.state.reason}")
@@ -157,13 +155,12 @@ class Live:
         return cast(Lookup, table), serving
 
     def rows_freshness_ms(self) -> int | None:
-        """As `freshness_ms`, of rows alone, whatever dense versions have learned; until rows have learned
-        anything the same."""
+        """Return the freshness of rows without versions; `freshness_ms` until rows have learned."""
         rows_ms = self._rows.state.event_time_ms
         return freshness_ms(self._clock.now_ms(), rows_ms, 0) if rows_ms > 0 else self.freshness_ms()
 
     def freshness_ms(self) -> int | None:
-        """Now minus the newest event learned from; None before anything was learned."""
+        """Return now minus the newest event learned from; None before any."""
         serving = self._versions.state.serving
         dense_ms = serving.manifest.event_time_ms if serving is not None else 0
         return freshness_ms(self._clock.now_ms(), self._rows.state.event_time_ms, dense_ms)

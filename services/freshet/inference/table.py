@@ -1,4 +1,7 @@
-"""The table of rows that serves: values only. What the row store keeps beside them stays outside."""
+"""The table of rows for serving: values without optimiser state.
+
+Letters: U unique keys of a lookup, N keys, S floats of a row.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ __all__ = ["ServingTable"]
 
 
 NEVER_LATER_S = 0xFFFFFFFF
-"""The latest second that a row can keep, in 2106."""
+"""Latest second that a row can hold, in 2106."""
 
 
 class ServingTable:
-    """Rows for lookups. Lookups may run while rows are written; writes come from one thread."""
+    """Rows for lookups, which may run during writes. One thread writes."""
 
     def __init__(self, layout: Layout, *, buckets: int, partitions: int, seed: int) -> None:
         def store(*, serving: bool) -> Store:
@@ -29,7 +32,7 @@ class ServingTable:
 
         self._layout = layout
         self._rows = store(serving=True)
-        self._unpacker = store(serving=False)  # empty: it knows how rows are packed
+        self._unpacker = store(serving=False)  # empty: it only unpacks rows
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
 
     @property
@@ -49,20 +52,18 @@ class ServingTable:
         found: U8 | None = None,
         touched: U32 | None = None,
     ) -> None:
-        """Write rows into `out` (U, S), zeros where there is none, which were found, and when training had
-        touched them: `Store.lookup`."""
+        """Write rows of (U,) uint64 keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
         self._rows.lookup(
             group, keys, tables, bucket_starts, out, create=create, found=found, touched=touched
         )
 
     def import_runs(self, runs: RowRuns) -> None:
-        """Take rows as the row store keeps them. Raises Corrupt if they are not what the spec says."""
+        """Import rows in the row store's format. Raises Corrupt if they do not fit the spec."""
         for part in self._unpacker.unpack_runs(runs):
             self._rows.import_values(part.table, part.keys, part.values, touched=part.touched)
 
     def import_sound(self, runs: RowRuns) -> int:
-        """Take the rows that are what the spec says; returns how many were left out. For runs that
-        `import_runs` refuses: it looks for the wrong rows by halves."""
+        """Import the valid rows of runs that `import_runs` refuses; return the number of the others."""
         left_out = 0
         for run in runs:
             width = int(runs.widths[run.table])
@@ -82,9 +83,9 @@ class ServingTable:
         return left_out
 
     def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> None:
-        """Set rows whole: (N,) keys, (N, S) values that have learned from events up to this time.
+        """Set rows: (N,) uint64 keys, (N, S) float32 values that learned from events up to this time.
 
-        Raises Corrupt for an unknown table or another width.
+        Raises Corrupt if the table is unknown or has another width.
         """
         group = self._group_of.get(table)
         if group is None or values.shape[1] != self._layout.groups[group].width:
@@ -95,11 +96,11 @@ class ServingTable:
         self._rows.import_values(table, keys, values, touched=touched)
 
     def remove(self, table: int, keys: U64) -> None:
-        """Forget rows; unknown keys are no error."""
+        """Remove the rows of (N,) uint64 keys, if any. Raises Corrupt if the table is unknown."""
         if table not in self._group_of:
             raise Corrupt(f"removals of table {table}, which the spec does not have")
         self._rows.remove(table, keys)
 
     def rows(self) -> dict[int, int]:
-        """{table id: rows held}."""
+        """Return {table id: number of rows}."""
         return dict(self._rows.memory().rows)

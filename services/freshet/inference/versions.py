@@ -1,5 +1,4 @@
-"""Following dense versions: what `stable` points at is loaded, checked, and takes the old one's place in one
-moment."""
+"""The follower of versions: it loads and checks the version of the alias `stable`, then serves it."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ __all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState"]
 log = structlog.get_logger(__name__)
 
 RETRY_S = 10.0
-"""How long a version that could not be loaded is left alone: its file may be mended."""
+"""Seconds before a version that could not be loaded is tried again: its file may have been restored."""
 
 
 class Scorer(Protocol):
     """A model with the weights of one version."""
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L) predictions; valid until the next call on the same thread."""
+        """Return (B, L) float32 predictions; valid until the next call on the same thread."""
 
 
 Load = Callable[[Mapping[str, NDArray[np.generic]]], Scorer]
@@ -44,7 +43,7 @@ Load = Callable[[Mapping[str, NDArray[np.generic]]], Scorer]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServingVersion:
-    """One version, ready to score."""
+    """A loaded version."""
 
     manifest: Manifest
     scorer: Scorer
@@ -52,16 +51,15 @@ class ServingVersion:
 
 @dataclass(frozen=True, slots=True)
 class VersionsState:
-    """What is served, and what could not be."""
+    """The version served, and a refused one."""
 
     serving: ServingVersion | None = None
     reason: str = "no version has been promoted yet"  # why `stable` is not served; "" if it is
-    refused: int | None = None  # number of the version that was kept out
+    refused: int | None = None  # number of the refused version
 
 
 class VersionFollower:
-    """Keeps the version served equal to `stable`, on a thread of its own. `state` may be read from any
-    thread."""
+    """Serves the version of `stable`, by a thread. `state` may be read from any thread."""
 
     def __init__(
         self,
@@ -75,54 +73,56 @@ class VersionFollower:
         prefixes: Sequence[str] = (),
         fits: Callable[[Manifest], None] = lambda _: None,
     ) -> None:
-        """`prefixes`: of the tensors that serving needs; the others are not looked at. `load` makes a
-        scorer of a version's tensors; whatever it raises keeps that version out. So does what `fits`
-        raises.
+        """Read nothing yet.
+
+        Args:
+            load: makes a scorer of a version's tensors; raises if the version cannot be served.
+            prefixes: of the tensors to load.
+            fits: raises if a version cannot be served.
         """
         self._store, self._load, self._poll_s = store, load, poll_s
         self._model, self._spec_hash, self._prefixes = model, spec_hash, prefixes
         self._fits = fits
-        self._left_alone: dict[int, float] = {}  # number -> seconds until it is tried again
+        self._retry_in_s: dict[int, float] = {}  # number -> seconds until it is tried again
         self.state = VersionsState()
         self._swaps = metrics.SWAPS.counter(registry)
         self._kept_out = metrics.KEPT_OUT.counter(registry)
 
     def run(self, stop: threading.Event) -> None:
-        """Follow until told to stop, whatever a look raises."""
+        """Follow until `stop` is set, and retry after any error."""
         while not stop.is_set():
             try:
-                self.look()
-            except Exception as error:  # a fault of ours: without this thread no version is ever served
-                log.error("following versions failed, trying again", exc_info=error)
+                self.poll()
+            except Exception as error:  # a bug must not end the thread
+                log.error("following versions failed, retrying", exc_info=error)
                 self.state = replace(self.state, reason=f"following versions failed: {explain(error)}")
             stop.wait(self._poll_s)
 
-    def look(self) -> None:
-        """Take what `stable` points at into service, if it is not served yet; the old one serves on if it
-        fails."""
+    def poll(self) -> None:
+        """Load and serve the version of `stable` if it is not served yet; on an error the old one stays."""
         try:
-            wanted, doubt = self._wanted()
-        except Exception as error:  # a store that misbehaves must not end the following
+            wanted, problem = self._wanted()
+        except Exception as error:
             self.state = replace(self.state, reason=f"the version store cannot be read: {explain(error)}")
             return
         serving = self.state.serving
         if wanted is None or (serving is not None and serving.manifest.number == wanted):
-            if serving is not None and self.state.reason != doubt:
-                self.state = VersionsState(serving, doubt)
+            if serving is not None and self.state.reason != problem:
+                self.state = VersionsState(serving, problem)
             return
-        self._left_alone = {n: s - self._poll_s for n, s in self._left_alone.items() if n == wanted}
-        if self._left_alone.get(wanted, 0) > 0:
+        self._retry_in_s = {n: s - self._poll_s for n, s in self._retry_in_s.items() if n == wanted}
+        if self._retry_in_s.get(wanted, 0) > 0:
             return
         with running(start_version_load(self._spec_hash, wanted)):
-            self._take(wanted, serving)
-        if doubt and not self.state.reason:
-            self.state = replace(self.state, reason=doubt)
+            self._load_and_serve(wanted, serving)
+        if problem and not self.state.reason:
+            self.state = replace(self.state, reason=problem)
 
-    def _take(self, wanted: int, serving: ServingVersion | None) -> None:
+    def _load_and_serve(self, wanted: int, serving: ServingVersion | None) -> None:
         try:
             version = self._loaded(wanted)
         except Exception as error:  # a bad version must never take the server down
-            self._left_alone[wanted] = RETRY_S
+            self._retry_in_s[wanted] = RETRY_S
             self._kept_out.inc()
             log.error("version kept out", version=wanted, reason=explain(error))
             if isinstance(error, (Corrupt, KeyError)):
@@ -135,26 +135,26 @@ class VersionFollower:
         log.info("version served", version=wanted, event_time_ms=version.manifest.event_time_ms)
 
     def _wanted(self) -> tuple[int | None, str]:
-        """(number of the version to serve, why it is not known that `stable` points there: "" if it is).
+        """Return the number of the version to serve, and a problem with the alias `stable` ("": none).
 
-        Where `stable` points nowhere, or cannot be read, what is served stays served, and a server that
-        serves nothing yet takes the newest promoted version: version 0 of a new model.
+        If `stable` is missing or cannot be read, the served version stays; if none is served, the newest
+        promoted version is, such as version 0 of a new model.
         """
         aliases = self._store.aliases()
         stable = aliases.get("stable")
         if stable is not None:
             return stable, ""
         serving = self.state.serving
-        doubt = aliases.damaged.get("stable", "")
+        problem = aliases.damaged.get("stable", "")
         if serving is not None:
             number: int | None = serving.manifest.number
         else:
             number = next((n for n in reversed(self._store.numbers()) if self._is_promoted(n)), None)
         if number is None:
-            return None, doubt
-        if not doubt and number > 0:
-            doubt = "the alias stable is missing; `freshet version promote NUMBER` sets it anew"
-        return number, f"version {number} is served: {doubt}" if doubt else ""
+            return None, problem
+        if not problem and number > 0:
+            problem = "the alias stable is missing; `freshet version promote NUMBER` sets it anew"
+        return number, f"version {number} is served: {problem}" if problem else ""
 
     def _is_promoted(self, number: int) -> bool:
         try:
@@ -164,11 +164,10 @@ class VersionFollower:
             return False
 
     def _older(self, number: int) -> ServingVersion | None:
-        """The newest promoted version before a damaged one, else the newest after it: a server that has just
-        started serves that."""
+        """Load the newest promoted version before a damaged one, else the newest after it."""
         try:
             numbers = self._store.numbers()
-        except Exception as error:  # the store has gone away since it said what is wanted
+        except Exception as error:
             log.error("older versions cannot be listed", version=number, reason=explain(error))
             return None
         newest_first = numbers[::-1]
@@ -176,7 +175,7 @@ class VersionFollower:
             try:
                 if self._store.manifest(older).verdict == "promoted":
                     return self._loaded(older)
-            except Exception as error:  # as bad as the one before
+            except Exception as error:
                 log.error("version kept out", version=older, reason=explain(error))
         return None
 
@@ -184,9 +183,7 @@ class VersionFollower:
         version = self._store.get(number, self._prefixes)
         manifest = version.manifest
         if manifest.model != self._model or manifest.spec_hash != self._spec_hash:
-            hint = " ".join(
-                explain_defaults(self._spec_hash, manifest.spec_hash).split()
-            )  # one line: `explain`
+            hint = " ".join(explain_defaults(self._spec_hash, manifest.spec_hash).split())
             raise Mismatch(
                 f"expected a version of model {self._model!r}, spec {self._spec_hash[:12]}; "
                 f"found {manifest.model!r}, {manifest.spec_hash[:12]}{hint and f'. {hint}'}"

@@ -290,7 +290,7 @@ def _served_version(own: str, before: str, settings: Settings) -> None:
         spec_hash=own,
         poll_s=1.0,
     )
-    follower.look()
+    follower.poll()
     raise Mismatch(follower.state.reason)
 
 

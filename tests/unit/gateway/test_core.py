@@ -97,17 +97,17 @@ def test_an_event_is_too_far_ahead_only_beyond_the_limit() -> None:
 def test_the_queue_takes_no_more_than_its_limits() -> None:
     account = QueueAccount(Limits(events=10, bytes=100))
 
-    assert account.take(6, 10)
-    assert not account.take(5, 10)
-    assert not account.take(1, 91)
-    assert account.take(4, 90)
+    assert account.reserve(6, 10)
+    assert not account.reserve(5, 10)
+    assert not account.reserve(1, 91)
+    assert account.reserve(4, 90)
     account.release(6, 10)
     assert (account.events, account.bytes) == (4, 90)
-    assert account.take(6, 10)
+    assert account.reserve(6, 10)
 
 
 def test_an_empty_queue_takes_even_what_is_larger_than_the_limit() -> None:
-    assert QueueAccount(Limits(events=1, bytes=1)).take(5, 500)
+    assert QueueAccount(Limits(events=1, bytes=1)).reserve(5, 500)
 
 
 def test_entries_are_grouped_by_partition_in_their_order() -> None:

@@ -1,4 +1,4 @@
-"""Group commit: what is acknowledged is in the log, what is not is told, and queues are bounded."""
+"""Group commit: acknowledged events are in the log, failures are reported, and queues are bounded."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, event
     assert values(log) == [b"a", b"b", b"c"]
 
 
-def test_a_failed_append_is_told_to_all_who_waited_and_the_next_one_works(log: EventLog) -> None:
+def test_a_failed_append_fails_its_requests_and_the_next_succeeds(log: EventLog) -> None:
     writer = Held(log.writer())
     writer.gate.set()
 
@@ -174,7 +174,7 @@ def test_a_failed_append_is_told_to_all_who_waited_and_the_next_one_works(log: E
     assert values(log) == [b"b"]
 
 
-def test_requests_let_in_unseen_are_looked_at_together_before_the_next_append(log: EventLog) -> None:
+def test_unchecked_requests_are_checked_once_before_the_append(log: EventLog) -> None:
     writer = Held(log.writer())
 
     async def main() -> None:
@@ -184,15 +184,15 @@ def test_requests_let_in_unseen_are_looked_at_together_before_the_next_append(lo
 
         def check() -> None:
             looked.append(commit.figures()["events_waiting"])
-            commit.looked_at(2, 8)
+            commit.release_unchecked(2, 8)
             appends, _ = group_entries([entry(b"a"), entry(b"b")])
             commit.submit(appends, events=2, size=4, done=done.set_result)
 
         under_way = asyncio.ensure_future(append(commit, [entry(b"0")]))
         while not commit.appending:
             await asyncio.sleep(0)
-        commit.expect(4, check)
-        commit.expect(4, check)
+        commit.reserve_unchecked(4, check)
+        commit.reserve_unchecked(4, check)
         await asyncio.sleep(0)
         assert looked == []
         writer.gate.set()
@@ -205,21 +205,21 @@ def test_requests_let_in_unseen_are_looked_at_together_before_the_next_append(lo
     assert values(log) == [b"0", b"a", b"b"]
 
 
-def test_events_that_cannot_be_looked_at_keep_no_others_from_it(log: EventLog) -> None:
+def test_a_check_that_raises_does_not_stop_other_checks(log: EventLog) -> None:
     async def main() -> None:
         commit = committer(log.writer())
         looked = asyncio.Event()
 
         def fail() -> None:
-            commit.looked_at(1, 4)
+            commit.release_unchecked(1, 4)
             raise RuntimeError("of another stream")
 
         def check() -> None:
-            commit.looked_at(1, 4)
+            commit.release_unchecked(1, 4)
             looked.set()
 
-        commit.expect(4, fail)
-        commit.expect(4, check)
+        commit.reserve_unchecked(4, fail)
+        commit.reserve_unchecked(4, check)
         await looked.wait()
         assert await append(commit, [entry(b"a")]) == [0]
         assert commit.healthy
@@ -235,9 +235,9 @@ def test_a_full_queue_lets_in_nothing_unseen(log: EventLog) -> None:
         commit = committer(writer, events=2)
         waiting = asyncio.ensure_future(append(commit, [entry(b"a")]))
         await asyncio.sleep(0)
-        commit.expect(1, lambda: commit.looked_at(1, 1))
+        commit.reserve_unchecked(1, lambda: commit.release_unchecked(1, 1))
         with pytest.raises(Overloaded, match="wait for the log"):
-            commit.expect(1, lambda: None)
+            commit.reserve_unchecked(1, lambda: None)
         writer.gate.set()
         await waiting
         await commit.close(5)

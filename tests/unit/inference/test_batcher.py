@@ -1,4 +1,4 @@
-"""Requests scored together: who waits is taken, nobody is waited for, a bad one is alone with its error."""
+"""Batching: waiting requests are scored together, and an error fails only its own request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from freshet.errors import BadInput, Overloaded
 from freshet.http.responses import ClientGoneError
-from freshet.inference.batcher import Alone, Batcher, Pace, Throughput
+from freshet.inference.batcher import Batcher, Pace, Solo, Throughput
 from freshet.inference.pipeline import Encoded
 from freshet.types import BytesColumn
 
@@ -51,7 +51,7 @@ class Scorer:
 
 def asked(batcher: Batcher[int], size: int) -> asyncio.Future[int | Exception]:
     answer: asyncio.Future[int | Exception] = asyncio.get_running_loop().create_future()
-    batcher.ask(request(size), answer.set_result)
+    batcher.submit(request(size), answer.set_result)
     return answer
 
 
@@ -84,7 +84,7 @@ def test_a_request_that_comes_alone_is_scored_in_the_next_turn() -> None:
     assert len(turns) <= 3
 
 
-def test_a_bad_request_fails_alone() -> None:
+def test_a_bad_request_fails_solo() -> None:
     scorer = Scorer()
 
     good, bad, other = ask(scorer.batcher(), 1, 13, 3)
@@ -111,7 +111,7 @@ def test_a_callback_that_raises_is_logged_and_harms_no_other_request() -> None:
         raise RuntimeError("no connection")
 
     async def talk() -> list[int | Exception]:
-        batcher.ask(request(1), broken)
+        batcher.submit(request(1), broken)
         waiting = [asked(batcher, 2), asked(batcher, 3)]
         return [*await asyncio.gather(*waiting), await asked(batcher, 4)]
 
@@ -128,7 +128,7 @@ def test_the_others_of_a_batch_are_answered_when_a_callback_raises() -> None:
         raise RuntimeError("no connection")
 
     async def talk() -> int | Exception:
-        batcher.ask(request(1), broken)
+        batcher.submit(request(1), broken)
         return await asked(batcher, 2)
 
     with capture_logs():
@@ -146,14 +146,14 @@ def test_a_batch_that_cannot_be_noted_does_not_end_the_scoring() -> None:
     async def talk() -> int | Exception:
         asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what["exception"])))
         batcher = Batcher[int](scorer, budget_s=0.0, observe=observe)
-        batcher.ask(request(1), lambda result: None)
+        batcher.submit(request(1), lambda result: None)
         return await asked(batcher, 2)
 
     assert asyncio.run(asyncio.wait_for(talk(), 10)) == 2
     assert told == ["no histogram"]
 
 
-def test_a_batch_takes_no_more_than_the_budget_allows_by_what_candidates_have_cost() -> None:
+def test_a_batch_fits_the_budget_by_measured_cost() -> None:
     scorer = Scorer(candidate_s=1e-4)
     batcher = scorer.batcher(budget_s=5e-3)
     for _ in range(100):
@@ -174,7 +174,7 @@ def test_a_budget_of_nothing_scores_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("candidates", [1, 10_000])
-def test_a_request_larger_than_the_budget_is_taken_alone(candidates: int) -> None:
+def test_a_request_larger_than_the_budget_is_taken_solo(candidates: int) -> None:
     pace = Pace(1e-9)
 
     assert pace.fits([candidates, 1]) == 1
@@ -217,7 +217,7 @@ def test_a_pause_of_the_process_sheds_nobody_who_is_answered_in_time() -> None:
     assert scorer.shed == []
 
 
-def test_a_first_turn_that_is_slow_sheds_nobody_who_is_answered_in_time() -> None:
+def test_a_slow_first_turn_sheds_no_request_answered_in_time() -> None:
     scorer = Scorer(candidate_s=1e-5, turn_s=1e-3, pause_s=5.0)
     batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
     ask(batcher, 10)
@@ -226,7 +226,7 @@ def test_a_first_turn_that_is_slow_sheds_nobody_who_is_answered_in_time() -> Non
     assert scorer.shed == []
 
 
-def test_turns_whose_requests_have_all_gone_do_not_say_what_candidates_cost() -> None:
+def test_turns_without_requests_do_not_change_the_estimate() -> None:
     scorer = Scorer(candidate_s=1e-5, turn_s=1e-3)
     batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
 
@@ -235,7 +235,7 @@ def test_turns_whose_requests_have_all_gone_do_not_say_what_candidates_cost() ->
         return True
 
     async def nobody() -> None:
-        batcher.ask(request(100), lambda _: None, gone)
+        batcher.submit(request(100), lambda _: None, gone)
         await asyncio.sleep(0)
 
     ask(batcher, *[100] * 10)
@@ -260,10 +260,10 @@ def test_small_requests_alone_do_not_say_what_large_ones_cost() -> None:
 def test_a_server_that_has_become_slow_is_believed_within_some_turns(size: int) -> None:
     throughput = Throughput()
     for _ in range(100):
-        throughput.note(size, 1e-4 + 1e-6 * size)
+        throughput.observe(size, 1e-4 + 1e-6 * size)
     assert throughput.wait_s(10, 10 * size) == pytest.approx(1e-3 + 1e-5 * size, rel=0.1)
     for _ in range(20):
-        throughput.note(size, 1e-3 + 1e-5 * size)
+        throughput.observe(size, 1e-3 + 1e-5 * size)
 
     assert throughput.wait_s(10, 10 * size) == pytest.approx(1e-2 + 1e-4 * size, rel=0.2)
 
@@ -271,7 +271,7 @@ def test_a_server_that_has_become_slow_is_believed_within_some_turns(size: int) 
 def test_sizes_that_differ_tell_a_turn_from_its_candidates() -> None:
     throughput = Throughput()
     for size in [20, 50, 30] * 20:
-        throughput.note(size, 2e-3 + 1e-4 * size)
+        throughput.observe(size, 2e-3 + 1e-4 * size)
 
     assert throughput.wait_s(1, 500) == pytest.approx(0.052, rel=0.1)
 
@@ -302,7 +302,7 @@ def test_who_has_gone_is_not_scored_and_the_others_are() -> None:
 
     async def some_go() -> list[int | Exception]:
         here = asked(batcher, 1)
-        batcher.ask(request(2), told.append, lambda: True)
+        batcher.submit(request(2), told.append, lambda: True)
         also = asked(batcher, 3)
         return list(await asyncio.gather(here, also))
 
@@ -318,14 +318,14 @@ def test_a_batch_of_nobody_is_not_scored() -> None:
     batcher = scorer.batcher(budget_s=0.0)
 
     async def go() -> int | Exception:
-        batcher.ask(request(2), lambda _: None, lambda: True)
+        batcher.submit(request(2), lambda _: None, lambda: True)
         return await asked(batcher, 3)
 
     assert asyncio.run(go()) == 3
     assert scorer.batches == [[3]]
 
 
-def test_what_is_scored_alone_has_its_turn_in_order_and_a_batch_ends_before_it() -> None:
+def test_a_solo_request_ends_the_batch_before_it() -> None:
     scorer = Scorer()
     batcher = scorer.batcher()
     told: list[object] = []
@@ -336,9 +336,9 @@ def test_what_is_scored_alone_has_its_turn_in_order_and_a_batch_ends_before_it()
 
     async def talk() -> None:
         for size in (1, 2):
-            batcher.ask(request(size), told.append)
-        batcher.ask(Alone(5, alone), told.append)
-        batcher.ask(request(3), told.append)
+            batcher.submit(request(size), told.append)
+        batcher.submit(Solo(5, alone), told.append)
+        batcher.submit(request(3), told.append)
         await asked(batcher, 4)
 
     asyncio.run(asyncio.wait_for(talk(), 10))
@@ -355,14 +355,14 @@ def test_what_is_scored_alone_and_fails_is_told_so_and_harms_no_other() -> None:
         raise BadInput("no such tensor")
 
     async def talk() -> int | Exception:
-        batcher.ask(Alone(5, alone), told.append)
+        batcher.submit(Solo(5, alone), told.append)
         return await asked(batcher, 4)
 
     assert asyncio.run(asyncio.wait_for(talk(), 10)) == 4
     assert list(map(str, told)) == ["no such tensor"]
 
 
-def test_what_is_scored_alone_fills_the_queue_and_is_refused_as_any_other() -> None:
+def test_solo_requests_fill_the_queue_and_are_refused() -> None:
     scorer = Scorer()
     batcher = scorer.batcher(budget_s=0.005, most_wait_s=1.0)
     ask(batcher, 10)  # what a batch costs is known
@@ -376,7 +376,7 @@ def test_what_is_scored_alone_fills_the_queue_and_is_refused_as_any_other() -> N
         refused = 0
         for _ in range(100):
             try:
-                batcher.ask(Alone(10, alone), answered.append)
+                batcher.submit(Solo(10, alone), answered.append)
             except Overloaded:
                 refused += 1
         while len(answered) + refused < 100:
@@ -392,7 +392,7 @@ def test_what_is_scored_alone_fills_the_queue_and_is_refused_as_any_other() -> N
     assert ask(batcher, *[10] * 8) == [10] * 8, "those that are answered are forgotten"
 
 
-def test_a_batch_holds_as_many_as_before_whatever_is_scored_alone_costs() -> None:
+def test_solo_requests_do_not_change_the_batch_size() -> None:
     scorer = Scorer(candidate_s=1e-4)
     batcher = scorer.batcher(budget_s=5e-3)
     for _ in range(100):
@@ -405,7 +405,7 @@ def test_a_batch_holds_as_many_as_before_whatever_is_scored_alone_costs() -> Non
 
     async def many() -> None:
         for _ in range(10):
-            batcher.ask(Alone(1, alone), lambda _: None)
+            batcher.submit(Solo(1, alone), lambda _: None)
         await asked(batcher, 1)
 
     asyncio.run(many())

@@ -58,7 +58,7 @@ def asked(**request: Any) -> bytes:
     return orjson.dumps({"context": {"user": 1}, "candidates": [{"id": 1}, {"id": 2}], **request})
 
 
-def test_until_the_shortest_label_of_every_impression_is_decided_nobodys_silence_is_learned() -> None:
+def test_label_delay_is_the_shortest_window_of_a_common_label() -> None:
     text = SPEC.format(explode="", item="id") + '[join]\ngrace = "5s"\n'
     labels = """[labels]
 click = { on = "action.type == 'click'", window = "30s" }

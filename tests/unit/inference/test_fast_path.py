@@ -20,7 +20,7 @@ from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import JsonTranscoder
 from freshet.inference.core import Order, events_of, parse_rank
-from freshet.inference.fast_path import PlainRequests
+from freshet.inference.fast_path import FastPath
 from freshet.inference.fields import Filling
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.served_log import Served, served_events
@@ -31,7 +31,7 @@ SPEC, RANKED = load_spec(FEED / "freshet.toml"), schema("ranked")
 PIPELINE, FILLING = Pipeline(SPEC, RANKED), Filling.of(SPEC.events.served, RANKED)
 NEWS = Path(__file__).parents[3] / "examples" / "quickstart"
 MOST, NOW_MS = 4, 1_700_000_000_000
-PLAIN = PlainRequests(SPEC, PIPELINE.transcoder, FILLING, MOST)
+PLAIN = FastPath(SPEC, PIPELINE.transcoder, FILLING, MOST)
 SERVED = JsonTranscoder(served_schema(RANKED, SPEC.events.served.explode), schema_id=7, ignore_unknown=True)
 USER = {"id": 5, "country": "DE", "last_items": [1, 2]}
 
@@ -151,7 +151,7 @@ def test_an_empty_id_is_not_plain() -> None:
     spec = load_spec(NEWS / "freshet.toml")
     ranked = parse_schema(json.loads((NEWS / "impressions.avsc").read_text()))
     transcoder = Pipeline(spec, ranked).transcoder
-    plain = PlainRequests(spec, transcoder, Filling.of(spec.events.served, ranked), MOST)
+    plain = FastPath(spec, transcoder, Filling.of(spec.events.served, ranked), MOST)
     candidates = [{"article": "a", "topic": "t"}]
     for request_id, taken in (("r", True), ("", False)):
         top = {"context": {"reader": "u"}, "candidates": candidates, "request_id": request_id}

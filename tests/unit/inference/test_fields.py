@@ -207,7 +207,7 @@ def test_texts_are_utf_8() -> None:
         ([tensor("user.id", [1] * 11)], "1 to 10 rows, found 11"),
         ([tensor("user.id", [[1, 2]])], r"expected shape \[-1\], found \[1, 2\]"),
         ([tensor("user.id", [1]), tensor("user.id.null", [0])], "1 values of BOOL"),
-        ([tensor("user.id.null", [True], np.bool_)], "tells of 'user.id', which is missing"),
+        ([tensor("user.id.null", [True], np.bool_)], "describes 'user.id', which is missing"),
         ([tensor("items.age_s.null", [True], np.bool_)], "expected one of"),
         ([tensor("user.last_items", [1])], r"expected shape \[-1, 50\]"),
         ([tensor("user.id", [1.0], np.float32)], "expected INT64"),

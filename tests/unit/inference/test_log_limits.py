@@ -20,7 +20,7 @@ from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.inference.core import Order, RankRequest, events_of, parse_rank, refuse_expanded
-from freshet.inference.fast_path import PlainRequests
+from freshet.inference.fast_path import FastPath
 from freshet.inference.fields import Filling
 from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Pipeline
@@ -91,8 +91,8 @@ class Way:
             "loggable": check,
             "log": JsonTranscoder(logged, schema_id=7, ignore_unknown=True),
             "joiner": EventExtractor(stream, logged),
-            "plain": PlainRequests(self.spec, pipeline.transcoder, filling, MOST, check)
-            if PlainRequests.fits(self.spec)
+            "plain": FastPath(self.spec, pipeline.transcoder, filling, MOST, check)
+            if FastPath.fits(self.spec)
             else None,
         }
         for name, value in made.items():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput
-from freshet.inference.oip import Asked, parse_infer, write_infer
+from freshet.inference.oip import RequestedOutput, parse_infer, write_infer
 from freshet.inference.oip_grpc import read_infer
 from freshet.inference.oip_limits import InputLimits
 from freshet.rpc.protobuf import OIP, messages
@@ -108,8 +108,8 @@ def test_the_outputs_asked_for_are_told_apart_by_how_they_are_sent() -> None:
     outputs = [{"name": "score", "parameters": {"binary_data": True}}, {"name": "click"}]
 
     assert parse_infer(body(ints(), outputs=outputs), None, LIMITS).outputs == [
-        Asked("score", True),
-        Asked("click", False),
+        RequestedOutput("score", True),
+        RequestedOutput("click", False),
     ]
 
 
@@ -121,7 +121,7 @@ def test_all_outputs_may_be_asked_for_in_binary() -> None:
     )
 
     assert request.binary_outputs
-    assert request.outputs == [Asked("score", True)]
+    assert request.outputs == [RequestedOutput("score", True)]
 
 
 def test_an_answer_is_read_by_tritonclient() -> None:
@@ -294,10 +294,10 @@ def as_body(where: str, name: str, value: Any) -> bytes:
 
 @pytest.mark.parametrize("where", ["", "inputs", "outputs"])
 @pytest.mark.parametrize(("name", "value"), UNOFFERED)
-def test_an_extension_that_is_not_offered_is_refused(where: str, name: str, value: Any) -> None:
-    with pytest.raises(BadInput, match=f"no parameter {name}, found .* extension is not offered"):
+def test_an_unsupported_extension_is_refused(where: str, name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"no parameter {name}, found .* extension is not supported"):
         parse_infer(as_body(where, name, value), None, LIMITS)
-    with pytest.raises(BadInput, match=f"no parameter {name}, found .* extension is not offered"):
+    with pytest.raises(BadInput, match=f"no parameter {name}, found .* extension is not supported"):
         read_infer(as_message(where, name, value), LIMITS)
 
 

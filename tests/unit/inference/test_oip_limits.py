@@ -135,7 +135,7 @@ def test_what_is_nested_deep_is_refused_not_a_fault(key: str) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_looked_at_without_fault(data: bytes) -> None:
+def test_any_bytes_are_checked_without_an_error(data: bytes) -> None:
     try:
         check_message(data, LIMITS)
     except BadInput:

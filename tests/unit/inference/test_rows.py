@@ -182,9 +182,7 @@ def touched_s(follower: RowFollower, *numbers: int) -> list[int]:
     return in_order.tolist()
 
 
-def test_a_row_tells_when_it_was_learned_from_the_store_and_the_log_alike(
-    shard: Shard, follow: Callable[[], RowFollower]
-) -> None:
+def test_a_row_has_its_touch_time_from_store_and_log(shard: Shard, follow: Callable[[], RowFollower]) -> None:
     shard.train([1], 1.0, clock_ms=70_000)
     shard.train([2], 1.0, clock_ms=80_000)
     shard.flush()
@@ -267,7 +265,7 @@ def test_a_corrupt_delta_is_left_out_and_counted(shard: Shard, follow: Callable[
     wait_for(lambda: follower.state.event_time_ms == 9)
 
 
-def test_before_the_model_is_created_nothing_is_served_and_the_reason_told(
+def test_without_a_model_no_row_is_served_with_the_reason(
     log: EventLog, store: RowStore, follow: Callable[[], RowFollower]
 ) -> None:
     follower = follow()
@@ -378,9 +376,7 @@ def test_after_a_pause_of_the_log_the_row_store_is_not_read_again(
         thread.join(10)
 
 
-def test_while_the_log_is_away_what_was_served_stays_served_and_then_catches_up(
-    shard: Shard, log: EventLog, store: RowStore
-) -> None:
+def test_rows_stay_served_while_the_log_is_unavailable(shard: Shard, log: EventLog, store: RowStore) -> None:
     away = threading.Event()
 
     class Flaky:
@@ -497,7 +493,7 @@ def test_a_bucket_that_its_owner_writes_anew_is_read_again(
     with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
         ((body,),) = db.execute("SELECT body FROM segments WHERE id = 3").fetchall()
     damage_blob(tmp_path, "body", "x''", "id = 3")
-    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01, again_s=0.0)
+    follower = RowFollower(log, store, TOPIC, serving_table, spec_hash="hash", wait_s=0.01, recheck_s=0.0)
     stop = threading.Event()
     thread = threading.Thread(target=follower.run, args=(stop,))
     thread.start()

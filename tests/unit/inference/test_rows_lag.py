@@ -1,4 +1,4 @@
-"""Whether all of `rows` is read: one partition that stands still shows, however fresh the others are."""
+"""Unread time of `rows`: one stalled partition shows, even if the others are fresh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
 from freshet.inference.rows import RowFollower, RowsState
-from freshet.inference.serving_state import TELL_S, Mark, RowsWatch, marked, unread_s
+from freshet.inference.serving_state import REPORT_S, Mark, RowsWatch, unread_s, update_marks
 from freshet.log import EventLog, Reader
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_store
@@ -34,8 +34,8 @@ KEYS = [
 def looked(*answers: tuple[float, Mapping[int, int], Mapping[int, int]]) -> dict[int, Mark]:
     """Marks after answers of the log: (when it was asked, next offsets, ends)."""
     marks: dict[int, Mark] = {}
-    for asked_s, following, ends in answers:
-        marks = marked(marks, following, asked_s, ends)
+    for queried_s, following, ends in answers:
+        marks = update_marks(marks, following, queried_s, ends)
     return marks
 
 
@@ -58,14 +58,14 @@ def test_records_that_came_after_the_answer_do_not_count_before_the_next() -> No
 
     assert unread_s(marks, {0: 8}, 12) == {0: 2}
     assert unread_s(marks, {0: 9}, 12) == {0: 1}
-    assert unread_s(marked(marks, {0: 9}, 12, {0: 40}), {0: 9}, 12.5) == {0: 1.5}
+    assert unread_s(update_marks(marks, {0: 9}, 12, {0: 40}), {0: 9}, 12.5) == {0: 1.5}
 
 
 def test_a_reader_that_reads_on_and_never_comes_to_the_end_is_as_far_behind_as_it_is_or_twice() -> None:
     marks: dict[int, Mark] = {}
     seen = []
     for now in range(300):  # a record a second, of which those of a minute are not read yet
-        marks = marked(marks, {0: max(0, now - 60)}, now, {0: now})
+        marks = update_marks(marks, {0: max(0, now - 60)}, now, {0: now})
         seen.append(unread_s(marks, {0: max(0, now - 60)}, now + 0.5)[0])
 
     assert min(seen[60:]) > 59
@@ -147,7 +147,7 @@ class World:
             self.shard.publish()
         ends = {p: self.plain_log.bounds(TopicPartition(TOPIC, p)).end for p in range(ROWS_PARTITIONS)}
         wait_for(lambda: all(self.follower.state.next[p] == ends[p] for p in self._read(ends)))
-        self.watch.look()
+        self.watch.poll()
 
     def _read(self, ends: Mapping[int, int]) -> list[int]:
         return [p for p in ends if p != self.log.partition]
@@ -202,7 +202,7 @@ def test_one_partition_that_nothing_is_published_to_is_no_fault(world: World) ->
     assert world.watch.reason == ""
 
 
-def test_nobody_vouches_for_rows_while_the_log_does_not_say_where_they_end(world: World) -> None:
+def test_unread_time_grows_while_the_log_reports_no_ends(world: World) -> None:
     world.follow()
     world.second()
     world.log.away = True
@@ -226,7 +226,7 @@ def test_a_log_that_never_said_where_they_end_vouches_for_nothing(world: World) 
     assert every_second(world, 1, [0]) == [0]
 
 
-def test_a_topic_that_was_made_anew_is_read_when_its_new_end_is_reached() -> None:
+def test_a_recreated_topic_is_read_at_its_new_end() -> None:
     marks = looked((10, {0: 900}, {0: 900}), (11, {0: 0}, {0: 20}), (12, {0: 20}, {0: 20}))
 
     assert unread_s(marks, {0: 20}, 12.5) == {0: 0.5}
@@ -234,14 +234,14 @@ def test_a_topic_that_was_made_anew_is_read_when_its_new_end_is_reached() -> Non
 
 def test_before_rows_are_served_nothing_is_unread(world: World) -> None:
     world.clock.advance(1000)
-    world.watch.look()
+    world.watch.poll()
     assert (world.watch.worst_s, world.watch.reason) == (0, "")
 
 
 def test_the_watch_says_what_stands_still_until_it_is_told_to_stop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.inference.serving_state.LOOK_S", 0.001)
+    monkeypatch.setattr("freshet.inference.serving_state.POLL_S", 0.001)
     world.follower.state = RowsState(serving_table(), 1, dict.fromkeys(range(ROWS_PARTITIONS), 0))
     world.shard.train([KEYS[3]], 1.0)
     world.shard.publish()
@@ -252,7 +252,7 @@ def test_the_watch_says_what_stands_still_until_it_is_told_to_stop(
         try:
             wait_for(lambda: world.watch._marks != {})
             assert not said
-            world.clock.advance(TELL_S + 1)
+            world.clock.advance(REPORT_S + 1)
             # A look that began before the clock's step says so of every partition, until the next look.
             stands = "shop.rows[3] is not known to have been read to its end for 11 s"
             wait_for(lambda: any(line["reason"].startswith(stands) for line in said))

@@ -131,8 +131,8 @@ def run_until(logger: ServedLogger, done: Callable[[], bool], drain_s: float = 5
 def test_a_full_queue_drops_and_says_so(log: EventLog) -> None:
     logger = logger_of(log, queue_events=1)
 
-    assert logger.offer(served(1))
-    assert not logger.offer(served(2))
+    assert logger.enqueue(served(1))
+    assert not logger.enqueue(served(2))
     assert "too many" in logger.reason
 
 
@@ -143,9 +143,9 @@ def of_items(count: int) -> Served:
 def test_the_bound_counts_events_not_requests(log: EventLog) -> None:
     logger = logger_of(log, queue_events=10)
 
-    assert logger.offer(of_items(6))
-    assert not logger.offer(of_items(5))
-    assert logger.offer(of_items(4))
+    assert logger.enqueue(of_items(6))
+    assert not logger.enqueue(of_items(5))
+    assert logger.enqueue(of_items(4))
     assert figure(logger, "served_queue") == 10
     assert figure(logger, "served_dropped_total", why="queue") == 5
 
@@ -153,24 +153,24 @@ def test_the_bound_counts_events_not_requests(log: EventLog) -> None:
 def test_bytes_are_bounded_too_and_an_empty_queue_takes_anything(log: EventLog) -> None:
     logger = logger_of(log, queue_events=100, queue_bytes=10)
 
-    assert logger.offer(served(1)), "larger than the bound, but alone"
-    assert not logger.offer(served(2))
+    assert logger.enqueue(served(1)), "larger than the bound, but alone"
+    assert not logger.enqueue(served(2))
     assert figure(logger, "served_queue_bytes") == served(1).size > 10
 
 
 def test_what_was_appended_leaves_room_and_until_then_does_not(log: EventLog) -> None:
     logger = logger_of(log, Unavailable("away"), queue_events=6)
-    assert logger.offer(of_items(6))
+    assert logger.enqueue(of_items(6))
 
     run_until(logger, lambda: len(values(log)) == 6)
 
     assert figure(logger, "served_queue") == figure(logger, "served_queue_bytes") == 0
-    assert logger.offer(of_items(6))
+    assert logger.enqueue(of_items(6))
 
 
 def test_what_a_stop_cuts_off_is_counted_in_events(log: EventLog) -> None:
     logger, stop = logger_of(log), threading.Event()
-    logger.offer(of_items(6))
+    logger.enqueue(of_items(6))
     stop.set()
 
     logger.run(stop, lambda: -1.0)  # no time is left
@@ -180,7 +180,7 @@ def test_what_a_stop_cuts_off_is_counted_in_events(log: EventLog) -> None:
 
 def test_while_the_log_is_away_events_wait_and_are_written_once_it_is_back(log: EventLog) -> None:
     logger = logger_of(log, Unavailable("away"), Unavailable("away"))
-    logger.offer(served(1))
+    logger.enqueue(served(1))
 
     run_until(logger, lambda: len(values(log)) == 1)
 
@@ -188,7 +188,7 @@ def test_while_the_log_is_away_events_wait_and_are_written_once_it_is_back(log: 
 def test_what_waits_at_a_stop_is_still_written(log: EventLog) -> None:
     logger = logger_of(log)
     for request in range(20):
-        logger.offer(served(request))
+        logger.enqueue(served(request))
     stop = threading.Event()
     stop.set()
 
@@ -199,7 +199,7 @@ def test_what_waits_at_a_stop_is_still_written(log: EventLog) -> None:
 
 def test_a_stop_does_not_wait_for_a_log_that_stays_away(log: EventLog) -> None:
     logger = logger_of(log, *[Unavailable("gone")] * 1_000)
-    logger.offer(served(1))
+    logger.enqueue(served(1))
     stop = threading.Event()
     stop.set()
 
@@ -212,8 +212,8 @@ def test_an_event_that_does_not_fit_is_dropped_with_the_reason_and_the_others_ar
     log: EventLog,
 ) -> None:
     logger = logger_of(log)
-    logger.offer(served(1, item="x"))
-    logger.offer(served(2))
+    logger.enqueue(served(1, item="x"))
+    logger.enqueue(served(2))
 
     run_until(logger, lambda: len(values(log)) == 1)
     assert "item" in logger.reason
@@ -221,14 +221,14 @@ def test_an_event_that_does_not_fit_is_dropped_with_the_reason_and_the_others_ar
 
 def test_an_unforeseen_error_is_told_and_the_next_events_are_written(log: EventLog) -> None:
     logger = logger_of(log, RuntimeError("odd"))
-    logger.offer(served(1))
+    logger.enqueue(served(1))
 
     def told() -> bool:
         return "RuntimeError: odd" in logger.reason
 
     def written() -> bool:
         if told() and not values(log):
-            logger.offer(served(2))
+            logger.enqueue(served(2))
         return bool(values(log))
 
     run_until(logger, written)
@@ -236,7 +236,7 @@ def test_an_unforeseen_error_is_told_and_the_next_events_are_written(log: EventL
 
 def test_a_topic_in_json_gets_json(log: EventLog) -> None:
     logger = logger_of(log, form="json")
-    logger.offer(served(1))
+    logger.enqueue(served(1))
 
     run_until(logger, lambda: len(values(log)) == 1)
     assert orjson.loads(values(log)[0]) == {"request": 1, "item": 1, "at": 5}
@@ -270,7 +270,7 @@ def test_rows_that_do_not_fit_the_spec_are_corrupt() -> None:
 def test_an_event_too_large_for_the_log_is_dropped_alone(log: EventLog) -> None:
     logger = logger_of(log, queue_bytes=1 << 30, form="json", ignore_unknown=True)
     for request in range(5):
-        logger.offer(served(request, note="x" * (70 << 20 if request == 2 else 1)))
+        logger.enqueue(served(request, note="x" * (70 << 20 if request == 2 else 1)))
     stop = threading.Event()
     stop.set()
     logger.run(stop, lambda: 10.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freshet.inference.rows import RowFollower, RowsState
-from freshet.inference.serving_state import Live
+from freshet.inference.serving_state import ServingState
 from freshet.inference.versions import VersionFollower
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_rows
@@ -26,7 +26,7 @@ class Served:
         self.versions = open_versions(f"file:{folder}/versions")
         self.rows = RowFollower(self.log, self.store, TOPIC, serving_table, spec_hash="s1", wait_s=0.01)
         self.follower: VersionFollower = follower(self.versions)
-        self.live = Live(self.rows, self.follower, SettableClock(now_ms=1_000))
+        self.live = ServingState(self.rows, self.follower, SettableClock(now_ms=1_000))
 
     def learn_rows(self, event_time_ms: int) -> None:
         self.rows.state = RowsState(None, event_time_ms)
@@ -34,7 +34,7 @@ class Served:
     def serve_version(self, number: int) -> None:
         put(self.versions, number, 0.5)
         self.versions.point("stable", number)
-        self.follower.look()
+        self.follower.poll()
 
     def close(self) -> None:
         self.versions.close()

@@ -57,7 +57,7 @@ def served(follower: VersionFollower) -> int | None:
 def test_nothing_is_served_before_a_version_is_promoted(store: VersionStore) -> None:
     follow = follower(store)
     put(store, 0, 0.5)
-    follow.look()
+    follow.poll()
 
     assert served(follow) is None
     assert "no version has been promoted" in follow.state.reason
@@ -67,15 +67,15 @@ def test_the_promoted_initial_version_serves_until_stable_is_set(store: VersionS
     follow = follower(store)
     put(store, 0, 0.5)
     store.judge(0, "promoted", "initial")
-    follow.look()
+    follow.poll()
     assert served(follow) == 0
 
     put(store, 1, 0.7)
-    follow.look()
+    follow.poll()
     assert served(follow) == 0
 
     store.point("stable", 1)
-    follow.look()
+    follow.poll()
     assert served(follow) == 1
 
 
@@ -84,10 +84,10 @@ def test_a_rollback_serves_the_older_version_again(store: VersionStore) -> None:
     for number in (0, 1):
         put(store, number, 0.5)
         store.point("stable", number)
-        follow.look()
+        follow.poll()
 
     store.point("stable", 0)
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 0
 
@@ -100,9 +100,9 @@ def test_a_version_that_is_not_finite_is_kept_out_and_the_old_one_serves_on(
     put(store, 0, 0.5)
     put(store, 1, weight)
     store.point("stable", 0)
-    follow.look()
+    follow.poll()
     store.point("stable", 1)
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 0
     assert follow.state.refused == 1
@@ -115,7 +115,7 @@ def test_a_corrupt_file_is_kept_out_and_told(store: VersionStore, tmp_path: Path
     store.point("stable", 0)
     path = next((tmp_path / "versions").glob("*0/weights.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    follow.look()
+    follow.poll()
 
     assert served(follow) is None
     assert "sha256" in follow.state.reason
@@ -125,7 +125,7 @@ def test_a_version_of_another_spec_is_kept_out(store: VersionStore) -> None:
     follow = follower(store)
     put(store, 0, 0.5, spec_hash="s2")
     store.point("stable", 0)
-    follow.look()
+    follow.poll()
 
     assert served(follow) is None
     assert "spec" in follow.state.reason
@@ -135,12 +135,12 @@ def test_whatever_the_model_raises_keeps_the_version_out(store: VersionStore) ->
     follow = follower(store)
     put(store, 0, 0.5, name="other")
     store.point("stable", 0)
-    follow.look()
+    follow.poll()
 
     assert "KeyError" in follow.state.reason
 
 
-def test_a_refused_version_is_left_alone_for_a_while_then_tried_again(store: VersionStore) -> None:
+def test_a_refused_version_is_retry_in_s_for_a_while_then_tried_again(store: VersionStore) -> None:
     tried: list[int] = []
 
     def load(tensors: Mapping[str, NDArray[Any]]) -> Constant:
@@ -152,12 +152,12 @@ def test_a_refused_version_is_left_alone_for_a_while_then_tried_again(store: Ver
     follow = VersionFollower(store, load, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=1.0)
     put(store, 0, 0.5)
     store.point("stable", 0)
-    follow.look()
-    follow.look()
+    follow.poll()
+    follow.poll()
     assert len(tried) == 1
 
     for _ in range(10):
-        follow.look()
+        follow.poll()
     assert served(follow) == 0
     assert follow.state.reason == ""
 
@@ -168,7 +168,7 @@ def test_a_mended_alias_clears_the_reason(store: VersionStore) -> None:
     put(store, 1, float("nan"))
     for number in (0, 1, 0):
         store.point("stable", number)
-        follow.look()
+        follow.poll()
 
     assert served(follow) == 0
     assert follow.state.reason == ""
@@ -178,9 +178,9 @@ def test_a_store_that_cannot_be_read_is_told_and_changes_nothing(store: VersionS
     follow = follower(store)
     put(store, 0, 0.5)
     store.point("stable", 0)
-    follow.look()
+    follow.poll()
     (tmp_path / "versions/aliases/stable").write_text("no number")
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 0
     assert "found b'no number'" in follow.state.reason
@@ -196,7 +196,7 @@ def test_a_server_that_starts_on_a_damaged_version_serves_the_newest_good_one(
     (tmp_path / "versions" / "0000000003" / "weights.safetensors").write_bytes(b"damaged")
     follow = follower(store)
 
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 1
     assert "version 3 kept out" in follow.state.reason
@@ -214,7 +214,7 @@ def test_a_version_trained_with_other_code_of_a_transform_is_kept_out_with_the_r
     put(store, 0, 0.5)
     store.point("stable", 0)
 
-    follow.look()
+    follow.poll()
 
     assert served(follow) is None
     assert "version 0 kept out: features.price.dense: my:f makes 3 of 1" in follow.state.reason
@@ -232,41 +232,41 @@ class Away:
         return getattr(self._store, name)
 
 
-def test_a_store_that_goes_away_during_a_look_does_not_end_the_following(store: VersionStore) -> None:
+def test_a_store_that_fails_in_a_poll_does_not_end_the_follower(store: VersionStore) -> None:
     put(store, 0, 0.5)
     store.point("stable", 0)
     away = Away(store)
     follow = follower(away)
 
-    follow.look()
+    follow.poll()
     assert served(follow) is None
     assert "version 0 kept out: the version store is away" in follow.state.reason
 
     away.away = False
     for _ in range(int(RETRY_S) + 1):
-        follow.look()
+        follow.poll()
     assert served(follow) == 0
 
 
-def test_whatever_a_look_raises_is_told_and_the_following_goes_on(
+def test_an_error_of_a_poll_is_reported_and_the_follower_continues(
     store: VersionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, 0, 0.5)
     store.point("stable", 0)
     follow = VersionFollower(store, Constant, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=0.001)
-    look, stop, told = follow.look, threading.Event(), list[str]()
+    poll, stop, reasons = follow.poll, threading.Event(), list[str]()
 
     def first_fails() -> None:
-        told.append(follow.state.reason)
-        if len(told) == 1:
+        reasons.append(follow.state.reason)
+        if len(reasons) == 1:
             raise RuntimeError("a fault of ours")
-        look()
+        poll()
         stop.set()
 
-    monkeypatch.setattr(follow, "look", first_fails)
+    monkeypatch.setattr(follow, "poll", first_fails)
     follow.run(stop)
 
-    assert "following versions failed: RuntimeError: a fault of ours" in told[1]
+    assert "following versions failed: RuntimeError: a fault of ours" in reasons[1]
     assert served(follow) == 0
 
 
@@ -286,14 +286,14 @@ def test_a_damaged_or_missing_stable_moves_nothing(
         put(store, number, 0.5)
         store.judge(number, "promoted", "")
     store.point("stable", 1)
-    follow.look()
+    follow.poll()
     damaged_stable(tmp_path, content)
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 1
     assert "version 1 is served" in follow.state.reason
     store.point("stable", 0)
-    follow.look()
+    follow.poll()
     assert (served(follow), follow.state.reason) == (0, "")
 
 
@@ -307,7 +307,7 @@ def test_a_start_with_a_damaged_stable_serves_the_newest_promoted(
     store.point("stable", 1)
     damaged_stable(tmp_path, content)
     follow = follower(store)
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 1
     assert follow.state.reason
@@ -319,6 +319,6 @@ def test_a_stable_before_every_promoted_version_serves_a_later_one(store: Versio
     store.judge(3, "promoted", "")
     store.point("stable", 1)
     follow = follower(store)
-    follow.look()
+    follow.poll()
 
     assert served(follow) == 3
