@@ -246,7 +246,7 @@ TRAINER_METRICS = (
 )
 
 
-ALONE = {"ranks": 1, "worlds": 1, "lost": 0}
+SINGLE_RANK = {"ranks": 1, "worlds": 1, "lost": 0}
 """Of a trainer with its rows in its own process, which has no other ranks."""
 
 
@@ -307,10 +307,10 @@ def _stream_and_outcome(counter: str) -> tuple[str, str]:
 
 def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
     """Readings of `Training.status()`, or of `RemoteTraining.status()`, which holds no rows."""
-    return _of_training(status) | (_of_shard(status) if "shard" in status else {})
+    return _training_readings(status) | (_shard_readings(status) if "shard" in status else {})
 
 
-def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
+def _training_readings(status: Mapping[str, Any]) -> dict[str, Reading]:
     return {
         DAMAGED_STATE.name: 0,
         "freshet_trainer_samples": status["samples"],
@@ -321,21 +321,21 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_version": status["version"],
         "freshet_trainer_versions_failed": status["versions_failed"],
         "freshet_trainer_outliers": status.get("outliers", 0),
-        "freshet_trainer_ranks": status.get("ranks", ALONE)["ranks"],
-        "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
-        "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
+        "freshet_trainer_ranks": status.get("ranks", SINGLE_RANK)["ranks"],
+        "freshet_trainer_worlds": status.get("ranks", SINGLE_RANK)["worlds"],
+        "freshet_trainer_lost": status.get("ranks", SINGLE_RANK)["lost"],
         "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
         "freshet_trainer_sent_bytes": status.get("sent_bytes", 0),
         "freshet_trainer_received_bytes": status.get("received_bytes", 0),
         "freshet_trainer_broken_streams": status.get("broken", 0),
         "freshet_trainer_fenced_batches": status.get("fenced", 0),
         **refused_readings("trainer", status),
-        "freshet_trainer_quality": _of_quality(status["measures"]),
-        "freshet_trainer_quality_lately": _of_quality(status["lately"]),
+        "freshet_trainer_quality": _quality_readings(status["measures"]),
+        "freshet_trainer_quality_lately": _quality_readings(status["lately"]),
     }
 
 
-def _of_quality(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
+def _quality_readings(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
     return {
         (of, label, measure): float(value)
         for of, labels in measures.items()
@@ -345,7 +345,7 @@ def _of_quality(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
     }
 
 
-def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
+def _shard_readings(status: Mapping[str, Any]) -> dict[str, Reading]:
     shard = status["shard"]
     return {
         "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},

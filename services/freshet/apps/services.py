@@ -52,7 +52,13 @@ if TYPE_CHECKING:
     from freshet.log.schema_registry import RestRegistry
     from freshet.rows.store import RowStore
 
-__all__ = ["RUNNERS", "gateway_door", "gateway_guard", "inference_door", "inference_guard"]
+__all__ = [
+    "RUNNERS",
+    "gateway_authenticator",
+    "gateway_grpc_listener",
+    "inference_authenticator",
+    "inference_grpc_listener",
+]
 
 logger = structlog.get_logger("freshet.lifecycle")
 
@@ -71,7 +77,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
         shorten_pauses()
-        door = gateway_door(settings.gateway, settings.common)
+        door = gateway_grpc_listener(settings.gateway, settings.common)
         run(
             spec,
             log,
@@ -80,7 +86,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.common,
             stop=stop,
             beside=door,
-            guard=gateway_guard(settings.gateway, settings.common),
+            guard=gateway_authenticator(settings.gateway, settings.common),
         )
 
 
@@ -122,15 +128,15 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         shared = assignment_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
-        theirs = schemas_of_others(settings)
+        external = external_registry(settings)
         joiner = make(
-            spec, log, assignment=shared and shared[1], external_schemas=theirs, pace=pace, stop=stop
+            spec, log, assignment=shared and shared[1], external_schemas=external, pace=pace, stop=stop
         )
         joiner.pulse, joiner.on_status = pulse, note
         joiner.run()
 
 
-def schemas_of_others(settings: Settings) -> RestRegistry | None:
+def external_registry(settings: Settings) -> RestRegistry | None:
     if not settings.registry.url:
         return None
     from freshet.log.schema_registry import Access, RestRegistry
@@ -184,9 +190,9 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         schemas = load_schemas(spec)
         spec_hash, reader = identity_hash(spec, schemas), sample_reader(spec, schemas)
         if settings.trainer.batches != "own":
-            from freshet.apps.distributed import rank_of
+            from freshet.apps.distributed import build_rank
 
-            training.append(rank_of(spec, log, versions, settings, spec_hash, reader))
+            training.append(build_rank(spec, log, versions, settings, spec_hash, reader))
         else:
 
             def start(rows: RowStore) -> Training:
@@ -205,26 +211,26 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 return open_rowstore(settings.common.rows_url)
 
             with _starting(stop):
-                made = _started_once_mended(open_rows, spec.buckets, start, stop, damage)
+                made = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
                 if made is not None:
                     cleanup.add("rows", made[0].close)
                     training.append(made[1])
         if not training:
             return
 
-        def stop_when_told() -> None:
+        def forward_stop() -> None:
             stop.wait()
             training[0].stop()
 
-        threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
+        threading.Thread(target=forward_stop, name="stop", daemon=True).start()
         training[0].run()
 
 
-LOOK_AGAIN_S, MOST_LOOK_AGAIN_S = 10.0, 30.0
+REPAIR_POLL_S, MAX_REPAIR_POLL_S = 10.0, 30.0
 """Before a trainer looks again whether damaged state was mended; longer where looking takes long."""
 
 
-def _started_once_mended(
+def _start_when_repaired(
     open_rows: Callable[[], RowStore],
     buckets: int,
     start: Callable[[RowStore], Training],
@@ -240,7 +246,7 @@ def _started_once_mended(
                 rows = open_rows()
                 stack.callback(rows.close)
                 if damage:  # `freshet rows mend` needs that no process claims buckets meanwhile
-                    _read_all(rows, buckets)
+                    _check_rows(rows, buckets)
                 training = start(rows)
             except Corrupt as error:
                 if not damage:
@@ -250,11 +256,11 @@ def _started_once_mended(
                 stack.pop_all()
                 damage.clear()
                 return rows, training
-        if stop.wait(min(MOST_LOOK_AGAIN_S, max(LOOK_AGAIN_S, 10 * (time.monotonic() - began_s)))):
+        if stop.wait(min(MAX_REPAIR_POLL_S, max(REPAIR_POLL_S, 10 * (time.monotonic() - began_s)))):
             return None
 
 
-def _read_all(rows: RowStore, buckets: int) -> None:
+def _check_rows(rows: RowStore, buckets: int) -> None:
     """Raises Corrupt if any rows are damaged."""
     every = [Bucket(bucket) for bucket in range(buckets)]
     rows.metas(every)
@@ -305,12 +311,12 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """A shard of the rows."""
-    from freshet.apps.distributed import transport_by
+    from freshet.apps.distributed import build_transport
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
     from freshet.paramserver.shard import ShardContext
 
-    transport = transport_by(settings, spec)
+    transport = build_transport(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
     bounds = Bounds(
         settings.paramserver.rebalance_unevenness,
@@ -378,13 +384,13 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             settings.common,
             stop=stop,
             ready=lambda _: shorten_pauses(),
-            beside=inference_door(settings.inference, settings.common),
-            guard=inference_guard(settings.inference, settings.common),
+            beside=inference_grpc_listener(settings.inference, settings.common),
+            guard=inference_authenticator(settings.inference, settings.common),
         )
 
 
-def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
-    """What makes the gateway's gRPC listener; None where none is set. Raises as `inference_door`."""
+def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
+    """What makes the gateway's gRPC listener; None where none is set. Raises as `inference_grpc_listener`."""
     if not settings.grpc_port:
         return None
     with _needs_grpc():
@@ -392,7 +398,7 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
         from freshet.rpc.channel import transport_of
         from freshet.rpc.public_listener import GrpcDoor
     address = str(Address(common.bind_address, settings.grpc_port))
-    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+    transport = transport_of(**_certificate_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(gateway: Gateway) -> Beside:
         door = GrpcDoor(
@@ -410,7 +416,9 @@ def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway
     return make
 
 
-def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inference], Beside] | None:
+def inference_grpc_listener(
+    settings: InferenceSettings, common: Common
+) -> Callable[[Inference], Beside] | None:
     """What makes inference's gRPC listener; None where none is set.
 
     Raises ConfigError: the extra `grpc` is not installed, or certificates cannot be read.
@@ -422,7 +430,7 @@ def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inf
         from freshet.rpc.channel import transport_of
         from freshet.rpc.public_listener import GrpcDoor
     address = str(Address(common.bind_address, settings.grpc_port))
-    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+    transport = transport_of(**_certificate_files(settings), max_message_bytes=settings.max_body_bytes)
 
     def make(server: Inference) -> Beside:
         door = GrpcDoor(
@@ -499,7 +507,7 @@ RUNNERS: Mapping[str, Runner] = {
 }
 
 
-def guard_of(
+def build_authenticator(
     common: Common,
     clock: Clock = SYSTEM_CLOCK,
     *,
@@ -518,9 +526,11 @@ def guard_of(
     return Guard(tokens, clock, limits=Limits(requests_per_s, events_per_s, common.trusted_proxies))
 
 
-def gateway_guard(settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
-    """The gateway's; see `guard_of`."""
-    return guard_of(
+def gateway_authenticator(
+    settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK
+) -> Guard | None:
+    """The gateway's; see `build_authenticator`."""
+    return build_authenticator(
         common,
         clock,
         requests_per_s=settings.client_requests_per_s,
@@ -528,9 +538,11 @@ def gateway_guard(settings: GatewaySettings, common: Common, clock: Clock = SYST
     )
 
 
-def inference_guard(settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
-    """Inference's; see `guard_of`."""
-    return guard_of(common, clock, requests_per_s=settings.client_requests_per_s)
+def inference_authenticator(
+    settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK
+) -> Guard | None:
+    """Inference's; see `build_authenticator`."""
+    return build_authenticator(common, clock, requests_per_s=settings.client_requests_per_s)
 
 
 def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
@@ -539,7 +551,7 @@ def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
     return TokenFile(common.tokens_file, clock) if common.tokens_file else None
 
 
-def _door_files(settings: GrpcDoorSettings) -> dict[str, Any]:
+def _certificate_files(settings: GrpcDoorSettings) -> dict[str, Any]:
     return {
         "ca_file": settings.grpc_ca_file,
         "cert_file": settings.grpc_cert_file,

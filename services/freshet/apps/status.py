@@ -31,7 +31,7 @@ def collect_listed(folder: Path, services: str) -> dict[str, Any]:
     from freshet.http import tls
 
     tls.use(load_settings(run_folder=folder))
-    return {"services": _ask_all(listed_places(services)), "versions": _versions(folder)}
+    return {"services": _query_all(listed_places(services)), "versions": _versions(folder)}
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -47,7 +47,11 @@ def collect(folder: Path) -> dict[str, Any]:
     except (Corrupt, Unavailable) as error:  # what runs is asked all the same, where the settings say
         damage = str(error)
     if run is None and damage:
-        return {"services": _asked(folder), "versions": _versions(folder), "state_damaged": damage}
+        return {
+            "services": _query_by_settings(folder),
+            "versions": _versions(folder),
+            "state_damaged": damage,
+        }
     return {
         "folder": str(folder),
         "supervisor": _supervisor(folder, run) if run is not None else None,
@@ -57,7 +61,7 @@ def collect(folder: Path) -> dict[str, Any]:
     }
 
 
-def _asked(folder: Path) -> dict[str, Any]:
+def _query_by_settings(folder: Path) -> dict[str, Any]:
     """What the services of a run say whose state cannot be read."""
     from freshet.apps.ports import ports_of
     from freshet.config.settings import load_settings
@@ -65,7 +69,7 @@ def _asked(folder: Path) -> dict[str, Any]:
 
     ports = ports_of(load_settings(run_folder=folder))
     named = [f"{role}=127.0.0.1:{port}" for role, port in ports.items() if port]  # 0 is any free one
-    return _ask_all(listed_places(",".join(named))) if named else {}
+    return _query_all(listed_places(",".join(named))) if named else {}
 
 
 def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:
@@ -152,11 +156,11 @@ def _answer(host: str, port: int) -> tuple[str, dict[str, Any]]:
         return f"does not answer on port {port} yet: {error}", {}
 
 
-def _ask_all(places: Places) -> dict[str, dict[str, Any]]:
+def _query_all(places: Places) -> dict[str, dict[str, Any]]:
     """{name: role, address, state, reason and figures} of every instance, in the order of the list."""
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask") as threads:
-        told = list(threads.map(_listed_service, places.instances))
-    return {one.name: service for one, service in zip(places.instances, told, strict=True)}
+        answers = list(threads.map(_listed_service, places.instances))
+    return {one.name: service for one, service in zip(places.instances, answers, strict=True)}
 
 
 def _listed_service(one: Instance) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from freshet.process.ports import owner_of_port
 from freshet.process.supervisor import Process, Supervisor
 from freshet.terminal import emit_end, say
 
-__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "run_up", "tell_ready"]
+__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "report_ready", "run_up"]
 
 READY_WAIT_S = 60.0
 """How long the terminal waits for all services to be ready before it says which are not; they go on
@@ -63,14 +63,14 @@ class Run:
     processes: Sequence[Process]
     supervisor: Supervisor
 
-    def until_stopped(self, stop: threading.Event, tell: Callable[[], None]) -> Summary:
-        """Keep everything running until `stop`; `tell` speaks to the terminal meanwhile, on a thread."""
-        teller = threading.Thread(target=tell, name="teller", daemon=True)
-        teller.start()
+    def until_stopped(self, stop: threading.Event, report: Callable[[], None]) -> Summary:
+        """Keep everything running until `stop`; `report` speaks to the terminal meanwhile, on a thread."""
+        reporter = threading.Thread(target=report, name="teller", daemon=True)
+        reporter.start()
         began = time.monotonic()
         patience_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
         ended = self.supervisor.run(stop, patience_s=patience_s)
-        teller.join(1.0)  # a line that is half said
+        reporter.join(1.0)  # a line that is half said
         return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
 
 
@@ -123,7 +123,7 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
     run = prepare(spec_file, folder, again=again, console=console)
     stop = threading.Event()
     stop_on_signals(stop)
-    summary = run.until_stopped(stop, lambda: _tell_up(run, stop, as_json))
+    summary = run.until_stopped(stop, lambda: _report_up(run, stop, as_json))
     lines = [f"stopped after {summary.seconds} s; everything is kept in {folder}"]
     lines += [
         f"  {name:10} {how}, restarted {summary.restarts.get(name, 0)} times"
@@ -155,7 +155,7 @@ def is_ready(port: int, host: str = "127.0.0.1") -> bool:
         return False
 
 
-def tell_ready(
+def report_ready(
     wanted: Sequence[Process], folder: Path, stop: threading.Event, say: Callable[[str], None]
 ) -> bool:
     """Say of each process when it is ready, or at the deadline that it is not; True if all are."""
@@ -173,16 +173,16 @@ def tell_ready(
     return not waiting
 
 
-def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
-    def tell(line: str) -> None:
+def _report_up(run: Run, stop: threading.Event, as_json: bool) -> None:
+    def report(line: str) -> None:
         say(line, err=as_json)
 
-    tell(rows_memory(run.settings).text())
-    if tell_ready(run.processes, run.folder, stop, tell):
+    report(rows_memory(run.settings).text())
+    if report_ready(run.processes, run.folder, stop, report):
         address = console_address(run)
         if address is not None:
-            tell(f"look at it: {address}")
-        tell(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
+            report(f"look at it: {address}")
+        report(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
 
 
 def console_address(run: Run) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from freshet.apps.dense_state import Stores, restored, trainer_of
+from freshet.apps.dense_state import Stores, build_trainer, restore_dense
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout, layout_of
@@ -35,7 +35,7 @@ from freshet.trainer.training_loop import LocalTrainer
 from freshet.trainer.version_writer import Pins
 from freshet.types import Append, BytesColumn
 
-__all__ = ["Stores", "Training", "refuser"]
+__all__ = ["Stores", "Training", "refused_writer"]
 
 log = structlog.get_logger("freshet.training")
 
@@ -116,7 +116,7 @@ class Training:
             bounds = {names[table]: rows for table, rows in self.shard.store.max_rows.items()}
             log.info("rows are bounded", bytes=most_bytes, max_rows=bounds)
         self.shard.load(stop)
-        dense = restored(spec, stores.log, stores.versions, topics, spec_hash, device)
+        dense = restore_dense(spec, stores.log, stores.versions, topics, spec_hash, device)
         self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
             lanes
@@ -128,7 +128,7 @@ class Training:
         writer = stores.log.writer()
         cleanup.add("writer", writer.close)
         decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get_now, self._reader)
-        self.refused = RefusedSamples(refuser(writer, topics.refused), clock.monotonic)
+        self.refused = RefusedSamples(refused_writer(writer, topics.refused), clock.monotonic)
         self.stream = LocalStream(
             spec=spec,
             layout=layout,
@@ -156,7 +156,7 @@ class Training:
             dense.progress.steps,
             self._loop(layout, dense.model),
         )
-        self.trainer = trainer_of(
+        self.trainer = build_trainer(
             spec,
             dense,
             training_loop,
@@ -287,7 +287,7 @@ class Training:
             before = samples
 
 
-def refuser(writer: Writer, topic: str) -> Callable[[list[bytes]], None]:
+def refused_writer(writer: Writer, topic: str) -> Callable[[list[bytes]], None]:
     """Where samples that cannot be decoded go."""
 
     def refuse(letters: list[bytes]) -> None:

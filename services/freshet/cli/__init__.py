@@ -102,10 +102,10 @@ def main() -> None:
         name = (error.name or "").partition(".")[0]
         if name not in EXTRAS:
             raise  # nobody's choice at installation: a mistake of ours
-        click.echo(_of_a_package(name), err=True)
+        click.echo(_missing_package(name), err=True)
         sys.exit(1)
     except OSError as error:
-        click.echo(_of_the_system(error), err=True)
+        click.echo(_system_error(error), err=True)
         try:
             sys.stdout.flush()
         except OSError:  # the error was of what is printed
@@ -113,7 +113,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _of_a_package(name: str) -> str:
+def _missing_package(name: str) -> str:
     """What is not installed, and how it comes."""
     return (
         f"ConfigError: the package {name} is not installed\n"
@@ -135,7 +135,7 @@ _HINTS = {
 }
 
 
-def _of_the_system(error: OSError) -> str:
+def _system_error(error: OSError) -> str:
     """What the system refused, where, and what to do about it."""
     where = f"{error.filename}: " if error.filename else ""
     hint = _HINTS.get(error.errno or 0, "")

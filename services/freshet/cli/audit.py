@@ -43,19 +43,19 @@ def command(folder: Path, newest: int, outcomes: tuple[str, ...], as_json: bool)
             "nothing was promoted, rolled back or refused there yet, or FRESHET_COMMON_AUDIT_FILE is set for "
             "the console and not here",
         )  # fmt: skip
-    told = read_audit(path, newest, outcomes or OUTCOMES)
-    if told.damaged:
-        click.echo(f"{path}: {told.damaged} lines cannot be understood", err=True)
-    if told.unread_bytes:
+    found_lines = read_audit(path, newest, outcomes or OUTCOMES)
+    if found_lines.damaged:
+        click.echo(f"{path}: {found_lines.damaged} lines cannot be understood", err=True)
+    if found_lines.unread_bytes:
         click.echo(
-            f"{path}: {told.unread_bytes:,} bytes of older lines are not shown; --newest N shows more, "
+            f"{path}: {found_lines.unread_bytes:,} bytes of older lines are not shown; --newest N shows more, "
             "--outcome done what was done alone",
             err=True,
         )
     rows = [
         [one.time, one.action, one.who or None, one.at, orjson.dumps(one.what).decode(), one.outcome, one.why]
-        for one in told.lines
+        for one in found_lines.lines
     ]
     text = table(["time", "action", "who", "from", "what", "outcome", "why"], rows)
-    found = {"lines": [asdict(line) for line in told.lines], "damaged": told.damaged}
-    emit({**found, "unread_bytes": told.unread_bytes}, as_json=as_json, text=text)
+    found = {"lines": [asdict(line) for line in found_lines.lines], "damaged": found_lines.damaged}
+    emit({**found, "unread_bytes": found_lines.unread_bytes}, as_json=as_json, text=text)

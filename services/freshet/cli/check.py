@@ -14,8 +14,8 @@ from freshet.terminal import emit
 __all__ = ["command"]
 
 
-def _print_json_schema(context: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
+def _print_json_schema(context: click.Context, _option: click.Parameter, given: bool) -> None:
+    if given and not context.resilient_parsing:
         from freshet.config.spec.json_schema import schema_text
 
         click.echo(schema_text(), nl=False)

@@ -45,6 +45,6 @@ def command(
     The terminal says how often what the model chooses is clicked, beside random choices and the best possible
     ones; the console shows the rest. Started again it goes on where it was; deleting FOLDER starts over.
     """
-    from freshet.apps.demo import Wish, run_demo
+    from freshet.apps.demo import DemoOptions, run_demo
 
-    run_demo(folder, Wish(rate, seed, drift_at), seconds=seconds, as_json=as_json)
+    run_demo(folder, DemoOptions(rate, seed, drift_at), seconds=seconds, as_json=as_json)

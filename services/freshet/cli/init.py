@@ -53,10 +53,10 @@ def command(schemas: tuple[Path, ...], name: str | None, out: Path, force: bool,
     keys = out.with_name(FILE_NAME)
     _write(keys, schema_text())
     _write(out, f"#:schema ./{FILE_NAME}\n{text}")
-    told = (
+    text_out = (
         f"wrote {out}, and {keys} by which editors know its keys\nnext: read it, then `freshet check {out}`"
     )
-    emit({"wrote": str(out), "json_schema": str(keys)}, as_json=as_json, text=told)
+    emit({"wrote": str(out), "json_schema": str(keys)}, as_json=as_json, text=text_out)
 
 
 def _read(path: Path) -> bytes:

@@ -193,7 +193,7 @@ def _refuse_beside_joiner(settings: Settings) -> None:
 def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
     """The joiner of a model, which is not started; its log is closed after the block."""
     from freshet.adapters import open_eventlog
-    from freshet.apps.services import schemas_of_others
+    from freshet.apps.services import external_registry
     from freshet.config.spec import load_spec
     from freshet.config.spec.topics import topics_of
     from freshet.joiner.start import make
@@ -211,6 +211,6 @@ def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
                 f"the spec of a model that has run on this log; {spec.name} has not",
                 "--folder or FRESHET_COMMON_LOG_URL names the log",
             )
-        yield make(spec, log, external_schemas=schemas_of_others(settings))
+        yield make(spec, log, external_schemas=external_registry(settings))
     finally:
         log.close()

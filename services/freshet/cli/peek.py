@@ -132,7 +132,7 @@ def _lines(
                         "offset": int(records.offsets[i]),
                         "time_ms": int(records.times_ms[i]),
                         "key": records.keys[i].decode(errors="replace"),
-                        "value": _guarded(decode, records.values[i]),
+                        "value": _decoded_or_error(decode, records.values[i]),
                     }
                 left -= len(records)
                 position = records.next_offset
@@ -140,7 +140,7 @@ def _lines(
         reader.close()
 
 
-def _guarded(decode: Decode, value: bytes) -> Any:
+def _decoded_or_error(decode: Decode, value: bytes) -> Any:
     """A record as it is shown; one that cannot be read says why, and leaves the others as they are."""
     try:
         return decode(value)

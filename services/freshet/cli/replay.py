@@ -184,11 +184,11 @@ def _run(
         raise ConfigError("replay", "--gateway", gateway, "either --gateway or --direct")
     began = time.perf_counter()
 
-    def tell(stage: str, done: int) -> None:
+    def print_progress(stage: str, done: int) -> None:
         rate = done / max(time.perf_counter() - began, 1e-9)
         click.echo(f"\r{stage}: {done:,} ({rate:,.0f}/s)  ", nl=False, err=True)
 
-    progress = (lambda stage, done: None) if as_json else tell
+    progress = (lambda stage, done: None) if as_json else print_progress
     if gateway:
         settings = load_settings()
         tls.use(settings)

@@ -52,7 +52,9 @@ def check(folder: Path, as_json: bool) -> None:
         found = list(_damaged(store, buckets))
     finally:
         store.close()
-    _tell(found, buckets, as_json, "`freshet rows mend` gives the lost rows up; a copy of the store has them")
+    _print_found(
+        found, buckets, as_json, "`freshet rows mend` gives the lost rows up; a copy of the store has them"
+    )
     if found:
         click.get_current_context().exit(1)
 
@@ -79,12 +81,14 @@ def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
         if found and give_up_rows:
             for one in found:
                 _mend(store, one)
-            _tell(found, buckets, as_json, "these buckets were written anew, without the rows that were lost")
+            _print_found(
+                found, buckets, as_json, "these buckets were written anew, without the rows that were lost"
+            )
             return
     finally:
         store.close()
     then = "nothing was changed; --give-up-rows writes them anew without the lost rows"
-    _tell(found, buckets, as_json, then)
+    _print_found(found, buckets, as_json, then)
     if found:
         click.get_current_context().exit(1)
 
@@ -163,7 +167,7 @@ def _mend(store: RowStore, found: Found) -> None:
         raise Unavailable(f"bucket {bucket} has another owner by now; look again with `freshet rows check`")
 
 
-def _tell(found: Sequence[Found], buckets: int, as_json: bool, then: str) -> None:
+def _print_found(found: Sequence[Found], buckets: int, as_json: bool, then: str) -> None:
     rows = [[one.bucket, one.rows, one.lost, "; ".join(one.damage).split("\n")[0][:300]] for one in found]
     text = f"all {buckets} buckets can be read"
     if found:

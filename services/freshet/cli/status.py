@@ -21,10 +21,10 @@ __all__ = ["as_text", "clock_of", "command"]
 # --- The status as the terminal shows it.
 
 
-AHEAD_MS = 60_000
-"""Event time that is further ahead of now is told: the most that one event's date may be ahead by default."""
+REPORTED_AHEAD_MS = 60_000
+"""Event time that is further ahead of now is listed_figures: the most that one event's date may be ahead by default."""
 
-OF_WORDS = {"random": "served, random slates", "popularity": "popularity, the baseline"}
+SOURCE_NAMES = {"random": "served, random slates", "popularity": "popularity, the baseline"}
 SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
 SHOWN_ENDINGS = 8
 """Of the history: as many as fit beside the rest on one screen; `--json` has all that is kept."""
@@ -69,20 +69,20 @@ def _supervisor(supervisor: Mapping[str, Any] | None, now_ms: int) -> Iterator[s
 
 
 def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
-    told = [
+    listed_figures = [
         (name, service.get("role", name), service.get("figures", {})) for name, service in services.items()
     ]
-    for name, role, joiner in told:
+    for name, role, joiner in listed_figures:
         if role == "joiner" and joiner:
             counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
-            yield from (f"{line}{_which(name, role)}" for line in _of_clocks(joiner))
+            yield from (f"{line}{_which(name, role)}" for line in _clock_lines(joiner))
             if note := joiner.get("partitions", {}).get("note"):
                 yield f"topics    {note}{_which(name, role)}"
             for reason in joiner.get("placing", {}).get("trouble", {}).values():
                 yield f"clients   {reason}{_which(name, role)}"
             yield from _lost(joiner, _which(name, role))
-    for name, role, trainer in told:
+    for name, role, trainer in listed_figures:
         if role in ("trainer", "embedder"):
             yield from _learned(role, trainer, _which(name, role))
     if versions["newest"] is not None:
@@ -91,10 +91,10 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         yield f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases: {aliases}"
     for alias, damage in versions.get("damaged", {}).items():
         yield f"aliases   {alias} is damaged: {damage}"
-    for name, _, figures in told:
+    for name, _, figures in listed_figures:
         for kind, left_out in figures.get("skipped", {}).items():
             yield f"left out  {name}: {left_out['count']} damaged of {kind}: {left_out['newest']}"
-    for name, role, inference in told:
+    for name, role, inference in listed_figures:
         if role == "inference" and inference:
             fresh = inference.get("freshness_ms")
             fresh_to = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
@@ -122,7 +122,7 @@ def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]
         yield from _trained(figures, which)
 
 
-def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
+def _clock_lines(joiner: Mapping[str, Any]) -> Iterator[str]:
     """What wrong clocks and values out of bounds have done to a joiner's events, if they have."""
     events = joiner.get("ledger", {}).get("events", {})
     if late := events.get("impressions_late", 0):
@@ -139,7 +139,7 @@ def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
             )
     marks = [w for w in joiner.get("watermark_ms", {}).values() if w is not None]
     ahead_ms = max(marks, default=0) - joiner.get("now_ms", 0)
-    if joiner.get("now_ms") and ahead_ms > AHEAD_MS:
+    if joiner.get("now_ms") and ahead_ms > REPORTED_AHEAD_MS:
         yield (
             f"clock     event time is {ahead_ms / 1000:.0f} s ahead of now: a clock was wrong, and events of "
             "now are late until then"
@@ -182,7 +182,7 @@ def _measures(of: str, labels: Mapping[str, _Figures], lately: Mapping[str, _Fig
         if parts:
             now = _parts(lately.get(label, {}))
             text = ", ".join(parts) + (f"; lately {', '.join(now)}" if now else "")
-            yield f"          {label}, {OF_WORDS.get(of, of)}: {text}"
+            yield f"          {label}, {SOURCE_NAMES.get(of, of)}: {text}"
 
 
 def _parts(values: _Figures) -> list[str]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import freshet
-from freshet.apps import native_backtest as straight
-from freshet.apps.native_backtest import ahead, fits
-from freshet.apps.sample_files import block_ends, cuts
+from freshet.apps import native_backtest
+from freshet.apps.native_backtest import has_native_loop, prefetched
+from freshet.apps.sample_files import block_ends, choose_ends
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput
@@ -126,7 +126,7 @@ def test_rows_of_a_backtest_are_bounded_by_memory(
             super().__init__(*args, **more)
             made.append(self)
 
-    monkeypatch.setattr(straight, "NativePass", Watched)
+    monkeypatch.setattr(native_backtest, "NativePass", Watched)
     spec = spec_of(tmp_path, 'kind = "linear"')
 
     freshet.backtest(spec, [samples])
@@ -139,8 +139,8 @@ def test_rows_of_a_backtest_are_bounded_by_memory(
 
 
 def test_every_native_model_learns_in_memory(tmp_path: Path) -> None:
-    assert all(fits(spec_of(tmp_path, f'kind = "{kind}"')) for kind in ("hedge", "mlp", "linear"))
-    assert not fits(spec_of(tmp_path, 'kind = "deepfm"'))
+    assert all(has_native_loop(spec_of(tmp_path, f'kind = "{kind}"')) for kind in ("hedge", "mlp", "linear"))
+    assert not has_native_loop(spec_of(tmp_path, 'kind = "deepfm"'))
 
 
 def test_progress_ends_at_one(samples: Path, tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_pieces_are_as_long_as_they_can_be_and_split_no_request() -> None:
 
     assert block_ends(requests, 256, before=1_000).tolist() == [200, 300, 600, 620]
     assert block_ends(requests, 64, before=1_000).tolist() == [100, 200, 300, 600, 620]
-    assert cuts(np.array([200, 300, 600, 620]), 320, before=1_000).tolist() == [300, 620]
-    assert cuts(np.array([200, 300, 600, 620]), 100, before=1_000).tolist() == [200, 300, 600, 620]
+    assert choose_ends(np.array([200, 300, 600, 620]), 320, before=1_000).tolist() == [300, 620]
+    assert choose_ends(np.array([200, 300, 600, 620]), 100, before=1_000).tolist() == [200, 300, 600, 620]
     assert block_ends(requests[:0], 256).tolist() == []
 
 
@@ -197,8 +197,8 @@ def test_what_is_made_ahead_comes_in_order_and_its_error_last() -> None:
 
     seen: list[int] = []
     with pytest.raises(BadInput, match="row 5"):
-        seen.extend(ahead(items(), 2))
-    made = list(ahead(iter(range(5)), 2))
+        seen.extend(prefetched(items(), 2))
+    made = list(prefetched(iter(range(5)), 2))
 
     assert made == [0, 1, 2, 3, 4]
 
@@ -211,9 +211,9 @@ def test_who_stops_early_stops_the_thread_that_makes() -> None:
             made.append(i)
             yield i
 
-    taken = ahead(items(), 2)
+    taken = prefetched(items(), 2)
     assert next(taken) == 0
     taken.close()  # type: ignore[attr-defined]
 
     assert len(made) < 10
-    assert "ahead" not in {thread.name for thread in threading.enumerate()}
+    assert "prefetch" not in {thread.name for thread in threading.enumerate()}

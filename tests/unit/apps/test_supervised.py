@@ -41,7 +41,7 @@ def test_the_start_states_how_much_memory_rows_may_take(
 ) -> None:
     stop = threading.Event()
     stop.set()  # nothing is waited for
-    monkeypatch.setattr(supervising, "tell_ready", lambda *_: False)
+    monkeypatch.setattr(supervising, "report_ready", lambda *_: False)
     settings = load_settings({}, run_folder=tmp_path)
 
     supervising._tell_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]

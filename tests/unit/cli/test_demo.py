@@ -1,6 +1,6 @@
 import pytest
 
-from freshet.apps.demo import Wish, _refuse_other_contents
+from freshet.apps.demo import DemoOptions, _refuse_other_contents
 from freshet.config.settings import RunFolder
 from freshet.demo import write_spec
 from freshet.demo.start_time import STATE_FILE, Began, begin
@@ -19,19 +19,19 @@ def played(tmp_path):
 
 
 def test_without_options_the_demo_begins_with_the_simulators_defaults():
-    words = Wish(1_000, None, ()).options(None)
+    words = DemoOptions(1_000, None, ()).simulator_arguments(None)
 
     assert " ".join(words) == "--rate 1000 --seed 7 --drift-at 150s --drift-every 5m"
 
 
 def test_a_drift_that_is_asked_for_is_the_only_one():
-    words = Wish(10, 1, ("30s", "1m")).options(None)
+    words = DemoOptions(10, 1, ("30s", "1m")).simulator_arguments(None)
 
     assert " ".join(words) == "--rate 10 --seed 1 --drift-at 30s --drift-at 1m --drift-every none"
 
 
 def test_started_again_the_demo_goes_on_with_the_world_that_its_folder_has():
-    words = Wish(10, None, ()).options(Began(3, (60.0,), 300.0))
+    words = DemoOptions(10, None, ()).simulator_arguments(Began(3, (60.0,), 300.0))
 
     assert " ".join(words) == "--rate 10 --seed 3 --drift-at 60000ms --drift-every 300000ms"
 
