@@ -169,7 +169,7 @@ def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
 
     assert not alive
     assert failures == []
-    [line] = [line for line in said if line["event"] == "stopped while it started"]
+    [line] = [line for line in said if line["event"] == "stopped during the start"]
     assert f"stopped while {held[0]} is held by another" in line["reason"]
 
 

@@ -1,7 +1,7 @@
-"""The composition root: which adapters and parts a service is made of. The only importer of services.
+"""The composition root: the adapters and parts of each service. The only importer of services.
 
-Each runner blocks until `stop` is set, then drains. Services are imported by their runner, so that one
-process loads what it needs and no more.
+Each runner blocks until `stop` is set, then drains. A runner imports its service itself, so that a process loads
+only its own modules.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 
 
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Events in over HTTP."""
+    """Run a gateway: events from HTTP and gRPC to the log."""
     from freshet.gateway.service import codecs_of, run
     from freshet.process.memory import shorten_pauses
 
@@ -77,7 +77,6 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
         shorten_pauses()
-        door = gateway_grpc_listener(settings.gateway, settings.common)
         run(
             spec,
             log,
@@ -85,13 +84,13 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.gateway,
             settings.common,
             stop=stop,
-            beside=door,
+            beside=gateway_grpc_listener(settings.gateway, settings.common),
             guard=gateway_authenticator(settings.gateway, settings.common),
         )
 
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Events to samples."""
+    """Run a joiner: events to samples."""
     from freshet.joiner.service import JoinerStatus
     from freshet.joiner.start import assignment_of, make, pace_of
 
@@ -114,7 +113,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             ready=lambda: (
                 latest[0].trouble
                 if latest
-                else "the state is being rebuilt from the log, or its seat is taken"
+                else "the state is being rebuilt from the log, or another process holds the membership lease"
             ),
             status=lambda: _joiner_status(latest),
             stuck=pulse.stuck,
@@ -153,13 +152,13 @@ def external_registry(settings: Settings) -> RestRegistry | None:
 
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Samples to rows and versions: embedder, shard and trainer in one process, or a rank of trainers."""
+    """Run a trainer: with embedder and shard in the process, or as a rank with remote rows."""
     from freshet.apps.dense_state import Stores
     from freshet.apps.training import Training
 
     with Cleanup(CLOSE_S) as cleanup:
         training: list[Training | RemoteTraining] = []
-        damage: list[str] = []  # why it does not start
+        damage: list[str] = []  # the reason why it does not start
         registry = service_registry()
         register(
             registry,
@@ -176,7 +175,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             hosts=settings.common.hosts,
             registry=registry,
             ready=lambda: (
-                training[0].ready() if training else "".join(damage) or "claiming what it owns and loading it"
+                training[0].ready() if training else "".join(damage) or "claiming buckets and loading rows"
             ),
             status=lambda: training[0].status() if training else {},
             progress=lambda: training[0].progress() if training else {},
@@ -227,7 +226,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 
 REPAIR_POLL_S, MAX_REPAIR_POLL_S = 10.0, 30.0
-"""Before a trainer looks again whether damaged state was mended; longer where looking takes long."""
+"""Least and greatest interval between two starts on damaged state; within them, ten times a start's duration."""
 
 
 def _start_when_repaired(
@@ -237,20 +236,23 @@ def _start_when_repaired(
     stop: threading.Event,
     damage: list[str],
 ) -> tuple[RowStore, Training] | None:
-    """The row store and the training on it. While rows, or other state that it starts from, are damaged it
-    is tried again, as only an operator can mend them; `damage` then holds the reason. None after `stop`."""
+    """Return the row store and the training on it; None after `stop`.
+
+    While rows, or other state that training starts from, are damaged, retry until an operator has repaired them;
+    `damage` holds the reason meanwhile.
+    """
     while True:
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
                 rows = open_rows()
                 stack.callback(rows.close)
-                if damage:  # `freshet rows mend` needs that no process claims buckets meanwhile
+                if damage:  # check before claiming: `freshet rows mend` needs unclaimed buckets
                     _check_rows(rows, buckets)
                 training = start(rows)
             except Corrupt as error:
                 if not damage:
-                    logger.error("damaged state: the trainer waits until it is mended", reason=str(error))
+                    logger.error("damaged state: the trainer waits until it is repaired", reason=str(error))
                     damage.append(str(error))
             else:
                 stack.pop_all()
@@ -261,7 +263,7 @@ def _start_when_repaired(
 
 
 def _check_rows(rows: RowStore, buckets: int) -> None:
-    """Raises Corrupt if any rows are damaged."""
+    """Raise Corrupt if any rows are damaged."""
     every = [Bucket(bucket) for bucket in range(buckets)]
     rows.metas(every)
     for _ in rows.scan(every):
@@ -270,17 +272,17 @@ def _check_rows(rows: RowStore, buckets: int) -> None:
 
 @contextlib.contextmanager
 def _starting(stop: threading.Event) -> Iterator[None]:
-    """Leave the block quietly if it is given up since `stop` was set: nothing is wrong then, nor made."""
+    """Suppress Unavailable within the block if `stop` is set: the start was interrupted on purpose."""
     try:
         yield
     except Unavailable as error:
         if not stop.is_set():
             raise
-        logger.info("stopped while it started", reason=str(error))
+        logger.info("stopped during the start", reason=str(error))
 
 
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Samples with their rows to trainers."""
+    """Run an embedder: samples with their rows to trainer ranks."""
     from freshet.apps.distributed import Embedding
     from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
     from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
@@ -310,7 +312,7 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """A shard of the rows."""
+    """Run a paramserver: a shard of the rows."""
     from freshet.apps.distributed import build_transport
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
@@ -337,7 +339,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
             settings.paramserver.admin_port,
             hosts=settings.common.hosts,
             registry=registry,
-            ready=lambda: made[0].ready() if made else "taking the seat",
+            ready=lambda: made[0].ready() if made else "claiming the membership lease",
             status=lambda: made[0].status() if made else {},
             progress=lambda: made[0].progress() if made else {},
         )
@@ -365,7 +367,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
 
 
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Rank requests."""
+    """Run an inference server."""
     from freshet.inference.service import Parts, run
     from freshet.process.memory import shorten_pauses
 
@@ -390,7 +392,8 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
 
 
 def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
-    """What makes the gateway's gRPC listener; None where none is set. Raises as `inference_grpc_listener`."""
+    """Return a factory of the gateway's gRPC listener; None without a port. Raises as
+    `inference_grpc_listener`."""
     if not settings.grpc_port:
         return None
     with _needs_grpc():
@@ -419,9 +422,9 @@ def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable
 def inference_grpc_listener(
     settings: InferenceSettings, common: Common
 ) -> Callable[[Inference], Beside] | None:
-    """What makes inference's gRPC listener; None where none is set.
+    """Return a factory of inference's gRPC listener; None without a port.
 
-    Raises ConfigError: the extra `grpc` is not installed, or certificates cannot be read.
+    Raises ConfigError if the extra `grpc` is not installed, or certificates cannot be read.
     """
     if not settings.grpc_port:
         return None
@@ -449,7 +452,7 @@ def inference_grpc_listener(
 
 
 def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """The page for people."""
+    """Run the console."""
     from freshet.apps.ports import optional_ports_of, ports_of
     from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
@@ -514,9 +517,9 @@ def build_authenticator(
     requests_per_s: float = 0.0,
     events_per_s: float = 0.0,
 ) -> Guard | None:
-    """What asks clients for tokens, and holds back who comes too often; None where nothing of that is set.
+    """Build the authenticator and rate limiter of public requests; None if neither tokens nor limits are set.
 
-    Raises ConfigError: the file of tokens is wrong.
+    Raises ConfigError if the file of tokens is invalid.
     """
     from freshet.http.authenticator import Guard, Limits
 
@@ -529,7 +532,7 @@ def build_authenticator(
 def gateway_authenticator(
     settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK
 ) -> Guard | None:
-    """The gateway's; see `build_authenticator`."""
+    """Build the gateway's authenticator; see `build_authenticator`."""
     return build_authenticator(
         common,
         clock,
@@ -541,7 +544,7 @@ def gateway_authenticator(
 def inference_authenticator(
     settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK
 ) -> Guard | None:
-    """Inference's; see `build_authenticator`."""
+    """Build inference's authenticator; see `build_authenticator`."""
     return build_authenticator(common, clock, requests_per_s=settings.client_requests_per_s)
 
 

@@ -44,7 +44,7 @@ def test_the_start_states_how_much_memory_rows_may_take(
     monkeypatch.setattr(supervising, "report_ready", lambda *_: False)
     settings = load_settings({}, run_folder=tmp_path)
 
-    supervising._tell_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
+    supervising._report_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
 
     said = capsys.readouterr().out
     assert rows_memory(settings).text() in said
