@@ -184,8 +184,8 @@ def _batch_rows(spec: Spec, *, in_memory: bool) -> int:
 def write_samples(
     pipeline: Pipeline, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
 ) -> int:
-    """Append all samples in blocks, round robin over the partitions, so that lanes learn in nearly the order of
-    the files; return the number of samples."""
+    """Append all samples in blocks, round robin over the partitions, so that lanes learn in nearly the order
+    of the files; return the number of samples."""
     partitions, turn, total = pipeline.spec.partitions, 0, 0
     most = block_samples(pipeline.spec.train.batch_rows)
     for samples in ready_samples(pipeline.spec, files, request, seen):

@@ -40,7 +40,8 @@ __all__ = ["DemoOptions", "run_demo"]
 SEED = 7
 LINE_EVERY_S = 10.0
 POLL_S = 0.25
-"""Interval between queries of the services; it bounds the delay of lines about drifts and first predictions."""
+"""Interval between queries of the services; it bounds the delay of lines about drifts and first
+predictions."""
 
 SIMULATOR_PORT = "FRESHET_SIMULATOR_ADMIN_PORT"
 
@@ -54,7 +55,8 @@ class DemoOptions:
     drift_at: tuple[str, ...]
 
     def simulator_arguments(self, world: Began | None) -> list[str]:
-        """Return arguments of `freshet simulate`; omitted options keep the values of the folder's first run."""
+        """Return arguments of `freshet simulate`; omitted options keep the values of the folder's first
+        run."""
         seed = self.seed if self.seed is not None else world.seed if world else SEED
         at, every = self.drift_at or (DRIFT_AT,), "none" if self.drift_at else DRIFT_EVERY
         if world and not self.drift_at:

@@ -40,8 +40,8 @@ DEMO_FOLDER = "freshet-demo"
 """Default folder of the demo, in the working directory."""
 
 RECENT_WINDOWS = 6
-"""Windows (of 5 s) that a line covers: in half a minute random slates have about a hundred clicks even at a low
-rate."""
+"""Windows (of 5 s) that a line covers: in half a minute random slates have about a hundred clicks even at a
+low rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from freshet.trainer.version_writer import Pins, Versioner, restart_point
 from freshet.types import Fence, TopicPartition
 from freshet.versions import Manifest, VersionStore
 
-__all__ = ["Dense", "Stores", "build_trainer", "restore_dense"]
+__all__ = ["Dense", "Stores", "VersionTarget", "build_trainer", "restore_dense"]
 
 _log = structlog.get_logger("freshet.training")
 
@@ -49,6 +49,17 @@ class Dense:
     start: Manifest | None  # None: a new model
     log_id: str  # log id of the topic of samples
     progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTarget:
+    """The store, topics and identity with which a trainer writes versions."""
+
+    versions: VersionStore
+    writer: Writer
+    topics: Topics
+    spec_hash: str
+    pins: Pins
 
 
 def restore_dense(
@@ -88,13 +99,9 @@ def build_trainer(
     spec: Spec,
     dense: Dense,
     training_loop: TrainingLoop,
+    target: VersionTarget,
     *,
     recent: Callable[[int], Sequence[ModelInputs]],
-    versions: VersionStore,
-    writer: Writer,
-    topics: Topics,
-    spec_hash: str,
-    pins: Pins,
     fence: Fence,
     clock: Clock,
     shared: SharedMeasures | None = None,
@@ -103,16 +110,16 @@ def build_trainer(
     ranks sum."""
     versioner = Versioner(
         spec=spec,
-        spec_hash=spec_hash,
+        spec_hash=target.spec_hash,
         log_id=dense.log_id,
-        store=versions,
-        writer=writer,
-        topic=topics.versions,
+        store=target.versions,
+        writer=target.writer,
+        topic=target.topics.versions,
         fence=fence,
         clock=clock,
         scorer=lambda: build_model(spec, training=False),
         recent=recent,
-        pins=pins,
+        pins=target.pins,
     )
     return Trainer(
         spec=spec,
@@ -121,8 +128,8 @@ def build_trainer(
         ledger=dense.ledger,
         quality=dense.quality,
         versioner=versioner,
-        writer=writer,
-        measures_topic=topics.measures,
+        writer=target.writer,
+        measures_topic=target.topics.measures,
         clock=clock,
         progress=dense.progress,
         shared=shared,

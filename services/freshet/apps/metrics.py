@@ -26,7 +26,7 @@ JOINER_METRICS = (
         "freshet_joiner_room_records",
         "gauge",
         "records",
-        "Input records between the log's start and the first that a restart reads; below 0: records are lost.",
+        "Input records between the log's start and the first that a restart reads; below 0 is a loss.",
         ("partition",),
     ),
     Metric(
@@ -41,8 +41,8 @@ JOINER_METRICS = (
         "freshet_joiner_keys_misplaced",
         "gauge",
         "topics",
-        "1 while keys of a Kafka topic are in other partitions than equal keys of the topics that it is joined "
-        "with; 0 after enough keys were seen. `partitioner` names the partitioner that explains the keys "
+        "1 while keys of a Kafka topic are in other partitions than equal keys of the topics joined with it; "
+        "0 after enough keys were seen. `partitioner` names the partitioner that explains the keys "
         "(murmur2, crc32, fnv1a, fnv1a-positive, no key, other).",
         ("topic", "partitioner"),
     ),
@@ -72,8 +72,8 @@ JOINER_METRICS = (
         "freshet_joiner_event_time_ahead_ms",
         "gauge",
         "milliseconds",
-        "Watermark minus the time that the joiner has verified; usually below 0. Current events are late where "
-        "it exceeds the longest window plus twice the grace.",
+        "Watermark minus the time that the joiner has verified; usually below 0. Current events are late "
+        "where it exceeds the longest window plus twice the grace.",
         ("partition",),
     ),
     Metric(
@@ -106,8 +106,8 @@ JOINER_METRICS = (
         "freshet_joiner_outcomes",
         "counter",
         "events",
-        "Impressions (stream served), actions and shown events by outcome, in commits of this process: new or "
-        "matched; again (the label is already true); repeated; late (the label is already decided); outside "
+        "Impressions (stream served), actions and shown events by outcome, in commits of this process: "
+        "new or matched; again (the label is already true); repeated; late (already decided); outside "
         "(after every window); orphan (no impression within the grace); no_label (true for no label).",
         ("stream", "outcome"),
     ),
@@ -115,9 +115,9 @@ JOINER_METRICS = (
         "freshet_joiner_dead_letters",
         "counter",
         "events",
-        "Events written to dead letters, in commits of this process: unreadable; no_schema (unknown, or without "
-        "a field that the spec names); bad_time (before 1970, or too far ahead); too_large (the samples would "
-        "exceed the log's limit).",
+        "Events written to dead letters, in commits of this process: unreadable; no_schema (unknown, or "
+        "without a field that the spec names); bad_time (before 1970, or too far ahead); too_large (the "
+        "samples would exceed the log's limit).",
         ("stream", "reason"),
     ),
 )
@@ -241,7 +241,7 @@ TRAINER_METRICS = (
         "freshet_shard_room_blocks",
         "gauge",
         "blocks",
-        "Blocks between the start of samples and the smallest offset in the row store; below 0: samples are lost.",
+        "Blocks between the start of samples and the smallest offset in the row store; below 0 is a loss.",
         ("partition",),
     ),
 )
@@ -301,7 +301,8 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
 
 
 def _stream_and_outcome(counter: str) -> tuple[str, str]:
-    """Split a counter of the joiner's ledger: `actions_late` -> action, late; `impressions` -> served, new."""
+    """Split a counter of the joiner's ledger: `actions_late` -> action, late; `impressions` -> served,
+    new."""
     events, _, outcome = counter.partition("_")
     return {"impressions": "served", "actions": "action"}.get(events, events), outcome or "new"
 

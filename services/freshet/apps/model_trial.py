@@ -1,4 +1,5 @@
-"""Trial of a user's model in another process, so that `up` need not load torch and survives a failed import."""
+"""Trial of a user's model in another process, so that `up` need not load torch and survives a failed
+import."""
 
 from __future__ import annotations
 

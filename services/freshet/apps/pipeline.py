@@ -45,8 +45,8 @@ class Pipeline:
         schemas: Schemas | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Open log and stores. `schemas`: as of live services; None (ready samples): the identity of the stores
-        depends on the spec alone."""
+        """Open log and stores. `schemas`: as of live services; None (ready samples): the identity of the
+        stores depends on the spec alone."""
         if not structlog.is_configured():
             configure_logging("freshet", level="warning", form="text")
         self.spec_hash = identity_hash(spec, schemas)
@@ -70,8 +70,8 @@ class Pipeline:
 
     @classmethod
     def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:
-        """Open a pipeline for ready samples, with a partition per lane (1 by default), so that a lane reads its
-        rows in the order of the file."""
+        """Open a pipeline for ready samples, with a partition per lane (1 by default), so that a lane reads
+        its rows in the order of the file."""
         lanes = lanes or 1  # a lane predicts without the other lanes' last batches
         return cls(replace(spec, partitions=lanes), folder, lanes)
 

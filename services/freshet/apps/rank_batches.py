@@ -70,7 +70,7 @@ class RankCounts:
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> time in this process
     refused: dict[str, int] = field(default_factory=dict)  # reason -> samples; empty where embedders decode
     broken: int = 0  # streams to embedders or shards that ended with an error
-    fenced: int = 0  # batches of an embedder whose partition has a newer owner
+    fenced: int = 0  # batches of an embedder that no longer owns its partition
 
 
 class RankBatches(Protocol):

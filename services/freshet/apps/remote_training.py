@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from freshet.apps.dense_state import build_trainer, restore_dense
+from freshet.apps.dense_state import VersionTarget, build_trainer, restore_dense
 from freshet.apps.rank_batches import FromEmbedders, RankBatches, RankParts, Wire
 from freshet.batches.stream import BatchStream
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -51,8 +51,8 @@ class RemoteTraining:
         """Load the newest version. `control` lists embedders, shards and other ranks. `address` is this host
         as other ranks reach it; a rank that does not answer for `answer_s` is lost.
 
-        Raises ConfigError if the model cannot be computed on `device`; Mismatch or Corrupt if the stores do not
-        match this spec, or each other.
+        Raises ConfigError if the model cannot be computed on `device`; Mismatch or Corrupt if the stores do
+        not match this spec, or each other.
         """
         self._spec, self._clock = spec, clock
         with Cleanup() as cleanup:
@@ -93,12 +93,8 @@ class RemoteTraining:
                 spec,
                 dense,
                 self.training_loop,
+                VersionTarget(versions, writer, topics, spec_hash, pins),
                 recent=recent.newest,
-                versions=versions,
-                writer=writer,
-                topics=topics,
-                spec_hash=spec_hash,
-                pins=pins,
                 fence=Fence(-1),  # before the first quorum
                 clock=clock,
                 shared=shared,

@@ -118,8 +118,8 @@ def paced(pieces: Iterable[Piece], speed: float | None) -> Iterable[Piece]:
 
 @dataclass
 class _Ingest:
-    """Encodes events by the spec's schemas and appends them to the joiner's inputs, as the gateway does, a piece
-    at a time."""
+    """Encodes events by the spec's schemas and appends them to the joiner's inputs, as the gateway does, a
+    piece at a time."""
 
     pipeline: Pipeline
     schemas: Schemas

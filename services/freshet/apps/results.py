@@ -27,8 +27,8 @@ def pass_folder(keep: str | Path | None) -> Iterator[Path]:
     """Yield a run folder for one pass over recorded events.
 
     `keep` stays after the pass, but a failed or interrupted pass empties it, so that half a result is not
-    mistaken for a whole one. None: a temporary folder. Raises ConfigError if `keep` is not empty: a second pass
-    into a log would learn every sample twice.
+    mistaken for a whole one. None: a temporary folder. Raises ConfigError if `keep` is not empty: a second
+    pass into a log would learn every sample twice.
     """
     if keep is None:
         with _interruptible(), tempfile.TemporaryDirectory(prefix="freshet-") as temporary:

@@ -1,7 +1,7 @@
 """The composition root: the adapters and parts of each service. The only importer of services.
 
-Each runner blocks until `stop` is set, then drains. A runner imports its service itself, so that a process loads
-only its own modules.
+Each runner blocks until `stop` is set, then drains. A runner imports its service itself, so that a process
+loads only its own modules.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from freshet.apps.row_memory import shard_evict_bytes, trainer_rows_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Common, Settings
 from freshet.config.settings import Gateway as GatewaySettings
-from freshet.config.settings import GrpcDoor as GrpcDoorSettings
 from freshet.config.settings import Inference as InferenceSettings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from freshet.inference.service import Inference
     from freshet.log.schema_registry import RestRegistry
     from freshet.rows.store import RowStore
+    from freshet.rpc.public_listener import GrpcDoor
 
 __all__ = [
     "RUNNERS",
@@ -226,7 +227,8 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 
 REPAIR_POLL_S, MAX_REPAIR_POLL_S = 10.0, 30.0
-"""Least and greatest interval between two starts on damaged state; within them, ten times a start's duration."""
+"""Least and greatest interval between two starts on damaged state; within them, ten times a start's
+duration."""
 
 
 def _start_when_repaired(
@@ -238,8 +240,8 @@ def _start_when_repaired(
 ) -> tuple[RowStore, Training] | None:
     """Return the row store and the training on it; None after `stop`.
 
-    While rows, or other state that training starts from, are damaged, retry until an operator has repaired them;
-    `damage` holds the reason meanwhile.
+    While rows, or other state that training starts from, are damaged, retry until an operator has repaired
+    them; `damage` holds the reason meanwhile.
     """
     while True:
         began_s = time.monotonic()
@@ -398,25 +400,14 @@ def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable
         return None
     with _needs_grpc():
         from freshet.gateway.grpc_service import add_events
-        from freshet.rpc.channel import transport_of
-        from freshet.rpc.public_listener import GrpcDoor
-    address = str(Address(common.bind_address, settings.grpc_port))
-    transport = transport_of(**_certificate_files(settings), max_message_bytes=settings.max_body_bytes)
+    open_listener = _listener_factory(settings, common, "FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES")
 
-    def make(gateway: Gateway) -> Beside:
-        door = GrpcDoor(
-            address,
-            transport,
-            gateway.grpc_counts,
-            guard=gateway.guard,
-            message_timeout_s=settings.body_timeout_ms / 1e3,
-            together_bytes=settings.grpc_max_bodies_bytes,
-            together_setting="FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES",
-        )
-        add_events(door, gateway.doors)
-        return door
+    def build(gateway: Gateway) -> Beside:
+        listener = open_listener(gateway.grpc_counts, guard=gateway.guard)
+        add_events(listener, gateway.doors)
+        return listener
 
-    return make
+    return build
 
 
 def inference_grpc_listener(
@@ -430,25 +421,38 @@ def inference_grpc_listener(
         return None
     with _needs_grpc():
         from freshet.inference.oip_grpc import add_oip
+    open_listener = _listener_factory(settings, common, "FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES")
+
+    def build(server: Inference) -> Beside:
+        listener = open_listener(server.grpc_counts, guard=server.guard)
+        add_oip(listener, server.oip)
+        return listener
+
+    return build
+
+
+def _listener_factory(
+    settings: GatewaySettings | InferenceSettings, common: Common, bytes_setting: str
+) -> partial[GrpcDoor]:
+    """Return a factory of a public gRPC listener; it still needs counts and the authenticator."""
+    with _needs_grpc():
         from freshet.rpc.channel import transport_of
         from freshet.rpc.public_listener import GrpcDoor
-    address = str(Address(common.bind_address, settings.grpc_port))
-    transport = transport_of(**_certificate_files(settings), max_message_bytes=settings.max_body_bytes)
-
-    def make(server: Inference) -> Beside:
-        door = GrpcDoor(
-            address,
-            transport,
-            server.grpc_counts,
-            guard=server.guard,
-            message_timeout_s=settings.body_timeout_ms / 1e3,
-            together_bytes=settings.grpc_max_bodies_bytes,
-            together_setting="FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES",
-        )
-        add_oip(door, server.oip)
-        return door
-
-    return make
+    transport = transport_of(
+        ca_file=settings.grpc_ca_file,
+        cert_file=settings.grpc_cert_file,
+        key_file=settings.grpc_key_file,
+        for_outsiders=True,
+        max_message_bytes=settings.max_body_bytes,
+    )
+    return partial(
+        GrpcDoor,
+        str(Address(common.bind_address, settings.grpc_port)),
+        transport,
+        message_timeout_s=settings.body_timeout_ms / 1e3,
+        together_bytes=settings.grpc_max_bodies_bytes,
+        together_setting=bytes_setting,
+    )
 
 
 def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -552,15 +556,6 @@ def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
     from freshet.http.token_file import TokenFile
 
     return TokenFile(common.tokens_file, clock) if common.tokens_file else None
-
-
-def _certificate_files(settings: GrpcDoorSettings) -> dict[str, Any]:
-    return {
-        "ca_file": settings.grpc_ca_file,
-        "cert_file": settings.grpc_cert_file,
-        "key_file": settings.grpc_key_file,
-        "for_outsiders": True,
-    }
 
 
 @contextlib.contextmanager

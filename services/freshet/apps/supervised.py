@@ -81,8 +81,8 @@ def prepare(
     console: bool = True,
     more: Callable[[Settings], Sequence[Process]] = lambda settings: (),
 ) -> Run:
-    """Check spec, settings, ports and stores, and lock the run folder, so that an error appears once and not in
-    each service's log.
+    """Check spec, settings, ports and stores, and lock the run folder, so that an error appears once and not
+    in each service's log.
 
     Args:
         again:   the command that continues with this folder.

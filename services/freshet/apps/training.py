@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from freshet.apps.dense_state import Stores, build_trainer, restore_dense
+from freshet.apps.dense_state import Stores, VersionTarget, build_trainer, restore_dense
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout, layout_of
@@ -60,8 +60,8 @@ class Training:
         most_bytes: int = 0,
         reader: Record | None = None,
     ) -> None:
-        """Claim slices, partitions and the trainer's lease; load rows and the newest version. After `stop` the
-        last flush has the rest of `drain_s` (None: no limit). Rows beyond `most_bytes` (0: no bound) are
+        """Claim slices, partitions and the trainer's lease; load rows and the newest version. After `stop`
+        the last flush has the rest of `drain_s` (None: no limit). Rows beyond `most_bytes` (0: no bound) are
         evicted, least recently used first. `reader`: see `SampleDecoder`.
 
         Raises:
@@ -159,12 +159,8 @@ class Training:
             spec,
             dense,
             training_loop,
+            VersionTarget(stores.versions, writer, topics, spec_hash, pins),
             recent=self.stream.recent,
-            versions=stores.versions,
-            writer=writer,
-            topics=topics,
-            spec_hash=spec_hash,
-            pins=pins,
             fence=seat.fence,
             clock=clock,
         )
@@ -266,7 +262,8 @@ class Training:
         return self._drain.left_s(LAST_S)
 
     def _flush_last(self) -> None:
-        """Flush within the drain; samples of unwritten rows are replayed at the next start, as after a kill."""
+        """Flush within the drain; samples of unwritten rows are replayed at the next start, as after a
+        kill."""
         seconds = self._left_s()
         try:
             done = within(seconds, "last-flush", self.shard.stop)
