@@ -93,7 +93,7 @@ def run_demo(folder: Path, demo_options: DemoOptions, *, seconds: float | None, 
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True
         timer.start()
-    summary = run.until_stopped(stop, reporter.run)
+    summary = run.until_stopped(stop, reporter.report)
     simulated = {name: value for name, value in reporter.simulator.items() if name != "windows"}
     rates = click_rates(reporter.simulator.get("windows", ()))
     value = {
@@ -119,7 +119,7 @@ class _Reporter:
     simulator: Mapping[str, Any] = field(default_factory=dict)
     first_learned_s: float | None = None
 
-    def run(self) -> None:
+    def report(self) -> None:
         """Print progress until `stop`."""
         began, began_ms = time.monotonic(), time.time_ns() // 1_000_000
         for line in self._opening():

@@ -1,4 +1,4 @@
-"""The folder of a pass when the pass is ended by a signal: nothing is left of it."""
+"""The folder of a pass that a signal ends: nothing of it stays."""
 
 from __future__ import annotations
 

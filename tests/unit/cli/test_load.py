@@ -1,4 +1,4 @@
-"""What `freshet load` prints."""
+"""Output of `freshet load`."""
 
 from __future__ import annotations
 
