@@ -284,7 +284,7 @@ def test_missing_package_is_named_with_its_extra(spec_file, samples, monkeypatch
     assert ended.value.code == 1
     assert capsys.readouterr().err.endswith(
         "ConfigError: the package pyarrow is not installed\n"
-        '  expected what freshet\'s extra "replay" brings, as this needs it\n'
+        '  expected the packages of freshet\'s extra "replay"\n'
         '  pip install pyarrow; or in a clone of freshet, pip install ".[replay]"\n'
     )
 
