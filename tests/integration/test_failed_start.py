@@ -70,8 +70,8 @@ def start_embedder(world: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("start", "broken"),
     [
-        (start_trainer, (training, "restored")),
-        (start_rank, (remote_training, "restored")),
+        (start_trainer, (training, "restore_dense")),
+        (start_rank, (remote_training, "restore_dense")),
         (start_embedder, (distributed, "Embedder")),
     ],
     ids=["trainer", "rank", "embedder"],
@@ -93,7 +93,7 @@ def test_a_start_that_fails_sends_no_heartbeats(
 def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
     world: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "restored", fails)
+    monkeypatch.setattr(training, "restore_dense", fails)
     with pytest.raises(Mismatch):
         start_trainer(world)
 
