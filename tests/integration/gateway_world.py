@@ -15,7 +15,7 @@ import httpx
 import orjson
 import pytest
 
-from freshet.apps.services import gateway_grpc_listener, gateway_authenticator
+from freshet.apps.services import gateway_authenticator, gateway_grpc_listener
 from freshet.config.avro.schema import to_json
 from freshet.config.spec.parse import load_spec
 from freshet.gateway.service import codecs_of, run

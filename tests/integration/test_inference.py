@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
-from freshet.apps.services import inference_grpc_listener, inference_authenticator
+from freshet.apps.services import inference_authenticator, inference_grpc_listener
 from freshet.cli.rank import command as rank
 from freshet.client import Ack, Client
 from freshet.config.avro.schema import parse_schema, served_schema, to_json

@@ -18,7 +18,7 @@ def played(tmp_path):
     return folder.path
 
 
-def test_without_options_the_demo_begins_with_the_simulators_defaults():
+def test_demo_without_options_has_the_simulators_defaults():
     words = DemoOptions(1_000, None, ()).simulator_arguments(None)
 
     assert " ".join(words) == "--rate 1000 --seed 7 --drift-at 150s --drift-every 5m"
