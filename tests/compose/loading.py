@@ -89,7 +89,7 @@ class Load:
                 lanes,
                 86_400,
                 every_s=1,
-                told=lambda at_s, part: self.parts.append((at_s, part)),
+                report=lambda at_s, part: self.parts.append((at_s, part)),
                 stop=self._stop,
             )
         finally:

@@ -17,7 +17,8 @@ from freshet.features import EventExtractor
 from freshet.features.blocks import read_blocks
 from freshet.gateway.api import AVRO_BATCH
 from freshet.log.schema_ids import frame
-from freshet.observability.tracing import Span, Tracer, install
+from freshet.observability.trace_ids import TraceIds
+from freshet.observability.tracing import install
 from freshet.rows.grpc.frames import lookup_frame, span_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 from freshet.rpc.value_formats import RowCodec
@@ -25,19 +26,20 @@ from freshet.types import BytesColumn, TopicPartition
 from tests.integration.gateway_world import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
 from tests.perf.workload import Workload, append, plain_spec
+from tests.spans import Recorded, recording
 from tests.system.waiting import wait_until
 
 __all__ = ["start"]  # a fixture
 
 
 class Told:
-    """Spans that were told of, by who said them and what."""
+    """The spans that were recorded, by service and name."""
 
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.tracer = Tracer("model", 1.0, self.spans.append, system="kafka")
+    def __init__(self, ratio: float = 1.0) -> None:
+        self.tracer, self.spans = recording("model", ratio)
+        self.ids = self.tracer.ids
 
-    def of(self, role: str, name: str) -> list[Span]:
+    def of(self, role: str, name: str) -> list[Recorded]:
         return [span for span in list(self.spans) if (span.role, span.name) == (role, name)]
 
 
@@ -70,7 +72,7 @@ def test_events_are_in_the_traces_that_the_joiner_derives_from_them(
     requests = requests_in(gateway)
     places = {key: (partition, offset) for partition, offset, key, _ in gateway.records("feed.ranked")}
     assert {s.attributes["freshet.request_id"]: s.context for s in served} == {
-        key.decode(): told.tracer.event(request, "served") for key, request in requests.items()
+        key.decode(): told.ids.event(request, "served") for key, request in requests.items()
     }
     for span in served:
         where = (
@@ -78,8 +80,8 @@ def test_events_are_in_the_traces_that_the_joiner_derives_from_them(
             span.attributes["messaging.kafka.offset"],
         )
         assert where == places[str(span.attributes["freshet.request_id"]).encode()]
-    assert [span.parent for span in actions] == [told.tracer.event(requests[b"8"], "served")]
-    assert actions[0].context.trace_id == told.tracer.event(requests[b"8"], "served").trace_id
+    assert [span.parent for span in actions] == [told.ids.event(requests[b"8"], "served")]
+    assert actions[0].context.trace_id == told.ids.event(requests[b"8"], "served").trace_id
     assert not {span.error for span in told.spans} - {""}
 
 
@@ -98,7 +100,7 @@ def test_avro_and_events_that_are_looked_at_one_by_one_are_traced_too(
         span.attributes["freshet.request_id"]: span.context for span in told.of("gateway", "send feed.ranked")
     }
     requests = requests_in(gateway)
-    assert ids == {k.decode(): told.tracer.event(r, "served") for k, r in requests.items()}
+    assert ids == {k.decode(): told.ids.event(r, "served") for k, r in requests.items()}
     assert set(ids) == {"0", "1", "2", "3"}, "what was refused is in no trace"
 
 
@@ -129,7 +131,7 @@ def test_a_fault_in_tracing_costs_no_event(
     def broken(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(told.tracer, "sampled", broken)
+    monkeypatch.setattr(told.ids, "sampled", broken)
 
     assert gateway.send("impressions", ranked(5)).status_code == 202
     assert gateway.send("impressions", [ranked(6), {"request_id": 4}]).status_code == 422
@@ -138,8 +140,7 @@ def test_a_fault_in_tracing_costs_no_event(
 
 @pytest.mark.parametrize("ratio", [1.0, 0.02])
 def test_a_batch_is_one_trace_over_embedder_shard_and_trainer(tmp_path: Path, ratio: float) -> None:
-    told = Told()
-    told.tracer = Tracer("model", ratio, told.spans.append)
+    told = Told(ratio)
     install(told.tracer)
     try:
         with scene(tmp_path, plain_spec("")) as made:
@@ -152,7 +153,7 @@ def test_a_batch_is_one_trace_over_embedder_shard_and_trainer(tmp_path: Path, ra
             finally:
                 rank.stop()
                 training.join()
-            expected = hashes(made.pipeline, told.tracer)
+            expected = hashes(made.pipeline, told.ids)
     finally:
         install(None)
 
@@ -182,7 +183,7 @@ def test_a_rank_that_asks_shards_carries_a_batch_s_span_to_them(tmp_path: Path) 
             )
             rank.stop()
             training.join()
-        expected = hashes(pipeline, told.tracer)
+        expected = hashes(pipeline, told.ids)
     finally:
         install(None)
         pipeline.close()
@@ -194,7 +195,7 @@ def test_a_rank_that_asks_shards_carries_a_batch_s_span_to_them(tmp_path: Path) 
     assert any(span.links for span in rows)
 
 
-def hashes(pipeline: Pipeline, tracer: Tracer) -> set[int]:
+def hashes(pipeline: Pipeline, ids_of: TraceIds) -> set[int]:
     """The traced requests of all samples."""
     found: set[int] = set()
     for p in range(pipeline.spec.partitions):
@@ -202,7 +203,7 @@ def hashes(pipeline: Pipeline, tracer: Tracer) -> set[int]:
         reader.assign({TopicPartition(pipeline.topics.samples, p): 0})
         for _, records in reader.poll(100_000, 0):
             ids = read_blocks(records.values).request_ids
-            found |= set(ids[tracer.sampled(ids)].tolist())
+            found |= set(ids[ids_of.sampled(ids)].tolist())
         reader.close()
     return found
 
@@ -214,7 +215,7 @@ def check_batches(told: Told, expected: set[int], shards: int = 1) -> None:
     assert processed
     assert {span.parent for span in trained} <= processed.keys()
     assert len({span.context.trace_id for span in trained}) == len(trained), "each was trained once"
-    events = {told.tracer.event(request, "samples") for request in expected}
+    events = {told.ids.event(request, "samples") for request in expected}
     linked = {link for span in trained for link in span.links}
     assert linked <= events
     if len(expected) < 100:  # else spans link to some
@@ -237,7 +238,7 @@ KEYS = (0, np.array([5], np.uint64), np.zeros(1, np.uint8))
 
 
 def test_a_frame_s_span_comes_back_and_a_bad_one_is_refused() -> None:
-    context = Told().tracer.event(3, "served")
+    context = Told().ids.event(3, "served")
     data = lookup_frame(1, [KEYS], RowCodec.FP32, create=True, span=context)
 
     assert span_of(decode_frame(data, max_bytes=1 << 20)) == context

@@ -1,11 +1,11 @@
-"""Does the demo's spec learn the demo's world? Minutes of it in less than one, in one process, no servers.
+"""Measure how the demo's spec learns the simulated site: minutes of it in less than one, without servers.
 
     python -m tests.perf.demo_learning --seeds 1 2 --minutes 5 [--spec FOLDER/freshet.toml] [--ramp 4]
 
-The simulator's own readers on a clock that jumps from visit to visit; behind their doors the spec's decoder,
-tables and model, a sample learned when the joiner would have emitted it, served at once. What a run with all
-services does is measured by `tests.perf.demo_seeds`; this is where specs and worlds are compared, and ways in
-which early emission begins (ADR 0011).
+The simulator's readers run on a clock that jumps from visit to visit. Their connections end in the spec's
+decoder, tables and model, which learns a sample when the joiner would have emitted it, and serves it at once.
+`tests.perf.demo_seeds` measures a run with all services; this script compares specs, sites and the start of
+early emission (ADR 0011).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
 from freshet.demo import DEMO_SPEC
+from freshet.demo.news_site import DriftPlan, NewsSite
 from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Pace, Readers
-from freshet.demo.world import DriftPlan, World
 from freshet.evaluation import auc
 from freshet.features import EventExtractor, JsonTranscoder, SampleDecoder
 from freshet.inference.core import events_of, order, parse_rank
@@ -238,12 +238,12 @@ def play(spec: Spec, seed: int, minutes: float, rate: float, ramp: Ramp) -> dict
     clock = SettableClock(now_ms=1_700_000_000_000, monotonic_s=0.0)
     began_ms = clock.now_ms()
     loop, outbox, pace = Loop(spec, clock, seed, ramp), Outbox(clock), Pace(rate, 0.0)
-    world = World(seed, DriftPlan((DRIFT_S,)))
-    readers = Readers(world, outbox, pace, clock, began_ms=began_ms)
+    site = NewsSite(seed, DriftPlan((DRIFT_S,)))
+    readers = Readers(site, outbox, pace, clock, began_ms=began_ms)
     learned_s = published_s = 0.0
     windows: dict[int, Any] = {}
     while clock.monotonic() < minutes * 60 + 14:  # the last windows close 13 s later
-        number, due_s = readers.turn()
+        number, due_s = readers.next_visit()
         clock.advance(max(0.0, due_s - clock.monotonic()))
         now_s = clock.monotonic()
         if now_s >= learned_s + TICK_S:

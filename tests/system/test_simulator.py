@@ -18,7 +18,7 @@ from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.config.spec import Spec, load_spec
 from freshet.demo import write_spec
 from freshet.demo.service import Simulator, run
-from freshet.demo.start_time import Began
+from freshet.demo.start_time import RunStart
 from freshet.errors import ConfigError
 from freshet.process.ports import free_ports
 from freshet.process.run_state import read_state
@@ -27,7 +27,7 @@ from tests.system.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-WORLD = Began(7, (150.0,), None)
+WORLD = RunStart(7, (150.0,), None)
 
 
 def settings_of(system: Local) -> Settings:
@@ -131,7 +131,7 @@ def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) 
             ledger = told_by(system, "joiner")["ledger"]["events"]
 
         with pytest.raises(ConfigError, match="start over in another folder"):
-            Simulator(settings_of(system), Began(8, (150.0,), None), 300)
+            Simulator(settings_of(system), RunStart(8, (150.0,), None), 300)
 
     assert ledger["impressions_repeated"] == 0
 

@@ -26,7 +26,7 @@ from freshet.apps.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.apps.supervised import Run, console_address, prepare, report_ready
 from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.demo import UNFINISHED, write_spec
-from freshet.demo.start_time import Began, kept_world
+from freshet.demo.start_time import RunStart, stored_start
 from freshet.errors import ConfigError
 from freshet.http.addresses import reached_by
 from freshet.http.service_client import figures_of
@@ -54,7 +54,7 @@ class DemoOptions:
     seed: int | None
     drift_at: tuple[str, ...]
 
-    def simulator_arguments(self, world: Began | None) -> list[str]:
+    def simulator_arguments(self, world: RunStart | None) -> list[str]:
         """Return arguments of `freshet simulate`; omitted options keep the values of the folder's first
         run."""
         seed = self.seed if self.seed is not None else world.seed if world else SEED
@@ -177,13 +177,13 @@ def _refuse_other_contents(folder: Path) -> None:
         )
 
 
-def _kept_start(folder: Path, demo_options: DemoOptions) -> Began | None:
+def _kept_start(folder: Path, demo_options: DemoOptions) -> RunStart | None:
     """Return the simulator's options of an earlier run in this folder, or None.
 
     Raises ConfigError if the command line names others: the model has learned from the earlier readers.
     """
     drift_at = tuple(sorted(seconds_of("--drift-at", text) for text in demo_options.drift_at))
-    world = kept_world(RunFolder(folder).state)
+    world = stored_start(RunFolder(folder).state)
     if world is None:
         return None
     for option, asked, kept in (

@@ -67,8 +67,8 @@ class Run:
         reporter = threading.Thread(target=report, name="reporter", daemon=True)
         reporter.start()
         began = time.monotonic()
-        patience_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
-        ended = self.supervisor.run(stop, patience_s=patience_s)
+        drain_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
+        ended = self.supervisor.run(stop, drain_s=drain_s)
         reporter.join(1.0)  # a line may be half printed
         return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
 

@@ -166,7 +166,7 @@ async def _run(
             lanes,
             seconds,
             every_s=min(EVERY_S, seconds),
-            told=lambda at_s, part: None if as_json else say(_line(at_s, part)),
+            report=lambda at_s, part: None if as_json else say(_line(at_s, part)),
             stop=stop,
         )
     finally:
@@ -284,7 +284,7 @@ def _text(whole: dict[str, Figures]) -> str:
         rows.append([f"{name} latency", *("" if waited is None else waited.ms() for waited in latencies)])
         more = [("  from sending", figures.service), ("  sent late", figures.late)]
         if figures.failed:
-            more.insert(0, ("  of answers", figures.latency.came))
+            more.insert(0, ("  of answers", figures.latency.answered))
         if figures.freshness.count:
             more.append(("  freshness", figures.freshness))
         rows += [

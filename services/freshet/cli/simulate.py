@@ -68,7 +68,7 @@ def command(
     """
     from freshet.config.settings import load_settings
     from freshet.demo.service import run
-    from freshet.demo.start_time import Began
+    from freshet.demo.start_time import RunStart
     from freshet.demo.targets import targets_by
     from freshet.http import tls
     from freshet.observability.logging import configure_logging
@@ -85,5 +85,5 @@ def command(
     configure_logging("simulator", level=settings.common.log_level, form=settings.common.log_format)
     tls.use(settings)
     settings.common.run.create()
-    run(settings, Began(seed, at, every), rate, targets_by(settings, gateway, inference), stop=stop)
+    run(settings, RunStart(seed, at, every), rate, targets_by(settings, gateway, inference), stop=stop)
     emit_end({"role": "simulator", "ended": "stopped"}, as_json=as_json, text="simulator stopped")

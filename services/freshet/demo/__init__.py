@@ -1,8 +1,7 @@
-"""A small news site with a known truth: readers whose tastes drift, items that come and go, and a spec that
-learns them.
+"""A simulated news site with known click probabilities, drifting tastes and changing items, and its spec.
 
-`freshet simulate` has its readers visit a running system; `freshet demo` starts everything. What is measured
-is what counts: how often what the model chose is clicked, beside random choices and the best possible ones.
+`freshet simulate` sends its readers to a running system; `freshet demo` starts both. The simulator measures
+the click rate of the model's choices, of random choices and of the best possible ones.
 """
 
 from freshet.demo.spec import DEMO_SPEC, UNFINISHED, write_spec

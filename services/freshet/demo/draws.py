@@ -1,7 +1,8 @@
-"""Chance as a function: the same seed, purpose and numbers give the same draw, in whatever order and on
-whatever machine they are asked for.
+"""Counter-based random numbers: a draw is a function of seed, purpose and numbers.
 
-A generator with a state would make every draw depend on how many came before it, and so on timing.
+A generator with state would make each draw depend on the number of earlier draws, and so on timing.
+
+Numbers are scalars or integer arrays; `...` in a shape is their broadcast shape.
 """
 
 from __future__ import annotations
@@ -23,41 +24,42 @@ _UNIT = 2.0**-53
 
 
 class Draws:
-    """Draws of one seed. `of` names the purpose; numbers may be scalars or arrays that broadcast."""
+    """Draws of one seed, independent by `purpose`."""
 
     def __init__(self, seed: int) -> None:
         self._seed = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         self._starts: dict[str, U64] = {}
 
-    def bits(self, of: str, *numbers: int | Iterable[int]) -> U64:
-        """64 random bits for each broadcast element of `numbers`."""
-        start = self._starts.get(of)
+    def bits(self, purpose: str, *numbers: int | Iterable[int]) -> U64:
+        """(...) uint64: random bits."""
+        start = self._starts.get(purpose)
         if start is None:
-            start = self._starts[of] = _mixed(np.array([self._seed]) ^ np.uint64(zlib.crc32(of.encode())))
+            hashed = np.uint64(zlib.crc32(purpose.encode()))
+            start = self._starts[purpose] = _mix(np.array([self._seed]) ^ hashed)
         mixed = start
         for number in numbers:
-            mixed = _mixed(mixed ^ np.asarray(number).astype(np.uint64))
+            mixed = _mix(mixed ^ np.asarray(number).astype(np.uint64))
         return mixed
 
-    def uniform(self, of: str, *numbers: int | Iterable[int]) -> F64:
-        """Uniform in (0, 1), never 0 or 1."""
-        return ((self.bits(of, *numbers) >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
+    def uniform(self, purpose: str, *numbers: int | Iterable[int]) -> F64:
+        """(...) float64: uniform in (0, 1), never 0 or 1."""
+        return ((self.bits(purpose, *numbers) >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
 
-    def normal(self, of: str, *numbers: int | Iterable[int]) -> F64:
-        """Standard normal, by Box and Muller (1958) from two uniform draws."""
-        radius = np.sqrt(-2.0 * np.log(self.uniform(f"{of}/radius", *numbers)))
-        drawn: F64 = radius * np.cos(2.0 * np.pi * self.uniform(f"{of}/angle", *numbers))
+    def normal(self, purpose: str, *numbers: int | Iterable[int]) -> F64:
+        """(...) float64: standard normal, by Box and Muller (1958) from two uniform draws."""
+        radius = np.sqrt(-2.0 * np.log(self.uniform(f"{purpose}/radius", *numbers)))
+        drawn: F64 = radius * np.cos(2.0 * np.pi * self.uniform(f"{purpose}/angle", *numbers))
         return drawn
 
-    def choice(self, cumulative: F64, of: str, *numbers: int | Iterable[int]) -> np.ndarray:
-        """Index by weight: `cumulative` rises to 1."""
-        return np.searchsorted(cumulative, self.uniform(of, *numbers), side="right")
+    def choice(self, cumulative: F64, purpose: str, *numbers: int | Iterable[int]) -> np.ndarray:
+        """(...) int64: indices drawn by weight; `cumulative` is (N,) float64 and rises to 1."""
+        return np.searchsorted(cumulative, self.uniform(purpose, *numbers), side="right")
 
 
-def _mixed(x: U64) -> U64:
-    """SplitMix64's step (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x."""
+def _mix(x: U64) -> U64:
+    """One step of SplitMix64 (Steele, Lea and Flood 2014): each bit depends on all bits of x."""
     x = x + _GOLDEN
     x = (x ^ (x >> _30)) * _MIX_1
     x = (x ^ (x >> _27)) * _MIX_2
-    mixed: U64 = x ^ (x >> _31)
-    return mixed
+    result: U64 = x ^ (x >> _31)
+    return result

@@ -1,4 +1,4 @@
-"""What the simulator tells Prometheus."""
+"""Metrics of the simulator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ METRICS = (
     Metric("freshet_simulator_impressions", "counter", "items", "Items shown to readers."),
     Metric("freshet_simulator_clicks", "counter", "clicks", "Clicks that readers make, some still to come."),
     Metric("freshet_simulator_purchases", "counter", "purchases", "Purchases that readers make."),
-    Metric("freshet_simulator_abandoned", "counter", "visits", "Visits whose page never came."),
+    Metric("freshet_simulator_abandoned", "counter", "visits", "Visits that got no page in time."),
     Metric("freshet_simulator_errors", "counter", "requests", "Requests that failed, each attempt."),
-    Metric("freshet_simulator_events_per_second", "gauge", "events/s", "Events made in the last seconds."),
-    Metric("freshet_simulator_waiting", "gauge", "actions", "Actions that the gateway does not have yet."),
+    Metric("freshet_simulator_events_per_second", "gauge", "events/s", "Events created in the last seconds."),
+    Metric("freshet_simulator_waiting", "gauge", "actions", "Actions that wait for the gateway."),
 )

@@ -1,4 +1,4 @@
-"""The simulator as a process: readers on threads, one sender of actions, figures for the console."""
+"""The simulator process: threads of readers, one sender of actions, status and metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Settings
-from freshet.demo.connection import Door, HttpDoor
+from freshet.demo.connection import Connection, HttpConnection
 from freshet.demo.metrics import METRICS
+from freshet.demo.news_site import NewsSite
 from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Counts, Pace, Readers
-from freshet.demo.start_time import STATE_FILE, Began, begin, read_began
+from freshet.demo.start_time import STATE_FILE, RunStart, read_start, save_start
 from freshet.demo.targets import Targets, targets_by
-from freshet.demo.world import World
 from freshet.http.addresses import Address
 from freshet.http.admin import Admin
 from freshet.http.service_client import why_unready
@@ -31,66 +31,67 @@ __all__ = ["STATE_FILE", "Simulator", "run"]
 
 log = structlog.get_logger("freshet.simulator")
 
-LOOK_S = 0.1
+RETRY_S = 0.1
 SEND_EVERY_S = 0.02
-"""How often actions that have come due are sent: together, so that the gateway writes them together."""
-VISITS_OF_A_THREAD = 20
-"""Visits a second for each thread: one takes some milliseconds, most of it waiting."""
+"""Interval between two batches of actions, so that the gateway appends many at once."""
+VISITS_PER_THREAD = 20
+"""Visits per second of each thread. A visit takes some milliseconds, most of them waiting."""
 
 DRIFT = "a third of the readers, and two age groups of six, like other topics now"
 MOST_DRIFTS = 100
-"""Drifts that `/status` tells of, the last ones."""
+"""The newest drifts, which `/status` lists."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A world that has begun."""
+    """The parts of a simulation that has begun."""
 
     readers: Readers
     outbox: Outbox
     pace: Pace
-    began: Began
+    began: RunStart
 
 
 class Simulator:
-    """Readers of one world. `run` blocks until told to stop."""
+    """Sends the visits of one simulation; `run` blocks until it is stopped."""
 
     def __init__(
         self,
         settings: Settings,
-        wanted: Began,
+        wanted: RunStart,
         events_per_s: float,
         clock: Clock = SYSTEM_CLOCK,
         targets: Targets | None = None,
     ) -> None:
-        """`targets`: whom readers visit; without them gateway and inference of this machine.
+        """Read the start of the run folder's simulation. `targets` default to the servers of this machine.
 
-        Raises ConfigError if the run folder has another world.
+        Raises ConfigError if that simulation has other parameters.
         """
         self._targets = targets or targets_by(settings)
         self._settings, self._wanted, self._clock, self._rate = settings, wanted, clock, events_per_s
         self._file = settings.common.run.state / STATE_FILE
-        self._began = read_began(self._file, wanted)
+        self._began = read_start(self._file, wanted)
         self._running: _Running | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Wait until the system answers, then visit it at the pace that was asked for."""
-        if not self._until_ready(stop):
+        """Wait until the system is ready, then send visits at the given rate until `stop`."""
+        if not self._wait_until_ready(stop):
             return
         now_ms = self._clock.now_ms()
-        began = self._began or begin(self._file, self._wanted, now_ms)
+        began = self._began or save_start(self._file, self._wanted, now_ms)
         pace, outbox = Pace(self._rate, self._clock.monotonic()), Outbox(self._clock)
-        first = now_ms - began.began_ms  # above every number used before: there was less than a visit a ms
-        world = World(began.seed, began.plan)
-        readers = Readers(world, outbox, pace, self._clock, began_ms=began.began_ms, first=first)
+        first = now_ms - began.began_ms  # above all earlier numbers, since visits take more than 1 ms each
+        site = NewsSite(began.seed, began.plan)
+        readers = Readers(site, outbox, pace, self._clock, began_ms=began.began_ms, first=first)
         self._running = running = _Running(readers, outbox, pace, began)
-        log.info("readers come", seed=began.seed, rate=self._rate, first_visit=first)
-        visits_per_s = self._rate / world.options.shown
-        count = min(24, max(2, math.ceil(visits_per_s / VISITS_OF_A_THREAD)))
+        log.info("visits begin", seed=began.seed, rate=self._rate, first_visit=first)
+        visits_per_s = self._rate / site.options.shown
+        count = min(24, max(2, math.ceil(visits_per_s / VISITS_PER_THREAD)))
         jobs: list[Callable[[], None]] = [
-            partial(self._read, running, stop, self._door(self._targets.inferences, i)) for i in range(count)
+            partial(self._send_visits, running, stop, self._connect(self._targets.inferences, i))
+            for i in range(count)
         ]
-        jobs.append(lambda: self._send(running, stop))
+        jobs.append(lambda: self._send_actions(running, stop))
         threads = [
             threading.Thread(target=job, name=f"readers-{i}", daemon=True) for i, job in enumerate(jobs)
         ]
@@ -100,20 +101,21 @@ class Simulator:
             thread.join()
 
     def reason(self) -> str | None:
-        """None, or why no reader comes yet."""
+        """Return the reason why visits have not begun, or None."""
         return None if self._running is not None else "waiting for gateway and inference to be ready"
 
     def status(self) -> Mapping[str, Any]:
-        """Figures of this process; windows only once all their clicks have been made."""
+        """Return the JSON object of `/status`."""
         running, now_ms = self._running, self._clock.now_ms()
         counts = running.readers.counts if running else Counts()
         outbox = running.outbox if running else Outbox(self._clock)
         began = running.began if running else self._began
+        rate = running.pace.measured_rate(self._clock.monotonic()) if running else 0.0
         return {
             "folder": str(self._settings.common.run.path.resolve()),
             "seed": self._wanted.seed,
             "rate": self._rate,
-            "measured_rate": round(running.pace.measured(self._clock.monotonic()), 1) if running else 0.0,
+            "measured_rate": round(rate, 1),
             "began_ms": began.began_ms if began else None,
             "events": counts.impressions + counts.clicks + counts.purchases,
             "impressions": counts.impressions,
@@ -132,7 +134,7 @@ class Simulator:
         }
 
     def readings(self) -> Mapping[str, Reading]:
-        """For `/metrics`."""
+        """Return the readings of `METRICS`."""
         if self._running is None:
             return {}
         readers, outbox = self._running.readers, self._running.outbox
@@ -143,59 +145,59 @@ class Simulator:
             f"{prefix}purchases": readers.counts.purchases,
             f"{prefix}abandoned": readers.counts.abandoned,
             f"{prefix}errors": readers.counts.errors + outbox.errors,
-            f"{prefix}events_per_second": self._running.pace.measured(self._clock.monotonic()),
+            f"{prefix}events_per_second": self._running.pace.measured_rate(self._clock.monotonic()),
             f"{prefix}waiting": outbox.waiting(),
         }
 
-    def _read(self, running: _Running, stop: threading.Event, door: Door) -> None:
+    def _connect(self, servers: Sequence[Address], first: int = 0) -> Connection:
+        return HttpConnection(servers, first, token_file=self._settings.common.client_token_file)
+
+    def _send_visits(self, running: _Running, stop: threading.Event, inference: Connection) -> None:
         while not stop.is_set():
-            number, due_s = running.readers.turn()
+            number, due_s = running.readers.next_visit()
             if stop.wait(max(0.0, due_s - self._clock.monotonic())):
                 break
             try:
-                running.readers.visit(number, door, stop.wait)
-            except Exception as error:  # a fault of ours, or an answer that is not one: readers go on coming
+                running.readers.visit(number, inference, stop.wait)
+            except Exception as error:  # a bug, or a malformed answer: further visits follow
                 running.readers.counts.errors += 1
                 log.error("a visit failed", visit=number, exc_info=error)
-        door.close()
+        inference.close()
 
-    def _door(self, servers: Sequence[Address], first: int = 0) -> Door:
-        return HttpDoor(servers, first, token_file=self._settings.common.client_token_file)
-
-    def _send(self, running: _Running, stop: threading.Event) -> None:
-        door = self._door(self._targets.gateways)
+    def _send_actions(self, running: _Running, stop: threading.Event) -> None:
+        gateway = self._connect(self._targets.gateways)
         while not stop.is_set():
             try:
-                taken = running.outbox.send_due(door)
+                sent = running.outbox.send_due(gateway)
             except Exception as error:
                 running.outbox.errors += 1
                 log.error("actions were not sent", exc_info=error)
-                taken = False
-            if taken is not True:
-                stop.wait(LOOK_S if taken is False else SEND_EVERY_S)
-        door.close()
+                sent = False
+            if sent is not True:
+                stop.wait(RETRY_S if sent is False else SEND_EVERY_S)
+        gateway.close()
 
-    def _until_ready(self, stop: threading.Event) -> bool:
+    def _wait_until_ready(self, stop: threading.Event) -> bool:
         roles = self._targets.gateways, self._targets.inferences
-        told = False
-        while not all(any(map(_ready, servers)) for servers in roles):
-            if not told:
+        logged = False
+        while not all(any(map(_is_ready, servers)) for servers in roles):
+            if not logged:
                 servers = [str(server) for each in roles for server in each]
                 log.info("waiting for a gateway and an inference server to be ready", servers=servers)
-                told = True
-            if stop.wait(LOOK_S):
+                logged = True
+            if stop.wait(RETRY_S):
                 return False
         return True
 
 
-def _ready(server: Address) -> bool:
+def _is_ready(server: Address) -> bool:
     try:
         return not why_unready(server.port, host=server.host)
     except OSError:
         return False
 
 
-def _drifts(began: Began, now_ms: int) -> list[dict[str, Any]]:
+def _drifts(began: RunStart, now_ms: int) -> list[dict[str, Any]]:
     passed = began.plan.passed((now_ms - began.began_ms) / 1_000)
     return [
         {"time_ms": began.began_ms + round(1_000 * began.plan.time_s(n)), "what": DRIFT}
@@ -205,15 +207,15 @@ def _drifts(began: Began, now_ms: int) -> list[dict[str, Any]]:
 
 def run(
     settings: Settings,
-    wanted: Began,
+    wanted: RunStart,
     events_per_s: float,
     targets: Targets | None = None,
     *,
     stop: threading.Event,
 ) -> None:
-    """Simulate until `stop` is set; `targets` as `Simulator` takes them.
+    """Run a `Simulator` with its admin port until `stop`.
 
-    Raises ConfigError if the port cannot be had, or the run folder has another world.
+    Raises ConfigError if the port is not free, or the run folder's simulation has other parameters.
     """
     cleanup = Cleanup()
     simulator = Simulator(settings, wanted, events_per_s, targets=targets)

@@ -1,4 +1,4 @@
-"""The demo's spec and schemas, which stand beside this file, written to a folder of the user's."""
+"""The demo's spec and schemas, to be copied to a folder of the user."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ FILES = ("freshet.toml", "pages.avsc", "actions.avsc")
 
 _NEW = ".{}.new"
 UNFINISHED = frozenset(map(_NEW.format, FILES))
-"""One of these is left by who was killed in the middle of writing; the next one writes it anew."""
+"""Temporary files that a killed process may leave; the next `write_spec` replaces them."""
 
 
 def write_spec(folder: Path) -> Path:
-    """Write the demo's spec to a folder; returns the path of its freshet.toml.
+    """Write the demo's spec to a folder and return the path of its freshet.toml; keep identical files.
 
-    A file that is there and the same is kept.
-
-    Raises:
-        ConfigError: a file of that name is there with other content, or the folder cannot be written to.
+    Raises ConfigError if a file exists with other content, or the folder cannot be written to.
     """
     wanted = {name: DEMO_SPEC.with_name(name).read_bytes() for name in FILES}
     try:
@@ -50,10 +47,10 @@ def write_spec(folder: Path) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The whole file, or none: a torn one would count as changed."""
-    made = path.with_name(_NEW.format(path.name))
+    """Write a file atomically, because a partial one would count as changed."""
+    temporary = path.with_name(_NEW.format(path.name))
     try:
-        made.write_bytes(data)
-        made.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

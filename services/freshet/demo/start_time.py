@@ -1,4 +1,4 @@
-"""When a run's world began, kept in its folder: a simulator started again goes on with the same world."""
+"""Seed, drifts and start time of a simulation, stored so that a restarted simulator continues it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import orjson
 
-from freshet.demo.world import DriftPlan
+from freshet.demo.news_site import DriftPlan
 from freshet.errors import ConfigError
 
-__all__ = ["STATE_FILE", "Began", "begin", "kept_world", "read_began"]
+__all__ = ["STATE_FILE", "RunStart", "read_start", "save_start", "stored_start"]
 
 STATE_FILE = "simulator.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
-    """What makes a world this one, and when it began."""
+class RunStart:
+    """The parameters of a simulation, and its start."""
 
     seed: int
     drift_at_s: tuple[float, ...]
@@ -28,47 +28,47 @@ class Began:
 
     @property
     def plan(self) -> DriftPlan:
-        """When tastes change abruptly."""
+        """The drifts as a plan."""
         return DriftPlan(self.drift_at_s, self.drift_every_s)
 
 
-def read_began(file: Path, wanted: Began) -> Began | None:
-    """The world that this folder has, None if it has none yet.
+def read_start(file: Path, wanted: RunStart) -> RunStart | None:
+    """Read the start of the simulation; None before the first.
 
-    Raises ConfigError if it is another one than `wanted`: what was learned from it would be wrong.
+    Raises ConfigError if its parameters are not those of `wanted`, because the model has learned from them.
     """
     found = _read(file)
     if found is None:
         return None
     for name in ("seed", "drift_at_s", "drift_every_s"):
-        mine, asked = getattr(found, name), getattr(wanted, name)
-        if mine != asked:
+        stored, requested = getattr(found, name), getattr(wanted, name)
+        if stored != requested:
             raise ConfigError(
                 str(file),
                 name,
-                asked,
-                f"{mine}, with which this run's world began",
-                "leave the option away or as it was, or start over in another folder",
+                requested,
+                f"{stored}, with which this simulation began",
+                "omit the option or keep its value, or start over in another folder",
             )
     return found
 
 
-def kept_world(state: Path) -> Began | None:
-    """The world of a run, by its folder of states; None if it has none yet.
+def stored_start(state: Path) -> RunStart | None:
+    """Read the start of the simulation from a run's `state` folder; None before the first.
 
-    Raises ConfigError if it cannot be read.
+    Raises ConfigError if the file does not parse.
     """
     return _read(state / STATE_FILE)
 
 
-def _read(file: Path) -> Began | None:
+def _read(file: Path) -> RunStart | None:
     try:
-        said: dict[str, Any] = orjson.loads(file.read_bytes())
-        return Began(
-            int(said["seed"]),
-            tuple(float(at) for at in said["drift_at_s"]),
-            None if said["drift_every_s"] is None else float(said["drift_every_s"]),
-            int(said["began_ms"]),
+        stored: dict[str, Any] = orjson.loads(file.read_bytes())
+        return RunStart(
+            int(stored["seed"]),
+            tuple(float(at) for at in stored["drift_at_s"]),
+            None if stored["drift_every_s"] is None else float(stored["drift_every_s"]),
+            int(stored["began_ms"]),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -78,10 +78,10 @@ def _read(file: Path) -> Began | None:
         ) from None
 
 
-def begin(file: Path, wanted: Began, now_ms: int) -> Began:
-    """Begin a world now and keep when, all or nothing."""
-    made = Began(wanted.seed, wanted.drift_at_s, wanted.drift_every_s, now_ms)
+def save_start(file: Path, wanted: RunStart, now_ms: int) -> RunStart:
+    """Store a simulation that starts now, atomically."""
+    start = RunStart(wanted.seed, wanted.drift_at_s, wanted.drift_every_s, now_ms)
     fresh = file.with_suffix(".new")
-    fresh.write_bytes(orjson.dumps({"v": 1, **asdict(made)}))
+    fresh.write_bytes(orjson.dumps({"v": 1, **asdict(start)}))
     os.replace(fresh, file)
-    return made
+    return start

@@ -1,4 +1,4 @@
-"""Which gateways and inference servers the simulated readers visit."""
+"""Gateways and inference servers to which the simulator sends requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Targets", "server_of", "targets_by"]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """At least one of each; readers are spread over them, and go to the next when one fails."""
+    """At least one server of each role; connections spread over them and change to the next on failure."""
 
     gateways: tuple[Address, ...]
     inferences: tuple[Address, ...]
 
 
 def targets_by(settings: Settings, gateways: Sequence[str] = (), inferences: Sequence[str] = ()) -> Targets:
-    """The servers of these URLs; without any of a role, the one of this machine by its port.
+    """Parse URLs of servers; a role without URLs gets the address of this machine and the role's port.
 
-    Raises ConfigError: a URL is none of a server's.
+    Raises ConfigError if a URL names no server.
     """
     host = reached_by(settings.common.bind_address)
     return Targets(
@@ -35,7 +35,7 @@ def targets_by(settings: Settings, gateways: Sequence[str] = (), inferences: Seq
 
 
 def server_of(option: str, url: str) -> Address:
-    """The server that a URL names. Raises ConfigError, naming the option."""
+    """Parse the URL of a server. Raises ConfigError, with the option, if it names none."""
     try:
         return address_in(url, tls.scheme())[1]
     except ValueError as error:

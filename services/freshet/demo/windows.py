@@ -1,4 +1,4 @@
-"""How often what was shown was clicked, in windows of the time at which pages were shown."""
+"""Click rates of shown items, in windows by the time of their page."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from freshet.demo.world import LONGEST_CLICK_S
+from freshet.demo.news_site import LONGEST_CLICK_S
 
 __all__ = ["WINDOW_MS", "Shown", "Windows"]
 
 WINDOW_MS = 5_000
 KEPT = 120
 CLOSES_AFTER_MS = int(LONGEST_CLICK_S * 1_000)
-"""A window is told once every click on its pages has been made; before, later ones would look worse."""
+"""A window is published once all clicks on its pages have come; otherwise the newest would seem worse."""
 
 
 @dataclass(slots=True)
 class Shown:
-    """Items shown and what came of them."""
+    """Shown items and their clicks."""
 
     impressions: int = 0
     clicks: float = 0.0
-    expected: float = 0.0  # clicks, by the world's truth
+    expected: float = 0.0  # clicks by the site's true probabilities
 
     def as_json(self) -> dict[str, float]:
-        """For `/status`."""
+        """Return the JSON object for `/status`."""
         return {
             "impressions": self.impressions,
             "clicks": self.clicks,
@@ -39,7 +39,7 @@ class _Window:
     start_ms: int
     model: Shown = field(default_factory=Shown)
     random: Shown = field(default_factory=Shown)
-    best: float = 0.0  # expected clicks of the best order of what the model was asked to rank
+    best: float = 0.0  # expected clicks of the best order of the model's candidates
 
     def as_json(self) -> dict[str, Any]:
         best = round(self.best, 3)
@@ -53,7 +53,7 @@ class _Window:
 
 
 class Windows:
-    """The last windows. Thread-safe."""
+    """The last `KEPT` windows. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,8 +63,7 @@ class Windows:
     def add(
         self, shown_ms: int, *, explored: bool, impressions: int, clicks: int, expected: float, best: float
     ) -> None:
-        """A page was shown. `expected`: clicks that its order, `best`: clicks that the best order earns on
-        average."""
+        """Add a page. `expected` and `best` are the mean clicks of its order and of the best order."""
         start = shown_ms - shown_ms % WINDOW_MS
         with self._lock:
             window = self._open.setdefault(start, _Window(start))
@@ -76,7 +75,7 @@ class Windows:
             shown.expected += expected
 
     def closed(self, now_ms: int) -> list[dict[str, Any]]:
-        """The last windows whose clicks have all been made, oldest first."""
+        """Return the complete windows, oldest first."""
         with self._lock:
             for start in sorted(self._open):
                 if start + WINDOW_MS + CLOSES_AFTER_MS <= now_ms:

@@ -18,9 +18,10 @@ from freshet.config.spec.layout import Layout, item_of
 from freshet.config.spec.model import Spec
 from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
-from freshet.embedder.tracing import calling
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.observability.tracing import TracedBatch
+from freshet.observability.spans import start_rows_call
+from freshet.observability.trace_ids import TracedBatch
+from freshet.observability.tracing import running
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.tables import Plan
 from freshet.types import F32, U32, U64, Fence, TimeMs
@@ -80,10 +81,7 @@ class BuiltBatch:
         """Look the rows up, creating absent ones. Raises as `RowService.lookup` does."""
         out = [group.rows for group in self.inputs.groups]
         states = None if self.looked is None else self.looked.states
-        if self.traced is None:
-            rows.lookup(self.groups, out, states=states)
-            return
-        with calling(self.traced, "lookup", "Lookup"):
+        with running(start_rows_call(self.traced, "Lookup")):
             rows.lookup(self.groups, out, states=states)
 
     def apply_pending(self, own: ReadMyWrites, begun: LookupStart) -> None:

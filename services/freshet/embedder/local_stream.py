@@ -24,13 +24,14 @@ from freshet.embedder.core import BatchPlan, Permits, partitions_of_lane
 from freshet.embedder.partition_reader import BatchSizes, PartitionReader, lag_of
 from freshet.embedder.recent_samples import RecentSamples
 from freshet.embedder.staleness_limiter import StalenessLimiter
-from freshet.embedder.tracing import called, calling, processed
 from freshet.errors import Refused, Unavailable
 from freshet.log import EventLog
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import MOMENTS, Ended, LoopBatches, Ran
-from freshet.observability.tracing import TracedBatch, active
+from freshet.observability.spans import record_batch, start_rows_call
+from freshet.observability.trace_ids import TracedBatch
+from freshet.observability.tracing import end_span, now_ns, running
 from freshet.rows.service import NativeRows, RowService
 from freshet.types import F32, I64, U8, U32, BytesColumn, Fence, OffsetRange
 
@@ -164,11 +165,8 @@ class LocalStream:
                 state.source.stop()
                 return
             push = built.push(self._fence, gradients, counts)
-            if built.traced is None:
+            with running(start_rows_call(built.traced, "Push")):
                 self._rows.push(push)
-            else:
-                with calling(built.traced, "push", "Push"):
-                    self._rows.push(push)
             if not batch.replayed:
                 self._recent.add(built.inputs)
         except Refused as refused:
@@ -249,14 +247,12 @@ class LocalStream:
         state.source.stop()
 
     def _issue(self, state: _Lane, plan: BatchPlan) -> TrainBatch:
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
         decoded = state.decoder.decode(plan.blocks, plan.places)
         state.stages.mark("decode")
         replayed = state.source.replayed(plan)
         built = self._builder.build(plan, decoded, state.slot, replayed=replayed, stages=state.stages)
-        if tracer is not None:
-            built.traced = processed(tracer, plan, decoded.request_ids, self._topic, began_ns)
+        built.traced = record_batch(plan.ranges, len(plan.blocks), decoded.request_ids, self._topic, start_ns)
         built.look_up(self._rows)
         state.stages.mark("lookup")
         state.built = built
@@ -265,8 +261,7 @@ class LocalStream:
     def _issue_run(self, state: _Lane, plans: Sequence[BatchPlan]) -> TrainRun:
         rows = self._native
         assert rows is not None, "a run comes from a stream of native rows"
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
         rows.admit([r for plan in plans for r in plan.ranges], self._fence)
         decoded = state.decoder.decode(
             BytesColumn.concat([plan.blocks for plan in plans]),
@@ -276,11 +271,11 @@ class LocalStream:
         blocks = np.cumsum([len(plan.blocks) for plan in plans])
         ends = np.concatenate([np.zeros(1, np.int64), decoded.block_ends])[blocks]
         state.stages.mark("decode")
-        if tracer is not None:
+        if start_ns:
             starts = [0, *ends.tolist()]
             traced = [
-                processed(tracer, plan, decoded.request_ids[first:last], self._topic, began_ns)
-                for plan, first, last in zip(plans, starts, starts[1:], strict=False)
+                record_batch(p.ranges, len(p.blocks), decoded.request_ids[first:last], self._topic, start_ns)
+                for p, first, last in zip(plans, starts, starts[1:], strict=False)
             ]
             state.traced = traced if any(traced) else ()
         replayed = [state.source.replayed(plan) for plan in plans]
@@ -328,8 +323,8 @@ class LocalStream:
 
     @staticmethod
     def _trace(rows: NativeRows, traced: Sequence[TracedBatch | None], ran: Ran) -> None:
-        tracer, moments = active(), ran.moments_ns
-        if tracer is None or moments is None:
+        moments = ran.moments_ns
+        if moments is None:
             return
         for k, one in enumerate(traced[: ran.trained]):
             if one is None:
@@ -342,4 +337,5 @@ class LocalStream:
                 refused = place == "push" and k >= ran.pushed
                 error = "the push was refused" if refused else ""
                 rows.answered(method, one.context(place), at[began], at[end])
-                called(tracer, one, place, method, at[began], error, at[end])
+                if (span := start_rows_call(one, method, at[began])) is not None:
+                    end_span(span, error, at[end])

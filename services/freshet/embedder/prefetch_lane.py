@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,11 +26,14 @@ from freshet.embedder.partition_reader import PartitionReader
 from freshet.embedder.push_queue import PushQueue
 from freshet.embedder.recent_samples import RecentSamples
 from freshet.embedder.staleness_limiter import StalenessLimiter
-from freshet.embedder.tracing import called, processed
 from freshet.errors import Unavailable
-from freshet.observability.tracing import active
+from freshet.observability.spans import record_batch, start_rows_call
+from freshet.observability.tracing import context_of, end_span, now_ns
 from freshet.rows.service import RowService
 from freshet.types import F32, U32, Fence
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 __all__ = ["LaneContext", "LaneCounts", "PrefetchLane"]
 
@@ -82,7 +86,7 @@ class _Flight:
     since: float = 0.0  # begin of the present lookup or push
     begun: LookupStart | None = None  # its lookup, until pending gradients are applied
     write: Write | None = None  # its gradients, once returned
-    pushed_ns: int = 0  # wall clock, if it is traced
+    push_span: Span | None = None  # of its push, if it is traced
 
 
 class PrefetchLane:
@@ -182,8 +186,9 @@ class PrefetchLane:
                     flight.write = self._common.own.add(
                         batch.ranges, push.groups, copies, partial(self._free, flight.slot)
                     )
-                if (traced := flight.built.traced) is not None and (tracer := active()) is not None:
-                    flight.pushed_ns, push = tracer.now_ns(), replace(push, span=traced.context("push"))
+                flight.push_span = start_rows_call(flight.built.traced, "Push")
+                if flight.push_span is not None:
+                    push = replace(push, span=context_of(flight.push_span))
                 self._push_queue.add(push, flight)
                 return
         self._drop(flight)
@@ -306,14 +311,14 @@ class PrefetchLane:
 
     def _build(self, plan: BatchPlan, slot: Slot) -> BuiltBatch:
         self.stages.begin()
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
         decoded = self._decoder.decode(plan.blocks, plan.places)
         self.stages.mark("decode")
         replayed = self._reader.replayed(plan)
         built = self._common.builder.build(plan, decoded, slot, replayed=replayed, stages=self.stages)
-        if tracer is not None:
-            built.traced = processed(tracer, plan, decoded.request_ids, self._reader.topic, began_ns)
+        built.traced = record_batch(
+            plan.ranges, len(plan.blocks), decoded.request_ids, self._reader.topic, start_ns
+        )
         return built
 
     def _permit(self, plan: BatchPlan) -> int:
@@ -445,8 +450,8 @@ class PrefetchLane:
     # --- ends of batches
 
     def _acknowledged(self, flight: _Flight) -> None:
-        if flight.built.traced is not None and (tracer := active()) is not None:
-            called(tracer, flight.built.traced, "push", "Push", flight.pushed_ns)
+        if flight.push_span is not None:
+            end_span(flight.push_span)
         if not flight.built.replayed:
             self._common.recent.add(flight.built.inputs)
         self._common.limiter.release(flight.permit)

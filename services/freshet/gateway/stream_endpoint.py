@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import orjson
@@ -35,15 +35,18 @@ from freshet.gateway.core import (
     too_far_ahead,
 )
 from freshet.gateway.group_commit import Committer
-from freshet.gateway.tracing import Sending, sending, sending_one
 from freshet.http.browser_checks import require_identity, wrong_type
 from freshet.http.rate_limits import Payer
 from freshet.http.request import Request
 from freshet.http.responses import Response, error_response, json_response
 from freshet.http.routes import Reply
 from freshet.log.schema_ids import frame
-from freshet.observability.tracing import Context, active
+from freshet.observability.spans import EventSend, end_event_sends, start_event_send
+from freshet.observability.tracing import Context, now_ns, traced
 from freshet.types import BytesColumn
+
+if TYPE_CHECKING:
+    from freshet.observability.tracer import Tracer
 
 __all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Door", "Rules"]
 
@@ -184,8 +187,7 @@ class Door:
             payer: by whom the events are paid.
             span: of its request in its client's trace.
         """
-        tracer = active()
-        asked = _Asked(body, kind, client, payer, 0 if tracer is None else tracer.now_ns(), span)
+        asked = _Asked(body, kind, client, payer, now_ns(), span)
         self._committer.expect(len(body), self._check)
         self._gathered.setdefault((kind, client.in_columns), []).append(asked)
         before = self._gathered_bytes
@@ -277,14 +279,12 @@ class Door:
 
     def _append(self, asked: Sequence[_Asked], taken: TakenBodies) -> None:
         events = len(taken.partitions)
-        traced: Sending | None = None
-        if (tracer := active()) is not None:
-            came, spans = [one.came_ns for one in asked], [one.span for one in asked]
-            traced = sending(tracer, self._codec, self._stream.topic, taken, came, spans)
+        sends = _sends_of_bodies(self._codec, self.topic, taken, asked)
 
         def done(outcome: Sequence[int] | Exception) -> None:
-            if traced is not None:
-                traced.done(outcome if isinstance(outcome, Exception) else taken.offsets(outcome))
+            if sends:
+                offsets = outcome if isinstance(outcome, Exception) else taken.offsets(outcome)
+                end_event_sends(sends, offsets)
             if isinstance(outcome, Exception):
                 _tell([one for one, n in zip(asked, taken.counts.tolist(), strict=True) if n >= 0], outcome)
                 return
@@ -359,22 +359,19 @@ class Door:
         self, asked: _Asked, entries: Sequence[Entry], letters: Sequence[Entry], refused: Sequence[Refusal]
     ) -> None:
         appends, places = group_entries([*entries, *letters])
-        traced: Sending | None = None
-        if (tracer := active()) is not None and entries:
-            events = [(entry.key, entry.value, entry.partition) for entry in entries]
-            traced = sending_one(tracer, self._codec, self._stream.topic, events, asked.came_ns, asked.span)
+        sends = _sends_of_entries(self._codec, self.topic, entries, asked) if entries else None
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if isinstance(outcome, Exception):
-                if traced is not None:
-                    traced.done(outcome)
+                if sends:
+                    end_event_sends(sends, outcome)
                 asked.client.failed(outcome)
                 return
             self._count("accepted", len(entries))
             self._count("refused", len(refused))
             offsets = offsets_of(outcome, places)[: len(entries)]  # the letters' are nobody's business
-            if traced is not None:
-                traced.done(offsets)
+            if sends:
+                end_event_sends(sends, offsets)
             asked.client.told(Acks([entry.partition for entry in entries], offsets, refused))
 
         size = sum(e.size for e in entries) + sum(e.size for e in letters)
@@ -450,6 +447,35 @@ def _events_of(request: Request) -> tuple[bytes, str]:
             f"expected the schema id as a number in the header freshet-schema-id, found {schema_id[:40]!r}"
         )
     return frame(int(schema_id), request.body), AVRO
+
+
+@traced
+def _sends_of_bodies(
+    tracer: Tracer, codec: StreamCodec, topic: str, taken: TakenBodies, asked: Sequence[_Asked]
+) -> list[EventSend]:
+    """Start the spans of the traced events of bodies that were taken together."""
+    requests = codec.requests(taken.records)
+    rows = taken.starts[:-1][taken.partitions] + taken.positions  # of each event, in the order of arrival
+    bodies = np.repeat(np.arange(len(taken.counts)), np.maximum(taken.counts, 0))
+    sends = []
+    for at in np.flatnonzero(tracer.ids.sampled(requests[rows])).tolist():
+        row, one = int(rows[at]), asked[int(bodies[at])]
+        event = int(requests[row]), taken.keys[row], int(taken.partitions[at])
+        sends.append((start_event_send(tracer, codec.role, topic, event, one.came_ns, one.span), at))
+    return sends
+
+
+@traced
+def _sends_of_entries(
+    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], asked: _Asked
+) -> list[EventSend]:
+    """Start the spans of the traced events of a request that was validated event by event."""
+    requests = codec.requests(BytesColumn.of(entry.value for entry in entries))
+    sends = []
+    for at in np.flatnonzero(tracer.ids.sampled(requests)).tolist():
+        event = int(requests[at]), entries[at].key, entries[at].partition
+        sends.append((start_event_send(tracer, codec.role, topic, event, asked.came_ns, asked.span), at))
+    return sends
 
 
 def _tell(asked: Sequence[_Asked], error: Exception) -> None:

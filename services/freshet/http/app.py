@@ -39,8 +39,8 @@ from freshet.http.responses import (
     json_response,
 )
 from freshet.http.routes import Handler, HotHandler, Resource
-from freshet.http.tracing import traced
-from freshet.observability.tracing import active, within
+from freshet.observability.spans import end_http_request, start_http_request
+from freshet.observability.tracing import context_of, within
 
 __all__ = ["App"]
 
@@ -120,15 +120,21 @@ class App:
                 if not answered.done():  # the server's drain may have cut it off
                     answered.set_result(response)
 
-            if (tracer := active()) is None:
+            span = start_http_request(self._role, endpoint.path, request.headers)
+            if span is None:
                 handler(request, reply)
                 return await answered
-            span, told = traced(tracer, self._role, endpoint.path, request.headers, reply)
+            context = context_of(span)
+
+            def reply_traced(response: Response) -> None:
+                end_http_request(span, response.status)
+                reply(response)
+
             try:
-                handler(request._replace(span=span), told)
+                handler(request._replace(span=context), reply_traced)
             except Exception as error:
-                with within(span):  # the log lines of it name the trace
-                    told(error_response(error))
+                with within(context):  # its log lines name the trace
+                    reply_traced(error_response(error))
             return await answered
 
         self.route(endpoint, answer)

@@ -32,11 +32,14 @@ from freshet.inference.pipeline import Scored
 from freshet.inference.scorer import Outcome, Scoring
 from freshet.inference.served_log import Served, ServedLogger, served_events
 from freshet.inference.serving_state import Live
-from freshet.inference.tracing import Asked, Came, ranked
 from freshet.inference.versions import ServingVersion
-from freshet.observability.tracing import active, harmless
+from freshet.observability.spans import RankAnswer, rank_answer
+from freshet.observability.tracing import Context, now_ns
 
 __all__ = ["Ranker", "Tally", "Totals"]
+
+Arrival = tuple[int, Context | None]
+"""When a request arrived by the wall clock, and the span of its HTTP request."""
 
 START_LOOK_S = 0.02
 """How often a request that waits for the server's start looks whether it can be answered."""
@@ -86,7 +89,7 @@ class _Asked:
     context: Mapping[str, Any]  # the request's, with its id and time
     now_ms: int
     reply: Reply
-    came: Came | None  # None while tracing is off
+    came: Arrival | None  # None while tracing is off
 
 
 class Ranker:
@@ -158,16 +161,16 @@ class Ranker:
         return self._loggable.is_small(body_bytes, plain.encoded.candidates)
 
     @staticmethod
-    def _came(request: Request) -> Came | None:
-        """When a request came, and for whom; None while tracing is off."""
-        tracer = active()
-        return None if tracer is None else Came(tracer.now_ns(), request.span)
+    def _came(request: Request) -> Arrival | None:
+        """Return when a request arrived, and for which client's span; None while tracing is off."""
+        start_ns = now_ns()
+        return (start_ns, request.span) if start_ns else None
 
     def _rank_once_served(
         self,
         asked: RankRequest,
         reply: Reply,
-        came: Came | None,
+        came: Arrival | None,
         gone: Callable[[], bool],
         loop: asyncio.AbstractEventLoop,
         deadline: float,
@@ -181,7 +184,9 @@ class Ranker:
         except Exception as error:
             reply(error_response(error))
 
-    def _rank(self, request: RankRequest, reply: Reply, came: Came | None, gone: Callable[[], bool]) -> None:
+    def _rank(
+        self, request: RankRequest, reply: Reply, came: Arrival | None, gone: Callable[[], bool]
+    ) -> None:
         now_ms = self._clock.now_ms()
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
@@ -204,7 +209,9 @@ class Ranker:
         except Exception as error:
             asked.reply(error_response(error))
 
-    def _answer_plain(self, plain: PlainRequest, reply: Reply, came: Came | None, outcome: Outcome) -> None:
+    def _answer_plain(
+        self, plain: PlainRequest, reply: Reply, came: Arrival | None, outcome: Outcome
+    ) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -212,33 +219,12 @@ class Ranker:
             found = self._ordered(scored, plain.k, dry_run=plain.dry_run)
             version, log = serving.manifest.number, self._logger is not None and not plain.dry_run
             body, served = plain.answer(found, scored, version, self._live.freshness_ms(), log=log)
-            asked = None
-            if came is not None:
-                asked = self._told(came, scored, serving, logged=served is not None)
+            traced = _rank_answer(came, scored, serving, logged=served is not None)
             if self._logger is not None and served is not None:
-                self._logger.offer(served if asked is None else replace(served, asked=asked))
+                self._logger.offer(served if traced is None else replace(served, answer=traced))
             reply(Response(200, body))
         except Exception as error:
             reply(error_response(error))
-
-    @harmless
-    def _told(self, came: Came, scored: Scored, serving: ServingVersion, *, logged: bool) -> Asked | None:
-        """What is to be told of a request with its served events; of one that is not logged it is told
-        here."""
-        tracer = active()
-        if tracer is None:
-            return None
-        manifest = serving.manifest
-        asked = Asked(
-            came,
-            tracer.now_ns(),
-            tracer.version(manifest.spec_hash, manifest.number),
-            {"freshet.version": manifest.number, "freshet.candidates": len(scored.scores)},
-            tracer.newest.get("rows"),
-        )
-        if not logged and tracer.chosen():
-            ranked(tracer, asked)
-        return asked
 
     def _ordered(self, scored: Scored, k: int, *, dry_run: bool) -> Order:
         """The best k candidates, counted."""
@@ -262,12 +248,10 @@ class Ranker:
                 scored.predictions,
                 version,
             )
-            served = Served.of(self._spec, events)
-            if asked.came is not None:
-                served = replace(served, asked=self._told(asked.came, scored, serving, logged=True))
-            self._logger.offer(served)
-        elif asked.came is not None:
-            self._told(asked.came, scored, serving, logged=False)
+            answer = _rank_answer(asked.came, scored, serving, logged=True)
+            self._logger.offer(replace(Served.of(self._spec, events), answer=answer))
+        else:
+            _rank_answer(asked.came, scored, serving, logged=False)
         return {
             "request_id": get_path(asked.context, self._id_path),
             "items": self._items(found, scored, asked.now_ms),
@@ -294,3 +278,13 @@ class Ranker:
             for item in items:
                 item["rows"] = explained(scored.rows, item["index"], now_ms)
         return items
+
+
+def _rank_answer(
+    arrival: Arrival | None, scored: Scored, serving: ServingVersion, *, logged: bool
+) -> RankAnswer | None:
+    """Return the answer for spans; None while tracing is off."""
+    if arrival is None:
+        return None
+    version = serving.manifest.spec_hash, serving.manifest.number
+    return rank_answer(*arrival, version, len(scored.scores), logged=logged)

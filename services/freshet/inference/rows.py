@@ -22,10 +22,10 @@ from freshet.config.spec.identity import explain_defaults
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.inference.core import BucketView, explain
-from freshet.inference.tracing import followed
 from freshet.log import EventLog, Reader
 from freshet.observability.skipped import skip
-from freshet.observability.tracing import active
+from freshet.observability.spans import record_rows_applied
+from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows
 from freshet.rows.store import RowStore, TellsDamage
 from freshet.types import F32, U64, Bucket, BucketMeta, Records, RowRuns, TopicPartition
@@ -280,11 +280,9 @@ class RowFollower:
                 self.state = table.state()
                 self._look_at_damage(table)
             for partition, records in reader.poll(POLL_RECORDS, self._wait_s):
-                tracer = active()
-                began_ns = 0 if tracer is None else tracer.now_ns()
+                start_ns = now_ns()
                 table.apply(partition, records)
-                if tracer is not None:
-                    followed(tracer, partition.topic, partition.partition, records.offsets, began_ns)
+                record_rows_applied(partition.topic, partition.partition, records.offsets, start_ns)
                 table.next[partition.partition] = records.next_offset
 
 

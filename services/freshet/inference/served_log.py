@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 import structlog
 from prometheus_client import CollectorRegistry
@@ -25,12 +26,15 @@ from freshet.errors import TooLarge, Unavailable
 from freshet.features import EventExtractor, JsonTranscoder, Transcoded, partition_of
 from freshet.inference import metrics
 from freshet.inference.core import Order, explain, get_path, merged
-from freshet.inference.tracing import Asked, requests_of, sent
 from freshet.log import Writer
 from freshet.log.concurrent_appends import append_gathered
 from freshet.observability.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
-from freshet.observability.tracing import active, request_text
-from freshet.types import F32, Append, BytesColumn
+from freshet.observability.spans import RankAnswer, record_served_sends, request_text
+from freshet.observability.tracing import now_ns, traced
+from freshet.types import F32, U64, Append, BytesColumn
+
+if TYPE_CHECKING:
+    from freshet.observability.tracer import Tracer
 
 __all__ = ["Served", "ServedLogger", "placed", "places_of", "served_events"]
 
@@ -52,7 +56,7 @@ class Served:
 
     keys: Sequence[bytes]  # of each event: the request's id as text
     texts: Sequence[bytes]  # of each event: JSON
-    asked: Asked | None = None  # the request, while tracing is on
+    answer: RankAnswer | None = None  # None while tracing is off
 
     @property
     def size(self) -> int:
@@ -162,6 +166,15 @@ class _Account:
         self._left_bytes += size
 
 
+@traced
+def request_hashes(_tracer: Tracer, extractor: EventExtractor, records: BytesColumn) -> U64:
+    """Return (N,) the hash of each framed record's request id, as samples will have it; 0 for none."""
+    columns = extractor.extract(records, framed=True)
+    found = np.zeros(len(records), np.uint64)
+    found[columns.event_index] = columns.request
+    return found
+
+
 class ServedLogger:
     """A queue of served requests and the thread that appends them."""
 
@@ -261,30 +274,30 @@ class ServedLogger:
         made = self._made(texts)
         good = made.events.tolist()
         values = self._values(good, keys, texts, made.records)
-        tracer = active()
-        began_ns = 0 if tracer is None else tracer.now_ns()
+        start_ns = now_ns()
 
-        def told(error: str = "") -> None:
-            if tracer is not None and self._extractor is not None and good:
-                asked = [served.asked for served in taken for _ in served.texts]
-                requests = requests_of(self._extractor, made.records)
-                of, topic = [asked[i] for i in good], self._stream.topic
-                if requests is not None:
-                    sent(tracer, topic, requests, [keys[i] for i in good], of, began_ns, error)
+        def record(error: str = "") -> None:
+            if self._extractor is None or not good:
+                return
+            requests = request_hashes(self._extractor, made.records)
+            if requests is not None:
+                answers = [served.answer for served in taken for _ in served.texts]
+                sent_keys, sent_answers = [keys[i] for i in good], [answers[i] for i in good]
+                record_served_sends(self._stream.topic, requests, sent_keys, sent_answers, start_ns, error)
 
         while values:
             try:
                 appended = self._appended(values)
                 self._logged.inc(appended)
                 self._counts["logged"] += appended
-                told()
+                record()
                 return
             except (
                 Unavailable
             ) as error:  # tried again: the joiner drops what was written twice: an impression counts once
                 if late():
                     self._drop("log", len(values), str(error))
-                    told(str(error))
+                    record(str(error))
                     return
                 time.sleep(RETRY_S)
 

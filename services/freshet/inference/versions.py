@@ -17,9 +17,10 @@ from freshet.config.spec.identity import explain_defaults
 from freshet.errors import Corrupt, Mismatch
 from freshet.inference import metrics
 from freshet.inference.core import explain, not_finite
-from freshet.inference.tracing import loading
 from freshet.model.inputs import ModelInputs
 from freshet.observability.skipped import skip
+from freshet.observability.spans import start_version_load
+from freshet.observability.tracing import running
 from freshet.types import F32
 from freshet.versions import Manifest, VersionStore
 
@@ -112,7 +113,7 @@ class VersionFollower:
         self._left_alone = {n: s - self._poll_s for n, s in self._left_alone.items() if n == wanted}
         if self._left_alone.get(wanted, 0) > 0:
             return
-        with loading(self._spec_hash, wanted):
+        with running(start_version_load(self._spec_hash, wanted)):
             self._take(wanted, serving)
         if doubt and not self.state.reason:
             self.state = replace(self.state, reason=doubt)

@@ -7,9 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from freshet.errors import FreshetError
 from freshet.joiner.partition import Outputs, Task
-from freshet.joiner.tracing import trace_appended
 from freshet.log import Writer
-from freshet.observability.tracing import active
+from freshet.observability.spans import record_joined_samples
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Flush", "PendingFlushes"]
@@ -51,13 +50,12 @@ class Flush:
 
     def report_appended(self) -> None:
         """Record in the tasks, on their thread, that the append is written."""
-        tracer = active()
         for (task, output), at in zip(self.done, self._commits, strict=True):
             task.on_appended(output, int(self._offsets[at]))
-            if tracer is not None and output.joined is not None:
+            if output.joined:
                 samples = at - len(output.appends) + 1  # index of the append of samples on time
                 topic, where = task.topics.samples, task.topics.samples_partition(task.partition)
-                trace_appended(tracer, output.joined, topic, where, self._offsets[samples])
+                record_joined_samples(output.joined, topic, where, int(self._offsets[samples]))
 
 
 class PendingFlushes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,19 +19,23 @@ from freshet.joiner.core import (
     ActionColumns,
     ImpressionColumns,
     Joiner,
+    Samples,
     ShownColumns,
     datable,
 )
 from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.tracing import Joined, trace_joined
 from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
 from freshet.log.dead_letters import letter
-from freshet.observability.tracing import active
+from freshet.observability.spans import JoinedEvent
+from freshet.observability.tracing import traced
 from freshet.types import I64, U8, Append, BytesColumn, Records
 
-__all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "pieces"]
+if TYPE_CHECKING:
+    from freshet.observability.tracer import Tracer
+
+__all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "joined_events", "pieces"]
 
 READY_BYTES = 64 << 20
 """Payload bytes of decided samples in one flush, exceeded by those of the last event at most. A second of
@@ -80,7 +85,7 @@ class Outputs:
     outcomes: Mapping[str, int]  # EVENT_COUNTERS -> events since the last commit
     refused: Mapping[str, Mapping[str, int]]  # role -> REFUSALS -> events since the last commit
     out_of_bounds: Mapping[str, int] = field(default_factory=dict)  # label -> samples dropped for its bounds
-    joined: Joined | None = None  # traced events of these samples
+    joined: Sequence[JoinedEvent] = ()  # the traced events of these samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +188,7 @@ class Task:
                 encoded = blocks.encode(samples, *most)
                 where = self.topics.samples_partition(self.partition)
                 appends.append(Append(topic, where, encoded))
-        tracer = active()
-        joined = trace_joined(tracer, decided, *most) if tracer is not None and len(decided) else None
+        joined = joined_events(decided, *most) or ()
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))
         letters, self._dead_letters, self._exclusions = self._dead_letters, [], ReplayExclusions()
@@ -428,6 +432,21 @@ class Task:
             exclusions=self._exclusions,
             clock=self.clock,
         )
+
+
+@traced
+def joined_events(tracer: Tracer, decided: Samples, max_bytes: int, max_samples: int) -> list[JoinedEvent]:
+    """Return the traced events among samples to be appended in blocks of these sizes."""
+    requests = tracer.ids.traced(decided.requests)
+    if not requests:
+        return []
+    ends = np.array([stop for _, stop in blocks.cuts(decided, max_bytes, max_samples)], np.int64)
+    decided_ns, events = tracer.now_ns(), []
+    for request in requests:
+        rows = np.flatnonzero(decided.requests == np.uint64(request))
+        block = int(np.searchsorted(ends, rows[0], side="right"))
+        events.append(JoinedEvent(request, int(decided.times_ms[rows].min()), len(rows), block, decided_ns))
+    return events
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""Requests at a stated rate, whatever becomes of those before: how a system answers under load.
+"""Open-loop load: requests at a given rate, independent of the answers to earlier ones.
 
-An open loop: when each request is sent is drawn before, as a Poisson process, and its latency counts from
-that moment. A server that stands still for a second is seen in every request of that second, and not in one
-alone, which is called coordinated omission (Gil Tene, "How NOT to Measure Latency", 2013).
+Request times are a Poisson process, drawn in advance, and latencies count from them. A server that stalls for
+a second so delays each request of that second, not only one: coordinated omission (Gil Tene, "How NOT to
+Measure Latency", 2013) is avoided.
 """

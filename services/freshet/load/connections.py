@@ -1,7 +1,7 @@
-"""HTTP/1.1 over kept connections, for many requests at once: a request in, its status and body out.
+"""A pool of persistent HTTP/1.1 connections for many concurrent requests.
 
-asyncio and httptools instead of a comfortable client: what a load generator spends on a request is taken from
-what it measures, where both are on one machine.
+It uses asyncio and httptools instead of a richer client: on one machine, the processor time of the load
+generator is missing to the server that it measures.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["Answer", "Connections", "Server", "server_at"]
 LEAST_FINAL = 200
 
 IDLE_S = 20.0
-"""After which a kept connection is not used again: servers close idle ones, at 75 s by nginx' default, and a
-request that is sent at that moment gets no answer."""
+"""Idle time after which a connection is not reused. Servers close idle connections (nginx after 75 s, by
+default), and a request sent at that moment gets no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go."""
+    """The target of requests."""
 
     address: Address
     tls: bool = False
 
 
 def server_at(option: str, url: str) -> Server:
-    """The server that a URL names. Raises ConfigError, naming the option."""
+    """Parse the URL of a server. Raises ConfigError, with the option, if it names none."""
     try:
         scheme, address = address_in(url, "http", "https")
         return Server(address, scheme == "https")
@@ -45,41 +45,41 @@ def server_at(option: str, url: str) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. Without a status, `problem` says why nothing did."""
+    """An answer; with status 0 there is none, and `problem` is the reason."""
 
     status: int
     body: bytes = b""
     problem: str = ""
-    sent_at: float | None = None  # of the loop's time; None: no connection was to be had
+    sent_at: float | None = None  # loop time; None: no connection was available
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: one request at a time."""
+    """One connection, with one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.idle_since = 0.0  # of the loop's time
+        self.idle_since = 0.0  # loop time
         self._answer: asyncio.Future[Answer] | None = None
         self._parser, self._body = httptools.HttpResponseParser(self), bytearray()
 
     @property
     def usable(self) -> bool:
-        """Whether another request may be sent."""
+        """Report whether the connection is open."""
         return self.transport is not None and not self.transport.is_closing()
 
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        """Send; the answer comes, or `Answer.problem`."""
+    def send(self, request: bytes) -> asyncio.Future[Answer]:
+        """Send a request; the future gets the answer, never an exception."""
         assert self.transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answer
 
     def close(self) -> None:
-        """Break it off: what was asked is not waited for."""
+        """Abort the connection, and a request in progress."""
         if self.transport is not None:
             self.transport.abort()
 
-    # what asyncio calls
+    # callbacks of asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
@@ -94,14 +94,14 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(Answer(0, problem=f"the connection broke: {exc}" if exc else "the connection was closed"))
 
-    # what httptools calls
+    # callbacks of httptools
     def on_body(self, body: bytes) -> None:
         self._body += body
 
     def on_message_complete(self) -> None:
         answer = Answer(self._parser.get_status_code(), bytes(self._body))
         if answer.status < LEAST_FINAL:
-            return  # 100 Continue: the answer itself follows
+            return  # 100 Continue: the final answer follows
         self._body.clear()
         if not self._parser.should_keep_alive():
             self.close()
@@ -113,7 +113,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Connections to some servers, in turn; at most so many at once, others wait."""
+    """A bounded pool of connections, round robin over servers; further requests wait for a connection."""
 
     def __init__(
         self,
@@ -124,25 +124,25 @@ class Connections:
         token: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Make none yet.
+        """Create the pool without connecting.
 
         Args:
-            servers:   that are asked in turn.
-            most:      connections at once.
-            timeout_s: for an answer, from when `post` is called; the wait for a free connection is in it.
+            servers:   the targets, in turn.
+            most:      concurrent connections.
+            timeout_s: of a `post`, including its wait for a connection.
             token:     sent with each request.
-            tls:       of https servers; without it those are believed whom this machine trusts.
+            tls:       for https servers; by default the certificates that this machine trusts.
         """
-        self._servers, self._timeout_s, self._turn = tuple(servers), timeout_s, 0
+        self._servers, self._timeout_s, self._posts = tuple(servers), timeout_s, 0
         self._free: dict[Server, deque[_Connection]] = {server: deque() for server in servers}
         self._slots = asyncio.Semaphore(most)
         self._tls = tls or ssl.create_default_context()
         self._headers = f"Authorization: Bearer {token}\r\n" if token else ""
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """Send a body of JSON to the next server."""
-        self._turn += 1
-        server = self._servers[self._turn % len(self._servers)]
+        """Send a JSON body to the next server and return its answer, or the reason why there is none."""
+        self._posts += 1
+        server = self._servers[self._posts % len(self._servers)]
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {server.address}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n{self._headers}\r\n"
@@ -155,16 +155,16 @@ class Connections:
                 try:
                     connection = await self._connection(server)
                     sent_at = asyncio.get_running_loop().time()
-                    answer = await connection.ask(head.encode() + body)
-                finally:  # before another has the slot
-                    self._put_back(server, connection, kept=bool(answer and answer.status))
+                    answer = await connection.send(head.encode() + body)
+                finally:  # before the slot is free
+                    self._release(server, connection, kept=bool(answer and answer.status))
         except TimeoutError:
             answer = Answer(0, problem=f"no answer within {self._timeout_s:g} s")
         except OSError as error:
             answer = Answer(0, problem=f"no connection: {error}")
         return replace(answer, sent_at=sent_at)
 
-    def _put_back(self, server: Server, connection: _Connection | None, *, kept: bool) -> None:
+    def _release(self, server: Server, connection: _Connection | None, *, kept: bool) -> None:
         if connection is None:
             return
         if kept and connection.usable:
@@ -174,7 +174,7 @@ class Connections:
             connection.close()
 
     def close(self) -> None:
-        """Close those that are kept."""
+        """Close the idle connections."""
         for free in self._free.values():
             while free:
                 free.pop().close()
@@ -186,10 +186,10 @@ class Connections:
             if kept.usable and asyncio.get_running_loop().time() - kept.idle_since < IDLE_S:
                 return kept
             kept.close()
-        _, made = await asyncio.get_running_loop().create_connection(
+        _, opened = await asyncio.get_running_loop().create_connection(
             _Connection,
             server.address.host,
             server.address.port,
             ssl=self._tls if server.tls else None,
         )
-        return made
+        return opened

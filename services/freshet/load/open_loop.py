@@ -1,4 +1,7 @@
-"""The open loop: requests at moments that were drawn before, and what became of them."""
+"""The open loop: requests at times drawn in advance, and statistics of their answers.
+
+Times without another note are seconds of the event loop's clock.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,7 @@ import orjson
 from freshet.load.connections import Answer, Connections
 from freshet.load.requests import Request, Source
 
-__all__ = ["Durations", "Figures", "Lane", "Waited", "Waits", "drive"]
-
-# --- Percentiles of durations, in bounded memory.
-
+__all__ = ["Durations", "Figures", "Lane", "Latencies", "Latency", "drive"]
 
 LEAST_S, MOST_S = 1e-6, 3_600.0
 RATIO = 1.01
@@ -32,9 +32,9 @@ PERCENTS = (50, 90, 99, 99.9)
 
 
 class Durations:
-    """A histogram of bins that are each 1% wider than the one before, from 1 µs to 1 h.
+    """A histogram from 1 µs to 1 h in bins that each grow by 1%, for percentiles in bounded memory.
 
-    A percentile is the upper end of its bin: at most 1% more than the true one, and never less.
+    A percentile is the upper end of its bin: at most 1% above the exact value, and never below it.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Durations:
         self.longest_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """One duration; below the least it counts as that, above the most as that."""
+        """Count one duration, clipped to the range of the histogram."""
         at = 0 if seconds <= LEAST_S else min(math.ceil(math.log(seconds / LEAST_S) / _LOG), _BINS - 1)
         self._counts[at] += 1
         self.count += 1
@@ -52,133 +52,133 @@ class Durations:
         self.longest_s = max(self.longest_s, seconds)
 
     def merge(self, other: Durations) -> None:
-        """Add all of another's."""
+        """Add the durations of another histogram."""
         self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
         self.count += other.count
         self.shortest_s = min(self.shortest_s, other.shortest_s)
         self.longest_s = max(self.longest_s, other.longest_s)
 
     def percentile(self, percent: float) -> float | None:
-        """Seconds that so many percent of all are within; None of none."""
+        """Return a percentile in seconds; None if the histogram is empty."""
         if not self.count:
             return None
-        return self.nth(_wanted(self.count, percent))
+        return self.nth(_rank(self.count, percent))
 
     def nth(self, n: int) -> float:
-        """The n-th shortest, from 1 to `count`; at most 1% more than it."""
+        """Return the n-th shortest duration, from 1 to `count`, rounded up by at most 1%."""
         return min(LEAST_S * RATIO ** self._bin(n), self.longest_s)
 
     def nth_at_least(self, n: int) -> float:
-        """The n-th shortest; at most 1% less than it, and never more."""
+        """Return the n-th shortest duration, from 1 to `count`, rounded down by at most 1%."""
         at = self._bin(n)
         return max(LEAST_S * RATIO ** (at - 1) if at else 0.0, self.shortest_s)
 
     def figures(self) -> dict[str, float | None]:
-        """Milliseconds: p50, p90, p99, p99.9 and the longest; None of none."""
+        """Return p50, p90, p99, p99.9 and the maximum in milliseconds; None if the histogram is empty."""
         shown = {f"p{p:g}_ms": self.percentile(p) for p in PERCENTS}
         shown["max_ms"] = self.longest_s if self.count else None
         return {name: None if s is None else round(s * 1e3, 3) for name, s in shown.items()}
 
     def _bin(self, n: int) -> int:
-        seen = 0
+        total = 0
         for at, count in enumerate(self._counts):
-            seen += count
-            if seen >= n:
+            total += count
+            if total >= n:
                 return at
         raise AssertionError("counts add up to `count`")
 
 
-class Waited(NamedTuple):
-    """How long something was waited for."""
+class Latency(NamedTuple):
+    """The latency of a request."""
 
     seconds: float
-    at_least: bool  # it did not come: nobody knows how long it would have been
+    at_least: bool  # a lower bound, because no successful answer came
 
     def ms(self) -> str:
-        """Milliseconds, for people."""
+        """Format the latency in milliseconds."""
         return f"{'>= ' if self.at_least else ''}{self.seconds * 1e3:,.1f}"
 
 
-class Waits:
-    """How long was waited for what came, and for what did not.
+class Latencies:
+    """Latencies of requests with and without a successful answer.
 
-    What failed counts as longer than all that came. So whatever failed makes no percentile smaller, and one
-    that lies among what failed is a bound: what was waited for so many percent, at least.
+    A failure counts as longer than all successes, so failures never lower a percentile. A percentile that
+    falls among the failures is a lower bound.
     """
 
     def __init__(self) -> None:
-        self.came = Durations()
+        self.answered = Durations()
         self.failed = Durations()
 
     @property
     def count(self) -> int:
-        """Of both."""
-        return self.came.count + self.failed.count
+        """All requests."""
+        return self.answered.count + self.failed.count
 
-    def merge(self, other: Waits) -> None:
-        """Add all of another's."""
-        self.came.merge(other.came)
+    def merge(self, other: Latencies) -> None:
+        """Add the latencies of another."""
+        self.answered.merge(other.answered)
         self.failed.merge(other.failed)
 
-    def percentile(self, percent: float) -> Waited | None:
-        """What so many percent of all are within; None of none."""
+    def percentile(self, percent: float) -> Latency | None:
+        """Return a percentile; None without requests."""
         if not self.count:
             return None
-        wanted = _wanted(self.count, percent)
-        if wanted <= self.came.count:
-            return Waited(self.came.nth(wanted), at_least=False)
-        waited_s = self.failed.nth_at_least(wanted - self.came.count)
-        return Waited(max(waited_s, self.came.longest_s), at_least=True)
+        rank = _rank(self.count, percent)
+        if rank <= self.answered.count:
+            return Latency(self.answered.nth(rank), at_least=False)
+        waited_s = self.failed.nth_at_least(rank - self.answered.count)
+        return Latency(max(waited_s, self.answered.longest_s), at_least=True)
 
-    def longest(self) -> Waited | None:
-        """The longest; None of none."""
+    def longest(self) -> Latency | None:
+        """Return the longest latency; None without requests."""
         if not self.count:
             return None
-        longest_s = max(self.came.longest_s, self.failed.longest_s)
-        return Waited(longest_s, at_least=self.failed.count > 0)
+        longest_s = max(self.answered.longest_s, self.failed.longest_s)
+        return Latency(longest_s, at_least=self.failed.count > 0)
 
-    def all(self) -> dict[str, Waited | None]:
-        """p50, p90, p99, p99.9 and the longest, by their names in JSON."""
+    def all(self) -> dict[str, Latency | None]:
+        """Return p50, p90, p99, p99.9 and the maximum, by their names in JSON."""
         return {f"p{p:g}_ms": self.percentile(p) for p in PERCENTS} | {"max_ms": self.longest()}
 
     def figures(self) -> dict[str, Any]:
-        """Milliseconds of `all`, and the names of those that are only bounds from below."""
-        shown = self.all()
+        """Return `all` in milliseconds, and the names of those that are lower bounds."""
+        latencies = self.all()
         return {
             **{
-                name: None if waited is None else round(waited.seconds * 1e3, 3)
-                for name, waited in shown.items()
+                name: None if latency is None else round(latency.seconds * 1e3, 3)
+                for name, latency in latencies.items()
             },
-            "at_least": [name for name, waited in shown.items() if waited is not None and waited.at_least],
+            "at_least": [name for name, latency in latencies.items() if latency and latency.at_least],
         }
 
 
-def _wanted(count: int, percent: float) -> int:
+def _rank(count: int, percent: float) -> int:
     return max(1, math.ceil(count * percent / 100))
 
 
 GOOD = (200, 202)
 LATE_S = 0.01
-"""The 99th percentile of `Figures.begun_late` beyond which latencies are not the server's alone."""
+"""Limit of the 99th percentile of `Figures.begun_late`. Above it, the generator itself delays requests."""
 PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
 @dataclass(slots=True)
 class Figures:
-    """What became of the requests that were due in some time."""
+    """Statistics of the requests that were due in an interval."""
 
-    seconds: float = 0.0  # in which requests were due: what is waited for afterwards counts no time
-    requests: int = 0  # that were due; those under way are in no other figure yet
-    events: int = 0  # in those with a good answer
-    good_meanwhile: int = 0  # good answers that came within `seconds`
+    seconds: float = 0.0  # length of the interval, without the wait for the last answers
+    requests: int = 0  # due; the other figures exclude those in progress
+    events: int = 0  # in requests with a good answer
+    good_meanwhile: int = 0  # good answers within the interval
     events_meanwhile: int = 0  # in these
-    answers: Counter[str] = field(default_factory=Counter)  # by status, or what went wrong
-    latency: Waits = field(default_factory=Waits)  # from when they were due; what got no good answer failed
-    service: Durations = field(default_factory=Durations)  # of good answers, from when they were sent
-    late: Durations = field(default_factory=Durations)  # from when they were due to when they were sent
-    begun_late: Durations = field(default_factory=Durations)  # to when this process got round to them
-    freshness: Durations = field(default_factory=Durations)  # of rankings: now minus the newest event learned
-    first_problem: dict[str, str] = field(default_factory=dict)  # by what stands in `answers`
+    answers: Counter[str] = field(default_factory=Counter)  # by status or kind of failure
+    latency: Latencies = field(default_factory=Latencies)  # from the due time
+    service: Durations = field(default_factory=Durations)  # of good answers, from sending
+    late: Durations = field(default_factory=Durations)  # from the due time to sending
+    begun_late: Durations = field(default_factory=Durations)  # from the due time to the start in this process
+    freshness: Durations = field(default_factory=Durations)  # of rankings
+    first_problem: dict[str, str] = field(default_factory=dict)  # by the keys of `answers`
 
     @property
     def good(self) -> int:
@@ -187,26 +187,26 @@ class Figures:
 
     @property
     def failed(self) -> int:
-        """Requests without one."""
+        """Requests without a good answer."""
         return sum(self.answers.values()) - self.good
 
     @property
     def requests_per_s(self) -> float:
-        """Good answers a second, while requests were due."""
+        """Good answers per second of the interval."""
         return self.good_meanwhile / self.seconds if self.seconds else 0.0
 
     @property
     def events_per_s(self) -> float:
-        """Events in good answers a second, likewise."""
+        """Events in good answers per second of the interval."""
         return self.events_meanwhile / self.seconds if self.seconds else 0.0
 
     @property
     def generator_late(self) -> bool:
-        """Whether this process itself was late, before any wait for a connection: it has no time."""
+        """True if this process started requests late, so that it lacks processor time."""
         return (self.begun_late.percentile(99) or 0.0) > LATE_S
 
     def merge(self, other: Figures) -> None:
-        """Add those of a time that follows."""
+        """Add the figures of the following interval."""
         self.seconds += other.seconds
         self.requests += other.requests
         self.events += other.events
@@ -214,17 +214,14 @@ class Figures:
         self.events_meanwhile += other.events_meanwhile
         self.latency.merge(other.latency)
         self.answers.update(other.answers)
-        for mine, its in (
-            (self.service, other.service),
-            (self.late, other.late),
-            (self.begun_late, other.begun_late),
-            (self.freshness, other.freshness),
-        ):
-            mine.merge(its)
+        self.service.merge(other.service)
+        self.late.merge(other.late)
+        self.begun_late.merge(other.begun_late)
+        self.freshness.merge(other.freshness)
         self.first_problem = other.first_problem | self.first_problem
 
     def as_json(self) -> dict[str, Any]:
-        """As `freshet load --json` tells them."""
+        """Return the JSON object that `freshet load --json` prints."""
         return {
             "seconds": round(self.seconds, 3),
             "requests": self.requests,
@@ -234,7 +231,7 @@ class Figures:
             "failed": self.failed,
             "first_problems": dict(sorted(self.first_problem.items())),
             "latency": self.latency.figures(),
-            "latency_of_answers": self.latency.came.figures(),
+            "latency_of_answers": self.latency.answered.figures(),
             "from_sending": self.service.figures(),
             "sent_late": self.late.figures(),
             "begun_late": self.begun_late.figures(),
@@ -245,27 +242,27 @@ class Figures:
 
 @dataclass(eq=False)
 class Lane:
-    """Requests of one kind at one rate."""
+    """Requests from one source at one rate."""
 
     name: str
-    rate: float  # requests a second
+    rate: float  # requests per second
     source: Source
     connections: Connections
     seed: int
-    now: Figures = field(default_factory=Figures)  # since they were taken last
-    due_until: float = math.inf  # of the loop's time: no requests are due from here on
-    _taken_at: float = 0.0
+    now: Figures = field(default_factory=Figures)  # of the current interval
+    due_until: float = math.inf  # no requests are due from this time on
+    _interval_start: float = 0.0
 
-    def begin(self, at: float) -> None:
-        """Its figures count from here."""
-        self._taken_at = at
+    def start_figures(self, at: float) -> None:
+        """Begin the first interval of figures."""
+        self._interval_start = at
 
-    def take(self, at: float) -> Figures:
-        """The figures since this was called last."""
-        taken, self.now = self.now, Figures()
-        until = max(min(at, self.due_until), self._taken_at)
-        taken.seconds, self._taken_at = until - self._taken_at, until
-        return taken
+    def take_figures(self, at: float) -> Figures:
+        """Return the figures of the interval and begin the next one."""
+        figures, self.now = self.now, Figures()
+        until = max(min(at, self.due_until), self._interval_start)
+        figures.seconds, self._interval_start = until - self._interval_start, until
+        return figures
 
 
 async def drive(
@@ -273,51 +270,49 @@ async def drive(
     seconds: float,
     *,
     every_s: float,
-    told: Callable[[float, dict[str, Figures]], None],
+    report: Callable[[float, dict[str, Figures]], None],
     stop: asyncio.Event,
 ) -> dict[str, Figures]:
-    """Send for so many seconds, or until told to stop; then wait for what is under way, which the connections
-    give up after their timeout.
+    """Send for `seconds` or until `stop`, wait for the last answers; return the run's figures by lane.
 
     Args:
-        lanes:   what is sent.
-        seconds: for how long.
-        every_s: how often `told` gets each lane's figures since the last time.
-        told:    gets seconds since the beginning, and figures by lane.
-        stop:    ends it early.
+        lanes:   sent concurrently.
+        seconds: in which requests are due.
+        every_s: interval of the reports.
+        report:  called with the seconds since the start, and the interval's figures by lane.
+        stop:    ends the sending early.
 
-    Returns:
-        The figures of the whole run, by lane.
+    Raises the exception of a source, after it has stopped the other lanes.
     """
-    wake_in_time()
+    reduce_timer_slack()
     loop = asyncio.get_running_loop()
     began = loop.time()
     whole = {lane.name: Figures() for lane in lanes}
     for lane in lanes:
-        lane.begin(began)
+        lane.start_figures(began)
 
-    def tell() -> None:
+    def report_interval() -> None:
         now = loop.time()
-        part = {lane.name: lane.take(now) for lane in lanes}
+        part = {lane.name: lane.take_figures(now) for lane in lanes}
         for name, figures in part.items():
             whole[name].merge(figures)
-        told(now - began, part)
+        report(now - began, part)
 
-    async def tell_often() -> None:
+    async def report_intervals() -> None:
         while True:
             await asyncio.sleep(every_s)
-            tell()
+            report_interval()
 
-    sending = [_Sending(lane, began, seconds) for lane in lanes]
+    senders = [_Sender(lane, began, seconds) for lane in lanes]
 
-    async def stop_when_told() -> None:
+    async def end_on_stop() -> None:
         await stop.wait()
-        for one in sending:
-            one.end()
+        for sender in senders:
+            sender.end()
 
-    helpers = [asyncio.create_task(tell_often()), asyncio.create_task(stop_when_told())]
-    tasks = [asyncio.create_task(one.run()) for one in sending]
-    for task in tasks:  # one that cannot go on ends the others
+    helpers = [asyncio.create_task(report_intervals()), asyncio.create_task(end_on_stop())]
+    tasks = [asyncio.create_task(sender.run()) for sender in senders]
+    for task in tasks:
         task.add_done_callback(partial(_stop_if_failed, stop))
     try:
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -326,7 +321,7 @@ async def drive(
     finally:
         for task in helpers:
             task.cancel()
-    tell()
+    report_interval()
     return whole
 
 
@@ -335,10 +330,8 @@ def _stop_if_failed(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
         stop.set()
 
 
-class _Sending:
-    """One lane's requests, sent when they are due until it is told to end. Then those under way are waited
-    for, each for as long as the lane's connections do.
-    """
+class _Sender:
+    """Sends one lane's requests when they are due, then waits for their answers or time-outs."""
 
     def __init__(self, lane: Lane, began: float, seconds: float) -> None:
         self._lane, self._began = lane, began
@@ -350,7 +343,7 @@ class _Sending:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def end(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._ended = True
         self._lane.due_until = min(self._lane.due_until, self._loop.time())
         self._wake()
@@ -360,7 +353,7 @@ class _Sending:
             self._pause.set_result(None)
 
     async def run(self) -> None:
-        """Send, and wait for the answers. Raises what the lane's source raises."""
+        """Send, and wait for the answers. Raises the exception of the lane's source."""
         try:
             await self._send()
         finally:
@@ -374,14 +367,14 @@ class _Sending:
             await self._wait_until(due)
             if self._ended:
                 return
-            task = self._loop.create_task(_ask(self._lane, request, due))
+            task = self._loop.create_task(_send_request(self._lane, request, due))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
             due += self._rng.expovariate(self._lane.rate)
 
     async def _wait_until(self, due: float) -> None:
         if due <= self._loop.time():
-            await asyncio.sleep(0)  # answers are read also while this falls behind
+            await asyncio.sleep(0)  # the loop reads answers also while the sender is behind
             return
         self._pause = self._loop.create_future()
         timer = self._loop.call_at(due, self._wake)
@@ -391,7 +384,7 @@ class _Sending:
             timer.cancel()
 
 
-async def _ask(lane: Lane, request: Request, due: float) -> None:
+async def _send_request(lane: Lane, request: Request, due: float) -> None:
     lane.now.requests += 1
     lane.now.begun_late.add(asyncio.get_running_loop().time() - due)
     answer = await lane.connections.post(request.path, request.body)
@@ -402,7 +395,7 @@ def _count(lane: Lane, request: Request, answer: Answer, due: float, now: float)
     figures = lane.now
     sent = now if answer.sent_at is None else answer.sent_at
     figures.late.add(sent - due)
-    kind, problem, fresh_ms = _read(request, answer)
+    kind, problem, fresh_ms = _check_answer(request, answer)
     figures.answers[kind] += 1
     if problem:
         figures.first_problem.setdefault(kind, problem)
@@ -412,14 +405,14 @@ def _count(lane: Lane, request: Request, answer: Answer, due: float, now: float)
     if now <= lane.due_until:
         figures.good_meanwhile += 1
         figures.events_meanwhile += request.events
-    figures.latency.came.add(now - due)
+    figures.latency.answered.add(now - due)
     figures.service.add(now - sent)
     if fresh_ms is not None:
         figures.freshness.add(max(0.0, fresh_ms / 1e3))
 
 
-def _read(request: Request, answer: Answer) -> tuple[str, str, float | None]:
-    """What stands in `Figures.answers`; what is wrong with the answer, if anything is; how fresh it was."""
+def _check_answer(request: Request, answer: Answer) -> tuple[str, str, float | None]:
+    """Return the key of `Figures.answers`, the problem or "", and the freshness in ms or None."""
     if not answer.status:
         return answer.problem.partition(":")[0], answer.problem, None
     kind, text = str(answer.status), answer.body[:500].decode(errors="replace")
@@ -433,12 +426,12 @@ def _read(request: Request, answer: Answer) -> tuple[str, str, float | None]:
         return f"{kind}, not understood", f"{error!r}: {text}", None
 
 
-def wake_in_time() -> None:
-    """Have the calling thread's pauses end when they are due: Linux lets them end 50 µs late."""
-    with contextlib.suppress(OSError, AttributeError):  # no Linux
+def reduce_timer_slack() -> None:
+    """Make the thread's sleeps end on time; by default, Linux may end them 50 µs late."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop whose pauses are exact to some 10 µs: epoll, which is used otherwise, counts in milliseconds."""
+    """Create an event loop with timers exact to some 10 µs; epoll, the default, counts in milliseconds."""
     return asyncio.SelectorEventLoop(selectors.SelectSelector())

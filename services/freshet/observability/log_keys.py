@@ -18,8 +18,7 @@ ALWAYS = {
     "pid": "the process",
     "release": "the release that runs",
 }
-"""In every line (text for people has time, level, service and message, and `instance` if it is not the
-host)."""
+"""In every line. Text for people has time, level, message and service, and `instance` if it has a name."""
 
 SOMETIMES = {
     "exception": "the traceback of what is no error of ours",

@@ -1,7 +1,7 @@
-"""What must not stand in a log: credentials, and events. Taken out of every line, whoever wrote it.
+"""Takes credentials and events out of log lines of freshet and of libraries: a structlog processor.
 
-Clients choose much of what is logged, so the time for a text must grow with its length and no faster: no
-pattern begins with a repetition that may start anywhere, and none can fail after a long one over and over.
+Clients choose many logged texts, so the time for a text must grow with its length and no faster: no pattern
+begins with a repetition that may start anywhere, and none can fail after a long one over and over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import re
 from itertools import islice
 from typing import Any
 
-__all__ = ["HIDDEN", "MOST_CHARS", "MOST_CHARS_IN_ALL", "scrubbed"]
+from structlog.typing import EventDict
+
+__all__ = ["HIDDEN", "MOST_CHARS", "MOST_CHARS_IN_ALL", "scrub", "scrubbed"]
 
 HIDDEN = "***"
 
@@ -47,13 +49,18 @@ _IN_TEXT = (
 )
 
 
+def scrub(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Scrub every value of a line."""
+    return {key: scrubbed(key, value) for key, value in event.items()}
+
+
 def scrubbed(key: str, value: Any) -> Any:
-    """A line's value without what must not be there; numbers and booleans are as they were."""
+    """Return a line's value without credentials and bytes of events; numbers and booleans stay."""
     return _Scrubbing().value(key, value)
 
 
 class _Scrubbing:
-    """Of one value and all that is in it."""
+    """Scrubs one value and the values in it."""
 
     def __init__(self) -> None:
         self._left = MOST_CHARS_IN_ALL

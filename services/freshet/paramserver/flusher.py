@@ -21,9 +21,9 @@ from freshet.config.spec.topics import ROWS_PARTITIONS, Topics, topics_of
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.log import EventLog
 from freshet.observability.metrics import Metric, Reading
-from freshet.observability.tracing import active
+from freshet.observability.spans import record_rows_sends
+from freshet.observability.tracing import now_ns
 from freshet.paramserver.core import FlushBook
-from freshet.paramserver.tracing import published_rows
 from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.store import RowStore
 from freshet.tables import Flushed, Published, Store
@@ -385,8 +385,7 @@ class Flusher:
         batch = self._store.collect_publish(PUBLISH_ROWS)
         appends = records_of(batch, self._topics.rows, self.book.fences)
         if appends:
-            tracer = active()
-            began_ns = 0 if tracer is None else tracer.now_ns()
+            start_ns = now_ns()
             try:
                 firsts = self._writer.append(appends)
             except FreshetError:
@@ -396,7 +395,6 @@ class Flusher:
                 self._rows_next[append.partition] = max(
                     self._rows_next[append.partition], first + len(append.values)
                 )
-            if tracer is not None:
-                published_rows(tracer, appends, firsts, began_ns)
+            record_rows_sends(appends, firsts, start_ns)
         self._counts.published_rows += len(batch)
         return len(batch)

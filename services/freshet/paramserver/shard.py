@@ -14,11 +14,11 @@ import structlog
 
 from freshet.config.spec.layout import layout_of
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
-from freshet.observability.tracing import Context, active
+from freshet.observability.spans import end_push_answer, start_rows_answer
+from freshet.observability.tracing import Context, end_span, running
 from freshet.paramserver.bucket_loader import Loader
 from freshet.paramserver.core import PushFences
 from freshet.paramserver.flusher import Flusher, PublishedTo, ShardContext, ShardCounts
-from freshet.paramserver.tracing import answered, answering
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rows.store import StoreIdentity
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
@@ -286,10 +286,7 @@ class Shard:
         states: RowStates | None = None,
     ) -> None:
         """Write each key's slots into `out`, (U, S) float32 for each group; see `RowService`."""
-        if active() is None:
-            self._lookup_groups(groups, out, create, states)
-            return
-        with answering("Lookup"):
+        with running(start_rows_answer("Lookup")):
             self._lookup_groups(groups, out, create, states)
 
     def _lookup_groups(
@@ -345,9 +342,7 @@ class Shard:
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see `RowService`."""
-        if active() is None:
-            return self._apply(push)
-        with answering("Push", push.span):
+        with running(start_rows_answer("Push", push.span), end_push_answer):
             return self._apply(push)
 
     def _apply(self, push: Push) -> bool:
@@ -391,8 +386,8 @@ class Shard:
 
     def answered(self, method: str, asked: Context, began_ns: int, end_ns: int) -> None:
         """Record a span; see `NativeRows`."""
-        if (tracer := active()) is not None:
-            answered(tracer, method, tracer.new(asked), asked, began_ns, "", end_ns)
+        if (span := start_rows_answer(method, asked, began_ns)) is not None:
+            (end_push_answer if method == "Push" else end_span)(span, end_ns=end_ns)
 
     def _push(self, push: Push) -> PushOutcome:
         self.admit(push.ranges, push.fence)

@@ -1,1 +1,1 @@
-"""One process: its lifecycle, its supervisor, its memory and its run folder."""
+"""One process: lifecycle, supervision, memory, run folder, tracing."""

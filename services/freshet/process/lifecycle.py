@@ -1,5 +1,4 @@
-"""How a service process lives: told to stop by a signal, drained with one deadline over all its stages,
-never outliving its supervisor."""
+"""Lifecycle of a service process: stop signals, one drain deadline, resources, liveness of its main loop."""
 
 from __future__ import annotations
 
@@ -33,67 +32,67 @@ __all__ = [
     "within",
 ]
 
-# --- Whether a main loop still turns: a loop beats once a round, and `/health/live` says how long ago
-# that was.
-
-
 STUCK_S = 120.0
-"""Without a beat a loop is stuck. A round takes milliseconds. The longest one that is in order waits 10 s
-for a lock of SQLite's, a few times."""
+"""Time without a beat after which a loop counts as stuck. A normal round takes milliseconds; the longest
+waits a few times 10 s for a SQLite lock."""
 
 
 class Pulse:
-    """Written by one loop, read by any thread."""
+    """The heartbeat of a main loop: written by the loop, read by any thread for `/health/live`.
+
+    Until the first beat the loop is not judged, because a service may load its state for any time.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK, stuck_s: float = STUCK_S) -> None:
-        """Rest: nothing is known of the loop before its first beat, as while a service loads its state."""
         self._clock, self._stuck_s = clock, stuck_s
         self._beat_s: float | None = None
 
     def beat(self) -> None:
-        """A round begins."""
+        """Record that a round begins."""
         self._beat_s = self._clock.monotonic()
 
     def rest(self) -> None:
-        """Until the next beat the loop does what may take any time, such as reading its state back."""
+        """Suspend the check until the next beat, for work of unknown length such as loading state."""
         self._beat_s = None
 
     def stuck(self) -> str | None:
-        """None, or for how long the loop has stood still."""
+        """Return how long the loop has been stalled, in words; None if it is not stuck."""
         beat_s = self._beat_s
-        still_s = 0.0 if beat_s is None else self._clock.monotonic() - beat_s
-        return f"the main loop has stood still for {still_s:.0f} s" if still_s >= self._stuck_s else None
+        stalled_s = 0.0 if beat_s is None else self._clock.monotonic() - beat_s
+        return f"the main loop has stalled for {stalled_s:.0f} s" if stalled_s >= self._stuck_s else None
 
 
 log = structlog.get_logger("freshet.lifecycle")
 
 LAST_S = 1.0
-"""What a stage has that comes after others, however little of the drain they have left it: telling who was
-cut off, a flush, releasing claims. At most two of a service."""
+"""The least time of a late stage (a flush, the release of claims), even if earlier stages used up the drain.
+A service has at most two such stages."""
 
 CLOSE_S = 1.0
-"""How long files and connections may take to close; what does not is left to the end of the process."""
+"""The time in which files and connections must close; the end of the process closes the rest."""
 
 KILL_AFTER_S = 5.0
-"""How long after its drain a process that was asked to stop is killed, if it still lives: two times LAST_S,
-CLOSE_S, and two seconds for its last traces, where all of that hangs. Whoever else stops services (the grace
-period of a container, say) should allow as much."""
+"""The time from the end of the drain until the supervisor kills a process that is still alive: two LAST_S,
+CLOSE_S and two seconds for the last traces. Other grace periods (a container's, for example) should allow as
+much."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def stop_on_signals(stop: threading.Event) -> None:
-    """Set `stop` on SIGTERM, SIGINT, and SIGHUP: the terminal was closed. A second SIGTERM or SIGINT ends the
-    process at once, with 128 + its number, as shells say. Main thread only.
+    """Set `stop` on SIGTERM, SIGINT and SIGHUP (the terminal was closed).
+
+    A second SIGTERM or SIGINT ends the process at once, with the shell's exit code, 128 + the signal number.
+    Call in the main thread only.
     """
-    asked = False
+    stopping = False
 
     def handle(number: int, _frame: object) -> None:
-        nonlocal asked
-        if asked and number != signal.SIGHUP:  # a shell that ends sends one, and the system another
+        nonlocal stopping
+        if stopping and number != signal.SIGHUP:  # the shell and the kernel may each send a SIGHUP
             os._exit(128 + number)
-        asked = True
-        # Not here: this thread may be within stop.wait(), with the lock that set() waits for.
+        stopping = True
+        # On another thread: this one may be inside stop.wait() and hold the lock that set() needs.
         _thread.start_new_thread(stop.set, ())
 
     signal.signal(signal.SIGTERM, handle)
@@ -103,11 +102,10 @@ def stop_on_signals(stop: threading.Event) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, so that no service outlives a killed
-    supervisor.
+    """Make the kernel kill this process when its parent dies, so that no service outlives its supervisor.
 
-    Linux only; elsewhere a killed supervisor leaves its services, which the next `freshet up` finds by their
-    locks. `parent` is the process id that started us: if it is gone already, the process exits.
+    `parent` is the expected parent's process id: if that process is gone already, this one exits. Linux only;
+    elsewhere services survive a killed supervisor, and the next `freshet up` finds them by their locks.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -117,34 +115,33 @@ def die_with_parent(parent: int) -> None:
 
 
 class Drain:
-    """The time of one stop, for all its stages together: `seconds` from when it `begin`s."""
+    """One deadline for all stages of a stop: `seconds` from the call of `begin`."""
 
     def __init__(self, seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._seconds, self._clock = seconds, clock
         self._ends: float | None = None
 
     def begin(self) -> None:
-        """The stop has come; only the first call counts."""
+        """Start the time; only the first call counts."""
         if self._ends is None:
             self._ends = self._clock.monotonic() + self._seconds
 
     def left_s(self, least_s: float = 0.0) -> float:
-        """What is left for the stages to come, or `least_s` if that is more; all of it before `begin`."""
+        """Return the seconds left, at least `least_s`; before `begin`, the whole time."""
         left = self._seconds if self._ends is None else self._ends - self._clock.monotonic()
         return max(left, least_s, 0.0)
 
 
 class Task:
-    """A call on a thread of its own, which the end of the process does not wait for."""
+    """A call on its own daemon thread, begun by the constructor."""
 
     def __init__(self, name: str, do: Callable[[], object]) -> None:
-        """Begin."""
         self._do, self._raised = do, list[BaseException]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def done(self, seconds: float) -> bool:
-        """Whether it has ended, waiting for so long at most. Raises what it raised."""
+        """Wait at most `seconds` and report whether the call has ended. Raises the call's exception."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             return False
@@ -160,8 +157,10 @@ class Task:
 
 
 def within(seconds: float | None, name: str, do: Callable[[], object]) -> bool:
-    """Do this for so long at most (None: however long it takes); False if it is not done then: it goes on by
-    itself, as a `Task`. Raises what it raises."""
+    """Call `do` and wait at most `seconds` (None: without limit). Raises the exception of `do`.
+
+    Returns False if the call has not ended by then; it continues as a `Task`.
+    """
     if seconds is None:
         do()
         return True
@@ -169,26 +168,25 @@ def within(seconds: float | None, name: str, do: Callable[[], object]) -> bool:
 
 
 def join_all(threads: Iterable[threading.Thread], seconds: float) -> Sequence[str]:
-    """Wait for all of these together for so long; returns the names of those that have not ended."""
+    """Wait at most `seconds` for all threads together; return the names of those still alive."""
     deadline = time.monotonic() + seconds
-    left = []
+    alive = []
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            left.append(thread.name)
-    return left
+            alive.append(thread.name)
+    return alive
 
 
 @dataclass
 class Cleanup:
-    """What must be closed at the end, in reverse order; a failure to close one thing does not keep the
-    others.
+    """Resources to close in reverse order; a failure to close one does not keep the others open.
 
-    A context manager: what is still in it at the end of its block is closed. A constructor that opens things
-    takes them out by `pop_all` as its last step, so that one that fails leaves nothing open.
+    As a context manager it closes them at the end of the block. A constructor that opens resources moves them
+    out by `pop_all` as its last step, so a constructor that fails leaves none open.
     """
 
-    within_s: float | None = None  # of the block's end; see `run`
+    within_s: float | None = None  # limit at the end of the block; see `run`
     _steps: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -198,20 +196,20 @@ class Cleanup:
         self.run(self.within_s)
 
     def pop_all(self) -> Cleanup:
-        """What is to be closed, from now on by another: nothing is left in this one."""
-        taken = Cleanup(self.within_s, self._steps)
+        """Move all resources to a new `Cleanup` and return it."""
+        moved = Cleanup(self.within_s, self._steps)
         self._steps = []
-        return taken
+        return moved
 
     def add(self, name: str, close: Callable[[], object]) -> None:
-        """Close this, after everything that is added later."""
+        """Register `close`, to be called after every callback that is added later."""
         self._steps.append((name, close))
 
     def run(self, within_s: float | None = None) -> Sequence[str]:
-        """Close all; returns the names of what could not be closed.
+        """Close all within `within_s`; return the names of resources that failed to close.
 
-        `within_s`: leave what is not closed by then to the end of the process. Something may wait there for a
-        server that does not answer.
+        A close may wait for a server that does not answer: at the limit the rest is left to the end of the
+        process.
         """
         failed: list[str] = []
         closing = ""

@@ -1,4 +1,4 @@
-"""How much memory processes may take here: the machine's, and the limit of the control group."""
+"""Memory limits of the machine and the cgroup; settings of glibc's allocator and Python's collector."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ __all__ = [
     "shorten_pauses",
 ]
 
-# --- Where large arrays go when they are freed: back to the system in a process that lives long, so that
-# it does not grow by fragments; kept for the next one in a command that ends soon.
-#
-# glibc serves large allocations by mmap, but raises the limit from which it does so to the largest
-# one that was ever freed (up to 32 MiB). Arrays of a few MB that come and go with every version then
-# end in the arenas of several threads, between small objects that stay, and the process grows for
-# hours. With the limit fixed it does not rise. See mallopt(3), M_MMAP_THRESHOLD.
-
+# glibc serves large allocations by mmap, but raises that threshold to the largest mapped block that was
+# ever freed (up to 32 MiB). Arrays of a few MB that come and go with every version then lie in the arenas of
+# several threads, between small objects that stay, and the process grows for hours. A fixed threshold
+# prevents this. See mallopt(3), M_MMAP_THRESHOLD.
 
 LARGE_BYTES = 1 << 20
-"""From this size on a block is mapped by itself. A batch of the default size allocates less, so the hot path
-does not pay for the system calls; a version's snapshot is mostly above."""
+"""glibc maps blocks of at least this size separately. A batch of the default size allocates less, so the hot
+path makes no such system calls; most arrays of a version's snapshot are larger."""
 
-_LARGEST_LIMIT, _MOST_KEPT = 32 << 20, 1 << 30  # glibc takes no limit above the first
+_MOST_MMAP_THRESHOLD, _MOST_KEPT = 32 << 20, 1 << 30  # glibc accepts no threshold above the first
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # from malloc.h; part of glibc's ABI
 
 
 def return_large_blocks() -> bool:
-    """Fix glibc's limit at `LARGE_BYTES`; False where the C library knows no such thing (musl)."""
+    """Fix glibc's mmap threshold at `LARGE_BYTES`; return False if the C library has none (musl)."""
     return _mallopt((_M_MMAP_THRESHOLD, LARGE_BYTES))
 
 
 def keep_large_blocks() -> bool:
-    """Keep up to 1 GiB that was freed instead of returning it and asking for it again, a page fault for every
-    4 KiB: a backtest of columns of 65,536 samples has two thirds fewer of them. False as above."""
-    return _mallopt((_M_MMAP_THRESHOLD, _LARGEST_LIMIT), (_M_TRIM_THRESHOLD, _MOST_KEPT))
+    """Keep up to 1 GiB of freed memory, for short commands; return False if the C library cannot (musl).
+
+    Memory that returns to the system costs a page fault per 4 KiB when it is allocated again: a backtest of
+    columns of 65,536 samples has two thirds fewer of them.
+    """
+    return _mallopt((_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD), (_M_TRIM_THRESHOLD, _MOST_KEPT))
 
 
 def _mallopt(*options: tuple[int, int]) -> bool:
@@ -53,23 +52,21 @@ def _mallopt(*options: tuple[int, int]) -> bool:
     return all(mallopt(*option) for option in options)
 
 
-# --- Shorter pauses of a process that answers people: Python's garbage collector and its threads' turns.
-
-
 YOUNG_OBJECTS = 50_000
-"""Containers made, and not freed, before the collector looks at them. A request of 100 candidates makes and
-frees a few hundred, none of them in cycles; at Python's 700 looking took a tenth of the CPU."""
+"""Live new containers that start a collection of the youngest generation. A request with 100 candidates
+creates and frees a few hundred, none in cycles; at Python's default, 700, collection took a tenth of the
+CPU."""
 
 TURN_S = 0.0005
-"""How long a thread may keep the interpreter while another waits. At Python's 5 ms a request waits for the
-thread that logs what was served; a turn costs some microseconds, a hundredth of this."""
+"""The interpreter's switch interval. At Python's default of 5 ms a request waits for the thread that writes
+the served log; a switch costs some microseconds, a hundredth of this."""
 
 
 def shorten_pauses() -> None:
-    """Call once the process has what it keeps: that is never looked at again, the rest less often.
+    """Exclude all live objects from garbage collection, collect the rest less often, switch threads sooner.
 
-    What is kept may still change; only cycles that become garbage later stay, of objects that live as long as
-    the process anyhow.
+    Call once the process has loaded its long-lived objects. Those objects may still change; cycles among them
+    that become garbage later stay in memory.
     """
     gc.collect()
     gc.freeze()
@@ -78,23 +75,23 @@ def shorten_pauses() -> None:
 
 
 _UNLIMITED = 1 << 60
-"""Version 1 of cgroups says a number near 2^63 where nothing is limited."""
+"""Limits from here on mean none: cgroup v1 gives a number near 2^63 for an unlimited group."""
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def machine_memory_bytes() -> int:
-    """Memory that processes here may take together: the machine's, or the cgroup's limit if that is less."""
+    """Return the bytes available to all processes: the machine's memory, or the cgroup's limit if less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, memory_limit() or machine)
 
 
 def memory_limit(paths: tuple[str, ...] = _LIMITS) -> int | None:
-    """Bytes that this process's cgroup may take; None where there is no limit, or it cannot be found out."""
+    """Return the byte limit of this process's cgroup; None if it is unlimited or unknown."""
     for path in paths:
         try:
             limit = int(Path(path).read_text())
-        except (OSError, ValueError):  # not there; or "max"
+        except (OSError, ValueError):  # missing, or "max"
             continue
         if limit < _UNLIMITED:
             return limit

@@ -1,4 +1,4 @@
-"""What every process tells of itself beside Prometheus' own `process_*` metrics: release, threads, limit."""
+"""Metrics that every process publishes beside Prometheus' own `process_*`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["PROCESS_METRICS", "service_registry"]
 
 PROCESS_METRICS = (
     SPANS,
-    Metric("freshet_build_info", "gauge", "1", "1, with the release that runs.", ("version",)),
+    Metric("freshet_build_info", "gauge", "1", "1, labelled with the running release.", ("version",)),
     Metric("freshet_process_threads", "gauge", "threads", "Threads of the Python interpreter."),
     Metric(
         "freshet_process_memory_limit_bytes",
         "gauge",
         "bytes",
-        "What its container or unit may take (cgroup); left out where nothing limits it.",
+        "Memory limit of the process's cgroup; absent if there is none.",
     ),
     Metric(
         "freshet_certificate_seconds_left",
         "gauge",
         "seconds",
-        "Until the certificate that it shows expires, by whose settings name it; below 0 once it has. Left "
-        "out where it shows none.",
+        "Time until the process's certificate expires, by the settings that name it; negative once it has. "
+        "Absent without a certificate.",
         ("of",),
     ),
     HANDSHAKES,
@@ -41,24 +41,23 @@ PROCESS_METRICS = (
         "freshet_skipped_state",
         "counter",
         "records, files or rows",
-        "State that was damaged and was left out, by what it is of: the main work goes on without it. "
-        "`skipped` in "
-        "`/status` names the newest place of each.",
+        "Damaged state that the process skipped, by its kind; the main work continues without it. "
+        "`skipped` in `/status` names the newest place of each kind.",
         ("of",),
     ),
     Metric(
         "freshet_log_tombstones",
         "counter",
         "records",
-        "Records without a value that this process has read and passed over, as compacted and change-data "
-        "topics hold them. They are no fault.",
+        "Records without a value that this process has read and skipped. Compacted and change-data topics "
+        "hold them; they are no fault.",
         ("topic",),
     ),
 )
 
 
 def service_registry() -> CollectorRegistry:
-    """A registry that tells of this process; the service's own metrics join it."""
+    """Create a registry with the metrics of the process; the service adds its own."""
     registry = CollectorRegistry()
     register(registry, PROCESS_METRICS, _readings)
     return registry

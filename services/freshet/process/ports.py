@@ -1,4 +1,4 @@
-"""Who holds a port: read from /proc, so that an error can name the process and the way out; and free ones."""
+"""TCP ports: the process that holds one, read from /proc for error messages, and free ports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTEN = "0A"
 
 
 def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
-    """`port 7000 is held by process 123 (python -m ...)`, or None where that cannot be found out."""
+    """Return `port 7000 is held by process 123 (python -m ...)`, or None if the owner is unknown."""
     inodes = set(_listeners(port, proc))
     if not inodes:
         return None
@@ -31,10 +31,7 @@ def owner_of_port(port: int, proc: Path = Path("/proc")) -> str | None:
 
 
 def cannot_listen(where: str, host: str, port: int, setting: str, error: OSError) -> ConfigError:
-    """What to mend, where nobody can listen at an address: the port if it is that, else the address.
-
-    `setting` gives the port.
-    """
+    """Build the error of a failed bind: it names `setting` if the port is at fault, or the address."""
     at, why = str(Address(host, port)), error.strerror or str(error)
     if isinstance(error, socket.gaierror) or error.errno not in (errno.EADDRINUSE, errno.EACCES):
         hint = "FRESHET_COMMON_BIND_ADDRESS names it; 127.0.0.1 is loopback alone, 0.0.0.0 every address"
@@ -50,9 +47,9 @@ def _holds(process: Path, inodes: set[str]) -> bool:
     try:
         handles = list((process / "fd").iterdir())
     except OSError:
-        return False  # it has ended, or belongs to somebody else
+        return False  # it has ended, or belongs to another user
     for handle in handles:
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the process has closed it meanwhile
             if os.readlink(handle) in inodes:
                 return True
     return False
@@ -60,22 +57,19 @@ def _holds(process: Path, inodes: set[str]) -> bool:
 
 def _command(process: Path) -> str:
     try:
-        said = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "it has just ended"
-    return "".join(c if c.isprintable() else "?" for c in said)  # a terminal shows it
+    return "".join(c if c.isprintable() else "?" for c in command)  # no escape sequences for the terminal
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports of this machine that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Find `count` different ports of 127.0.0.1 that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [int(free.getsockname()[1]) for free in sockets]
 
 
 def _listeners(port: int, proc: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the kernel reports of a process: whether it still is the one that was started, and its memory."""
+"""Processes as the kernel reports them: activity, identity, memory; and the exit reason in a log."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Activity", "activity_of", "birth_of", "is_alive", "last_words", "memory_mb"]
-
-# --- What a process said last before it ended: the error at the end of its log.
-
+__all__ = ["Activity", "activity_of", "birth_of", "exit_reason", "is_alive", "memory_mb"]
 
 READ_BYTES = 8 << 10
-"""Read from the log's end: an error takes a few hundred, a long traceback before it is not wanted."""
+"""Bytes read from the end of a log: an error takes a few hundred, and a traceback before it is not needed."""
 
-SAID_CHARS = 600
+REASON_CHARS = 600
 
 
-def last_words(path: Path, start: int = 0) -> str:
-    """The last message of a log from byte `start` on that is no line of structured log: an error with what
-    it says to do, of a traceback its last line. Empty if there is none, or the log cannot be read."""
+def exit_reason(path: Path, start: int = 0) -> str:
+    """Return the last error in a log from byte `start` on: the last unindented line that is no structured log
+    record, with the indented lines after it. Empty if there is none, or the log cannot be read."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)
             if end - READ_BYTES > start:
                 file.seek(end - READ_BYTES)
-                file.readline()  # the rest of a line that began before
+                file.readline()  # skip the rest of a line
             else:
                 file.seek(start)
             text = file.read().decode("utf-8", errors="replace")
@@ -33,21 +30,21 @@ def last_words(path: Path, start: int = 0) -> str:
         return ""
     lines = [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith("{")]
     heads = [i for i, line in enumerate(lines) if not line[0].isspace()]
-    said = "\n".join(lines[heads[-1] :])[:SAID_CHARS] if heads else ""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in said)  # terminals show it: no escapes
+    reason = "\n".join(lines[heads[-1] :])[:REASON_CHARS] if heads else ""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in reason)  # no escapes for the terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process does, as the kernel says."""
+    """The activity of a process as /proc reports it."""
 
     state: str  # R runs or waits for a processor, S sleeps, D waits for a disk, T is stopped
-    cpu_s: float  # processor time so far, of all its threads
-    traced: bool  # a debugger holds it
+    cpu_s: float  # total processor time of all threads
+    traced: bool  # a debugger is attached
 
 
 def activity_of(pid: int) -> Activity | None:
-    """None where that cannot be found out: the process has ended, or the system has no /proc."""
+    """Read the activity of a process; None if it has ended, or the system has no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -59,9 +56,10 @@ def activity_of(pid: int) -> Activity | None:
 
 
 def birth_of(pid: int) -> str:
-    """The boot of the kernel and the tick in it at which a process began: the kernel gives an id to another
-    process after a while, but never with the same birth. Empty if the process has ended, or if the system has
-    no /proc.
+    """Return the kernel's boot id and the tick at which the process began.
+
+    The kernel reuses process ids, but never with the same birth. Empty if the process has ended, or if the
+    system has no /proc.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -72,10 +70,10 @@ def birth_of(pid: int) -> str:
 
 
 def is_alive(pid: int, birth: str) -> bool:
-    """Whether the process that had this id and this birth still runs.
+    """Report whether the process with this id and this birth still runs.
 
-    An empty birth names a process that had ended when its birth was read, so it does not run. Only a system
-    without /proc leaves every birth empty; there the id alone decides, which another process may have by now.
+    An empty birth means that the process had ended when its birth was read. A system without /proc leaves
+    every birth empty; there the id alone decides, which another process may have by now.
     """
     if birth or _HAS_BIRTHS:
         return bool(birth) and birth_of(pid) == birth
@@ -84,7 +82,7 @@ def is_alive(pid: int, birth: str) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # another user's
+        pass  # it runs as another user
     return True
 
 
@@ -92,11 +90,11 @@ _HAS_BIRTHS = bool(birth_of(os.getpid()))
 
 
 def memory_mb(pid: int) -> float | None:
-    """Resident memory of a process, MB; None where that cannot be found out."""
+    """Return the resident memory of a process in MB; None if it is unknown."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return round(int(line.split()[1]) / 1024, 1)
     except (OSError, ValueError):
-        pass  # it has just ended, or this is no Linux
+        pass  # it has just ended, or the system has no /proc
     return None

@@ -1,7 +1,6 @@
-"""What runs in a run folder and what happened to it: `state/services.json`, written by the supervisor.
+"""The state of a run folder, `state/services.json`: its services, and the processes that ended.
 
-Read by `freshet status` and the console, also while nothing runs: what a killed process cannot say itself
-stands here.
+The supervisor writes it; `freshet status` and the console read it, also while no process runs.
 """
 
 from __future__ import annotations
@@ -22,41 +21,41 @@ __all__ = ["STATE_FILE", "Ended", "RunState", "last_sign_ms", "read_run", "read_
 STATE_FILE = "services.json"
 
 HISTORY = 50
-"""Endings that are kept: what an operator looks back at, and a file of a few KiB."""
+"""Ended processes that the file keeps, so that it stays at a few KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One process that ended without being asked to."""
+    """One process that ended without a request to stop."""
 
     name: str  # of the service, or "supervisor"
-    time_ms: int  # when that was seen; of a supervisor, when the run folder was last written to
+    time_ms: int  # of detection; for a supervisor, of the last write to the run folder
     how: str  # "signal 9 (SIGKILL)", "exit code 1"
-    why: str = ""  # its last words, if it had any
+    why: str = ""  # the exit reason, if its log holds one
     up_s: float | None = None  # how long it had run
-    again_ms: int | None = None  # when another was started in its place; None: not yet
+    again_ms: int | None = None  # when its replacement started; None: not yet
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The processes of a run folder as its supervisor last saw them."""
+    """The processes of a run folder, as its supervisor last wrote them."""
 
     supervisor: int  # process id
     services: Mapping[str, Mapping[str, Any]]  # name -> pid, birth, host, port, since_s, …
-    again: str = ""  # the command that goes on with this folder
-    stopped_ms: int | None = None  # when it was stopped as it should be; None: it runs, or was killed
+    again: str = ""  # the command that continues the run
+    stopped_ms: int | None = None  # time of a regular stop; None: the run is active, or was killed
     history: Sequence[Ended] = ()  # oldest first
     birth: str = ""  # of the supervisor, see `freshet.process.process_info`
 
 
 def read_run(folder: RunFolder) -> RunState | None:
-    """The state as last written; None if nothing ever ran here.
+    """Read the state; None if no supervisor ever ran in this folder.
 
-    Raises Corrupt, naming the file, if it does not parse; Unavailable if it cannot be read.
+    Raises Corrupt if the file does not parse, Unavailable if it cannot be read.
     """
     path = folder.state / STATE_FILE
     try:
-        return _parsed(orjson.loads(path.read_bytes()))
+        return _parse(orjson.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -78,12 +77,12 @@ _NO_SERVICE = {
     "last_exit": "",
 }
 _LATEST_MS = 253_402_300_799_000
-"""The end of the year 9999: what comes after is no date."""
+"""The end of the year 9999, the last that `datetime` can hold."""
 
 _Check = Callable[[Any], bool]
 
 
-def _whole(most: int) -> _Check:
+def _is_int_to(most: int) -> _Check:
     return lambda value: type(value) is int and 0 <= value <= most
 
 
@@ -91,42 +90,42 @@ def _or_none(check: _Check) -> _Check:
     return lambda value: value is None or check(value)
 
 
-def _text(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _seconds(value: Any) -> bool:
+def _is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value <= _LATEST_MS / 1000
 
 
-_PID, _TIME = _whole(1 << 31), _whole(_LATEST_MS)
+_PID, _TIME = _is_int_to(1 << 31), _is_int_to(_LATEST_MS)
 _RUN: Mapping[str, _Check] = {
     "supervisor": _PID,
     "stopped_ms": _or_none(_TIME),
-    "again": _text,
-    "birth": _text,
+    "again": _is_text,
+    "birth": _is_text,
 }
 _SERVICE: Mapping[str, _Check] = {
     "pid": _or_none(_PID),
-    "birth": _text,
-    "host": _text,
-    "port": _whole(65_535),
-    "since_s": _seconds,
-    "restarts": _whole(1 << 31),
-    "last_exit": _text,
+    "birth": _is_text,
+    "host": _is_text,
+    "port": _is_int_to(65_535),
+    "since_s": _is_seconds,
+    "restarts": _is_int_to(1 << 31),
+    "last_exit": _is_text,
 }
 _ENDED: Mapping[str, _Check] = {
-    "name": _text,
+    "name": _is_text,
     "time_ms": _TIME,
-    "how": _text,
-    "why": _text,
-    "up_s": _or_none(_seconds),
+    "how": _is_text,
+    "why": _is_text,
+    "up_s": _or_none(_is_seconds),
     "again_ms": _or_none(_TIME),
 }
 
 
-def _parsed(found: Any) -> RunState:
-    """Raises KeyError, TypeError, ValueError or AttributeError if that is no state of services."""
+def _parse(found: Any) -> RunState:
+    """Raises KeyError, TypeError, ValueError or AttributeError if `found` is no state of services."""
     run = RunState(
         supervisor=found["supervisor"],
         services={name: {**_NO_SERVICE, **state} for name, state in found["services"].items()},
@@ -152,23 +151,20 @@ def _require(name: str, value: Any, check: _Check) -> None:
 
 
 def read_state(folder: RunFolder) -> Mapping[str, Mapping[str, Any]]:
-    """{service: pid, birth, host, port, since_s, restarts, last_exit}; empty if nothing ever ran here.
-
-    Raises as `read_run`.
-    """
+    """Return {service: pid, birth, host, port, since_s, restarts, last_exit}; raises as `read_run`."""
     run = read_run(folder)
     return run.services if run is not None else {}
 
 
 def write_run(folder: RunFolder, run: RunState) -> None:
-    """Replace the state, whole or not at all. Raises OSError."""
+    """Replace the state atomically. Raises OSError."""
     target = folder.state / STATE_FILE
     history = [asdict(one) for one in run.history[-HISTORY:]]
     replace_file(target, orjson.dumps({**asdict(run), "history": history}))
 
 
 def last_sign_ms(folder: RunFolder) -> int:
-    """When the log, or a process's log, was last written: the last sign of life of what was killed."""
+    """Return the time of the last write to the event log or a process's log; 0 if there is no file."""
     times = [_modified_ms(path) for part in (folder.log, folder.logs) for path in _files(part)]
     return max(times, default=0)
 

@@ -1,8 +1,6 @@
-"""The supervisor of `freshet up`: starts the services, starts again what dies or hangs, stops them all in
-order.
+"""The supervisor of `freshet up`: it starts the services, restarts those that end or hang, stops them all.
 
-It owns the run folder by a lock, and writes what runs and what ended to `state/services.json` for `freshet
-status`.
+It owns the run folder by a lock, and writes the state of its children to `state/services.json`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.http.endpoint import LIVE
 from freshet.http.service_client import ask
 from freshet.observability.skipped import skip
-from freshet.process.process_info import activity_of, birth_of, last_words
+from freshet.process.process_info import activity_of, birth_of, exit_reason
 from freshet.process.restart_policy import HangPolicy, Silence, Watch, exit_in_words
 from freshet.process.run_state import STATE_FILE, Ended, RunState, last_sign_ms, read_run, write_run
 
@@ -35,12 +33,12 @@ log = structlog.get_logger("freshet.supervisor")
 
 DEFAULT_HANG = HangPolicy()
 LOCK_FILE = "supervisor.lock"
-LOOK_S = 0.05
-"""How often children are looked at: a restart is at most this late."""
+POLL_EVERY_S = 0.05
+"""Interval at which the supervisor polls its children: the largest delay of a restart."""
 
-ASK_EVERY_S = 2.0
-ASK_WITHIN_S = 5.0
-"""How often a child is asked whether it lives, and how long it has to answer."""
+CHECK_EVERY_S = 2.0
+CHECK_WITHIN_S = 5.0
+"""Interval and time-out of the requests for a child's `/health/live`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +49,8 @@ class Process:
     command: Sequence[str]
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    host: str = "127.0.0.1"  # where a process of this machine reaches it
-    watched: bool = True  # asked whether it lives, and started again if it hangs
+    host: str = "127.0.0.1"  # the address for requests from this machine
+    watched: bool = True  # poll `/health/live`, and restart the process if it hangs
 
 
 @dataclass(slots=True)
@@ -61,14 +59,13 @@ class _Child:
     watch: Watch = field(default_factory=Watch)
     popen: subprocess.Popen[bytes] | None = None
     birth: str = ""
-    since: float = 0.0  # wall clock, s: for people
-    log_start: int = 0  # where this process's part of its log begins
-    hung: str = ""  # why this process was killed
+    since: float = 0.0  # start of the process, wall clock, s
+    log_start: int = 0  # byte of the log at which the output of this process begins
+    hung: str = ""  # the reason to kill this process
 
 
 class Supervisor:
-    """Runs processes until told to stop. One a run folder: a second one is refused with the first one's
-    id."""
+    """Runs the processes of one run folder until it is stopped."""
 
     def __init__(
         self,
@@ -78,51 +75,57 @@ class Supervisor:
         *,
         again: str = "",
         hang: HangPolicy = DEFAULT_HANG,
-        ask_every_s: float = ASK_EVERY_S,
+        check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """`again`: the command that goes on with this folder, for those who find it stopped. `hang`: when a
-        child that does not answer is killed and started again."""
-        self._hang, self._ask_every_s, self._over = hang, ask_every_s, threading.Event()
+        """Lock the run folder.
+
+        Args:
+            again: the command that continues this run, recorded in the state.
+
+        Raises ConfigError if another supervisor holds the lock, Unavailable if the folder cannot be written.
+        """
+        self._hang, self._check_every_s, self._over = hang, check_every_s, threading.Event()
         self._folder, self._clock, self._again = folder, clock, again
         self._children = [_Child(p) for p in processes]
         self._state_due = 0.0
         self._state_stamp: tuple[int, int, int] | None = None
         self._lock = _take_lock(folder.state / LOCK_FILE)
         self._logs: dict[str, IO[bytes]] = {}
-        self._history = _earlier(folder, clock.now_ms())
+        self._history = _read_history(folder, clock.now_ms())
 
-    def run(self, stop: threading.Event, *, patience_s: float) -> Mapping[str, str]:
-        """Keep everything running until `stop`; then stop it: what has not ended by itself after `patience_s`
-        is killed. Returns {service: how it ended}.
+    def run(self, stop: threading.Event, *, drain_s: float) -> Mapping[str, str]:
+        """Keep all processes running until `stop`, then stop them; return {service: how it ended}.
 
-        Raises Unavailable, with everything killed, if the run folder is moved or deleted meanwhile: services
-        would go on acknowledging into files that nobody finds, or begin others in its place.
+        A process that is alive `drain_s` after the stop is killed.
+
+        Raises Unavailable, with all processes killed, if the run folder is moved or deleted: services would
+        acknowledge events into files that no later run finds.
         """
         for child in self._children:
             if child.process.watched:
-                name = f"ask {child.process.name}"
-                threading.Thread(target=self._ask, args=(child,), name=name, daemon=True).start()
+                name = f"check {child.process.name}"
+                threading.Thread(target=self._check_liveness, args=(child,), name=name, daemon=True).start()
         try:
             while not stop.is_set():
-                self._look()
+                self._poll_children()
                 self._refuse_lost_folder()
-                stop.wait(LOOK_S)
+                stop.wait(POLL_EVERY_S)
             self._over.set()
-            return self._stop_all(patience_s)
+            return self._stop_all(drain_s)
         finally:
             self._over.set()
-            self._kill_all()  # does something only if an error came in between
+            self._kill_all()  # children are left only after an error
             for file in self._logs.values():
                 file.close()
             self.close()
 
     def close(self) -> None:
-        """Give the run folder back; what `run` does at its end."""
+        """Release the lock of the run folder, as `run` does at its end."""
         self._lock.close()
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """{service: how often it was started again}."""
+        """{service: its restarts}."""
         return {child.process.name: child.watch.restarts for child in self._children}
 
     def _refuse_lost_folder(self) -> None:
@@ -132,24 +135,24 @@ class Supervisor:
         except (FileNotFoundError, NotADirectoryError):
             found = None
         except OSError:
-            return  # it cannot be seen now: that is no sign that it is gone
+            return  # it cannot be read now, which does not mean that it is gone
         if found is None or (found.st_dev, found.st_ino) != (mine.st_dev, mine.st_ino):
             raise Unavailable(
                 f"{self._folder.path} was moved or deleted while it ran; its services were killed\n"
                 "  a folder that was moved goes on with `freshet up` where it is now; stop a run before that"
             )
 
-    def _look(self) -> None:
+    def _poll_children(self) -> None:
         changed = False
         now = self._clock.monotonic()
         if now >= self._state_due:
-            self._state_due = now + ASK_EVERY_S
+            self._state_due = now + CHECK_EVERY_S
             changed = self._state_is_lost()
         for child in self._children:
             code = child.popen.poll() if child.popen is not None else None
             if child.popen is not None and code is not None:
                 child.popen = None
-                self._ended(child, code, now)
+                self._record_exit(child, code, now)
                 changed = True
             if child.watch.due(now):
                 self._start(child, now)
@@ -157,35 +160,35 @@ class Supervisor:
         if changed:
             self._write_state()
 
-    def _ask(self, child: _Child) -> None:
-        """Ask one child again and again whether it lives; kill it once it hangs. On a thread of its own: an
-        answer may take as long as it has."""
-        asked: subprocess.Popen[bytes] | None = None
+    def _check_liveness(self, child: _Child) -> None:
+        """Poll one child's liveness and kill it once it hangs. Each child has a thread of its own, because a
+        request may take `CHECK_WITHIN_S`."""
+        checked: subprocess.Popen[bytes] | None = None
         silence = Silence(self._hang)
-        while not self._over.wait(self._ask_every_s):
+        while not self._over.wait(self._check_every_s):
             popen = child.popen
             if popen is None:
                 continue
-            if popen is not asked:
-                asked, silence = popen, Silence(self._hang)
-            said = _said(child.process)
-            why = silence.look(self._clock.monotonic(), said, activity_of(popen.pid))
-            if why and child.popen is popen and popen.poll() is None and not self._over.is_set():
-                log.error("service hangs, killing it", child=child.process.name, reason=why)
-                child.hung = why
+            if popen is not checked:
+                checked, silence = popen, Silence(self._hang)
+            answer = _request_liveness(child.process)
+            reason = silence.add_check(self._clock.monotonic(), answer, activity_of(popen.pid))
+            if reason and child.popen is popen and popen.poll() is None and not self._over.is_set():
+                log.error("service hangs, killing it", child=child.process.name, reason=reason)
+                child.hung = reason
                 popen.kill()
 
-    def _ended(self, child: _Child, code: int, now: float) -> None:
+    def _record_exit(self, child: _Child, code: int, now: float) -> None:
         path = self._folder.process_log(child.process.name)
         again = child.watch.exited(code, now)
         if child.hung:
             child.watch.last_exit, child.hung = f"{child.hung}, killed", ""
-        why = last_words(path, child.log_start)
-        began = child.watch.started_at  # monotonic: the wall clock may have been set back meanwhile
+        why = exit_reason(path, child.log_start)
+        began = child.watch.started_at  # monotonic, since the wall clock may be set back
         ran = None if began is None else round(now - began, 1)
         self._history.append(Ended(child.process.name, self._clock.now_ms(), child.watch.last_exit, why, ran))
         log.warning(
-            "service ended, starting it again",
+            "service ended, restarting it",
             child=child.process.name,
             how=child.watch.last_exit,
             **({"last_words": why} if why else {}),
@@ -207,9 +210,9 @@ class Supervisor:
                 stdout=self._logs[name],
                 stderr=self._logs[name],
                 env=environment,
-                start_new_session=True,  # Ctrl-C goes to the supervisor, which stops its children
+                start_new_session=True,  # Ctrl-C reaches the supervisor only, which stops its children
             )
-        except OSError as error:  # no such program, or no process, memory or disk left: the others go on
+        except OSError as error:  # no such program, or no process, memory or disk left: the others continue
             child.watch.exited(1, now)
             child.watch.last_exit = f"could not be started: {error}"
             log.error("service could not be started", child=name, reason=str(error))
@@ -222,10 +225,10 @@ class Supervisor:
                 for one in self._history
             ]
 
-    def _stop_all(self, patience_s: float) -> dict[str, str]:
-        """Ask all of them, wait until the deadline, then insist."""
+    def _stop_all(self, drain_s: float) -> dict[str, str]:
+        """Send SIGTERM to all children, wait until the deadline, then kill the rest."""
         ended: dict[str, str] = {}
-        deadline = self._clock.monotonic() + patience_s
+        deadline = self._clock.monotonic() + drain_s
         for child in self._children:
             if child.popen is not None:
                 child.popen.send_signal(signal.SIGTERM)
@@ -236,13 +239,13 @@ class Supervisor:
                 continue
             try:
                 code = popen.wait(max(0.1, deadline - self._clock.monotonic()))
-                # SIGTERM ends a process that had not come to listen for it yet
-                asked = code in (0, -signal.SIGTERM)
-                ended[child.process.name] = "stopped" if asked else exit_in_words(code)
+                # SIGTERM ends a process that has not installed its handler yet
+                stopped = code in (0, -signal.SIGTERM)
+                ended[child.process.name] = "stopped" if stopped else exit_in_words(code)
             except subprocess.TimeoutExpired:
                 popen.kill()
                 popen.wait()
-                ended[child.process.name] = f"killed: it had not stopped after {patience_s:g} s"
+                ended[child.process.name] = f"killed: it had not stopped after {drain_s:g} s"
             child.popen = None
         self._write_state(stopped_ms=self._clock.now_ms())
         return ended
@@ -253,16 +256,13 @@ class Supervisor:
                 child.popen.kill()
                 child.popen.wait()
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        return _stamp_of(self._folder.state / STATE_FILE)
-
     def _state_is_lost(self) -> bool:
-        """Whether the state was deleted or changed since it was written; the caller then writes it again."""
-        if self._state_stamp is None or self._stamp() == self._state_stamp:
+        """Report whether another program deleted or changed the state; the caller then writes it again."""
+        path = self._folder.state / STATE_FILE
+        if self._state_stamp is None or _stamp_of(path) == self._state_stamp:
             return False
-        path = str(self._folder.state / STATE_FILE)
-        log.error("the state of the services was changed or deleted, it is written anew", path=path)
-        skip("run_state", path, "it was changed or deleted by something else than its supervisor")
+        log.error("the state of the services was changed or deleted, it is written anew", path=str(path))
+        skip("run_state", str(path), "it was changed or deleted by something else than its supervisor")
         return True
 
     def _write_state(self, stopped_ms: int | None = None) -> None:
@@ -282,8 +282,8 @@ class Supervisor:
         run = RunState(me, services, self._again, stopped_ms, self._history, birth_of(me))
         try:
             write_run(self._folder, run)
-            self._state_stamp = self._stamp()
-        except OSError as error:  # a full disk stops no service that can do without it
+            self._state_stamp = _stamp_of(self._folder.state / STATE_FILE)
+        except OSError as error:  # services that need no disk continue on a full one
             log.error(
                 "the state of the services could not be written",
                 path=str(self._folder.state),
@@ -299,23 +299,22 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _said(process: Process) -> str | None:
-    """ "" if the child says that it lives, why its main loop stands still if it says that, None if it says
-    nothing."""
+def _request_liveness(process: Process) -> str | None:
+    """Request `/health/live`: "" if the process is live, a reason if it is stuck, None without an answer."""
     try:
-        code, said = ask(process.port, LIVE.path, host=process.host, timeout_s=ASK_WITHIN_S)
+        code, answer = ask(process.port, LIVE.path, host=process.host, timeout_s=CHECK_WITHIN_S)
     except OSError:
         return None
-    if code != 503 or not isinstance(said, dict) or said.get("status") != "stuck":
-        return ""  # whatever it says, it answers
-    return str(said.get("reason", "its main loop stands still"))
+    if code != 503 or not isinstance(answer, dict) or answer.get("status") != "stuck":
+        return ""  # any other answer shows that the process is live
+    return str(answer.get("reason", "its main loop has stalled"))
 
 
-def _earlier(folder: RunFolder, now_ms: int) -> list[Ended]:
-    """What happened here before, a supervisor that was killed included."""
+def _read_history(folder: RunFolder, now_ms: int) -> list[Ended]:
+    """Read the processes that ended in earlier runs; a killed supervisor counts as one."""
     try:
         run = read_run(folder)
-    except (Corrupt, Unavailable) as error:  # what happened is lost; that is no reason not to run
+    except (Corrupt, Unavailable) as error:  # the history is lost, but the run can start
         log.warning("the state of an earlier run could not be read", reason=str(error))
         return []
     if run is None:

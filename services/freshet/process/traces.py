@@ -1,4 +1,4 @@
-"""Tracing turned on for a process, if its settings say so. OpenTelemetry is imported only then."""
+"""Start of tracing in a process. OpenTelemetry is imported only if the settings enable it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from freshet.config.settings import Settings
 from freshet.errors import ConfigError
 from freshet.extras import how_to_install
 from freshet.observability.metrics import Metric, Reading
-from freshet.observability.tracing import Tracer, install
+from freshet.observability.tracing import install
 from freshet.release import RELEASE
 
 if TYPE_CHECKING:
-    from freshet.observability.trace_export import Outbox
+    from freshet.observability.tracer import ExportQueue
 
 __all__ = ["SPANS", "span_readings", "start_traces"]
 
@@ -23,33 +23,33 @@ SPANS = Metric(
     "freshet_traces_spans",
     "counter",
     "spans",
-    "Spans of traces: sent, dropped as too many waited, failed as the collector did not take them.",
+    "Spans by outcome: sent, dropped (the queue was full), failed (the collector refused them).",
     ("outcome",),
 )
 
 OUTCOMES = ("sent", "dropped", "failed")
 
 CLOSE_S = 2.0
-"""How long the end of a process waits for its last spans to be sent."""
+"""Time at the end of a process for sending its last spans."""
 
 SYSTEMS = {"kafka": "kafka", "sqlite": "freshet_sqlite"}
 
-_outbox: Outbox | None = None
+_queue: ExportQueue | None = None
 
 
 def start_traces(
     settings: Settings, *, role: str, instance: str, model: str, on: bool = True
 ) -> Callable[[], None]:
-    """Trace from now on, if `settings` say so; returns what ends it. Raises ConfigError.
+    """Install the tracer if `settings` enable it and `on` (the role has spans); return its stop callback.
 
-    Args:
-        on: whether this role tells of anything at all.
+    Raises ConfigError if the extra `tracing` is not installed.
     """
-    global _outbox  # noqa: PLW0603 - one a process, as its tracer
+    global _queue  # noqa: PLW0603 - one per process, as the tracer
     if not on or not settings.traces.ratio or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return _nothing
+        return lambda: None
     try:
-        from freshet.observability.trace_export import Outbox  # noqa: PLC0415 - so that who does not trace has none of it
+        from freshet.observability.trace_ids import TraceIds  # noqa: PLC0415
+        from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter  # noqa: PLC0415 - OpenTelemetry
     except ImportError as error:
         raise ConfigError(
             "environment",
@@ -59,31 +59,30 @@ def start_traces(
             f"{how_to_install('opentelemetry')} ({error})",
         ) from None
     scheme = settings.common.log_url.partition(":")[0]
-    _outbox = outbox = Outbox(
-        {
+    _queue = ExportQueue(otlp_exporter(settings.traces.endpoint), settings.traces.queue_spans)
+    tracer = Tracer(
+        TraceIds(model, settings.traces.ratio),
+        _queue,
+        sampler=_queue,
+        resource={
             "service.name": f"freshet-{role}",
             "service.namespace": "freshet",
             "service.instance.id": instance or f"{socket.gethostname()}-{os.getpid()}",
             "service.version": RELEASE,
             "freshet.model": model,
         },
-        endpoint=settings.traces.endpoint,
-        queue_spans=settings.traces.queue_spans,
+        system=SYSTEMS.get(scheme, scheme),
     )
-    install(Tracer(model, settings.traces.ratio, outbox.tell, system=SYSTEMS.get(scheme, scheme)))
+    install(tracer)
 
     def stop() -> None:
         install(None)
-        outbox.close(CLOSE_S)
+        tracer.close(CLOSE_S)
 
     return stop
 
 
-def _nothing() -> None:
-    """Nothing was begun."""
-
-
 def span_readings() -> Mapping[str, Reading]:
-    """What became of spans so far."""
-    counts = dict.fromkeys(OUTCOMES, 0) if _outbox is None else _outbox.counts()
+    """Return the counts of spans by outcome."""
+    counts = dict.fromkeys(OUTCOMES, 0) if _queue is None else _queue.counts()
     return {SPANS.name: {(outcome,): float(n) for outcome, n in counts.items()}}

@@ -1,4 +1,4 @@
-"""Files that are read by others while they are written: whole, or as they were before."""
+"""Atomic replacement of files that other processes read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["replace_file"]
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file, or leave what stood there if that fails. Raises OSError, and leaves nothing beside it."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace a file atomically. Raises OSError, with the old content kept and the temporary file removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        made.write_bytes(content)
-        made.replace(path)
+        temporary.write_bytes(content)
+        temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            made.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise

@@ -1,1 +1,1 @@
-"""Recorded streams as events: conversions of known data sets, and readers of csv, parquet and topics."""
+"""Readers of recorded events and samples: known data sets, files, topics of another run."""

@@ -1,7 +1,8 @@
-"""Event times of recorded data: what is odd about them, by count and the first row.
+"""Reports of a replay beside its figures: suspicious event times and unreadable records.
 
-A wrong unit or a wrong order is told beside the figures of a replay, since a model learns from such rows all
-the same.
+A model learns from rows with a wrong time unit or order all the same, so the report names them.
+
+Letters: N rows.
 """
 
 from __future__ import annotations
@@ -20,26 +21,22 @@ from freshet.types import I64
 
 __all__ = ["EventTimes", "Oddity", "Reason", "SetAside"]
 
-# --- Events of a run's topics that the spec cannot read: counted by stream and reason, each reason with
-# its first example.
-
-
 Reason = Literal["unreadable", "no_schema"]
-"""As the joiner counts them: the bytes are not what their schema says, or have a value that the spec's schema
-does not take; the schema is not known, or does not resolve to the spec's."""
+"""As in the joiner's counters: `unreadable` if the bytes do not fit their schema or a value does not fit the
+spec's; `no_schema` if the schema is unknown or does not resolve to the spec's."""
 
 
 @dataclass(slots=True)
 class _Kind:
     records: int = 0
-    first: str = ""  # place and reason of the first
+    first: str = ""  # place and reason of the first record
 
 
 @dataclass(slots=True)
 class SetAside:
-    """Gathers what one replay sets aside."""
+    """Counts of the records that one replay cannot read, by stream and reason."""
 
-    read: Counter[str] = field(default_factory=Counter)  # records by stream, the good ones, too
+    read: Counter[str] = field(default_factory=Counter)  # all records by stream
     _kinds: dict[tuple[str, Reason], _Kind] = field(default_factory=dict)
 
     def add(self, stream: str, reason: Reason, example: str, records: int = 1) -> None:
@@ -61,14 +58,14 @@ class SetAside:
                 )
 
     def as_json(self) -> dict[str, Any]:
-        """Stream -> reason -> how many records, and the first; empty where nothing was set aside."""
+        """Return {stream: {reason: number of records, and the first}}."""
         found: dict[str, Any] = {}
         for (stream, reason), kind in self._kinds.items():
             found.setdefault(stream, {})[reason] = {"records": kind.records, "first": kind.first}
         return found
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the counts as sentences."""
         return [
             f"set aside: {kind.records:,} of {self.read[stream]:,} records of the {stream} stream, {reason}\n"
             f"  first: {kind.first}"
@@ -82,22 +79,19 @@ DAY_MS = 86_400_000
 
 @dataclass(slots=True)
 class Oddity:
-    """One kind of odd time."""
+    """Rows with one kind of suspicious time."""
 
     count: int = 0
-    first: str = ""  # place of the first
+    first: str = ""  # place of the first row
     first_ms: int = 0
-    worst_ms: int = 0  # of falling times: the longest step back
+    worst_ms: int = 0  # for falling times: the longest step back
 
 
 @dataclass
 class EventTimes:
-    """Gathers the times of one stream.
+    """Checks the event times of one stream."""
 
-    Args of the constructor: `name`, the time field as the spec writes it (`ts:ms`); `unit` of it.
-    """
-
-    name: str
+    name: str  # the time field as in the spec, `ts:ms`
     unit: str
     clock: Clock = SYSTEM_CLOCK
     rows: int = 0
@@ -107,21 +101,21 @@ class EventTimes:
     _newest_ms: int | None = None
 
     def add(self, times_ms: I64, where: Callable[[int], str]) -> None:
-        """N times that follow each other; `where` says the place of one of them."""
+        """Check the next times, (N,) int64 ms; `where` returns the place of a row by its index."""
         if not len(times_ms):
             return
         self.rows += len(times_ms)
         now_ms = self.clock.now_ms()
-        self._note(self.early, times_ms < YEAR_MS, times_ms, where)
-        self._note(self.future, times_ms > now_ms + DAY_MS, times_ms, where)
+        self._count(self.early, times_ms < YEAR_MS, times_ms, where)
+        self._count(self.future, times_ms > now_ms + DAY_MS, times_ms, where)
         before = times_ms[0] if self._newest_ms is None else self._newest_ms
         newest = np.maximum.accumulate(np.concatenate([[before], times_ms]))
         back = newest[:-1] - times_ms
-        if self._note(self.falling, back > 0, times_ms, where):
+        if self._count(self.falling, back > 0, times_ms, where):
             self.falling.worst_ms = max(self.falling.worst_ms, int(back.max()))
         self._newest_ms = int(newest[-1])
 
-    def _note(self, oddity: Oddity, odd: Any, times_ms: I64, where: Callable[[int], str]) -> bool:
+    def _count(self, oddity: Oddity, odd: Any, times_ms: I64, where: Callable[[int], str]) -> bool:
         count = int(np.count_nonzero(odd))
         if count and not oddity.count:
             at = int(odd.argmax())
@@ -130,7 +124,7 @@ class EventTimes:
         return bool(count)
 
     def as_json(self) -> dict[str, Any]:
-        """What is odd, by kind; empty if nothing is."""
+        """Return the suspicious rows by kind, and the likely unit."""
         found: dict[str, Any] = {}
         kinds = (("in_1970_or_before", self.early), ("in_the_future", self.future), ("falling", self.falling))
         for kind, oddity in kinds:
@@ -147,30 +141,30 @@ class EventTimes:
         return found
 
     def lines(self) -> Sequence[str]:
-        """The same as sentences."""
-        said = []
-        for oddity, what in (
+        """Return the suspicious rows as sentences."""
+        lines = []
+        for oddity, fault in (
             (self.early, "lie in 1970 or before"),
             (self.future, "lie more than a day in the future"),
         ):
             if oddity.count:
-                said.append(
-                    f"times: {oddity.count:,} of {self.rows:,} rows {what} by {self.name};"
+                lines.append(
+                    f"times: {oddity.count:,} of {self.rows:,} rows {fault} by {self.name};"
                     f" the first is {_iso(oddity.first_ms)} at {oddity.first}"
                 )
-        if said and (unit := self.likely_unit()):
+        if lines and (unit := self.likely_unit()):
             path = self.name.rpartition(":")[0]
-            said.append(f'  the numbers look like {WORDS[unit]}: say time = "{path}:{unit}"')
+            lines.append(f'  the numbers look like {WORDS[unit]}: say time = "{path}:{unit}"')
         if self.falling.count:
-            said.append(
+            lines.append(
                 f"times: {self.falling.count:,} of {self.rows:,} rows are older than a row before them,"
                 f" by up to {self.falling.worst_ms / 1000:,.3f} s; the first is {self.falling.first}\n"
                 "  rows are learned in the order of the files: sort them by time"
             )
-        return said
+        return lines
 
     def likely_unit(self) -> str | None:
-        """The unit by which odd times would lie between 2000 and tomorrow, if it is not the stated one."""
+        """Return the unit by which suspicious times would lie between 2000 and tomorrow, if there is one."""
         odd = self.early if self.early.count else self.future
         if not odd.count or self.unit == "iso" or odd.count < self.rows / 2:
             return None

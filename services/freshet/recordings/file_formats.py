@@ -1,4 +1,4 @@
-"""Formats that are not read here, by the first bytes of a file: so that a message says what it is."""
+"""Unsupported file formats by their first bytes, so that an error can name the format."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OTHERS = {
     b"\xd0\xcf\x11\xe0": "a spreadsheet of Excel: save it as csv",
     b"\x93NUMPY": "a NumPy array: write csv or Parquet",
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself: git lfs pull",
-    b"<!DOCTYPE": "an HTML page, such as a download that asked to log in",
-    b"<!doctype": "an HTML page, such as a download that asked to log in",
-    b"<html": "an HTML page, such as a download that asked to log in",
+    b"<!DOCTYPE": "an HTML page, such as a log-in page",
+    b"<!doctype": "an HTML page, such as a log-in page",
+    b"<html": "an HTML page, such as a log-in page",
     b"PK\x03\x04": "a zip archive (or a spreadsheet): write csv or Parquet",
     b"\x28\xb5\x2f\xfd": "zstd: decompress it first",
     b"\xfd7zXZ": "xz: decompress it first, or use gzip",
@@ -27,16 +27,16 @@ OTHERS = {
 }
 
 
-LETTERS = frozenset({b"PARE", b"FEA1", b"ORC"})
-"""Of these, those that a text may begin with."""
+TEXT_LIKE = frozenset({b"PARE", b"FEA1", b"ORC"})
+"""The magic numbers with which a text may begin, such as a csv with the column PARENT_ID or ORCID."""
 
 
 def other_format(head: bytes) -> str | None:
-    """What a file with these first bytes is, and what to do with it; None for text or columns.
+    """Return the unsupported format of a file with these first bytes, with the remedy; None if it has none.
 
-    A magic that is letters may begin a csv, too (PARENT_ID, ORCID): it counts where no text follows.
+    A magic number that may begin a text counts only if the head holds a zero byte.
     """
-    for magic, found in OTHERS.items():
-        if head.startswith(magic) and (magic not in LETTERS or b"\0" in head):
-            return found
+    for magic, name in OTHERS.items():
+        if head.startswith(magic) and (magic not in TEXT_LIKE or b"\0" in head):
+            return name
     return None

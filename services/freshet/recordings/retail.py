@@ -1,12 +1,13 @@
-"""Online Retail II as a click stream, by our own convention, seeded: the same stream each time.
+"""Online Retail II as a click stream, by a convention of this project; the seed determines the stream.
 
 An invoice is a request by a customer. Its impressions are the items bought plus `NEGATIVES` times as many
 drawn by popularity over the last 30 days, without replacement, in shuffled order. Every order line is an
-action on its item after a log-normal delay (median 20 s, cut at 100 s); a cancellation line is a late action
+action on its item after a log-normal delay (median 20 s, at most 100 s); a cancellation line is a late action
 on that customer's last request with the item. Users, items, prices, countries and times are real; the
-impressions that were not bought, the seconds within a minute, and the delays are simulated.
+impressions without a purchase, the seconds within a minute, and the delays are simulated.
 
 Data: Online Retail II, UCI Machine Learning Repository (D. Chen), CC BY 4.0.
+Letters: N order lines.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lines:
-    """The file's order lines, in its order; strings as codes into their vocabularies. N lines."""
+    """Order lines in the order of the file; strings are codes into vocabularies."""
 
     ts: I64  # (N,) s
     invoice: I64  # (N,) codes
@@ -55,18 +56,17 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Events of one day, each stream as newline-delimited JSON in the order of event time."""
+    """Events of one day; each stream is newline-delimited JSON in the order of event time."""
 
     impressions: bytes
     actions: bytes
     requests: int
-    shown: int  # impressions in these requests
-    lines: int  # order lines, an action each
+    shown: int  # items in these requests
+    lines: int  # order lines; each yields an action
 
 
 def read_lines(path: Path) -> Lines:
-    """Read the csv (plain or gzipped). Raises BadInput, naming the line, where a column is missing or not a
-    number."""
+    """Read the csv, plain or gzipped. Raises BadInput if a column is missing, or not a number."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         rows = csv.reader(file)
@@ -95,7 +95,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def slices(lines: Lines, seed: int = 0) -> Iterator[Slice]:
-    """The stream, a day at a time, in time order; actions that fall into the next day come with it."""
+    """Yield the stream by days in time order; an action of the next day comes with that day."""
     rng = np.random.default_rng(seed)
     day = lines.ts // DAY_S
     popularity = _Popularity(len(lines.items))
@@ -110,10 +110,10 @@ def slices(lines: Lines, seed: int = 0) -> Iterator[Slice]:
         actions = carried
         shown = 0
         for first, last in _invoices(lines, int(start), int(stop)):
-            made = _request(lines, first, last, rng, popularity, last_price, last_request)
-            impressions += made.impressions
-            actions += made.actions
-            shown += made.shown
+            request = _build_request(lines, first, last, rng, popularity, last_price, last_request)
+            impressions += request.impressions
+            actions += request.actions
+            shown += request.shown
         popularity.add(today, lines.item[start:stop][_bought(lines, int(start), int(stop))])
         end_ms = (today + 1) * DAY_S * 1000
         carried = [a for a in actions if a[0] >= end_ms] if stop != len(lines) else []
@@ -122,13 +122,13 @@ def slices(lines: Lines, seed: int = 0) -> Iterator[Slice]:
 
 
 @dataclass(slots=True)
-class _Made:
+class _Request:
     impressions: list[tuple[int, bytes]]
     actions: list[tuple[int, bytes]]
     shown: int
 
 
-def _request(
+def _build_request(
     lines: Lines,
     first: int,
     last: int,
@@ -136,8 +136,8 @@ def _request(
     popularity: _Popularity,
     last_price: F64,
     last_request: dict[tuple[int, int], str],
-) -> _Made:
-    """One invoice: its impressions, and an action for each of its lines."""
+) -> _Request:
+    """Build the impression of one invoice, and an action for each of its lines."""
     number = lines.invoices[lines.invoice[first]]
     at_ms = int(lines.ts[first]) * 1000 + int(rng.integers(60_000))
     customer = int(lines.customer[first])
@@ -146,8 +146,7 @@ def _request(
     impressions: list[tuple[int, bytes]] = []
     if len(items):
         unbought = popularity.draw(rng, NEGATIVES * len(items), items)
-        # A price that only a purchase shows would give the label away: every item stands with its last known
-        # price.
+        # The last known price of every item: the price of the purchase itself would reveal the label.
         prices = last_price[items]
         prices = np.where(np.isnan(prices), lines.price[first:last][bought][where], prices)
         slate = np.concatenate([items, unbought])
@@ -184,11 +183,11 @@ def _request(
         actions.append((action_ms, orjson.dumps(action)))
         if lines.price[n] > 0:
             last_price[item] = lines.price[n]
-    return _Made(impressions, actions, len(impressions) and len(slate))
+    return _Request(impressions, actions, len(impressions) and len(slate))
 
 
 class _Popularity:
-    """How often each item was bought on the last 30 days, and draws by it."""
+    """Purchases of each item on the last `POPULARITY_DAYS`, and draws by them."""
 
     def __init__(self, items: int) -> None:
         self._counts = np.zeros(items, np.int64)
@@ -207,24 +206,24 @@ class _Popularity:
         self._days.append((day, items))
 
     def draw(self, rng: np.random.Generator, n: int, without: I64) -> I64:
-        """`n` different items, or all there are, by popularity, none of `without`."""
-        chosen = np.setdiff1d(self._seen, without)
-        if n >= len(chosen):
-            return chosen
-        taken: dict[int, None] = {}
-        banned = {int(i) for i in without}
+        """Draw `n` different items by popularity, or all there are, except those in `without`."""
+        candidates = np.setdiff1d(self._seen, without)
+        if n >= len(candidates):
+            return candidates
+        drawn: dict[int, None] = {}
+        excluded = {int(i) for i in without}
         total = self._cumulative[-1]
-        for _ in range(8):  # rejection; what is still missing then is drawn from the rest directly
+        for _ in range(8):  # rejection sampling; afterwards one draw from the remaining items
             picks = self._seen[np.searchsorted(self._cumulative, rng.random(2 * n) * total, side="right")]
             for pick in picks.tolist():
-                if pick not in banned and len(taken) < n:
-                    taken[pick] = None
-            if len(taken) == n:
-                return np.fromiter(taken, np.int64, n)
-        rest = np.setdiff1d(chosen, np.fromiter(taken, np.int64, len(taken)))
+                if pick not in excluded and len(drawn) < n:
+                    drawn[pick] = None
+            if len(drawn) == n:
+                return np.fromiter(drawn, np.int64, n)
+        rest = np.setdiff1d(candidates, np.fromiter(drawn, np.int64, len(drawn)))
         weights = self._counts[rest] / self._counts[rest].sum()
-        more = rng.choice(rest, n - len(taken), replace=False, p=weights)
-        return np.concatenate([np.fromiter(taken, np.int64, len(taken)), more])
+        more = rng.choice(rest, n - len(drawn), replace=False, p=weights)
+        return np.concatenate([np.fromiter(drawn, np.int64, len(drawn)), more])
 
 
 def _bought(lines: Lines, start: int, stop: int) -> NDArray[np.bool_]:
@@ -234,7 +233,7 @@ def _bought(lines: Lines, start: int, stop: int) -> NDArray[np.bool_]:
 
 
 def _invoices(lines: Lines, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Runs of lines of one invoice, in file order."""
+    """Return the ranges of consecutive lines of one invoice, in file order."""
     codes = lines.invoice[start:stop]
     edges = np.flatnonzero(np.diff(codes, prepend=-1, append=-1)) + start
     return pairwise(edges.tolist())

@@ -1,9 +1,9 @@
-"""Files of ready samples as Avro samples: each column read as the type of its field, labels and times
-checked.
+"""Files of samples or events with columns, converted to Avro, with checked labels and times.
 
-Types come from the schema of served events. A spec without one says what its features need; whether an id is
-a whole number or a text is then found by a first pass over all files, so that it is the same in all of them.
-Needs the extra `replay` (pyarrow).
+Types come from the schema of served events. Without one they follow from the features; a first pass over all
+files then decides whether an id is a number or a text, the same for all files. Needs the extra `replay`.
+
+Letters: N rows.
 """
 
 from __future__ import annotations
@@ -41,24 +41,23 @@ from freshet.types import F32, I64, U64, Bool, BytesColumn
 
 __all__ = ["SampleRows", "event_rows", "needed_columns", "read_samples"]
 
-# --- Rows of files with columns as Avro events of one stream, with their times. Needs the extra `replay`
-# (pyarrow).
-
 
 def event_rows(
     path: Path, time: TimeField, schema: Record, files: Files
 ) -> Iterator[tuple[int, I64, BytesColumn, Callable[[int], str]]]:
-    """Pieces of a file: (number of the first row from 0, event times in microseconds, Avro by the schema,
-    what says the place of a row).
+    """Read events from a file with columns.
 
-    Raises BadInput, naming file and row, for what cannot be read or does not fit its field.
+    Yields (number of the first row from 0, (N,) int64 event times in µs, N Avro records, function from the
+    number of a row to its place).
+
+    Raises BadInput, with file and row, if a value cannot be read or does not fit its field.
     """
     file = TableFile(path, files)
     form = CellFormat(files, cells=file.cells)
     encoder = TableEncoder(schema, form, time_units={time.path: time.unit}, every_column=True)
     for batch in file.batches():
         try:
-            times_us = _event_files_times(find_column(batch.rows, time.path), time, form)
+            times_us = _event_times(find_column(batch.rows, time.path), time, form)
             records = encoder.encode(batch.rows)
         except Misfit as misfit:
             raise refused(file, batch, misfit, misfit.path or time.path) from None
@@ -67,7 +66,7 @@ def event_rows(
         yield batch.first, times_us, records, file.where
 
 
-def _event_files_times(array: Any, time: TimeField, form: CellFormat) -> I64:
+def _event_times(array: Any, time: TimeField, form: CellFormat) -> I64:
     if array is None:
         raise BadInput(f"no column {time.path!r}, the event's time")
     values, none = read_times(unwrap_array(array), form, time.unit, "us")
@@ -83,20 +82,20 @@ NUMBER = Primitive("double")
 class SampleRows:
     """N consecutive rows of a file."""
 
-    first_row: int  # of the first of them in all files together
+    first_row: int  # number of the first row, over all files
     schema: Record
-    payloads: BytesColumn  # (N,) Avro of that schema, without framing
+    payloads: BytesColumn  # (N,) Avro records of that schema, without framing
     times_ms: I64  # (N,) event time
-    labels: Mapping[str, tuple[F32, Bool]]  # label -> values (N,), and where there is one
-    requests: U64  # (N,) equal for rows that were served together
-    share: float = 1.0  # of all files' rows that ends with these, about: files count alike
+    labels: Mapping[str, tuple[F32, Bool]]  # by label: (N,) values, (N,) whether the row has one
+    requests: U64  # (N,) equal for rows of one request
+    share: float = 1.0  # progress over all files at the end of these rows, estimated
 
     def __len__(self) -> int:
         return len(self.times_ms)
 
 
 def needed_columns(spec: Spec) -> list[str]:
-    """Columns that a file must have for this spec: fields of features, the event time, the labels."""
+    """Return the columns that the spec requires: fields of features, the event time, the labels."""
     return list(
         dict.fromkeys([*_fields(spec), spec.events.served.time.path, *(label.name for label in spec.labels)])
     )
@@ -105,16 +104,17 @@ def needed_columns(spec: Spec) -> list[str]:
 def read_samples(
     spec: Spec, paths: Sequence[Path], request: str | None = None, seen: EventTimes | None = None
 ) -> Iterator[SampleRows]:
-    """Rows of the files, in their order.
+    """Read samples from files, in the order of the rows.
 
     Args:
-        request: column whose equal values mark rows that were served together, in runs; such rows are all
-            scored before any of them trains. Without it every row stands for itself.
-        seen: told of all event times, and what is odd about them.
+        request: column that groups consecutive rows with equal values into a request, whose rows are all
+            scored before any of them trains. None: every row is a request.
+        seen: checks of event times.
 
     Raises:
-        ConfigError: a column is missing. BadInput: a file cannot be read, or a value does not fit its
-        field, its label's loss or a time; the message names file, row and column.
+        ConfigError: a column is missing.
+        BadInput: a file cannot be read, or a value does not fit its field, loss or time; the message has
+            file, row and column.
     """
     wanted = [*needed_columns(spec), *([request] if request else [])]
     files = [TableFile(path, spec.files) for path in paths]
@@ -125,11 +125,11 @@ def read_samples(
     for number, file in enumerate(files):
         reader = _Reader(spec, file, schema, request, run)
         for batch in file.batches(columns[number]):
-            made = reader.rows(batch, row, (number + batch.share) / len(files))
+            rows = reader.convert(batch, row, (number + batch.share) / len(files))
             if seen is not None:
-                seen.add(made.times_ms, partial(_place, file, batch))
-            row += len(made)
-            yield made
+                seen.add(rows.times_ms, partial(_place, file, batch))
+            row += len(rows)
+            yield rows
 
 
 def _place(file: TableFile, batch: Batch, row: int) -> str:
@@ -137,20 +137,20 @@ def _place(file: TableFile, batch: Batch, row: int) -> str:
 
 
 class _Runs:
-    """Numbers of requests: a new one wherever the value of the request's column changes."""
+    """Numbers requests: each change of the request column's value begins a new one."""
 
     def __init__(self) -> None:
         self._last: object = _Runs
         self._number = 0
 
     def numbers(self, array: Any) -> U64:
-        """(N,) for the values of a column."""
+        """Return (N,) uint64 for the N values of an Arrow array."""
         cells = unwrap_array(array)
         if pa.types.is_nested(cells.type):
             raise BadInput(f"the column of requests is {cells.type}; expected numbers, texts or times")
         coded = cells.dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        first, last = _python(cells[0]), _python(cells[len(cells) - 1])
+        first, last = _comparable(cells[0]), _comparable(cells[len(cells) - 1])
         change = np.diff(codes, prepend=codes[0]) != 0
         change[0] = first != self._last
         numbers = (np.cumsum(change) + self._number).astype(np.uint64)
@@ -158,8 +158,8 @@ class _Runs:
         return numbers
 
 
-def _python(scalar: Any) -> object:
-    """A value to compare: of times that Python has none for, the number and its type."""
+def _comparable(scalar: Any) -> object:
+    """Convert an Arrow scalar to a Python value; times outside Python's range become number and type."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
@@ -167,32 +167,32 @@ def _python(scalar: Any) -> object:
 
 
 class _Reader:
-    """Rows of one file."""
+    """Converts batches of one file to samples."""
 
     def __init__(self, spec: Spec, file: TableFile, schema: Record, request: str | None, runs: _Runs) -> None:
         self._spec, self._file, self._schema, self._request, self._runs = spec, file, schema, request, runs
         self._form = CellFormat(spec.files, cells=file.cells)
         self._encoder = TableEncoder(schema, self._form)
 
-    def rows(self, batch: Batch, first_row: int, share: float) -> SampleRows:
-        """One batch. Raises BadInput for the first value that does not fit."""
+    def convert(self, batch: Batch, first_row: int, share: float) -> SampleRows:
+        """Convert one batch. Raises BadInput at the first value that does not fit."""
         spec, rows = self._spec, batch.rows
         time = spec.events.served.time
         labels = {
-            label.name: self._at(batch, label.name, partial(_label, label, self._form))
+            label.name: self._convert_column(batch, label.name, partial(_label, label, self._form))
             for label in spec.labels
         }
-        times_ms = self._at(batch, time.path, lambda array: _times(array, self._form, time.unit))
-        payloads = self._at(batch, "", lambda _: self._encoder.encode(rows))
+        times_ms = self._convert_column(batch, time.path, lambda array: _times(array, self._form, time.unit))
+        payloads = self._convert_column(batch, "", lambda _: self._encoder.encode(rows))
         if self._request is None:
             requests = np.arange(first_row + 1, first_row + len(rows) + 1, dtype=np.uint64)
         else:
-            requests = self._at(batch, self._request, self._runs.numbers)
+            requests = self._convert_column(batch, self._request, self._runs.numbers)
         return SampleRows(first_row, self._schema, payloads, times_ms, labels, requests, share)
 
-    def _at(self, batch: Batch, column: str, make: Callable[[Any], Any]) -> Any:
+    def _convert_column(self, batch: Batch, column: str, convert: Callable[[Any], Any]) -> Any:
         try:
-            return make(unwrap_array(find_column(batch.rows, column)) if column else None)
+            return convert(unwrap_array(find_column(batch.rows, column)) if column else None)
         except Misfit as misfit:
             raise refused(self._file, batch, misfit, misfit.path or column) from None
         except BadInput as error:
@@ -200,7 +200,7 @@ class _Reader:
 
 
 def refused(file: TableFile, batch: Batch, misfit: Misfit, column: str) -> BadInput:
-    """A value that does not fit, with its place in the file."""
+    """Build the error of a value that does not fit, with its place in the file."""
     hint = f"\n  {misfit.hint}" if misfit.hint else ""
     if file.cells and misfit.found == f"'{column}'":
         hint += "\n  is it a header line? take it out, and leave [files] columns out for a file that has one"
@@ -208,21 +208,18 @@ def refused(file: TableFile, batch: Batch, misfit: Misfit, column: str) -> BadIn
     return BadInput(f"{where}: {column}: expected {misfit.expected}, found {misfit.found}{hint}")
 
 
-# --- types
-
-
 def _fields(spec: Spec) -> list[str]:
     return list(dict.fromkeys(f.field for f in spec.features if f.field is not None))
 
 
 def _schema(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence[str]]) -> Record:
-    """The schema of samples of just the fields that features need; each may be null."""
+    """Build the schema of samples: the fields of features, each nullable."""
     served = spec.events.served
     if served.schema is not None:
         sample = sample_schema(load_schema(spec, served), served.explode)
         types = {path: _field_type(sample, path) for path in _fields(spec)}
     else:
-        types = _inferred(spec, files, columns)
+        types = _infer_types(spec, files, columns)
     return nested(types, "sample")
 
 
@@ -234,7 +231,7 @@ def _field_type(sample: Record, path: str) -> Type:
 
 
 def nested(types: Mapping[str, Type], name: str) -> Record:
-    """The record whose fields stand at these paths, each of them nullable.
+    """Build the record with nullable fields at the given paths.
 
     Raises BadInput if a path is both a field and a record (`user` beside `user.id`).
     """
@@ -267,9 +264,9 @@ def _nullable(type_: Type) -> Type:
     return Union((Primitive("null"), *branches))
 
 
-def _inferred(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence[str]]) -> dict[str, Type]:
-    """Types of fields that no schema describes: numbers where a feature needs numbers, ids as the files hold
-    them, whole numbers or texts, the same in all files."""
+def _infer_types(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence[str]]) -> dict[str, Type]:
+    """Infer types of fields without a schema: numbers for dense features, and one type over all files for
+    each id."""
     types: dict[str, Type] = {}
     ids: dict[str, Feature] = {}
     for feature in spec.features:
@@ -283,9 +280,9 @@ def _inferred(spec: Spec, files: Sequence[TableFile], columns: Sequence[Sequence
     kinds: dict[str, set[str]] = {path: set() for path in ids}
     lists: set[str] = set()
     for file, names in zip(files, columns, strict=True):
-        _look(spec, file, names, kinds, lists)
+        _add_kinds(spec, file, names, kinds, lists)
     for path, feature in ids.items():
-        type_ = _agreed(path, kinds[path])
+        type_ = _common_type(path, kinds[path])
         is_list = path in lists or (feature.kind == "list" and spec.files.list_separator is not None)
         types[path] = Array(type_) if is_list else type_
     return types
@@ -295,10 +292,10 @@ WHOLE = r"^-?(?:0|[1-9][0-9]{0,17})(?:\.0)?$"
 LONG_WHOLE = re.compile(r"-?[1-9][0-9]{18}(\.0)?")
 
 
-def _look(
+def _add_kinds(
     spec: Spec, file: TableFile, names: Sequence[str], kinds: dict[str, set[str]], lists: set[str]
 ) -> None:
-    """Note what the columns of a file hold."""
+    """Add the kinds of values in a file's columns to `kinds`, and columns of lists to `lists`."""
     if file.cells:
         open_ = [path for path in kinds if "text" not in kinds[path]]
         for batch in file.batches(file.columns_of(open_)) if open_ else ():
@@ -322,11 +319,11 @@ def _kinds_of_cells(spec: Spec, cells: Any) -> set[str]:
     if separator is not None:
         cells = pc.split_pattern(cells, separator.encode()).flatten()
     cells = pc.unique(cells.drop_null())
-    held = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))
-    if not len(held):
+    values = cells.filter(pc.invert(pc.is_in(cells, value_set=none)))
+    if not len(values):
         return set()
     try:
-        texts = held.cast(pa.string())
+        texts = values.cast(pa.string())
     except pa.ArrowInvalid:
         return {"text"}
     whole = pc.match_substring_regex(texts, WHOLE)
@@ -360,8 +357,8 @@ def _kinds_of_type(file: TableFile, path: str, kind: Any) -> set[str]:
     return {"text"}
 
 
-def _agreed(path: str, kinds: set[str]) -> Type:
-    """The one type that all files' values fit without a loss."""
+def _common_type(path: str, kinds: set[str]) -> Type:
+    """Return the type that holds the values of all files without loss. Raises BadInput if there is none."""
     if not kinds or kinds <= {"truth"}:
         return Primitive("boolean") if kinds else Primitive("string")
     if kinds <= {"whole", "truth"} or kinds == {"whole", "fraction"}:
@@ -376,11 +373,11 @@ def _agreed(path: str, kinds: set[str]) -> Type:
     return Primitive("string")
 
 
-# --- labels and times
-
-
 def _label(label: Label, form: CellFormat, array: Any) -> tuple[F32, Bool]:
-    """Values of a label, and where there is one. Raises Misfit for what its loss cannot take."""
+    """Return (N,) values of a label, and (N,) whether the row has one.
+
+    Raises Misfit if a value does not fit the label's loss or bounds.
+    """
     if label.loss == "logloss":
         return _truth_label(label, array, form)
     try:
@@ -388,15 +385,15 @@ def _label(label: Label, form: CellFormat, array: Any) -> tuple[F32, Bool]:
     except Misfit as misfit:
         misfit.expected = f"a finite number, as the loss of label {label.name} is {label.loss}"
         raise
-    found, there = values.astype(np.float32), np.ones(len(values), np.bool_) if none is None else ~none
+    found, labelled = values.astype(np.float32), np.ones(len(values), np.bool_) if none is None else ~none
     if label.bounds is not None:
-        outside = there & ~within(label.bounds, found)
+        outside = labelled & ~within(label.bounds, found)
         if outside.any():
             row = int(outside.argmax())
             expected = f"{bounds_text(label.bounds)}, as labels.{label.name}.bounds says"
             hint = "leave the cell empty where the value is not known; or state wider bounds in the spec"
             raise Misfit(row, "", expected, f"{values[row]:g}", hint)
-    return found, there
+    return found, labelled
 
 
 def _truth_label(label: Label, array: Any, form: CellFormat) -> tuple[F32, Bool]:
@@ -414,7 +411,7 @@ def _label_hint(found: str, label: Label) -> str:
     try:
         number = float(text)
     except ValueError:
-        return "write 1 where it happened and 0 where it did not; leave the cell empty where nobody knows"
+        return "write 1 where it happened and 0 where it did not; leave the cell empty if it is unknown"
     if number == -1:
         return "labels of -1 and 1 are 0 and 1 here: write 0 for -1"
     return f'a number to predict has a loss of its own: labels.{label.name} = {{ loss = "huber" }} or "mse"'

@@ -1,5 +1,4 @@
-"""Where recorded events come from: known data sets, files of events, topics. A piece at a time, as JSON lines
-a stream."""
+"""Sources of recorded events, as an iterator of pieces: the retail data set and files of events."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ UNIT_MS = {unit: ns / 1e6 for unit, ns in UNIT_NS.items()}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AvroRecords:
-    """Events of one stream that are Avro already, all written by one schema."""
+    """Avro events of one stream, all written with one schema."""
 
     role: Role
     schema: Written
@@ -48,28 +47,26 @@ class AvroRecords:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Events that follow each other, newline-delimited JSON by stream; impressions come before their
-    actions."""
+    """Consecutive events; impressions come before their actions."""
 
-    lines: Mapping[Role, bytes]
+    lines: Mapping[Role, bytes]  # newline-delimited JSON
     events: int
-    records: Sequence[AvroRecords] = ()  # beside the lines, or instead of them
-    places: Mapping[Role, Callable[[int], str]] = field(default_factory=dict)  # of each stream's events
-    texts: Mapping[Role, BytesColumn] = field(
-        default_factory=dict
-    )  # as `lines`, for JSON that has line breaks
-    set_aside: SetAside | None = (
-        None  # takes the events that cannot be read; without it the first is an error
-    )
+    records: Sequence[AvroRecords] = ()
+    places: Mapping[Role, Callable[[int], str]] = field(default_factory=dict)  # place of an event by index
+    texts: Mapping[Role, BytesColumn] = field(default_factory=dict)  # JSON that may hold line breaks
+    set_aside: SetAside | None = None  # counts unreadable events; without it the first one is an error
 
     def place(self, role: Role, index: int) -> str:
-        """Where an event of this piece comes from, for messages."""
-        said = self.places.get(role)
-        return f"{role} stream, event {index}" if said is None else said(index)
+        """Return the place of an event, for messages."""
+        place = self.places.get(role)
+        return f"{role} stream, event {index}" if place is None else place(index)
 
 
 def online_retail(path: Path, seed: int = 0) -> Iterator[Piece]:
-    """The retail stream from its csv, or from the folder that holds it; see `freshet.recordings.retail`."""
+    """Read the retail stream from its csv, or from the folder of that file.
+
+    Raises ConfigError if there is no such file.
+    """
     file = path / EVENTS_FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError("replay", "PATH", str(path), f"the file {EVENTS_FILE}, or the folder that holds it")
@@ -84,24 +81,24 @@ def events_of_files(
     form: Files | None = None,
     seen: Mapping[Role, EventTimes] | None = None,
 ) -> Iterator[Piece]:
-    """Events from files, one a stream, merged by event time: JSON lines, csv, Parquet or Arrow, gzip or not.
+    """Read one file for each stream and merge their events by time. Formats: JSON lines, csv, Parquet, Arrow.
 
-    Columns are named by the paths of the fields (`user.id`), or stand in structs; each is read as the type of
-    its field. JSON lines are kept as they are.
+    A column has the path of its field as its name (`user.id`), or is part of a struct; its values are read as
+    the field's type. JSON lines stay unchanged.
 
     Args:
-        files: by stream; each in order of time.
-        times: by stream, the path of the time field and its unit; streams may differ.
-        schemas: by stream, of its events; files with columns need theirs.
-        form: how csv files are written.
-        seen: by stream, told of all event times.
+        files: by stream, each in order of time.
+        times: the time fields by stream.
+        schemas: by stream, required for files with columns.
+        form: format of csv files.
+        seen: checks of event times by stream.
 
-    Raises BadInput, naming file and row, for what is no event, does not fit its field, or has no time.
+    Raises BadInput, with file and row, for a row that is no event, does not fit its field, or has no time.
     """
     streams = {
-        role: _columns(path, times[role], (schemas or {})[role], form or Files())
+        role: _read_columns(path, times[role], (schemas or {})[role], form or Files())
         if is_columnar(path)
-        else _lines(path, times[role])
+        else _read_json(path, times[role])
         for role, path in files.items()
     }
     gathered: dict[Role, list[_Event]] = {}
@@ -120,7 +117,7 @@ def events_of_files(
 
 
 class _Event(NamedTuple):
-    """An event in the order of time, then of streams, then of its file."""
+    """An event, ordered by time, stream and number."""
 
     time_ms: float
     role: Role
@@ -131,10 +128,10 @@ class _Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """Where events come from: JSON lines, or (with a schema) rows of a file with columns."""
+    """A file of events."""
 
-    where: Callable[[int], str]  # the place of an event by its number
-    schema: Record | None = None
+    where: Callable[[int], str]  # place of an event by its number
+    schema: Record | None = None  # of rows in Avro; None: JSON lines
 
 
 Timed = Iterator[tuple[float, int, bytes, _Source]]
@@ -165,8 +162,7 @@ def _place(events: Sequence[_Event], index: int) -> str:
     return events[index].of.where(events[index].number)
 
 
-def _columns(path: Path, time: TimeField, schema: Record, files: Files) -> Timed:
-    """Rows of a file with columns, as Avro by the schema."""
+def _read_columns(path: Path, time: TimeField, schema: Record, files: Files) -> Timed:
     from freshet.recordings.sample_files import event_rows  # noqa: PLC0415 - pyarrow is slow to import
 
     of: _Source | None = None
@@ -176,11 +172,10 @@ def _columns(path: Path, time: TimeField, schema: Record, files: Files) -> Timed
             yield at_us / 1000, first + i, record, of
 
 
-def _lines(path: Path, time: TimeField) -> Timed:
-    """JSON lines as they are."""
+def _read_json(path: Path, time: TimeField) -> Timed:
     of = _Source(lambda number: f"{path}, line {number}")
     for number, line in _json_lines(path):
-        event = _object(path, number, line)
+        event = _parse_object(path, number, line)
         found: Any = event
         for part in time.path.split("."):
             found = found.get(part) if isinstance(found, dict) else None
@@ -193,7 +188,7 @@ def _lines(path: Path, time: TimeField) -> Timed:
         yield at_ms, number, line.strip().replace(b"\r", b" "), of
 
 
-def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         event = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -212,10 +207,10 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers."""
+    """Yield the non-empty lines with their numbers."""
     try:
         with path.open("rb") as raw:
-            head = raw.peek(2)[:2]  # a pipe cannot be read twice
+            head = raw.peek(2)[:2]  # peeked, because a pipe cannot be read twice
             zipped = head == b"\x1f\x8b"
             if path.suffix == ".gz" and head and not zipped:
                 raise BadInput(f"{path}: expected gzip, as its name ends in .gz; found other bytes")
@@ -238,7 +233,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _ms(found: Any, unit: str) -> float | None:
-    """A time in ms since 1970, None for what is none; without an offset it is UTC."""
+    """Convert a value to ms since 1970, without an offset as UTC; None if it is no time."""
     if unit == "iso":
         try:
             moment = datetime.fromisoformat(found)
@@ -254,7 +249,7 @@ COLUMNAR = (".csv", ".tsv", ".psv", ".txt", ".dat", ".parquet", ".pq", ".arrow",
 
 
 def is_columnar(path: Path) -> bool:
-    """Whether a file has columns: by its name, or by the first bytes of Parquet and Arrow."""
+    """Report whether a file has columns, by its name or the first bytes of Parquet and Arrow."""
     if path.name.lower().removesuffix(".gz").endswith(COLUMNAR):
         return True
     if not path.is_file():

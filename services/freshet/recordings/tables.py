@@ -1,8 +1,7 @@
-"""Files of the user's as record batches: csv (written as the spec's `[files]` says), Parquet and Arrow, each
-as it is or in gzip. Needs the extra `replay` (pyarrow).
+"""Readers of csv (as the spec's `[files]` describes it), Parquet and Arrow, plain or gzipped.
 
-A csv is read in pieces, so that its size does not matter, and its cells come as they stand there: what they
-mean is the schema's to say (`freshet.features.arrow`).
+A csv is read in blocks, so its size is not limited, and its cells stay bytes, which `freshet.features.arrow`
+converts by the schema. Needs the extra `replay`.
 """
 
 from __future__ import annotations
@@ -37,37 +36,37 @@ __all__ = ["Batch", "TableFile"]
 
 CHUNK_ROWS = 65_536
 CSV_BLOCK_BYTES = 1 << 23
-"""Of one piece; a cell may be as long as it at most. Some 100,000 rows."""
+"""Block of a csv, some 100,000 rows: the limit of a cell."""
 
 READ_BYTES = 1 << 20
-UNIT = "\x1f"  # stands for a delimiter of several characters: Arrow knows delimiters of one
+UNIT = "\x1f"  # replaces a delimiter of several characters, because Arrow supports single ones only
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
-"""What a damaged Parquet or Arrow file raises; names of columns that are no UTF-8, too."""
+"""Errors of a damaged Parquet or Arrow file, or of column names that are not UTF-8."""
 
 LINE_ENDS = ("\n", "\r")
 CONTROLS = bytes([0, *range(4, 9), *range(14, 32)])
-"""Hardly in texts; 1 to 3 are delimiters of Hive's."""
+"""Control characters that are rare in text; 1 to 3 are excluded as delimiters of Hive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows of a file that follow each other."""
+    """Consecutive rows of a file."""
 
     rows: Any  # pyarrow.RecordBatch; columns of csv are binary
-    first: int  # number of the first of them in the file, from 0
-    share: float  # of the file that ends with them, about
+    first: int  # number of the first row in the file, from 0
+    share: float  # progress in the file at their end, estimated
 
 
 class TableFile:
-    """One file with columns: its head is read when this is made, its rows by `batches`, any time."""
+    """One file with columns; `batches` may be called several times."""
 
     def __init__(self, path: Path, files: Files) -> None:
-        """Look at the file's first bytes and the names of its columns.
+        """Detect the format and read the names of the columns.
 
-        Raises BadInput for a file that is not there, is empty, or is nothing that is read here.
+        Raises BadInput if the file is missing, empty or of an unsupported format.
         """
         self.path, self.files = path, files
-        self._at = self._kept()  # where its bytes are
+        self._at = self._seekable_path()
         head = self._head()
         self.cells = False
         if head.startswith(b"PAR1"):
@@ -76,25 +75,25 @@ class TableFile:
             self.kind = "arrow"
         else:
             self.kind, self.cells = "csv", True
-            self._demand_text(head)
+            self._require_text(head)
         self.names: Sequence[str] = self._names()
 
     def batches(self, wanted: Sequence[str] = ()) -> Iterator[Batch]:
-        """The file's rows in pieces, with the `wanted` columns, or all.
+        """Read the file's rows, with the `wanted` columns or all.
 
-        Raises BadInput, naming the row, for what cannot be read.
+        Raises BadInput, with the row if it is known, if the file is damaged.
         """
-        made = {"parquet": self._parquet, "arrow": self._arrow, "csv": self._csv}[self.kind](list(wanted))
+        readers = {"parquet": self._parquet, "arrow": self._arrow, "csv": self._csv}
         row = 0
-        for rows, share in made:
+        for rows, share in readers[self.kind](list(wanted)):
             if len(rows):
                 yield Batch(rows, row, share)
             row += len(rows)
 
     def columns_of(self, paths: Sequence[str]) -> list[str]:
-        """Names of the columns that hold these paths: of their names, or structs on the way.
+        """Return the names of the columns that hold these paths, as themselves or in a struct.
 
-        Raises ConfigError for a path without a column.
+        Raises ConfigError if a path has no column, BadInput if several columns have its name.
         """
         found = []
         for path in paths:
@@ -112,22 +111,20 @@ class TableFile:
         return list(dict.fromkeys(found))
 
     def where(self, row: int) -> str:
-        """The place of a row, from 0, for messages: with the line of a csv on which it starts."""
+        """Return the place of a row, numbered from 0, for messages; in a csv with its first line."""
         number = row + 1
         line = self._line(row) if self.cells else None
         return f"{self.path}, row {number}" if line is None else f"{self.path}, line {line} (row {number})"
 
-    # --- what it is
-
-    def _kept(self) -> Path:
-        """The file itself, or a copy of what a pipe gives, which can be read once only."""
+    def _seekable_path(self) -> Path:
+        """Return the path, or a temporary copy of a pipe, which can be read only once."""
         try:
             self.path.stat()
         except OSError as error:
             raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from error
         if self.path.is_file() or self.path.is_dir():
             return self.path
-        self._copy = NamedTemporaryFile(prefix="freshet-", suffix=self.path.suffix)  # noqa: SIM115 - lives on
+        self._copy = NamedTemporaryFile(prefix="freshet-", suffix=self.path.suffix)  # noqa: SIM115 - used by `batches`
         try:
             with self.path.open("rb") as pipe:
                 shutil.copyfileobj(pipe, self._copy, READ_BYTES)
@@ -164,7 +161,7 @@ class TableFile:
             raise BadInput(f"{path} is empty; expected a header line and rows, or a Parquet or Arrow file")
         return head
 
-    def _demand_text(self, head: bytes) -> None:
+    def _require_text(self, head: bytes) -> None:
         path = self.path
         found = other_format(head)
         if found is not None:
@@ -207,7 +204,7 @@ class TableFile:
         return self._header()
 
     def _header(self) -> Sequence[str]:
-        names = next(self._records(), ())
+        _, names = next(self._numbered(), (0, []))
         if not names:
             raise BadInput(f"{self.path} has no text; expected a header line and rows")
         if names[0].startswith("sep=") and not any(names[1:]):
@@ -245,8 +242,6 @@ class TableFile:
             str(self.path), "", f"no column {path!r}", f"the columns {', '.join(wanted)}", hint
         )
 
-    # --- rows
-
     def _source(self) -> Any:
         if not self.zipped:
             return str(self._at)
@@ -265,9 +260,11 @@ class TableFile:
             raise self._unreadable(error) from error
 
     def _unit_of_96_bits(self, wanted: list[str]) -> str | None:
-        """Unit of timestamps in 96 bits; None without any. Arrow's nanoseconds wrap without a word outside of
-        1677 to 2262, where Spark's sentinels lie (9999-12-31): a file with such times is read in
-        microseconds."""
+        """Return the unit for 96-bit timestamps; None if the file has none.
+
+        Arrow's nanoseconds overflow silently outside the years 1677 to 2262, as Spark's sentinels do
+        (9999-12-31). A file with such times is read in microseconds.
+        """
         with pq.ParquetFile(self._source()) as fine:
             columns = [fine.schema.column(i) for i in range(len(fine.schema))]
             tops = {c.path.partition(".")[0] for c in columns if c.physical_type == "INT96"}
@@ -289,7 +286,7 @@ class TableFile:
                 for i in range(file.num_record_batches):
                     batch = file.get_batch(i)
                     batch = batch.select(wanted) if wanted else batch
-                    batch.validate(full=True)  # damaged offsets would end the process within Arrow
+                    batch.validate(full=True)  # damaged offsets would crash the process within Arrow
                     for start in range(0, len(batch), CHUNK_ROWS):
                         share = (i + min(1.0, (start + CHUNK_ROWS) / len(batch))) / file.num_record_batches
                         yield batch.slice(start, CHUNK_ROWS), share
@@ -300,7 +297,7 @@ class TableFile:
         columns = wanted or list(self.names)
         delimiter = self.files.delimiter if len(self.files.delimiter) == 1 else UNIT
         text = self._text()
-        held: tuple[Any, float] | None = None
+        pending: tuple[Any, float] | None = None
         try:
             with closing(text):
                 read = pa_csv.ReadOptions(
@@ -322,29 +319,29 @@ class TableFile:
                 )
                 with pa_csv.open_csv(pa.PythonFile(text, "r"), read, parse, convert) as reader:
                     for read_block in reader:
-                        block = self._restored(read_block)
+                        block = self._restore_delimiters(read_block)
                         for start in range(0, len(block), CHUNK_ROWS):
-                            if held is not None:
-                                yield held
-                            held = block.slice(start, CHUNK_ROWS), min(text.share, 0.999)
+                            if pending is not None:
+                                yield pending
+                            pending = block.slice(start, CHUNK_ROWS), min(text.share, 0.999)
         except pa.ArrowInvalid as error:
-            if self._rows_at_all():
+            if self._has_rows():
                 raise self._bad_row(error) from error
         except (OSError, EOFError, zlib.error) as error:
             raise self._unreadable(error) from error
-        if held is not None:
-            yield held[0], 1.0
+        if pending is not None:
+            yield pending[0], 1.0
 
-    def _rows_at_all(self) -> bool:
-        """Whether anything follows the header: Arrow takes one without a line end for an error."""
+    def _has_rows(self) -> bool:
+        """Report whether rows follow the header: for Arrow, a header without a line end is an error."""
         records = self._numbered()
         try:
             return sum(1 for _ in itertools.islice(records, 2)) > (0 if self.files.columns else 1)
         finally:
             records.close()
 
-    def _restored(self, block: Any) -> Any:
-        """The block with its delimiter in cells again: there it stood in quotes."""
+    def _restore_delimiters(self, block: Any) -> Any:
+        """Replace `UNIT` in cells, where it was a quoted delimiter."""
         if len(self.files.delimiter) == 1:
             return block
         mark, delimiter = UNIT.encode(), self.files.delimiter.encode()
@@ -354,15 +351,8 @@ class TableFile:
     def _text(self) -> _Text:
         return _Text(self.path, self._at, self.zipped, self.size, self.files)
 
-    # --- where it is wrong
-
-    def _records(self) -> Iterator[list[str]]:
-        """Records of the csv, by Python's reader, which knows the line of each: for the header and errors."""
-        for _, record in self._numbered():
-            yield record
-
     def _numbered(self) -> Generator[tuple[int, list[str]], None, None]:
-        """Records that are not empty, with the line on which each starts."""
+        """Yield the non-empty records with their first line, by Python's csv reader, which counts lines."""
         delimiter = self.files.delimiter if len(self.files.delimiter) == 1 else UNIT
         limit = csv.field_size_limit(sys.maxsize)
         try:
@@ -384,7 +374,7 @@ class TableFile:
             csv.field_size_limit(limit)
 
     def _line(self, row: int) -> int | None:
-        """The line on which a row starts."""
+        """Return the line on which a row starts."""
         skipped = 0 if self.files.columns else 1
         for number, (line, _) in enumerate(self._numbered()):
             if number == row + skipped:
@@ -392,7 +382,7 @@ class TableFile:
         return None
 
     def _bad_row(self, error: Exception) -> BadInput:
-        """Which row Arrow could not read, and why."""
+        """Build the error of the row that Arrow could not read."""
         skipped = 0 if self.files.columns else 1
         wanted = len(self.names)
         for number, (line, record) in enumerate(self._numbered(), 1 - skipped):
@@ -424,27 +414,27 @@ class TableFile:
             return BadInput(
                 f"{self.path}: expected whole gzip data, found an end or damage on the way: is it cut?"
             )
-        what = {"parquet": "a whole Parquet file", "arrow": "a whole Arrow file"}.get(
+        expected = {"parquet": "a whole Parquet file", "arrow": "a whole Arrow file"}.get(
             getattr(self, "kind", ""), "a csv, csv.gz or parquet file"
         )
-        return BadInput(f"{self.path}: expected {what}: {_printable(str(error))}")
+        return BadInput(f"{self.path}: expected {expected}: {_printable(str(error))}")
 
 
 class _Quotes:
-    """Refuses quotes that stand after a backslash: Arrow would read other text than was written."""
+    """Refuses quotes after a backslash, which Arrow would not read as an escape."""
 
-    def __init__(self, path: Path, files: Files, again: Callable[[], _Text]) -> None:
-        """`again` opens the text from its start: lines are counted only where an error names one."""
-        self._path, self._again = path, again
+    def __init__(self, path: Path, files: Files, reopen: Callable[[], _Text]) -> None:
+        """`reopen` opens the text from its start, to count lines for an error."""
+        self._path, self._reopen = path, reopen
         delimiter = files.delimiter if len(files.delimiter) == 1 else UNIT
-        # of a quoted cell that ends with a backslash, the cell's end follows; of one with "" in it, a quote
+        # valid: \" at the end of a cell, before a delimiter or line end; \" before a second quote
         end = re.escape(delimiter.encode())
         self._escaped = re.compile(rb'\\"(?!%s)[^\r\n"]' % end)
         self._tail = b""
         self._bytes = 0  # before the tail
 
-    def see(self, data: bytes) -> None:
-        """Look at the next bytes. Raises BadInput with the line."""
+    def check(self, data: bytes) -> None:
+        """Check the next bytes. Raises BadInput, with the line, at an escaped quote."""
         text = self._tail + data if self._tail else data
         found = self._escaped.search(text) if b'\\"' in text else None
         if found is not None:
@@ -462,7 +452,7 @@ class _Quotes:
         self._bytes += len(text) - kept
 
     def _line(self, at: int) -> int:
-        with closing(self._again()) as text:
+        with closing(self._reopen()) as text:
             ends = 0
             while at > 0 and (data := text.read(min(at, READ_BYTES))):
                 ends += data.count(b"\n")
@@ -471,7 +461,7 @@ class _Quotes:
 
 
 class _Text(io.RawIOBase):
-    """A csv's bytes in UTF-8 with delimiters of one character; knows how much of the file it has read."""
+    """A csv's bytes, converted to UTF-8 and to delimiters of one character."""
 
     def __init__(
         self, path: Path, at: Path, zipped: bool, size: int, files: Files, *, quotes: bool = True
@@ -497,36 +487,36 @@ class _Text(io.RawIOBase):
 
     @property
     def share(self) -> float:
-        """Of the file that is read."""
+        """The progress in the file."""
         return self._file.tell() / max(self._size, 1)
 
     def readable(self) -> bool:
-        """True."""
+        """Return True, as `io.RawIOBase` requires."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, in part or as a whole; 0 at the end."""
+        """Fill the buffer, possibly in part; return the number of bytes, 0 at the end."""
         if self._decoder is None and not self._delimiter:
             read: int = self._bytes.readinto(buffer)
             if self._quotes is not None:
-                self._quotes.see(bytes(memoryview(buffer)[:read]))
+                self._quotes.check(bytes(memoryview(buffer)[:read]))
             return read
         while not self._ready and not self._ended:
-            more = self._more()
+            more = self._convert_more()
             if self._quotes is not None:
-                self._quotes.see(more)
+                self._quotes.check(more)
             self._ready = memoryview(more)
-        taken = min(len(buffer), len(self._ready))
-        buffer[:taken] = self._ready[:taken]
-        self._ready = self._ready[taken:]
-        return taken
+        copied = min(len(buffer), len(self._ready))
+        buffer[:copied] = self._ready[:copied]
+        self._ready = self._ready[copied:]
+        return copied
 
     def read(self, size: int = -1) -> bytes:
-        """As many bytes as asked, fewer at the end: Arrow takes a short read for the end."""
+        """Return exactly `size` bytes, or fewer at the end, because a short read means the end to Arrow."""
         if self._decoder is None and not self._delimiter:
             whole: bytes = self._bytes.read(size)
             if self._quotes is not None:
-                self._quotes.see(whole)
+                self._quotes.check(whole)
             return whole
         parts: list[bytes] = []
         left = size
@@ -539,7 +529,7 @@ class _Text(io.RawIOBase):
             left -= got if left > 0 else 0
         return b"".join(parts)
 
-    def _more(self) -> bytes:
+    def _convert_more(self) -> bytes:
         raw: bytes = self._bytes.read(READ_BYTES)
         self._ended = not raw
         if self._decoder is not None:
@@ -552,7 +542,7 @@ class _Text(io.RawIOBase):
                     f" 0x{error.object[error.start]:02x}, which it does not have\n"
                     "  another encoding? [files] encoding"
                 ) from None
-            except UnicodeError as error:  # of the whole text: UTF-16 without its mark
+            except UnicodeError as error:  # without a place: UTF-16 lacks its byte order mark
                 raise BadInput(
                     f"{self._path}: expected text in {self._encoding}, found other bytes: {error}\n"
                     "  another encoding? [files] encoding"
@@ -566,7 +556,7 @@ class _Text(io.RawIOBase):
                 f" {self._delimiter.decode()!r}; take it out"
             )
         text = (self._tail + raw).replace(self._delimiter, UNIT.encode())
-        kept = 0  # of a delimiter that the end of what was read may have cut
+        kept = 0  # bytes of an incomplete delimiter at the end
         if not self._ended:
             starts = range(len(self._delimiter) - 1, 0, -1)
             kept = next((n for n in starts if text.endswith(self._delimiter[:n])), 0)
@@ -582,6 +572,6 @@ class _Text(io.RawIOBase):
 
 
 def _printable(text: str, most: int = 200) -> str:
-    """Text that may quote the file's bytes, fit for a terminal."""
+    """Shorten text and replace characters that a terminal could interpret."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= most else f"{shown[:most]} ..."

@@ -1,4 +1,4 @@
-"""Events of another run's topics, as they were acknowledged: how a new model learns from an old one's log."""
+"""Acknowledged events in the topics of another run, from which a new model learns."""
 
 from __future__ import annotations
 
@@ -38,20 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = ["events_of_topics", "json_events"]
 
-# --- Avro records as JSON events, for topics in JSON and for a gateway's clients. Needs the extra
-# `replay` (fastavro).
-
 
 def json_events(records: BytesColumn, schema: Written, reader: Record | None = None) -> Sequence[bytes]:
-    """Each record as one line of JSON, as `JsonTranscoder` reads it back: logical types by their numbers,
-    bytes as characters to U+00FF.
+    """Convert Avro records to lines of JSON that `JsonTranscoder` can read. Needs the extra `replay`.
+
+    Logical types become their numbers, bytes become characters up to U+00FF.
 
     Args:
-        records: (N,) Avro without framing.
-        schema: by which they were written.
-        reader: what they are read as; None: as they were written.
+        records: N Avro records without framing.
+        schema: the writer's.
+        reader: the schema to resolve to; None: `schema`.
 
-    Raises BadInput for a record that cannot be read so.
+    Raises BadInput if a record does not resolve.
     """
     import fastavro  # noqa: PLC0415 - only needed here
 
@@ -62,7 +60,7 @@ def json_events(records: BytesColumn, schema: Written, reader: Record | None = N
     for i, record in enumerate(records):
         try:
             value = fastavro.schemaless_reader(io.BytesIO(record), written, read)
-        except Exception as error:  # of bytes and schemas of others: its types are not promised
+        except Exception as error:  # fastavro does not specify the types of its errors
             raise BadInput(f"record {i} cannot be read as the spec's schema: {error}") from error
         lines.append(orjson.dumps(value, default=_latin))
     return lines
@@ -75,7 +73,7 @@ def _latin(value: Any) -> str:
 
 
 def _bare(type_: Type) -> Any:  # noqa: PLR0911 - one for each kind of type
-    """The type without logical types."""
+    """Remove the logical types."""
     match type_:
         case Primitive():
             return Primitive(type_.name)
@@ -110,18 +108,18 @@ def events_of_topics(
     since_ms: int | None = None,
     until_ms: int | None = None,
 ) -> Iterator[Piece]:
-    """Everything that the log holds in the spec's event topics now, or what it took in a range of time.
+    """Read the spec's event topics from a log, up to their present ends.
 
     Args:
-        log:      of the run that has the events; topics are named as in `spec`.
-        set_aside: takes what is no framed Avro, or has a schema that the log does not have; readers of the
-                  pieces add what else they cannot read.
-        since_ms: records that the log took from then on; without it, from its start.
-        until_ms: and before then; without it, to its present end.
+        log:       of the other run; it names topics as `spec` does.
+        set_aside: counts records without a Confluent frame or with an unknown schema; readers of the pieces
+                   add other unreadable ones.
+        since_ms:  log time of the first records; None: the start of the topics.
+        until_ms:  log time before which records count; None: no limit.
 
     Raises:
-        Mismatch: the log has no topic of that name.
-        ConfigError: others alone write a stream: its schemas are not in the log.
+        Mismatch: the log lacks a topic.
+        ConfigError: a stream has an external writer, so its schemas are not in the log.
     """
     events = spec.events
     for stream in streams_of(spec):
@@ -170,7 +168,7 @@ def _range(
 def _pieces(
     stream: _Stream, records: Records, registry: SchemaRegistry, at: TopicPartition, set_aside: SetAside
 ) -> Iterator[Piece]:
-    """A piece for each schema of the records."""
+    """Yield a piece for each schema of the records."""
     role = stream.role
     set_aside.read[role] += len(records)
     if stream.json:

@@ -1,11 +1,11 @@
-"""Vowpal Wabbit on samples that freshet has decoded: the same features, the same rows, labels equally late.
+"""Vowpal Wabbit on samples that freshet has decoded: the same features, rows and label delays.
 
-Needs the package `vowpalwabbit`. Each feature is a namespace. An id is the low 32 bits of its key, so that
-lists, buckets and parts of the time are what freshet makes of them. A dense column is a number after the
-spec's transforms, but for `standard`: as it is, since `--normalized` scales numbers, and by further learners
-centred, as freshet's own linear weights see it. Which of both ranks better depends on the stream: .021 of AUC
-for centred numbers on one, .004 against them on another. Crosses are left out: `-q ::` has every pair.
-Letters: B samples, D dense columns.
+Needs the package `vowpalwabbit`. Each feature is a namespace. An id is the low 32 bits of its key, so lists,
+buckets and parts of the time are those of freshet. A dense column is a number after the spec's transforms
+except `standard`, because `--normalized` scales numbers; further learners get it centred, as freshet's linear
+weights do. The better choice depends on the stream: centred numbers gained .021 of AUC on one, lost .004 on
+another. Crosses are omitted, because `-q ::` has every pair.
+Letters: B samples, D dense columns, E batches.
 """
 
 from __future__ import annotations
@@ -29,45 +29,43 @@ SETTINGS = {"plain": "", "-q ::": "-q ::", "-q :: -l 1": "-q :: -l 1"}
 """Options by name: no pairs of features, all pairs, and all pairs with twice the default step."""
 
 CENTRED = ", centred"
-"""Behind the name of a setting that gets numbers standardised."""
+"""Suffix of the names of settings with standardised numbers."""
 
 LOW_BITS = np.uint64(0xFFFFFFFF)
-"""Longer than the 24 bits of a key by which `-b 24` separates weights."""
-
+"""More than the 24 bits by which `-b 24` separates weights."""
 
 VARIANCE_FLOOR = 1e-12
 LIMIT = 10.0
-"""Standardised numbers are cut to ± this, as freshet's are."""
+"""Bound of standardised numbers, as in freshet."""
 
 
 def learners_of(layout: Layout) -> list[str]:
-    """Names of the learners that a model of this layout is compared with: each setting, and, where there are
-    numbers, each with numbers centred."""
+    """Return the names of the learners for a layout: each setting, and with dense columns also centred."""
     return [*SETTINGS, *(f"{name}{CENTRED}" for name in (SETTINGS if layout.dense else ()))]
 
 
 class Standardized:
-    """Dense columns less their mean, over their deviation, both of the batches before."""
+    """Standardises dense columns by mean and deviation of the earlier batches."""
 
     def __init__(self, columns: int) -> None:
         """`columns`: D."""
-        self._known = np.zeros((3, columns))  # count, sum and sum of squares of what was seen
-        self._origin: F64 | None = None  # sums are of the distances from here
+        self._known = np.zeros((3, columns))  # count, sum and sum of squares of earlier values
+        self._origin: F64 | None = None  # subtracted from all values before they are summed
 
     def __call__(self, dense: F32, ends: I64) -> F32:
-        """Standardise the next samples; NaN stays NaN, and a column is 0 until two values of it were seen.
+        """Standardise the next samples; a column is 0 until it had two values.
 
         Args:
-            dense: (B, D) numbers, B above 0; what is not finite is missing.
-            ends: where each batch ends, rising, the last at B.
+            dense: (B, D) float32 with B > 0; values that are not finite are missing.
+            ends: (E,) int64, the rising ends of batches, the last one B.
 
-        Returns (B, D).
+        Returns (B, D) float32; missing values are NaN.
         """
-        there = np.isfinite(dense)
+        finite = np.isfinite(dense)
         if self._origin is None:
-            self._origin = np.where(there[0], dense[0], 0.0)
-        away = np.where(there, dense - self._origin, 0.0)
-        known = np.cumsum(np.stack([there.astype(np.float64), away, away * away]), axis=1)
+            self._origin = np.where(finite[0], dense[0], 0.0)
+        shifted = np.where(finite, dense - self._origin, 0.0)
+        known = np.cumsum(np.stack([finite.astype(np.float64), shifted, shifted * shifted]), axis=1)
         known += self._known[:, None, :]
         starts = np.concatenate([[0], ends[:-1]])
         before = np.concatenate([self._known[:, None, :], known], axis=1)[:, starts]
@@ -75,18 +73,14 @@ class Standardized:
         count, total, squares = np.repeat(before, ends - starts, axis=1)
         mean = total / np.maximum(count, 1.0)
         variance = np.maximum(squares / np.maximum(count, 1.0) - mean * mean, 0.0)
-        found = np.where(count > 1.0, (away - mean) / np.sqrt(variance + VARIANCE_FLOOR), 0.0)
-        return np.where(there, np.clip(found, -LIMIT, LIMIT), np.nan).astype(np.float32)
+        found = np.where(count > 1.0, (shifted - mean) / np.sqrt(variance + VARIANCE_FLOOR), 0.0)
+        return np.where(finite, np.clip(found, -LIMIT, LIMIT), np.nan).astype(np.float32)
 
 
 def lines_of(spec: Spec, layout: Layout, decoded: Decoded, numbers: F32) -> list[str]:
-    """(B,) an example a sample in VW's text format, without its label.
+    """Format samples as B examples of VW, without labels.
 
-    Args:
-        spec, layout: of the samples.
-        decoded: the samples.
-        numbers: (B, D) their dense columns; where one is missing and the feature says `missing = "flag"`,
-            the example says so, otherwise it leaves the number out.
+    `numbers` is (B, D) float32. A missing number is omitted, or flagged if `missing = "flag"`.
     """
     columns = []
     for group, keys in zip(layout.groups, decoded.groups, strict=True):
@@ -105,7 +99,7 @@ def lines_of(spec: Spec, layout: Layout, decoded: Decoded, numbers: F32) -> list
 
 
 def _namespace(index: int) -> str:
-    """`-q ::` pairs namespaces by first letters; the number separates those that share a letter."""
+    """Return a short unique name. `-q ::` pairs namespaces by the first character."""
     letters = string.ascii_letters
     return f"{letters[index % len(letters)]}{index // len(letters) or ''}"
 
@@ -125,23 +119,23 @@ def _named(namespace: str, texts: Sequence[str]) -> list[str]:
 
 
 class Learner:
-    """One learner of one true/false label, by its name of `learners_of`. Close it."""
+    """One learner of one true/false label, with a name of `learners_of`. It must be closed."""
 
     def __init__(self, name: str) -> None:
-        """Raises ModuleNotFoundError without `vowpalwabbit`, KeyError for a setting that there is not."""
-        from vowpalwabbit import Workspace  # noqa: PLC0415 - it is in no default installation
+        """Raises ModuleNotFoundError without `vowpalwabbit`, KeyError if no setting has the name."""
+        from vowpalwabbit import Workspace  # noqa: PLC0415 - not installed by default
 
         self._vw = Workspace(f"{BASE} {SETTINGS[name.removesuffix(CENTRED)]}".strip())
 
     def run(self, lines: Sequence[str], values: F32, ends: I64) -> F32:
-        """Predict and learn batch by batch: all rows of a batch are predicted before one of them is learned.
+        """Predict all samples of a batch, then learn them, batch by batch.
 
         Args:
-            lines: (B,) examples of `lines_of`.
-            values: (B,) labels, 0 or 1.
-            ends: where each batch ends, rising, the last at B.
+            lines: B examples of `lines_of`.
+            values: (B,) float32, labels of 0 or 1.
+            ends: (E,) int64, the rising ends of batches, the last one B.
 
-        Returns (B,) probabilities.
+        Returns (B,) float32: probabilities.
         """
         vw = self._vw
         out = np.empty(len(lines), np.float32)
@@ -150,7 +144,7 @@ class Learner:
         for stop in ends.tolist():
             batch = [vw.parse(labels[i] + lines[i]) for i in range(first, stop)]
             for i, example in enumerate(batch, first):
-                out[i] = vw.predict(example)  # the label that an example has is no part of that
+                out[i] = vw.predict(example)  # predict() ignores the label
             for example in batch:
                 vw.learn(example)
                 vw.finish_example(example)

@@ -20,10 +20,10 @@ from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
-from freshet.observability.tracing import active
+from freshet.observability.spans import Training, end_training, start_training
+from freshet.observability.tracing import running
 from freshet.trainer.ranks import RankLost
 from freshet.trainer.step_coordinator import Agreed, BatchVerdict, StepCoordinator
-from freshet.trainer.tracing import Trained, taken, training
 from freshet.types import F32
 
 __all__ = ["STAGES", "LaneRound", "Lanes", "Observer", "OtherLaneFailed"]
@@ -63,7 +63,7 @@ class LaneRound:
     verdict: BatchVerdict | None = None
     result: StepResult | None = None
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
-    trained: Trained | None = None  # the batch's span, if it is traced
+    training: Training | None = None  # the batch's span, if it is traced
 
 
 @dataclass
@@ -194,8 +194,8 @@ class Lanes:
 
     def _poll(self, index: int, lane: LaneRound, wait_s: float) -> bool:
         lane.batch = self.stream.take(index, wait_s)
-        if lane.batch is not None and (tracer := active()) is not None:
-            lane.trained = taken(tracer, lane.batch)
+        if lane.batch is not None:
+            lane.training = start_training(lane.batch.ranges, lane.batch.request_ids)
         return lane.batch is not None
 
     def _agree(self, *, stopping: bool) -> None:
@@ -269,14 +269,18 @@ class Lanes:
         self._counted = []
 
     def _push_gradients(self, index: int, lane: LaneRound) -> None:
-        batch, result, trained = lane.batch, lane.result, lane.trained
-        lane.batch = lane.result = lane.trained = None
+        batch, result, training = lane.batch, lane.result, lane.training
+        lane.batch = lane.result = lane.training = None
         if batch is None:
             return
         gradients, counts = (None, None) if result is None else (result.gradients, result.counts)
-        traced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if trained is not None:
-            traced = training(trained, batch, index, self.step, result is not None)
+        step, learned = self.step, result is not None
+
+        def end(_: object, error: str) -> None:
+            if training is not None:
+                end_training(training, error, lane=index, step=step, learned=learned)
+
+        traced = running(None if training is None else training.span, end)
         # Refused: the stream has rewound this lane to the applied offsets (PROTOCOL 6).
         with contextlib.suppress(Refused), traced:
             self.stream.give_back(index, batch, gradients, counts)

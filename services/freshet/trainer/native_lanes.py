@@ -17,10 +17,9 @@ import numpy as np
 from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.errors import Refused
 from freshet.model.native_loop import MOMENTS, Ended, NativeLoop, Ran
-from freshet.observability.tracing import active
+from freshet.observability.spans import end_training, start_training
 from freshet.trainer.lanes import LaneRound, Lanes, OtherLaneFailed
 from freshet.trainer.step_coordinator import AgreedRuns, BatchVerdict, LocalStepCoordinator
-from freshet.trainer.tracing import Trained, told
 from freshet.types import F32
 
 __all__ = ["RunLanes"]
@@ -126,27 +125,17 @@ class RunLanes(Lanes):
         return [LaneRound() for _ in range(self.lanes)]
 
     def _trace(self, index: int, run: TrainRun, ran: Ran) -> None:
-        tracer, moments = active(), ran.moments_ns
-        if tracer is None or moments is None:
+        moments = ran.moments_ns
+        if moments is None:
             return
         starts = run.starts
         for k, ranges in enumerate(run.batches.ranges[: ran.trained]):
-            traced = tracer.batch(ranges, run.samples.request_ids[starts[k] : starts[k + 1]])
-            if traced is None:
-                continue
             at = dict(zip(MOMENTS, moments[k].tolist(), strict=True))
-            error = "" if k < ran.pushed else "the push was refused"
-            told(
-                tracer,
-                Trained(traced, at["looked_up"]),
-                ranges,
-                starts[k + 1] - starts[k],
-                index,
-                self.step,
-                True,
-                error,
-                at["pushed"],
-            )
+            request_ids = run.samples.request_ids[starts[k] : starts[k + 1]]
+            training = start_training(ranges, request_ids, at["looked_up"])
+            if training is not None:
+                error = "" if k < ran.pushed else "the push was refused"
+                end_training(training, error, at["pushed"], lane=index, step=self.step, learned=True)
 
 
 def _counted(run: TrainRun, verdicts: Sequence[BatchVerdict], ran: Ran) -> Iterator[tuple[TrainBatch, F32]]:

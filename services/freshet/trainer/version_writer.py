@@ -23,7 +23,8 @@ from freshet.model import DenseModel
 from freshet.model.gate_samples import arrays_of, inputs_of, joined
 from freshet.model.inputs import ModelInputs
 from freshet.observability.skipped import skip
-from freshet.trainer.tracing import publishing
+from freshet.observability.spans import record_publication
+from freshet.observability.tracing import now_ns
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 from freshet.versions import Manifest, Version, VersionStore
 from freshet.versions.promotions import PEOPLE
@@ -217,10 +218,9 @@ class Versioner:
 
     def first(self, snapshot: Snapshot) -> Manifest:
         """Store the initial weights as version 0 and promote it."""
-        published = publishing(self.spec_hash)
+        start_ns = now_ns()
         manifest = self._promote(self._put(0, snapshot), Verdict(True, "the initial weights"))
-        published(manifest)
-        return manifest
+        return self._recorded(manifest, start_ns)
 
     def begin(self, snapshot: Snapshot) -> None:
         """Store version 0 unless the store has a version: for a rank that leads for the first time."""
@@ -229,9 +229,11 @@ class Versioner:
 
     def next(self, snapshot: Snapshot) -> Manifest:
         """Store the snapshot as the next version, then promote it, or hold it with the gate's reason."""
-        published = publishing(self.spec_hash)
-        manifest = self._next(snapshot)
-        published(manifest)
+        start_ns = now_ns()
+        return self._recorded(self._next(snapshot), start_ns)
+
+    def _recorded(self, manifest: Manifest, start_ns: int) -> Manifest:
+        record_publication(self.spec_hash, manifest.number, manifest.step, manifest.verdict, start_ns)
         return manifest
 
     def _next(self, snapshot: Snapshot) -> Manifest:

@@ -21,8 +21,8 @@ class Watched:
 
     restarts: Mapping[str, int] = {}
 
-    def run(self, stop: threading.Event, *, patience_s: float) -> Mapping[str, str]:
-        self.patience_s = patience_s
+    def run(self, stop: threading.Event, *, drain_s: float) -> Mapping[str, str]:
+        self.drain_s = drain_s
         return {}
 
 
@@ -33,7 +33,7 @@ def test_services_are_killed_after_drain_and_close_time(tmp_path: Path) -> None:
         threading.Event(), lambda: None
     )
 
-    assert supervisor.patience_s == 3 + KILL_AFTER_S
+    assert supervisor.drain_s == 3 + KILL_AFTER_S
 
 
 def test_the_start_states_how_much_memory_rows_may_take(

@@ -3,7 +3,7 @@ import pytest
 from freshet.apps.demo import DemoOptions, _refuse_other_contents
 from freshet.config.settings import RunFolder
 from freshet.demo import write_spec
-from freshet.demo.start_time import STATE_FILE, Began, begin
+from freshet.demo.start_time import STATE_FILE, RunStart, save_start
 from freshet.errors import ConfigError
 from tests.unit.cli.test_cli import run
 
@@ -14,7 +14,7 @@ def played(tmp_path):
     folder = RunFolder(tmp_path / "played").create()
     (folder.path / "log" / "catalog.sqlite").write_bytes(b"")
     (folder.path / "freshet.toml").touch()
-    begin(folder.state / STATE_FILE, Began(3, (60.0,), None), 1_000)
+    save_start(folder.state / STATE_FILE, RunStart(3, (60.0,), None), 1_000)
     return folder.path
 
 
@@ -31,7 +31,7 @@ def test_drift_of_the_command_line_is_the_only_one():
 
 
 def test_restarted_demo_keeps_the_readers_of_its_folder():
-    words = DemoOptions(10, None, ()).simulator_arguments(Began(3, (60.0,), 300.0))
+    words = DemoOptions(10, None, ()).simulator_arguments(RunStart(3, (60.0,), 300.0))
 
     assert " ".join(words) == "--rate 10 --seed 3 --drift-at 60000ms --drift-every 300000ms"
 

@@ -10,7 +10,7 @@ def figures(came: int, failed: int) -> Figures:
     made = Figures(seconds=10.0, requests=came + failed, events=came)
     made.good_meanwhile = made.events_meanwhile = came
     for _ in range(came):
-        made.latency.came.add(0.002)
+        made.latency.answered.add(0.002)
         made.service.add(0.001)
         made.late.add(0.001)
     for _ in range(failed):

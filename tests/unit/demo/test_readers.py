@@ -1,4 +1,4 @@
-"""Readers against servers that fail: visits end, nothing is sent twice under another name, nothing dies."""
+"""Readers against failing servers: visits end, retries are idempotent, errors are counted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import orjson
 import pytest
 
+from freshet.demo.news_site import NewsSite
 from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Pace, Readers
 from freshet.demo.windows import Windows
-from freshet.demo.world import World
 from freshet.errors import Unavailable
 from freshet.testing.clock import SettableClock
 
@@ -20,8 +20,8 @@ AWAY = Unavailable("connection refused")
 BUSY = (503, b'{"error": {"message": "later"}}')
 
 
-class ScriptedDoor:
-    """Answers as the script says, then as it always does; keeps what it was sent."""
+class ScriptedConnection:
+    """Gives the answers of `script`, then those of `always`; keeps the requests."""
 
     def __init__(self, always: Callable[[Any], tuple[int, bytes]], script: Sequence[Any] = ()) -> None:
         self.always, self.script = always, list(script)
@@ -33,42 +33,42 @@ class ScriptedDoor:
             answer = self.script.pop(0)
             if isinstance(answer, Exception):
                 raise answer
-            made: tuple[int, bytes] = answer
-            return made
+            scripted: tuple[int, bytes] = answer
+            return scripted
         return self.always(self.sent[-1])
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
-def ranked(asked: Any) -> tuple[int, bytes]:
-    """The candidates as they came, by the model."""
-    items = [{"index": i} for i in range(asked["k"])]
+def ranked(request: Any) -> tuple[int, bytes]:
+    """Rank the candidates in their order, by the model."""
+    items = [{"index": i} for i in range(request["k"])]
     return 200, orjson.dumps(
-        {"request_id": asked["context"]["request_id"], "items": items, "explored": False}
+        {"request_id": request["context"]["request_id"], "items": items, "explored": False}
     )
 
 
-def taken(events: Any) -> tuple[int, bytes]:
-    """All accepted."""
+def accepted(events: Any) -> tuple[int, bytes]:
+    """Accept all events."""
     return 202, orjson.dumps({"acks": [{}] * len(events)})
 
 
 class Bench:
-    """Readers of world 5 on a clock that stands still."""
+    """Readers of the site with seed 5, on a settable clock."""
 
     def __init__(self) -> None:
         self.clock = SettableClock()
         self.outbox = Outbox(self.clock)
         self.pace = Pace(1_000, self.clock.monotonic())
-        self.readers = Readers(World(5), self.outbox, self.pace, self.clock, began_ms=self.clock.now_ms())
+        self.readers = Readers(NewsSite(5), self.outbox, self.pace, self.clock, began_ms=self.clock.now_ms())
 
     def wait(self, seconds: float) -> bool:
         self.clock.advance(seconds)
         return False
 
-    def visit(self, number: int, door: ScriptedDoor) -> None:
-        self.readers.visit(number, door, self.wait)
+    def visit(self, number: int, connection: ScriptedConnection) -> None:
+        self.readers.visit(number, connection, self.wait)
 
 
 @pytest.fixture
@@ -77,57 +77,57 @@ def bench() -> Bench:
 
 
 def visits_until_clicks(bench: Bench, wanted: int) -> int:
-    """Visits with so many actions to come; returns how many visits it took."""
+    """Visit until so many actions wait; return the number of visits."""
     number = 0
     while bench.outbox.waiting() < wanted:
-        bench.visit(number, ScriptedDoor(ranked))
+        bench.visit(number, ScriptedConnection(ranked))
         number += 1
     return number
 
 
-def test_a_page_that_is_shown_is_counted_with_what_the_best_would_have_earned(bench: Bench) -> None:
-    bench.visit(0, ScriptedDoor(ranked))
+def test_page_is_counted_with_clicks_of_best_order(bench: Bench) -> None:
+    bench.visit(0, ScriptedConnection(ranked))
     bench.clock.advance(13.0)
 
     [window] = bench.readers.windows.closed(bench.clock.now_ms())
 
-    world, visit = bench.readers.world, bench.readers.world.visit(0, 0.0)
-    expected = float(world.expected(visit, np.arange(10)).sum())
+    site, visit = bench.readers.site, bench.readers.site.visit(0, 0.0)
+    expected = float(site.expected(visit, np.arange(10)).sum())
     assert window["model"]["impressions"] == window["best"]["impressions"] == 10
     assert window["model"]["expected"] == pytest.approx(expected, abs=1e-3)
-    assert window["best"]["clicks"] == pytest.approx(world.best(visit), abs=1e-3)
+    assert window["best"]["clicks"] == pytest.approx(site.best(visit), abs=1e-3)
     assert window["random"] == {"impressions": 0, "clicks": 0.0, "expected": 0.0}
 
 
-def test_a_rank_request_is_tried_again_under_the_same_id(bench: Bench) -> None:
-    door = ScriptedDoor(ranked, [AWAY, BUSY])
+def test_rank_request_is_retried_with_same_id(bench: Bench) -> None:
+    connection = ScriptedConnection(ranked, [AWAY, BUSY])
 
-    bench.visit(3, door)
+    bench.visit(3, connection)
 
-    assert len({asked["context"]["request_id"] for asked in door.sent}) == 1
-    assert len(door.sent) == 3
+    assert len({request["context"]["request_id"] for request in connection.sent}) == 1
+    assert len(connection.sent) == 3
     assert (bench.readers.counts.errors, bench.readers.counts.impressions) == (2, 10)
 
 
-def test_a_reader_whose_page_never_comes_leaves_and_clicks_nothing(bench: Bench) -> None:
-    bench.visit(0, ScriptedDoor(lambda asked: BUSY))
+def test_visit_without_page_is_abandoned(bench: Bench) -> None:
+    bench.visit(0, ScriptedConnection(lambda request: BUSY))
 
     counts = bench.readers.counts
     assert (counts.abandoned, counts.impressions, bench.outbox.waiting()) == (1, 0, 0)
     assert counts.errors > 10
 
 
-def test_a_request_that_is_wrong_is_not_tried_again(bench: Bench) -> None:
-    door = ScriptedDoor(lambda asked: (400, b"{}"))
+def test_refused_rank_request_is_not_retried(bench: Bench) -> None:
+    connection = ScriptedConnection(lambda request: (400, b"{}"))
 
-    bench.visit(0, door)
+    bench.visit(0, connection)
 
-    assert (len(door.sent), bench.readers.counts.abandoned) == (1, 1)
+    assert (len(connection.sent), bench.readers.counts.abandoned) == (1, 1)
 
 
-def test_clicks_are_sent_when_they_are_made_and_not_before(bench: Bench) -> None:
+def test_clicks_are_sent_at_their_time(bench: Bench) -> None:
     visits_until_clicks(bench, 5)
-    gateway = ScriptedDoor(taken)
+    gateway = ScriptedConnection(accepted)
     sent_at = []
     for _ in range(200):
         bench.clock.advance(0.1)
@@ -138,10 +138,10 @@ def test_clicks_are_sent_when_they_are_made_and_not_before(bench: Bench) -> None
     assert all(0 <= now - ts <= 100 for now, ts in sent_at)
 
 
-def test_actions_are_sent_again_with_the_same_event_ids_until_the_gateway_has_them(bench: Bench) -> None:
+def test_actions_are_retried_with_same_event_ids(bench: Bench) -> None:
     visits_until_clicks(bench, 5)
     bench.clock.advance(20.0)
-    gateway = ScriptedDoor(taken, [AWAY, BUSY, (429, b"")])
+    gateway = ScriptedConnection(accepted, [AWAY, BUSY, (429, b"")])
 
     outcomes = [bench.outbox.send_due(gateway) for _ in range(5)]
 
@@ -152,13 +152,13 @@ def test_actions_are_sent_again_with_the_same_event_ids_until_the_gateway_has_th
     assert bench.outbox.errors == 3
 
 
-def test_actions_that_come_while_the_gateway_is_away_wait_their_turn(bench: Bench) -> None:
+def test_actions_wait_while_gateway_is_unavailable(bench: Bench) -> None:
     visits = visits_until_clicks(bench, 3)
     bench.clock.advance(20.0)
-    gateway = ScriptedDoor(taken, [AWAY])
+    gateway = ScriptedConnection(accepted, [AWAY])
     bench.outbox.send_due(gateway)
     while bench.outbox.waiting() < 6:
-        bench.visit(visits, ScriptedDoor(ranked))
+        bench.visit(visits, ScriptedConnection(ranked))
         visits += 1
     bench.clock.advance(20.0)
 
@@ -175,22 +175,22 @@ def test_refused_actions_are_counted_and_not_sent_again(bench: Bench) -> None:
     waiting = bench.outbox.waiting()
     refusal = orjson.dumps({"acks": [{}] * (waiting - 1), "refused": [{"index": 0}]})
 
-    bench.outbox.send_due(ScriptedDoor(taken, [(422, refusal)]))
+    bench.outbox.send_due(ScriptedConnection(accepted, [(422, refusal)]))
 
     assert (bench.outbox.refused, bench.outbox.sent, bench.outbox.waiting()) == (1, waiting - 1, 0)
 
 
-def test_a_batch_that_the_gateway_did_not_look_at_counts_as_refused(bench: Bench) -> None:
+def test_batch_refused_as_a_whole_is_counted(bench: Bench) -> None:
     visits_until_clicks(bench, 3)
     bench.clock.advance(20.0)
     waiting = bench.outbox.waiting()
 
-    bench.outbox.send_due(ScriptedDoor(taken, [(413, b'{"error": "too large"}')]))
+    bench.outbox.send_due(ScriptedConnection(accepted, [(413, b'{"error": "too large"}')]))
 
     assert (bench.outbox.refused, bench.outbox.sent) == (waiting, 0)
 
 
-def test_an_outbox_that_is_full_drops_and_says_so() -> None:
+def test_full_outbox_counts_dropped_actions() -> None:
     outbox = Outbox(SettableClock(), largest=5)
     for n in range(8):
         outbox.put({"event_id": n, "ts": n})
@@ -198,7 +198,7 @@ def test_an_outbox_that_is_full_drops_and_says_so() -> None:
     assert (outbox.waiting(), outbox.dropped) == (5, 3)
 
 
-def test_a_window_is_told_once_all_its_clicks_are_made() -> None:
+def test_window_closes_after_longest_click() -> None:
     windows = Windows()
     windows.add(12_000, explored=True, impressions=10, clicks=1, expected=0.4, best=1.0)
 
@@ -219,25 +219,25 @@ def test_the_last_windows_are_kept() -> None:
     assert [kept[0]["start_ms"], kept[-1]["start_ms"], len(kept)] == [180 * 5_000, 299 * 5_000, 120]
 
 
-def test_visits_are_due_at_the_rate_that_was_asked_for() -> None:
+def test_visits_are_due_at_the_given_rate() -> None:
     pace = Pace(100, 0.0)
 
-    assert [pace.turn(0.0, 10) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
-    pace.made(0.25, 5, counted=False)
-    assert pace.turn(0.25, 10) == pytest.approx(0.35)
+    assert [pace.next_due(0.0, 10) for _ in range(3)] == pytest.approx([0.0, 0.1, 0.2])
+    pace.record_events(0.25, 5, scheduled=False)
+    assert pace.next_due(0.25, 10) == pytest.approx(0.35)
 
 
-def test_after_an_outage_readers_do_not_come_all_at_once() -> None:
+def test_no_burst_follows_an_outage() -> None:
     pace = Pace(100, 0.0)
-    pace.turn(0.0, 10)
+    pace.next_due(0.0, 10)
 
-    assert pace.turn(60.0, 10) == pytest.approx(59.5)
+    assert pace.next_due(60.0, 10) == pytest.approx(59.5)
 
 
 def test_the_rate_is_measured_over_the_last_seconds() -> None:
     pace = Pace(100, 0.0)
     for n in range(2_000):
-        pace.made(n / 100, 1, counted=True)
+        pace.record_events(n / 100, 1, scheduled=True)
 
-    assert pace.measured(20.0) == pytest.approx(100, rel=0.01)
-    assert pace.measured(40.0) == 0
+    assert pace.measured_rate(20.0) == pytest.approx(100, rel=0.01)
+    assert pace.measured_rate(40.0) == 0

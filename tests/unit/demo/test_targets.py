@@ -1,4 +1,4 @@
-"""Whom readers visit: URLs as addresses, and a door that goes to the next server when one fails."""
+"""Targets of the simulator: URLs as addresses, and failover between servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from freshet.config.settings import load_settings
-from freshet.demo.connection import HttpDoor
+from freshet.demo.connection import HttpConnection
 from freshet.demo.targets import Targets, server_of, targets_by
 from freshet.errors import ConfigError, Unavailable
 from freshet.http.addresses import Address
@@ -36,7 +36,7 @@ def test_a_url_names_a_server(url: str, host: str, port: int) -> None:
     ["gateway-0:7000", "https://gateway-0:7000", "http://", "http://g:7000/v1", "http://g:7000?x", "http://g:x",
      "http://me:word@g:7000", "http://[::1:7000"],
 )  # fmt: skip
-def test_what_names_none_stops_the_start_and_says_what_does(url: str) -> None:
+def test_malformed_url_is_refused_with_example(url: str) -> None:
     with pytest.raises(ConfigError, match="--inference") as caught:
         server_of("--inference", url)
 
@@ -57,7 +57,7 @@ def test_without_urls_readers_visit_this_machine(bound: str, host: str) -> None:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[int], Address]]:
-    """Start a server that answers every post with one status."""
+    """Return a function that starts a server with one status for every POST."""
     started: list[ThreadingHTTPServer] = []
 
     def start(status: int) -> Address:
@@ -69,7 +69,7 @@ def serve() -> Iterator[Callable[[int], Address]]:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """A test's output is its assertions."""
+                """Keep the test output clean."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         started.append(server)
@@ -82,32 +82,32 @@ def serve() -> Iterator[Callable[[int], Address]]:
         server.server_close()
 
 
-def test_a_server_that_is_gone_is_left_for_the_next(serve: Callable[[int], Address]) -> None:
-    door = HttpDoor([NOWHERE, serve(202)])
+def test_unreachable_server_fails_over(serve: Callable[[int], Address]) -> None:
+    connection = HttpConnection([NOWHERE, serve(202)])
 
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1/v1/actions"):
-        door.post("/v1/actions", b"[]")
-    assert [door.post("/v1/actions", b"[]")[0] for _ in range(2)] == [202, 202]
-    door.close()
+        connection.post("/v1/actions", b"[]")
+    assert [connection.post("/v1/actions", b"[]")[0] for _ in range(2)] == [202, 202]
+    connection.close()
 
 
-def test_a_server_that_cannot_is_left_for_the_next_and_one_that_refuses_is_not(
+def test_failing_server_fails_over_and_refusing_one_does_not(
     serve: Callable[[int], Address],
 ) -> None:
-    door = HttpDoor([serve(503), serve(400), serve(202)])
+    connection = HttpConnection([serve(503), serve(400), serve(202)])
 
-    assert [door.post("/", b"{}")[0] for _ in range(3)] == [503, 400, 400]
-    door.close()
+    assert [connection.post("/", b"{}")[0] for _ in range(3)] == [503, 400, 400]
+    connection.close()
 
 
-def test_doors_begin_at_servers_in_turn(serve: Callable[[int], Address]) -> None:
+def test_connections_begin_at_servers_in_turn(serve: Callable[[int], Address]) -> None:
     servers = [serve(200), serve(201)]
 
-    assert [HttpDoor(servers, i).post("/", b"{}")[0] for i in range(4)] == [200, 201, 200, 201]
+    assert [HttpConnection(servers, i).post("/", b"{}")[0] for i in range(4)] == [200, 201, 200, 201]
 
 
-def test_the_only_server_is_asked_again(serve: Callable[[int], Address]) -> None:
-    door = HttpDoor([serve(503)])
+def test_only_server_is_retried(serve: Callable[[int], Address]) -> None:
+    connection = HttpConnection([serve(503)])
 
-    assert [door.post("/", b"{}")[0] for _ in range(2)] == [503, 503]
-    door.close()
+    assert [connection.post("/", b"{}")[0] for _ in range(2)] == [503, 503]
+    connection.close()

@@ -141,7 +141,7 @@ def test_a_service_whose_main_loop_stands_still_does_not_live() -> None:
     )
     try:
         assert get(server, "/health/live") == (200, b'{"status":"live"}')
-        reasons[0] = "the main loop has stood still for 121 s"
+        reasons[0] = "the main loop has stalled for 121 s"
         code, body = get(server, "/health/live")
     finally:
         server.close()

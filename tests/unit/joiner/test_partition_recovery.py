@@ -127,6 +127,7 @@ class RecordingTask:
         class Output:
             appends = (cast(Append, f"commit of {self.partition}"),)
             dead_letters: tuple[bytes, ...] = ()
+            joined = ()
 
         return Output()
 

@@ -1,4 +1,4 @@
-"""Requests over real sockets, to servers that keep, close, stall and talk nonsense."""
+"""Requests over real sockets, to servers that keep or close connections, stall, or answer nonsense."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 async def request_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head and body of the next request. Raises IncompleteReadError at the end."""
+    """Read head and body of the next request. Raises IncompleteReadError at the end."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
     return head, await reader.readexactly(length)
 
 
 def answering(*answers: bytes, closes: bool = False) -> tuple[Serve, list[tuple[bytes, bytes]]]:
-    """Serves these answers in turn, the last again and again; and what was asked."""
-    asked: list[tuple[bytes, bytes]] = []
+    """Return a handler that gives these answers in turn, then repeats the last, and its requests."""
+    requests: list[tuple[bytes, bytes]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                asked.append(await request_of(reader))
-                writer.write(answers[min(len(asked), len(answers)) - 1])
+                requests.append(await request_of(reader))
+                writer.write(answers[min(len(requests), len(answers)) - 1])
                 if closes:
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -42,29 +42,29 @@ def answering(*answers: bytes, closes: bool = False) -> tuple[Serve, list[tuple[
         finally:
             writer.close()
 
-    return serve, asked
+    return serve, requests
 
 
 @asynccontextmanager
 async def served(
     serve: Serve, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[Server, list[asyncio.Task[None]]]]:
-    """A server, and a task for each connection that is made to it; all have ended afterwards."""
-    made: list[asyncio.Task[None]] = []
+    """Run a server; yield it and the tasks of its connections, which have all ended afterwards."""
+    opened: list[asyncio.Task[None]] = []
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        made.append(asyncio.create_task(serve(reader, writer)))  # type: ignore[arg-type]
+        opened.append(asyncio.create_task(serve(reader, writer)))  # type: ignore[arg-type]
 
     server = await asyncio.start_server(begin, "127.0.0.1", 0, ssl=tls)
     try:
-        yield Server(Address("127.0.0.1", server.sockets[0].getsockname()[1]), tls is not None), made
+        yield Server(Address("127.0.0.1", server.sockets[0].getsockname()[1]), tls is not None), opened
     finally:
         server.close()
         async with asyncio.timeout(10):
-            await asyncio.gather(*made)
+            await asyncio.gather(*opened)
 
 
-async def asked_of(
+async def post_all(
     serve: Serve,
     bodies: list[bytes],
     *,
@@ -75,16 +75,16 @@ async def asked_of(
     ca_file: str = "",
     token: str = "",
 ) -> tuple[list[Answer], int]:
-    """The answers, and how many connections were made."""
-    async with served(serve, tls) as (where, made):
-        believed = ssl.create_default_context(cafile=ca_file or None)
-        connections = Connections([where], most, timeout_s, token=token, tls=believed)
+    """Post the bodies; return the answers and the number of connections."""
+    async with served(serve, tls) as (where, opened):
+        trusted = ssl.create_default_context(cafile=ca_file or None)
+        connections = Connections([where], most, timeout_s, token=token, tls=trusted)
         try:
             if at_once:
                 return list(await asyncio.gather(*(connections.post("/x", body) for body in bodies))), len(
-                    made
+                    opened
                 )
-            return [await connections.post("/x", body) for body in bodies], len(made)
+            return [await connections.post("/x", body) for body in bodies], len(opened)
         finally:
             connections.close()
 
@@ -93,26 +93,26 @@ def statuses(answers: list[Answer]) -> list[int]:
     return [answer.status for answer in answers]
 
 
-def test_a_connection_is_kept() -> None:
-    serve, asked = answering(OK)
+def test_connection_is_reused() -> None:
+    serve, requests = answering(OK)
 
-    answers, made = asyncio.run(asked_of(serve, [b"1", b"2", b"3"], token="secret-token"))
+    answers, opened = asyncio.run(post_all(serve, [b"1", b"2", b"3"], token="secret-token"))
 
     assert [answer.body for answer in answers] == [b"ok"] * 3
     assert all(answer.sent_at is not None for answer in answers)
-    assert made == 1
-    assert [body for _, body in asked] == [b"1", b"2", b"3"]
-    assert asked[0][0].startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert b"Authorization: Bearer secret-token\r\n" in asked[0][0]
+    assert opened == 1
+    assert [body for _, body in requests] == [b"1", b"2", b"3"]
+    assert requests[0][0].startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"Authorization: Bearer secret-token\r\n" in requests[0][0]
 
 
 def test_no_more_connections_are_made_than_allowed() -> None:
     serve, _ = answering(OK)
 
-    answers, made = asyncio.run(asked_of(serve, [b"x"] * 20, at_once=True, most=3))
+    answers, opened = asyncio.run(post_all(serve, [b"x"] * 20, at_once=True, most=3))
 
     assert statuses(answers) == [200] * 20
-    assert made <= 3
+    assert opened <= 3
 
 
 @pytest.mark.parametrize(
@@ -127,18 +127,18 @@ def test_no_more_connections_are_made_than_allowed() -> None:
 def test_answers_come_in_several_forms(answer: bytes) -> None:
     serve, _ = answering(answer)
 
-    answers, _ = asyncio.run(asked_of(serve, [b"1", b"2"]))
+    answers, _ = asyncio.run(post_all(serve, [b"1", b"2"]))
 
     assert [(a.status, a.body) for a in answers] == [(202, b"ok")] * 2
 
 
-def test_a_server_that_closes_after_each_answer_gets_a_new_connection() -> None:
+def test_closed_connections_are_replaced() -> None:
     serve, _ = answering(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), closes=True)
 
-    answers, made = asyncio.run(asked_of(serve, [b"1", b"2", b"3"]))
+    answers, opened = asyncio.run(post_all(serve, [b"1", b"2", b"3"]))
 
     assert statuses(answers) == [200] * 3
-    assert made == 3
+    assert opened == 3
 
 
 @pytest.mark.parametrize(
@@ -150,53 +150,53 @@ def test_a_server_that_closes_after_each_answer_gets_a_new_connection() -> None:
     ],
     ids=["nonsense", "cut off", "nothing"],
 )
-def test_what_is_no_answer_is_told(answer: bytes, problem: str) -> None:
+def test_malformed_answer_is_reported(answer: bytes, problem: str) -> None:
     serve, _ = answering(answer, closes=True)
 
-    [found], _ = asyncio.run(asked_of(serve, [b"1"]))
+    [found], _ = asyncio.run(post_all(serve, [b"1"]))
 
     assert found.status == 0
     assert found.problem.startswith(problem)
 
 
-def test_a_server_that_never_answers_is_given_up() -> None:
+def test_missing_answer_times_out() -> None:
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    [found], _ = asyncio.run(asked_of(never, [b"1"], timeout_s=0.05))
+    [found], _ = asyncio.run(post_all(never, [b"1"], timeout_s=0.05))
 
     assert found.problem == "no answer within 0.05 s"
 
 
-def test_the_wait_for_a_free_connection_is_within_the_timeout() -> None:
+def test_timeout_includes_wait_for_connection() -> None:
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    answers, made = asyncio.run(asked_of(never, [b"1"] * 20, at_once=True, most=1, timeout_s=1.0))
+    answers, opened = asyncio.run(post_all(never, [b"1"] * 20, at_once=True, most=1, timeout_s=1.0))
 
     assert {answer.problem for answer in answers} == {"no answer within 1 s"}
-    assert made <= 5, "one after the other would have taken twenty times as long, and twenty connections"
+    assert opened <= 5, "one after the other would have taken twenty times as long, and twenty connections"
     assert 1 <= sum(answer.sent_at is not None for answer in answers) <= 5
 
 
-def test_nobody_who_listens_is_told() -> None:
-    async def ask() -> Answer:
+def test_refused_connection_is_reported() -> None:
+    async def post() -> Answer:
         server = await asyncio.start_server(answering(OK)[0], "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         server.close()
         await server.wait_closed()
         return await Connections([Server(Address("127.0.0.1", port))], 1, 5).post("/x", b"")
 
-    found = asyncio.run(ask())
+    found = asyncio.run(post())
 
     assert found.problem.startswith("no connection:")
     assert found.sent_at is None
 
 
-def test_servers_are_asked_in_turn() -> None:
-    async def ask() -> list[int]:
+def test_servers_get_requests_in_turn() -> None:
+    async def post() -> list[int]:
         (one, ones), (other, others) = answering(OK), answering(OK)
         async with served(one) as (first, _), served(other) as (second, _):
             connections = Connections([first, second], 4, 5)
@@ -205,7 +205,7 @@ def test_servers_are_asked_in_turn() -> None:
             connections.close()
         return [len(ones), len(others)]
 
-    assert asyncio.run(ask()) == [3, 3]
+    assert asyncio.run(post()) == [3, 3]
 
 
 def test_https_is_verified(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_https_is_verified(tmp_path: Path) -> None:
         ca.cert_pem.write_to_path(files[name])
     serve, _ = answering(OK)
 
-    [good], _ = asyncio.run(asked_of(serve, [b"1"], tls=context, ca_file=str(files["mine"])))
-    [bad], _ = asyncio.run(asked_of(serve, [b"1"], tls=context, ca_file=str(files["another"])))
+    [good], _ = asyncio.run(post_all(serve, [b"1"], tls=context, ca_file=str(files["mine"])))
+    [bad], _ = asyncio.run(post_all(serve, [b"1"], tls=context, ca_file=str(files["another"])))
 
     assert good.status == 200
     assert bad.problem.startswith("no connection:")
@@ -238,11 +238,11 @@ def test_urls_have_the_usual_ports() -> None:
 
 
 def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve, asked = answering(OK)
+    serve, requests = answering(OK)
     monkeypatch.setattr("freshet.load.connections.IDLE_S", 0.0)
 
-    answers, made = asyncio.run(asked_of(serve, [b"1", b"2"]))
+    answers, opened = asyncio.run(post_all(serve, [b"1", b"2"]))
 
     assert statuses(answers) == [200, 200]
-    assert made == 2
-    assert [body for _, body in asked] == [b"1", b"2"]
+    assert opened == 2
+    assert [body for _, body in requests] == [b"1", b"2"]

@@ -1,4 +1,4 @@
-"""The open loop on a loop of virtual time, against servers that stand still, refuse and break."""
+"""The open loop in virtual time, against servers that stall, refuse and fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Serve = Callable[[float], Awaitable[Answer]]
 
 
 class Server:
-    """Stands for connections: so many requests at once, each served by `serve`."""
+    """A substitute for `Connections`: `at_once` concurrent requests, each answered by `serve`."""
 
     def __init__(self, serve: Serve, at_once: int = 1_000) -> None:
         self._serve, self._slots = serve, asyncio.Semaphore(at_once)
@@ -37,25 +37,25 @@ def lane(server: Any, rate: float = 100, name: str = "events", events: int = 1) 
 
 
 def ms(figures: Figures, percent: float) -> float:
-    """A percentile of what was answered."""
-    waited = figures.latency.percentile(percent)
-    assert waited is not None
-    assert not waited.at_least
-    return waited.seconds * 1e3
+    """Return a percentile in ms, which must not be a bound."""
+    latency = figures.latency.percentile(percent)
+    assert latency is not None
+    assert not latency.at_least
+    return latency.seconds * 1e3
 
 
 def driven(
     make: Callable[[], Lane],
     seconds: float,
     *,
-    told: Callable[[float, dict[str, Figures]], None] = lambda at, part: None,
+    report: Callable[[float, dict[str, Figures]], None] = lambda at, part: None,
     stop_at: float | None = None,
 ) -> Figures:
     async def run() -> dict[str, Figures]:
         stop = asyncio.Event()
         if stop_at is not None:
             asyncio.get_running_loop().call_at(stop_at, stop.set)
-        return await drive([make()], seconds, every_s=1, told=told, stop=stop)
+        return await drive([make()], seconds, every_s=1, report=report, stop=stop)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(run())["events"]
@@ -75,12 +75,12 @@ def test_the_stated_rate_is_sent() -> None:
     assert ms(figures, 99) == pytest.approx(1, rel=0.02)
 
 
-def test_a_standstill_is_seen_in_every_request_that_was_due_meanwhile() -> None:
-    async def stands_still(now: float) -> Answer:
+def test_stall_delays_every_request_due_meanwhile() -> None:
+    async def stalls(now: float) -> Answer:
         await asyncio.sleep(max(0.001, 6.0 - now) if now >= 5 else 0.001)  # from the 5th to the 6th second
         return Answer(202)
 
-    figures = driven(lambda: lane(Server(stands_still, at_once=1)), 10)
+    figures = driven(lambda: lane(Server(stalls, at_once=1)), 10)
 
     assert figures.requests == pytest.approx(1_000, rel=0.1)
     slow = sum(1 for p in range(1_000) if ms(figures, p / 10) > 50)
@@ -91,31 +91,31 @@ def test_a_standstill_is_seen_in_every_request_that_was_due_meanwhile() -> None:
     assert late * 1e3 == pytest.approx(ms(figures, 99), abs=10)
 
 
-def test_a_standstill_that_requests_do_not_survive_is_in_the_percentiles_all_the_same() -> None:
-    """A server that stands still for longer than requests wait: most of those due meanwhile time out."""
+def test_timeouts_during_stall_count_in_percentiles() -> None:
+    """The server stalls for longer than the time-out, so most requests of that time fail."""
 
-    async def stands_still(now: float) -> Answer:
+    async def stalls(now: float) -> Answer:
         if not 5 <= now < 30:
             return await quick(now)
         await asyncio.sleep(min(5.0, 30.0 - now))
         return Answer(0, problem="no answer within 5 s") if now < 25 else Answer(202)
 
-    figures = driven(lambda: lane(Server(stands_still, at_once=10_000)), 100)
+    figures = driven(lambda: lane(Server(stalls, at_once=10_000)), 100)
 
     assert figures.failed == pytest.approx(20 * 100, rel=0.1)
     assert figures.latency.count == figures.requests
     assert ms(figures, 70) == pytest.approx(1, rel=0.02)
     for percent in (90, 99, 99.9):
-        waited = figures.latency.percentile(percent)
-        assert waited is not None
-        assert waited.at_least
-        assert waited.seconds == pytest.approx(5, rel=0.01)
-    told = figures.as_json()
-    assert told["latency"]["at_least"] == ["p90_ms", "p99_ms", "p99.9_ms", "max_ms"]
-    assert told["latency_of_answers"]["p90_ms"] < 5_000
+        latency = figures.latency.percentile(percent)
+        assert latency is not None
+        assert latency.at_least
+        assert latency.seconds == pytest.approx(5, rel=0.01)
+    shown = figures.as_json()
+    assert shown["latency"]["at_least"] == ["p90_ms", "p99_ms", "p99.9_ms", "max_ms"]
+    assert shown["latency_of_answers"]["p90_ms"] < 5_000
 
 
-def test_a_server_that_holds_up_all_connections_is_not_taken_for_a_generator_without_time() -> None:
+def test_slow_server_does_not_count_as_late_generator() -> None:
     async def slow(_: float) -> Answer:
         await asyncio.sleep(0.02)
         return Answer(202)
@@ -128,8 +128,8 @@ def test_a_server_that_holds_up_all_connections_is_not_taken_for_a_generator_wit
     assert not figures.generator_late
 
 
-def test_a_generator_without_time_is_told_from_a_slow_server() -> None:
-    """Each request takes it 20 ms to make, and one is due every 10 ms."""
+def test_late_generator_is_reported() -> None:
+    """Building a request takes 20 ms, and one is due every 10 ms."""
 
     def make() -> Lane:
         loop = asyncio.get_running_loop()
@@ -142,16 +142,16 @@ def test_a_generator_without_time_is_told_from_a_slow_server() -> None:
         return Lane("events", 100, source, Server(quick), seed=1)  # type: ignore[arg-type]
 
     parts: list[Figures] = []
-    figures = driven(make, 5, told=lambda _, part: parts.append(part["events"]))
+    figures = driven(make, 5, report=lambda _, part: parts.append(part["events"]))
 
-    assert (figures.begun_late.percentile(50) or 0) > 1, "it has fallen behind, more and more"
-    assert (figures.service.percentile(50) or 0) > 0.01, "it reads answers late, too: the server takes 1 ms"
+    assert (figures.begun_late.percentile(50) or 0) > 1, "its delay grows"
+    assert (figures.service.percentile(50) or 0) > 0.01, "it reads answers late, too"
     assert figures.generator_late
     assert figures.as_json()["generator_late"] is True
     assert sum(part.begun_late.count for part in parts) == figures.begun_late.count == figures.requests
 
 
-def test_a_straggler_takes_no_time_from_the_rate() -> None:
+def test_straggler_does_not_change_rate() -> None:
     pauses = iter([0.001] * 500 + [30.0])
 
     async def one_straggles(_: float) -> Answer:
@@ -167,7 +167,7 @@ def test_a_straggler_takes_no_time_from_the_rate() -> None:
     assert ms(figures, 100) == pytest.approx(30_000, rel=0.001), "and is seen where it belongs"
 
 
-def test_a_server_that_is_too_slow_is_sent_the_rate_all_the_same() -> None:
+def test_slow_server_gets_the_full_rate() -> None:
     async def slow(_: float) -> Answer:
         await asyncio.sleep(0.02)  # 50 a second, one after the other
         return Answer(202)
@@ -175,14 +175,14 @@ def test_a_server_that_is_too_slow_is_sent_the_rate_all_the_same() -> None:
     figures = driven(lambda: lane(Server(slow, at_once=1)), 10)
 
     assert figures.requests == pytest.approx(1_000, rel=0.1)
-    assert figures.latency.came.longest_s == pytest.approx(10, rel=0.3)
+    assert figures.latency.answered.longest_s == pytest.approx(10, rel=0.3)
     assert figures.good == figures.requests
     assert figures.requests_per_s == pytest.approx(50, rel=0.05), (
         "while they were due, not while it caught up"
     )
 
 
-def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
+def test_failures_are_counted_with_first_problem() -> None:
     async def refuses(now: float) -> Answer:
         await asyncio.sleep(0.001)
         if now < 1:
@@ -196,25 +196,25 @@ def test_refusals_and_breaks_are_counted_and_their_first_is_told() -> None:
     assert set(figures.answers) == {"429", "no connection", "202"}
     assert figures.failed == figures.answers["429"] + figures.answers["no connection"]
     assert figures.good + figures.failed == figures.requests
-    assert figures.events == figures.good == figures.latency.came.count, "of good answers only"
+    assert figures.events == figures.good == figures.latency.answered.count, "of good answers only"
     assert figures.failed == figures.latency.failed.count
-    waited = figures.latency.percentile(90)
-    assert waited is not None
-    assert waited.at_least, "a quick refusal is no quick answer"
+    latency = figures.latency.percentile(90)
+    assert latency is not None
+    assert latency.at_least, "a quick refusal is no quick answer"
     assert figures.first_problem == {"429": '{"error": "full"}', "no connection": "no connection: refused"}
 
 
 def test_parts_add_up_to_the_whole() -> None:
     parts: list[int] = []
     figures = driven(
-        lambda: lane(Server(quick)), 10, told=lambda _, part: parts.append(part["events"].requests)
+        lambda: lane(Server(quick)), 10, report=lambda _, part: parts.append(part["events"].requests)
     )
 
     assert len(parts) >= 10
     assert sum(parts) == figures.requests
 
 
-def test_told_to_stop_it_waits_for_what_is_under_way() -> None:
+def test_stop_waits_for_requests_in_progress() -> None:
     async def slow(_: float) -> Answer:
         await asyncio.sleep(0.5)
         return Answer(202)
@@ -240,35 +240,35 @@ def test_nothing_is_sent_before_it_is_due() -> None:
     assert ms(figures, 0.001) == pytest.approx(1, rel=0.02), "never less than it took"
 
 
-def test_an_answer_that_is_not_understood_is_counted_as_such() -> None:
+def test_malformed_ranking_is_counted() -> None:
     async def nonsense(_: float) -> Answer:
         return Answer(200, b"<html>")
 
     figures = driven(lambda: lane(Server(nonsense)), 2)
 
     assert figures.failed == figures.requests
-    assert figures.latency.came.count == figures.events == 0
+    assert figures.latency.answered.count == figures.events == 0
     assert figures.latency.failed.count == figures.requests
     [(kind, problem)] = figures.first_problem.items()
     assert kind == "200, not understood"
     assert "<html>" in problem
 
 
-def test_a_lane_that_cannot_go_on_ends_the_others() -> None:
+def test_failed_lane_ends_the_others() -> None:
     def broken() -> Request:
         raise ZeroDivisionError
 
     async def run() -> float:
         lanes = [lane(Server(quick)), Lane("ranks", 1, broken, Server(quick), seed=1)]  # type: ignore[arg-type]
         with pytest.raises(ZeroDivisionError):
-            await drive(lanes, 3_600, every_s=1, told=lambda at, part: None, stop=asyncio.Event())
+            await drive(lanes, 3_600, every_s=1, report=lambda at, part: None, stop=asyncio.Event())
         return asyncio.get_running_loop().time()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(run()) < 30
 
 
-def test_what_goes_wrong_in_making_a_request_ends_it() -> None:
+def test_error_of_source_ends_run() -> None:
     def broken() -> Request:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""Requests by chance fit the specs that they are made from: the gateway's own codec takes every event."""
+"""Random requests fit their specs: the gateway accepts every event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from freshet.config.spec.schemas import load_schemas, streams_of
 from freshet.errors import BadInput, ConfigError
 from freshet.gateway.codec import StreamCodec
 from freshet.load.requests import Events, Ranks, Shown, compared_by, read_requests
-from freshet.load.values import Draws, keys_of, maker
+from freshet.load.values import Draws, keys_of, record_generator
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.sqlite.event_log import open_url
 from freshet.log.topics import ensure_topics
@@ -75,7 +75,7 @@ def test_the_gateway_takes_every_event(spec_file: Path, tmp_path: Path) -> None:
         assert len(ids) == asked["served"], "each impression has a request id of its own"
 
 
-def test_actions_follow_on_what_was_acknowledged_and_do_what_labels_look_for() -> None:
+def test_actions_follow_acknowledged_impressions_and_fit_labels() -> None:
     spec_file = ROOT / "tests" / "system" / "ledger" / "freshet.toml"
     source = events_of(spec_file, batch=1)
     shown: set[tuple[str, str]] = set()
@@ -87,7 +87,7 @@ def test_actions_follow_on_what_was_acknowledged_and_do_what_labels_look_for() -
         if request.path == "/v1/actions":
             assert (event["request_id"], event["item"]) in shown
             kinds[event["type"]] += 1
-        elif number % 2:  # the others were not acknowledged
+        elif number % 2:  # the others are not acknowledged
             shown |= {(event["request_id"], item["item"]) for item in event["items"]}
             request.answered(b"")
 
@@ -119,7 +119,7 @@ def test_ids_are_distributed_by_zipfs_law_over_the_stated_number() -> None:
     spec_file = ROOT / "tests" / "system" / "ledger" / "freshet.toml"
     spec = load_spec(spec_file)
     draws = Draws(1, keys_of(spec, {"user": 10}, 1.0))
-    make = maker(load_schemas(spec).served, draws)
+    make = record_generator(load_schemas(spec).served, draws)
 
     users = Counter(make()["user"] for _ in range(20_000))
 
@@ -129,14 +129,14 @@ def test_ids_are_distributed_by_zipfs_law_over_the_stated_number() -> None:
         assert users[f"user-{i - 1}"] / 20_000 == pytest.approx(1 / i / harmonic, rel=0.1)
 
 
-def test_a_key_space_of_an_unknown_field_is_refused_with_those_there_are() -> None:
+def test_key_space_of_unknown_field_is_refused() -> None:
     spec = load_spec(ROOT / "tests" / "system" / "ledger" / "freshet.toml")
 
     with pytest.raises(ConfigError, match=r"fields with rows: user, items\.item"):
         keys_of(spec, {"usr": 10}, 1.0)
 
 
-def test_a_ranking_has_different_candidates_and_what_it_shows_is_remembered() -> None:
+def test_rank_request_has_distinct_candidates_and_is_remembered() -> None:
     spec = load_spec(ROOT / "services/freshet/demo/site/freshet.toml")
     shown: list[Shown] = []
     draws, clock = Draws(1, keys_of(spec, {}, 0.0)), SettableClock(NOW)
@@ -155,7 +155,7 @@ def test_a_ranking_has_different_candidates_and_what_it_shows_is_remembered() ->
     assert shown == [Shown("r1", [(items[3],), (items[0],)], NOW)]
 
 
-def test_what_is_not_logged_as_served_is_not_followed() -> None:
+def test_rankings_outside_served_log_get_no_actions() -> None:
     spec = load_spec(ROOT / "services/freshet/demo/site/freshet.toml")
     shown: list[Shown] = []
     draws, clock = Draws(1, keys_of(spec, {}, 0.0)), SettableClock(NOW)
@@ -194,7 +194,7 @@ EVERY_TYPE = {
 
 @given(st.integers(0, 1 << 30))
 def test_every_type_of_avro_gets_a_value_that_is_one(seed: int) -> None:
-    made: Mapping[str, Any] = maker(parse_schema(EVERY_TYPE), Draws(seed))()
+    made: Mapping[str, Any] = record_generator(parse_schema(EVERY_TYPE), Draws(seed))()
 
     assert orjson.loads(orjson.dumps(made)) == made
     assert made["n"] is None
@@ -222,9 +222,7 @@ def test_every_type_of_avro_gets_a_value_that_is_one(seed: int) -> None:
         ('{"context": {}}', "line 1: expected"),
     ],
 )
-def test_a_file_of_rank_requests_is_checked_before_anything_is_sent(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_file_of_rank_requests_is_checked_first(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "ranks.jsonl"
     file.write_text(text)
 
@@ -232,7 +230,7 @@ def test_a_file_of_rank_requests_is_checked_before_anything_is_sent(
         read_requests(file)
 
 
-def test_a_files_rank_requests_are_sent_in_turn(tmp_path: Path) -> None:
+def test_rank_requests_of_file_repeat_in_order(tmp_path: Path) -> None:
     file = tmp_path / "ranks.jsonl"
     file.write_text('{"candidates": [1]}\n\n{"candidates": [2]}\n')
 

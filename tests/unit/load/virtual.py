@@ -1,4 +1,4 @@
-"""An event loop whose time is its own: a pause ends at once, and costs what it was to last."""
+"""An event loop with virtual time: a sleep ends at once and advances the time by its length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._skipping.now
 
     def spend(self, seconds: float) -> None:
-        """Time passes while a step of the loop is under way, as in one that computes."""
+        """Advance the time within a step of the loop, as a long computation would."""
         self._skipping.now += seconds
 
     @property
@@ -37,4 +37,4 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @_clock_resolution.setter
     def _clock_resolution(self, _: Any) -> None:
-        """asyncio sets the system clock's."""
+        """Ignore the resolution of the system clock, which asyncio sets."""

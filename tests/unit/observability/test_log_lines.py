@@ -1,61 +1,82 @@
-"""How a line looks, what it must not hold, and how many there may be."""
+"""How a line for people looks, what no line holds, and how many of one message there may be."""
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterator
+
 import pytest
+import structlog
 
-from freshet.observability.log_repeats import MOST_MESSAGES, Repeats
+from freshet.observability import logging as ours
+from freshet.observability.log_repeats import LINES, MOST_MESSAGES, WINDOW_S, RepeatLimit
 from freshet.observability.log_secrets import HIDDEN, MOST_CHARS, scrubbed
-from freshet.observability.log_text import text_line
-
-SAID = {
-    "timestamp": "2026-11-22T21:04:05.123456Z",
-    "level": "warning",
-    "service": "joiner",
-    "instance": "box",
-    "host": "box",
-    "pid": 7,
-    "release": "1",
-    "event": "events wait",
-    "topics": ["a/0"],
-    "reason": "no broker",
-}
+from freshet.observability.logging import configure_logging
 
 
-def test_a_line_for_people_has_time_level_service_and_message_in_columns() -> None:
-    line = text_line(SAID, colors=False)
-
-    assert line == (
-        "21:04:05.123 warning joiner      events wait" + " " * 33 + ' topics=["a/0"] reason="no broker"'
-    )
-
-
-def test_columns_stand_below_each_other_whoever_speaks() -> None:
-    other = {**SAID, "service": "paramserver", "level": "info", "event": "slices are served"}
-
-    assert text_line(SAID, colors=False).index("topics=") == text_line(other, colors=False).index("topics=")
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    logging.captureWarnings(False)
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    structlog.reset_defaults()
 
 
-def test_one_of_several_says_which_it_is() -> None:
-    assert " joiner joiner-2 " in text_line({**SAID, "instance": "joiner-2"}, colors=False)
+def test_a_line_for_people_has_time_level_message_service_and_what_varies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("joiner", form="text")
+
+    structlog.get_logger().warning("events wait", topics=["a/0"], reason="no broker")
+
+    (line,) = capsys.readouterr().err.splitlines()
+    time, rest = line.split(" ", 1)
+    assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{15}Z", time)
+    assert " ".join(rest.split()) == ("[warning ] events wait [joiner] topics=['a/0'] reason='no broker'")
 
 
-def test_color_is_only_where_it_is_asked_for() -> None:
-    assert "\x1b[33m" in text_line(SAID, colors=True)
-    assert "\x1b" not in text_line(SAID, colors=False)
+def test_one_of_several_says_which_it_is_and_a_library_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("joiner", form="text", instance="joiner-2")
+
+    structlog.get_logger().info("joined")
+    logging.getLogger("redis").warning("slow")
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert "[joiner joiner-2]" in first
+    assert "[joiner joiner-2 redis]" in second
 
 
-def test_what_a_value_holds_cannot_move_the_cursor_or_feign_a_line() -> None:
-    line = text_line({**SAID, "reason": "a\n21:00 error joiner gone\x1b[2J"}, colors=False)
+def test_what_a_value_holds_cannot_move_the_cursor_or_feign_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("joiner", form="text")
+    bad = "a\n2026-01-01T00:00:00Z [error] gone\x1b[2J\u202e"
 
-    assert "\n" not in line
-    assert "\x1b" not in line
+    structlog.get_logger().warning(bad, reason=bad, topics=[bad], where={bad: bad})
+    logging.getLogger("redis\nx").warning(bad)
+
+    text = capsys.readouterr().err
+    assert len(text.splitlines()) == 2
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
 
 
-def test_a_traceback_follows_its_line() -> None:
-    lines = text_line({**SAID, "exception": "Traceback\n  x\nKeyError: 1"}, colors=False).splitlines()
+def test_a_traceback_follows_its_line_and_cannot_feign_one(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("joiner", form="text")
 
-    assert lines[1:] == ["    Traceback", "      x", "    KeyError: 1"]
+    try:
+        raise ConnectionError("gone\n2026-01-01T00:00:00Z [error] feigned\x1b[2J")
+    except ConnectionError as error:
+        structlog.get_logger().error("failed", exc_info=error)
+
+    head, *lines = capsys.readouterr().err.splitlines()
+    assert "failed" in head
+    assert lines[0] == "    Traceback (most recent call last):"
+    assert lines[-2:] == ["    ConnectionError: gone", "    2026-01-01T00:00:00Z [error] feigned?[2J"]
+    assert all(line.startswith("    ") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -107,27 +128,50 @@ def test_long_lists_are_cut_and_numbers_stay_numbers() -> None:
     assert scrubbed("rows", 7) == 7
 
 
+class Limited:
+    """A limit, and the time that it sees."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.limit = RepeatLimit(clock=lambda: self.now, later=lambda _, call: None)
+
+    def passes(self, message: str, now: float) -> int | None:
+        """How many lines of the message were left out before this one; None if this one is."""
+        self.now = now
+        try:
+            line = self.limit(None, "warning", {"level": "warning", "event": message})
+        except structlog.DropEvent:
+            return None
+        return int(line.get("left_out", 0))
+
+
 def test_the_first_lines_of_a_message_are_kept_and_the_rest_counted() -> None:
-    repeats = Repeats(lines=2, window_s=10.0)
+    limited = Limited()
+    kept = [limited.passes("away", n / LINES) for n in range(LINES)]
 
-    assert [repeats.admit("away", t) for t in (0.0, 1.0, 2.0, 9.9)] == [0, 0, None, None]
-    assert repeats.admit("other", 3.0) == 0
-    assert [repeats.admit("away", t) for t in (10.0, 11.0, 12.0)] == [2, 0, None]
+    assert kept == [0] * LINES
+    assert [limited.passes("away", t) for t in (1.0, WINDOW_S - 0.1)] == [None, None]
+    assert limited.passes("other", 3.0) == 0
+    assert [limited.passes("away", t) for t in (WINDOW_S, WINDOW_S + 1)] == [2, 0]
 
 
-def test_what_was_left_out_is_told_once() -> None:
-    repeats = Repeats(lines=1, window_s=10.0)
-    for t in (0.0, 1.0, 2.0):
-        repeats.admit("away", t)
+def test_what_was_left_out_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("joiner", clock=lambda: 0.0, later=lambda _, call: None)
+    for _ in range(LINES + 2):
+        structlog.get_logger().warning("away")
+    capsys.readouterr()
 
-    assert repeats.over(5.0) == []
-    assert repeats.over(None) == [("away", 2)]
-    assert repeats.over(None) == []
+    assert ours._limit is not None
+    ours._limit.report()
+    ours._limit.report()
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert '"left_out":2' in line
 
 
 def test_messages_that_never_repeat_do_not_fill_the_memory() -> None:
-    repeats = Repeats()
+    limited = Limited()
     for n in range(MOST_MESSAGES + 10):
-        repeats.admit(n, 0.0)
+        limited.passes(str(n), 0.0)
 
-    assert len(repeats._windows) == MOST_MESSAGES
+    assert len(limited.limit._windows) == MOST_MESSAGES

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.process.process_info import READ_BYTES, last_words
+from freshet.process.process_info import READ_BYTES, exit_reason
 
 JSON = '{"event": "read", "level": "info"}\n'
 
@@ -13,36 +13,36 @@ def log(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_last_error_is_told_with_what_it_says_to_do(tmp_path: Path) -> None:
+def test_last_error_includes_its_hint(tmp_path: Path) -> None:
     path = log(tmp_path, JSON + "ConfigError: port = 1\n  expected a free port\n" + JSON)
 
-    assert last_words(path) == "ConfigError: port = 1\n  expected a free port"
+    assert exit_reason(path) == "ConfigError: port = 1\n  expected a free port"
 
 
-def test_of_a_traceback_the_last_line_is_told(tmp_path: Path) -> None:
+def test_traceback_yields_its_last_line(tmp_path: Path) -> None:
     path = log(tmp_path, 'Traceback (most recent call last):\n  File "x", line 1\nValueError: no\n')
 
-    assert last_words(path) == "ValueError: no"
+    assert exit_reason(path) == "ValueError: no"
 
 
-def test_what_an_earlier_process_said_is_not_told(tmp_path: Path) -> None:
+def test_output_of_earlier_process_is_ignored(tmp_path: Path) -> None:
     path = log(tmp_path, "ConfigError: before\n" + JSON)
 
-    assert last_words(path, start=len("ConfigError: before\n")) == ""
+    assert exit_reason(path, start=len("ConfigError: before\n")) == ""
 
 
 @pytest.mark.parametrize("text", ["", JSON, "\n\n", "  indented only\n"])
-def test_a_log_without_a_message_tells_nothing(tmp_path: Path, text: str) -> None:
-    assert last_words(log(tmp_path, text)) == ""
+def test_log_without_error_has_no_reason(tmp_path: Path, text: str) -> None:
+    assert exit_reason(log(tmp_path, text)) == ""
 
 
-def test_a_line_that_began_before_the_part_that_is_read_is_not_told(tmp_path: Path) -> None:
-    assert last_words(log(tmp_path, '{"event": "' + "x" * READ_BYTES + '"}\n')) == ""
+def test_incomplete_line_is_ignored(tmp_path: Path) -> None:
+    assert exit_reason(log(tmp_path, '{"event": "' + "x" * READ_BYTES + '"}\n')) == ""
 
 
-def test_a_log_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
-    assert last_words(tmp_path / "none.log") == ""
+def test_missing_log_has_no_reason(tmp_path: Path) -> None:
+    assert exit_reason(tmp_path / "none.log") == ""
 
 
-def test_what_a_terminal_would_obey_is_not_told(tmp_path: Path) -> None:
-    assert last_words(log(tmp_path, "Error: \x1b[2Jgone\x07\n  do this\n")) == "Error: ?[2Jgone?\n  do this"
+def test_control_characters_are_replaced(tmp_path: Path) -> None:
+    assert exit_reason(log(tmp_path, "Error: \x1b[2Jgone\x07\n  do this\n")) == "Error: ?[2Jgone?\n  do this"

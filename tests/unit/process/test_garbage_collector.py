@@ -1,4 +1,4 @@
-"""A process that answers people: what it keeps is out of the garbage collector's sight."""
+"""Garbage collection and thread switches of a serving process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_what_is_kept_is_frozen_and_threads_take_short_turns() -> None:
+def test_live_objects_are_frozen_and_switches_shorter() -> None:
     code = (
         "import gc, sys; from freshet.process.memory import shorten_pauses;"
         "kept = [[] for _ in range(1000)];"
@@ -14,6 +14,6 @@ def test_what_is_kept_is_frozen_and_threads_take_short_turns() -> None:
         "print(gc.get_freeze_count() >= 1000, gc.isenabled(), sys.getswitchinterval() < 0.005)"
     )
 
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
-    assert said.split() == ["True", "True", "True"]
+    assert output.split() == ["True", "True", "True"]

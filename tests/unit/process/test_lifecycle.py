@@ -1,4 +1,4 @@
-"""Signals as processes get them: each test runs a small process, as handlers belong to a process."""
+"""Lifecycle: signals, each in a small process of its own, drains, threads and cleanups."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def run(code: str, command: Sequence[str] = ()) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-def test_a_signal_that_comes_within_a_wait_does_not_wait_for_that_wait() -> None:
+def test_signal_within_wait_does_not_deadlock() -> None:
     done = run("""
-with stop._cond:  # held for a moment by every stop.wait(), with the signal's handler on top
+with stop._cond:  # as if the handler ran within stop.wait()
     signal.raise_signal(signal.SIGTERM)
 print(stop.wait(20))
 """)
@@ -38,7 +38,7 @@ print(stop.wait(20))
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
-def test_a_terminal_that_is_closed_stops_as_ctrl_c_does_however_often_it_is_said() -> None:
+def test_repeated_hangup_stops_once() -> None:
     done = run("""
 signal.raise_signal(signal.SIGHUP)
 signal.raise_signal(signal.SIGHUP)
@@ -48,29 +48,29 @@ print(stop.wait(20))
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
-def test_under_nohup_a_closed_terminal_changes_nothing() -> None:
+def test_hangup_is_ignored_under_nohup() -> None:
     done = run("signal.raise_signal(signal.SIGHUP); print(stop.is_set())", ["nohup"])
 
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_second_request_ends_the_process_at_once_with_what_shells_say() -> None:
+def test_second_signal_exits_with_shell_code() -> None:
     done = run("signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGINT); print('no')")
 
     assert (done.stdout, done.returncode) == ("", 128 + signal.SIGINT)
 
 
-def test_the_first_ctrl_c_drains_even_if_the_process_was_about_to_stop_by_itself() -> None:
+def test_first_signal_drains_a_stopping_process() -> None:
     done = run("stop.set(); signal.raise_signal(signal.SIGINT); print('drained')")
 
     assert (done.stdout, done.returncode) == ("drained\n", 0)
 
 
-def test_a_drain_is_one_time_for_all_stages_and_begins_once() -> None:
+def test_drain_is_one_deadline_and_begins_once() -> None:
     clock = SettableClock()
     drain = Drain(10.0, clock)
     clock.advance(60)
-    assert drain.left_s() == 10.0  # nothing has stopped yet
+    assert drain.left_s() == 10.0  # before the stop
 
     drain.begin()
     clock.advance(7)
@@ -81,32 +81,32 @@ def test_a_drain_is_one_time_for_all_stages_and_begins_once() -> None:
     assert (drain.left_s(), drain.left_s(least_s=1.0)) == (0.0, 1.0)
 
 
-def test_what_is_not_done_in_time_is_left_and_what_it_raises_in_time_is_raised() -> None:
-    go_on = threading.Event()
-    assert not within(0.01, "hangs", go_on.wait)
+def test_within_gives_up_in_time_and_raises() -> None:
+    release = threading.Event()
+    assert not within(0.01, "hangs", release.wait)
     assert within(60.0, "done", lambda: None)
-    assert within(None, "as long as it takes", lambda: go_on.wait(0.01))
+    assert within(None, "unlimited", lambda: release.wait(0.01))
     with pytest.raises(ZeroDivisionError):
         within(60.0, "fails", lambda: 1 // 0)
-    go_on.set()
+    release.set()
 
 
-def test_threads_are_waited_for_together_and_those_left_are_named() -> None:
-    go_on = threading.Event()
-    threads = [threading.Thread(target=work, name=name) for work, name in ((go_on.wait, "a"), (int, "b"))]
+def test_join_all_names_threads_still_alive() -> None:
+    release = threading.Event()
+    threads = [threading.Thread(target=work, name=name) for work, name in ((release.wait, "a"), (int, "b"))]
     for thread in threads:
         thread.start()
-    threads[1].join(60)  # it has had its turn
+    threads[1].join(60)  # ends at once
 
     assert join_all(threads, 0.05) == ["a"]
-    go_on.set()
+    release.set()
     assert join_all(threads, 60.0) == []
 
 
-def test_a_block_closes_what_was_opened_in_it_unless_it_was_taken_out() -> None:
+def test_block_closes_resources_that_were_not_moved() -> None:
     closed: list[str] = []
 
-    def made(*, fails: bool) -> Cleanup:
+    def open_resources(*, fails: bool) -> Cleanup:
         with Cleanup() as cleanup:
             cleanup.add("a", lambda: closed.append("a"))
             cleanup.add("b", lambda: closed.append("b"))
@@ -115,22 +115,22 @@ def test_a_block_closes_what_was_opened_in_it_unless_it_was_taken_out() -> None:
             return cleanup.pop_all()
 
     with pytest.raises(ZeroDivisionError):
-        made(fails=True)
+        open_resources(fails=True)
     assert closed == ["b", "a"]
 
-    taken = made(fails=False)
+    moved = open_resources(fails=False)
     assert closed == ["b", "a"]
-    taken.run()
+    moved.run()
     assert closed == ["b", "a"] * 2
 
 
-def test_a_cleanup_leaves_what_does_not_close_in_time_and_names_it() -> None:
-    go_on, closed = threading.Event(), list[str]()
+def test_cleanup_names_resource_that_hangs() -> None:
+    release, closed = threading.Event(), list[str]()
     cleanup = Cleanup()
     cleanup.add("later", lambda: closed.append("later"))
-    cleanup.add("hangs", go_on.wait)
+    cleanup.add("hangs", release.wait)
     cleanup.add("first", lambda: closed.append("first"))
 
     assert cleanup.run(within_s=2.0) == ["hangs"]
     assert closed == ["first"]
-    go_on.set()
+    release.set()

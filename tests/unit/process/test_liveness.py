@@ -10,12 +10,12 @@ def test_a_loop_is_stuck_two_minutes_after_its_last_beat() -> None:
     assert pulse.stuck() is None
 
     clock.advance(2.0)
-    assert pulse.stuck() == "the main loop has stood still for 121 s"
+    assert pulse.stuck() == "the main loop has stalled for 121 s"
     pulse.beat()
     assert pulse.stuck() is None
 
 
-def test_a_loop_that_rests_or_has_not_begun_is_not_stuck() -> None:
+def test_resting_loop_is_not_stuck() -> None:
     clock = SettableClock()
     pulse = Pulse(clock)
     clock.advance(10_000.0)
@@ -27,7 +27,7 @@ def test_a_loop_that_rests_or_has_not_begun_is_not_stuck() -> None:
     assert pulse.stuck() is None
 
 
-def test_a_wall_clock_that_jumps_says_nothing() -> None:
+def test_wall_clock_does_not_affect_pulse() -> None:
     clock = SettableClock()
     pulse = Pulse(clock)
     pulse.beat()

@@ -1,4 +1,4 @@
-"""What every process tells of itself."""
+"""Metrics that every process has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from freshet.process.metrics import PROCESS_METRICS, service_registry
 from freshet.release import RELEASE
 
 
-def test_a_process_tells_its_threads_and_release() -> None:
+def test_registry_has_threads_and_release() -> None:
     text = generate_latest(service_registry()).decode()
-    told = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
+    values = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
 
-    assert told[f'freshet_build_info{{version="{RELEASE}"}}'] == 1
-    assert told["freshet_process_threads"] >= 1
+    assert values[f'freshet_build_info{{version="{RELEASE}"}}'] == 1
+    assert values["freshet_process_threads"] >= 1
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     limited = {"freshet_process_memory_limit_bytes"}
     assert names - limited == {metric.exposed for metric in PROCESS_METRICS} - limited
 
 
-def test_a_limit_is_that_of_the_cgroup_and_left_out_where_there_is_none(tmp_path: Path) -> None:
+def test_memory_limit_is_that_of_the_cgroup(tmp_path: Path) -> None:
     v2, v1 = tmp_path / "memory.max", tmp_path / "limit_in_bytes"
     paths = (str(v2), str(v1))
 

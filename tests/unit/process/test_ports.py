@@ -1,4 +1,4 @@
-"""Who holds a port, and which are free."""
+"""Holders of ports, errors of listeners, free ports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.serving import answering
 
 
 def listening(proc: Path, port: int) -> None:
-    """A /proc in which a socket listens on a port."""
+    """Create a /proc with one listening socket."""
     (proc / "net").mkdir()
     (proc / "net" / "tcp").write_text(
         "sl local_address rem_address st tx rx tr tm retr uid timeout inode\n"
@@ -33,7 +33,7 @@ def listening(proc: Path, port: int) -> None:
 
 
 def process(proc: Path, pid: int, command: bytes) -> Path:
-    """One process of it; returns where its files stand."""
+    """Add a process to it; return the folder of its file descriptors."""
     handles = proc / str(pid) / "fd"
     handles.mkdir(parents=True)
     (proc / str(pid) / "cmdline").write_bytes(command)
@@ -56,21 +56,21 @@ def admin(host: str, port: int) -> None:
 @pytest.mark.parametrize(
     ("host", "why"), [("192.0.2.7", "assign"), ("no-such-host.invalid", ""), ("2001:db8::1", "assign")]
 )
-def test_an_address_that_is_not_ours_is_named_and_not_the_port(
+def test_foreign_address_is_named_instead_of_port(
     listen: Callable[[str, int], object], host: str, why: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         listen(host, 0)
 
-    said = str(raised.value)
-    assert f"bind_address = {host!r}" in said
-    assert "FRESHET_COMMON_BIND_ADDRESS" in said
-    assert "_PORT" not in said
-    assert why in said
+    message = str(raised.value)
+    assert f"bind_address = {host!r}" in message
+    assert "FRESHET_COMMON_BIND_ADDRESS" in message
+    assert "_PORT" not in message
+    assert why in message
 
 
 @pytest.mark.parametrize(("listen", "setting"), [(bind, "_PORT"), (admin, "_ADMIN_PORT")])
-def test_a_port_that_only_root_may_take_is_told_apart_from_one_that_is_taken(
+def test_privileged_port_has_its_own_error(
     listen: Callable[[str, int], object], setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -85,7 +85,7 @@ def test_a_port_that_only_root_may_take_is_told_apart_from_one_that_is_taken(
 
 
 @pytest.mark.parametrize("host", ["::1", "127.0.0.2", "localhost"])
-def test_every_listener_takes_every_address_of_this_machine(host: str) -> None:
+def test_every_listener_binds_every_local_address(host: str) -> None:
     server = Admin(host, 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
     grpc = GrpcServer(str(Address(host, 0)), Transport())
     app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=5)
@@ -100,7 +100,7 @@ def test_every_listener_takes_every_address_of_this_machine(host: str) -> None:
             server.close()
 
 
-def test_a_file_that_is_closed_meanwhile_hides_no_holder(tmp_path: Path) -> None:
+def test_closed_file_does_not_hide_holder(tmp_path: Path) -> None:
     listening(tmp_path, 7000)
     handles = process(tmp_path, 5, b"python\0-m\0x\x1b[31m\0")
     for name in "0123456789":

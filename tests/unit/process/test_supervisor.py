@@ -52,7 +52,7 @@ class Running:
         self,
         folder: RunFolder,
         code: str,
-        patience_s: float = 10.0,
+        drain_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
         port: int = 7000,
         hang: HangPolicy = DEFAULT_HANG,
@@ -60,9 +60,9 @@ class Running:
         self.folder, self.stop = folder, threading.Event()
         self.ended: dict[str, str] = {}
         process = Process("one", [sys.executable, "-c", code], port)
-        supervisor = Supervisor(folder, [process], clock, hang=hang, ask_every_s=0.02)
+        supervisor = Supervisor(folder, [process], clock, hang=hang, check_every_s=0.02)
         self.thread = threading.Thread(
-            target=lambda: self.ended.update(supervisor.run(self.stop, patience_s=patience_s))
+            target=lambda: self.ended.update(supervisor.run(self.stop, drain_s=drain_s))
         )
         self.thread.start()
 
@@ -87,14 +87,14 @@ class Running:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_folder_that_is_moved_while_it_runs_ends_the_run(folder: RunFolder, replaced: bool) -> None:
+def test_moved_run_folder_ends_the_run(folder: RunFolder, replaced: bool) -> None:
     supervisor = Supervisor(folder, [Process("one", [sys.executable, "-c", STUBBORN], 7000)])
-    told: list[str] = []
+    messages: list[str] = []
 
     def run() -> None:
         with pytest.raises(Unavailable) as raised:
-            supervisor.run(threading.Event(), patience_s=10.0)
-        told.append(str(raised.value))
+            supervisor.run(threading.Event(), drain_s=10.0)
+        messages.append(str(raised.value))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -105,13 +105,13 @@ def test_a_folder_that_is_moved_while_it_runs_ends_the_run(folder: RunFolder, re
         (folder.create().state / "supervisor.lock").touch()
     thread.join(20)
 
-    assert "was moved or deleted while it ran" in told[0]
+    assert "was moved or deleted while it ran" in messages[0]
     with pytest.raises(ProcessLookupError):
         os.kill(int(str(pid)), 0)
     assert not list(folder.state.glob("services*"))
 
 
-def test_a_killed_service_is_started_again_and_the_state_says_so(folder: RunFolder) -> None:
+def test_killed_service_is_restarted_and_recorded(folder: RunFolder) -> None:
     running = Running(folder, OBEDIENT)
     until(lambda: running.lines() == 1)
     first = running.pid()
@@ -127,7 +127,7 @@ def test_a_killed_service_is_started_again_and_the_state_says_so(folder: RunFold
     assert running.end() == {"one": "stopped"}
 
 
-def test_what_ended_is_kept_with_its_last_words_and_when_it_was_started_again(folder: RunFolder) -> None:
+def test_history_has_exit_reason_and_restart(folder: RunFolder) -> None:
     failing = Running(folder, "import sys; sys.exit('Corrupt: the log\\n  restore it')")
     until(lambda: read_state(folder).get("one", {}).get("restarts") == 2)
 
@@ -151,14 +151,14 @@ def test_a_wall_clock_that_is_set_back_leaves_the_state_readable(folder: RunFold
         failing.end()
 
     assert all(one.up_s is not None and 0 <= one.up_s < 20 for one in run.history)
-    assert run.services["one"]["since_s"] <= clock.now_ms() / 1000  # it follows the clock that was set
+    assert run.services["one"]["since_s"] <= clock.now_ms() / 1000  # follows the new clock
 
 
-def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) -> None:
+def test_state_has_stop_and_command_to_continue(folder: RunFolder) -> None:
     supervisor = Supervisor(folder, [], again="freshet up spec.toml")
     stop = threading.Event()
     stop.set()
-    supervisor.run(stop, patience_s=1.0)
+    supervisor.run(stop, drain_s=1.0)
 
     run = read_run(folder)
     assert run is not None
@@ -166,7 +166,7 @@ def test_the_state_says_that_it_was_stopped_and_how_to_go_on(folder: RunFolder) 
     assert run.again == "freshet up spec.toml"
 
 
-def test_a_supervisor_that_was_killed_is_told_of_by_the_next_one(folder: RunFolder) -> None:
+def test_history_has_killed_supervisor(folder: RunFolder) -> None:
     write_run(folder, RunState(supervisor=1, services={}))
     folder.process_log("gateway").write_text("its last line")
     os.utime(folder.process_log("gateway"), (1.0, 1.0))
@@ -178,25 +178,25 @@ def test_a_supervisor_that_was_killed_is_told_of_by_the_next_one(folder: RunFold
     running.end()
 
     assert [one.name for one in history] == ["supervisor"]
-    assert history[0].time_ms == 1_000  # when something was last written, not when it was found
+    assert history[0].time_ms == 1_000  # time of the last write, not of detection
     assert "killed" in history[0].how
 
 
-def test_a_service_asked_to_stop_while_it_starts_counts_as_stopped(folder: RunFolder) -> None:
+def test_service_stopped_during_start_counts_as_stopped(folder: RunFolder) -> None:
     running = Running(folder, "print('up', flush=True); import time; time.sleep(60)")
     until(lambda: running.lines() == 1)
 
     assert running.end() == {"one": "stopped"}
 
 
-def test_a_service_that_does_not_stop_in_time_is_killed_and_named(folder: RunFolder) -> None:
-    running = Running(folder, STUBBORN, patience_s=0.3)
+def test_service_is_killed_after_drain(folder: RunFolder) -> None:
+    running = Running(folder, STUBBORN, drain_s=0.3)
     until(lambda: running.lines() == 1)
 
     assert running.end() == {"one": "killed: it had not stopped after 0.3 s"}
 
 
-def test_a_second_supervisor_of_the_folder_is_refused_with_the_first_ones_id(folder: RunFolder) -> None:
+def test_second_supervisor_is_refused_with_id_of_first(folder: RunFolder) -> None:
     running = Running(folder, OBEDIENT)
     until(lambda: running.lines() == 1)
 
@@ -209,7 +209,7 @@ def test_a_folder_where_nothing_ran_has_no_state(folder: RunFolder) -> None:
     assert read_state(folder) == {}
 
 
-def test_a_service_that_cannot_be_started_does_not_keep_the_others(folder: RunFolder) -> None:
+def test_failed_start_does_not_affect_other_services(folder: RunFolder) -> None:
     stop = threading.Event()
     processes = [
         Process("missing", ["/no/such/program"], 7001),
@@ -217,7 +217,7 @@ def test_a_service_that_cannot_be_started_does_not_keep_the_others(folder: RunFo
     ]
     supervisor = Supervisor(folder, processes)
     ended: dict[str, str] = {}
-    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, patience_s=10.0)))
+    thread = threading.Thread(target=lambda: ended.update(supervisor.run(stop, drain_s=10.0)))
     thread.start()
     log = folder.process_log("one")
     until(lambda: log.exists() and "up" in log.read_text())
@@ -245,9 +245,7 @@ subprocess.Popen([sys.executable, "-c", child], env={**os.environ, "PARENT": str
 """
 
 
-@pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died"
-)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux signals the death of a parent")
 def test_a_service_does_not_outlive_a_killed_supervisor() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment) as parent:
@@ -285,7 +283,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def asked(folder: RunFolder) -> bool:
+def has_request(folder: RunFolder) -> bool:
     path = folder.process_log("one")
     return path.exists() and "asked" in path.read_text()
 
@@ -294,13 +292,11 @@ def answering(port: int, code: int, body: str) -> str:
     return ANSWERING.replace("{port}", str(port)).replace("{code}", str(code)).replace("{body}", body)
 
 
-def test_a_service_that_hangs_is_killed_started_again_and_told(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor_module, "ASK_WITHIN_S", 0.2)
+def test_hung_service_is_killed_and_restarted(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "CHECK_WITHIN_S", 0.2)
     port = free_port()
     running = Running(folder, answering(port, 200, "{}"), port=port, hang=HangPolicy(idle_s=0.2))
-    until(lambda: asked(folder))
+    until(lambda: has_request(folder))
     first = running.pid()
     os.kill(first, signal.SIGSTOP)
     until(lambda: running.lines() == 2)
@@ -312,7 +308,7 @@ def test_a_service_that_hangs_is_killed_started_again_and_told(
     running.end()
 
 
-def test_a_service_whose_main_loop_stands_still_is_started_again(folder: RunFolder) -> None:
+def test_service_with_stalled_main_loop_is_restarted(folder: RunFolder) -> None:
     port, alive, stuck = free_port(), '{"status":"live"}', '{"status":"stuck","reason":"still for 125 s"}'
     code = answering(port, 503, stuck).replace(
         "        body =", "        Handler.n = getattr(Handler, 'n', 0) + 1\n        body ="
@@ -327,10 +323,10 @@ def test_a_service_whose_main_loop_stands_still_is_started_again(folder: RunFold
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"garbage", b"{}"])
-def test_a_state_that_is_deleted_or_damaged_is_written_anew(
+def test_lost_state_is_rewritten(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "CHECK_EVERY_S", 0.0)
     running = Running(folder, OBEDIENT)
     pid = running.pid()
     path = folder.state / "services.json"

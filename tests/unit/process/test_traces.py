@@ -1,5 +1,4 @@
-"""Spans to a collector: sent as OpenTelemetry has them, never waited for, counted; and nothing of
-it where tracing is off."""
+"""Export of spans to a collector, without delay for the process; disabled tracing loads nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import orjson
 import pytest
@@ -25,11 +23,13 @@ from freshet.http.request import Request
 from freshet.http.responses import ClientGoneError, error_response
 from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
-from freshet.observability.trace_export import Outbox
-from freshet.observability.tracing import Context, Span, Tracer, active, install, within
+from freshet.observability.trace_ids import TraceIds
+from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
+from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
 from freshet.process import traces
 from freshet.process.traces import span_readings, start_traces
 from tests.servers.otlp import Receiver, receiver
+from tests.spans import recording
 from tests.system.waiting import wait_until
 from tests.unit.http.in_process import Message, answered
 
@@ -38,53 +38,59 @@ def on(**variables: str) -> Settings:
     return load_settings({"FRESHET_TRACES_RATIO": "1", **variables})
 
 
-SPAN = Span(
-    "send actions",
-    "gateway",
-    "producer",
-    Context(0x1234 << 64 | 0x5678, 0x9ABC),
-    Context(0x1234 << 64 | 0x5678, 0xDEF0),
-    1_000,
-    2_000,
-    {"messaging.system": "kafka", "freshet.samples": 3},
-    [Context(7, 8)],
-)
+def record(queue: ExportQueue, spans: int = 1, *, by_client: bool = False) -> None:
+    tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
+    parent = ClientContext(1, 2) if by_client else Context(1, 2)
+    for _ in range(spans):
+        tracer.end(tracer.start("gateway", "send actions", parent=parent))
 
 
-class Held(SpanExporter):
-    """A collector that takes nothing until it is told to."""
+class BlockedExporter(SpanExporter):
+    """An exporter that blocks until `go`."""
 
     def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), threading.Event()
+        self.go, self.called = threading.Event(), threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.asked.set()
+        self.called.set()
         assert self.go.wait(30)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @pytest.fixture
 def collector() -> Iterator[Receiver]:
-    with receiver() as made:
-        yield made
+    with receiver() as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
-def _off_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _reset_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(traces, "CLOSE_S", 20.0)
     yield
     install(None)
-    traces._outbox = None
+    traces._queue = None
     structlog.reset_defaults()
 
 
 def test_a_span_arrives_as_it_is(collector: Receiver) -> None:
-    outbox = Outbox({"service.name": "freshet-gateway"}, endpoint=collector.url + "/", queue_spans=10)
-    outbox.tell(SPAN)
-    outbox.close(10)
+    queue = ExportQueue(otlp_exporter(collector.url + "/"), 10)
+    tracer = Tracer(TraceIds("news", 1.0), queue, resource={"service.name": "freshet-gateway"})
+    trace_id = 0x1234 << 64 | 0x5678
+    span = tracer.start(
+        "gateway",
+        "send actions",
+        1_000,
+        kind="producer",
+        context=Context(trace_id, 0x9ABC),
+        parent=Context(trace_id, 0xDEF0),
+        attributes={"messaging.system": "kafka", "freshet.samples": 3},
+        links=[Context(7, 8)],
+    )
+    tracer.end(span, end_ns=2_000)
+    tracer.close(10)
 
     (found,) = collector.spans
     assert (found.name, found.scope, found.service) == ("send actions", "freshet.gateway", "freshet-gateway")
@@ -92,10 +98,10 @@ def test_a_span_arrives_as_it_is(collector: Receiver) -> None:
     assert (found.parent, found.links) == ("000000000000def0", ((f"{7:032x}", f"{8:016x}"),))
     assert (found.start_ns, found.end_ns, found.kind, found.failed) == (1_000, 2_000, 4, False)
     assert found.attributes == {"messaging.system": "kafka", "freshet.samples": 3}
-    assert outbox.counts() == {"sent": 1, "dropped": 0, "failed": 0}
+    assert queue.counts() == {"sent": 1, "dropped": 0, "failed": 0}
 
 
-def test_what_opentelemetry_s_own_variables_say_goes_before_ours(
+def test_variables_of_opentelemetry_override_settings(
     collector: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
@@ -105,7 +111,7 @@ def test_what_opentelemetry_s_own_variables_say_goes_before_ours(
     stop = start_traces(on(), role="gateway", instance="", model="news")
     tracer = active()
     assert tracer is not None
-    tracer.span("x", "gateway", 1)
+    tracer.end(tracer.start("gateway", "x"))
     stop()
 
     (found,) = collector.spans
@@ -115,76 +121,88 @@ def test_what_opentelemetry_s_own_variables_say_goes_before_ours(
     assert active() is None
 
 
-def test_a_collector_that_is_slow_costs_spans_and_no_time() -> None:
-    exporter = Held()
-    outbox = Outbox({}, endpoint="", queue_spans=8, exporter=exporter, delay_ms=1)
-    for _ in range(8):
-        outbox.tell(SPAN)
-    assert exporter.asked.wait(10)
-    for _ in range(5):
-        outbox.tell(SPAN)
+def test_slow_collector_drops_spans_without_delay() -> None:
+    exporter = BlockedExporter()
+    queue = ExportQueue(exporter, 8, delay_ms=1)
+    record(queue, 8)
+    assert exporter.called.wait(10)
+    record(queue, 5)
 
-    assert outbox.counts() == {"sent": 0, "dropped": 5, "failed": 0}
+    assert queue.counts() == {"sent": 0, "dropped": 5, "failed": 0}
     exporter.go.set()
-    outbox.close(10)
-    assert outbox.counts() == {"sent": 8, "dropped": 5, "failed": 0}
+    queue.shutdown()
+    assert queue.counts() == {"sent": 8, "dropped": 5, "failed": 0}
 
 
-def test_spans_that_clients_ask_for_leave_room_for_those_of_events() -> None:
-    exporter = Held()
-    outbox = Outbox({}, endpoint="", queue_spans=20, exporter=exporter, delay_ms=1)
-    wanted = [replace(SPAN, context=Context(1, i), asked_for=True) for i in range(1, 101)]
-    for span in wanted:
-        outbox.tell(span)
-    assert outbox.counts()["dropped"] == 98
-    assert exporter.asked.wait(10)
-    for _ in range(19):
-        outbox.tell(SPAN)
+def test_spans_that_end_while_the_queue_is_full_are_dropped_too() -> None:
+    exporter = BlockedExporter()
+    queue = ExportQueue(exporter, 2, delay_ms=1)
+    tracer = Tracer(TraceIds("news", 1.0), queue, sampler=queue)
+    spans = [tracer.start("trainer", "train") for _ in range(5)]  # while there is space
 
-    assert outbox.counts()["dropped"] == 99, "one more than the 18 that have room"
+    for span in spans:
+        tracer.end(span)
+    late = tracer.start("trainer", "train", context=Context(5, 6))
+
+    assert queue.counts()["dropped"] == 4
+    assert (late.is_recording(), context_of(late)) == (False, Context(5, 6)), "others know it by this name"
     exporter.go.set()
-    wait_until("all were sent", lambda: outbox.counts()["sent"] == 20, within_s=10)
-    outbox.tell(wanted[5])  # there is room again
-    outbox.close(10)
-    assert outbox.counts() == {"sent": 21, "dropped": 99, "failed": 0}
+    queue.shutdown()
+    assert queue.counts() == {"sent": 2, "dropped": 4, "failed": 0}
 
 
-def test_what_a_collector_refuses_is_counted_and_room_for_others(collector: Receiver) -> None:
+def test_client_spans_leave_space_for_event_spans() -> None:
+    exporter = BlockedExporter()
+    queue = ExportQueue(exporter, 20, delay_ms=1)
+    record(queue, 100, by_client=True)
+    assert queue.counts()["dropped"] == 98
+    assert exporter.called.wait(10)
+    record(queue, 19)
+
+    assert queue.counts()["dropped"] == 99, "one more than the queue of 18 holds"
+    exporter.go.set()
+    wait_until("all were sent", lambda: queue.counts()["sent"] == 20, within_s=10)
+    record(queue, by_client=True)  # there is space again
+    queue.shutdown()
+    assert queue.counts() == {"sent": 21, "dropped": 99, "failed": 0}
+
+
+def test_refused_spans_are_counted(collector: Receiver) -> None:
     collector.refuses = True
-    outbox = Outbox({}, endpoint=collector.url, queue_spans=1, delay_ms=1)
-    outbox.tell(SPAN)
-    wait_until("it was refused", lambda: outbox.counts()["failed"] == 1, within_s=10)
+    queue = ExportQueue(otlp_exporter(collector.url), 1, delay_ms=1)
+    record(queue)
+    wait_until("it was refused", lambda: queue.counts()["failed"] == 1, within_s=10)
     collector.refuses = False
-    outbox.tell(SPAN)
-    outbox.close(10)
+    record(queue)
+    queue.shutdown()
 
-    assert outbox.counts() == {"sent": 1, "dropped": 0, "failed": 1}
+    assert queue.counts() == {"sent": 1, "dropped": 0, "failed": 1}
 
 
-def test_a_collector_that_is_away_does_not_keep_a_process_from_ending() -> None:
-    exporter = Held()
-    outbox = Outbox({}, endpoint="", queue_spans=8, exporter=exporter, delay_ms=1)
-    outbox.tell(SPAN)
-    assert exporter.asked.wait(10)
+def test_unreachable_collector_does_not_delay_exit() -> None:
+    exporter = BlockedExporter()
+    tracer = Tracer(TraceIds("news", 1.0), ExportQueue(exporter, 8, delay_ms=1))
+    tracer.end(tracer.start("gateway", "send actions"))
+    assert exporter.called.wait(10)
 
-    outbox.close(0.01)  # returns, while the exporter still waits
+    tracer.close(0.01)  # returns, while the exporter still waits
 
     assert not exporter.go.is_set()
     exporter.go.set()
 
 
-def test_what_became_of_spans_is_read_for_metrics(collector: Receiver) -> None:
+def test_outcomes_of_spans_are_readings(collector: Receiver) -> None:
     given = on(FRESHET_TRACES_ENDPOINT=collector.url)
     stop = start_traces(given, role="joiner", instance="joiner-1", model="news")
     tracer = active()
     assert tracer is not None
-    tracer.span("x", "joiner", 1)
+    tracer.end(tracer.start("joiner", "x"))
     stop()
 
     assert span_readings()["freshet_traces_spans"] == {("sent",): 1.0, ("dropped",): 0.0, ("failed",): 0.0}
 
 
-def test_opentelemetry_s_switch_turns_ours_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_otel_sdk_disabled_turns_tracing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
 
     start_traces(on(), role="joiner", instance="", model="news")()
@@ -192,8 +210,8 @@ def test_opentelemetry_s_switch_turns_ours_off(monkeypatch: pytest.MonkeyPatch) 
     assert active() is None
 
 
-def test_without_the_extra_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "freshet.observability.trace_export", None)
+def test_missing_extra_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "freshet.observability.tracer", None)
 
     with pytest.raises(ConfigError, match=r"\.\[tracing\]"):
         start_traces(on(), role="joiner", instance="", model="news")
@@ -213,7 +231,7 @@ def test_a_bad_setting_stops_the_start(variables: dict[str, str]) -> None:
         load_settings(variables)
 
 
-def test_lines_of_what_is_traced_name_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_have_trace_id(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("joiner")
     with within(Context(0xAB, 0xCD)):
         structlog.get_logger().info("joined")
@@ -241,23 +259,23 @@ print(sorted(m for m in sys.modules if m.split(".")[0] == "opentelemetry"), thre
 """
 
 
-def test_where_tracing_is_off_nothing_of_it_is_loaded_or_runs() -> None:
+def test_disabled_tracing_loads_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[] 0"
 
 
-def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log_line(
+def test_failed_request_is_in_trace_and_log_of_client(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("gateway")
-    told: list[Span] = []
-    install(Tracer("news", 1.0, told.append))
+    tracer, spans = recording()
+    install(tracer)
     sent: list[Message] = []
 
     def fails(request: Request, reply: Reply) -> None:
         assert request.span is not None
-        raise KeyError("a fault of ours")
+        raise KeyError("a bug")
 
     async def ask() -> None:
         app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
@@ -266,19 +284,19 @@ def test_a_request_that_fails_is_told_of_in_its_client_s_trace_and_so_is_its_log
 
     asyncio.run(ask())
 
-    (span,) = told
+    (span,) = spans
     assert (span.name, span.role, span.kind) == ("POST /v1/events", "gateway", "server")
     assert (span.parent, span.context.trace_id) == (Context(5, 6), 5)
     assert span.attributes["http.response.status_code"] == sent[0]["status"] == 500
     assert span.error
-    assert span.asked_for
+    assert span.by_client
     line = orjson.loads(capsys.readouterr().err)
     assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
 
 
-def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
-    told: list[Span] = []
-    install(Tracer("news", 1.0, told.append))
+def test_disconnected_client_is_counted_as_gone() -> None:
+    tracer, spans = recording()
+    install(tracer)
     registry, sent = CollectorRegistry(), list[Message]()
 
     def gives_up(request: Request, reply: Reply) -> None:
@@ -304,5 +322,5 @@ def test_a_client_that_went_away_is_counted_and_told_of_as_gone() -> None:
     labels = {"route": "/v1/rank", "status": "gone", "door": "passed"}
     assert registry.get_sample_value("freshet_http_requests_total", labels) == 1
     assert registry.get_sample_value("freshet_http_request_seconds_count", {"route": "/v1/rank"}) == 1
-    assert [span.attributes["http.response.status_code"] for span in told] == [499]
-    assert (sent, told[0].error) == ([], "")
+    assert [span.attributes["http.response.status_code"] for span in spans] == [499]
+    assert (sent, spans[0].error) == ([], "")

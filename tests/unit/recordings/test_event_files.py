@@ -1,4 +1,4 @@
-"""Events from files with columns: by the stream's schema, strictly, as JSON events are."""
+"""Events from files with columns, by the schema of their stream."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_value_that_is_never_null_is_refused_with_its_row(tmp_path: Path) -> N
         read(path)
 
 
-def test_a_field_within_a_list_is_refused_with_the_row_of_the_list(tmp_path: Path) -> None:
+def test_misfit_within_list_is_refused_with_row(tmp_path: Path) -> None:
     path = parquet(tmp_path, [ROWS[1], ROWS[0], {**ROWS[0], "items": [{"sku": "a"}, {"sku": None}]}])
 
     with pytest.raises(BadInput, match=r"row 3: items.sku: expected a value"):

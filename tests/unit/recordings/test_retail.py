@@ -39,7 +39,7 @@ def events(path, seed=0):
     return impressions, actions
 
 
-def test_every_order_line_is_an_action_and_the_stream_repeats_for_a_seed(tmp_path):
+def test_order_lines_are_actions_and_seed_repeats_stream(tmp_path):
     path = month(tmp_path)
 
     impressions, actions = events(path)
@@ -49,7 +49,7 @@ def test_every_order_line_is_an_action_and_the_stream_repeats_for_a_seed(tmp_pat
     assert (impressions, actions) != events(path, seed=1)
 
 
-def test_a_request_shows_what_was_bought_and_four_times_as_much_that_was_not(tmp_path):
+def test_request_shows_purchases_and_four_times_as_many_others(tmp_path):
     impressions, actions = events(month(tmp_path))
     bought: dict[str, set[str]] = {}
     for action in actions:
@@ -64,7 +64,7 @@ def test_a_request_shows_what_was_bought_and_four_times_as_much_that_was_not(tmp
         assert len(shown) == (1 + NEGATIVES) * len(bought[event["request_id"]])
 
 
-def test_actions_come_after_their_impression_within_a_hundred_seconds_and_in_order(tmp_path):
+def test_actions_follow_impressions_in_order_within_100_seconds(tmp_path):
     impressions, actions = events(month(tmp_path))
     at = {event["request_id"]: event["ts"] for event in impressions}
 
@@ -74,7 +74,7 @@ def test_actions_come_after_their_impression_within_a_hundred_seconds_and_in_ord
             assert 0 <= action["ts"] - at[action["request_id"]] <= 100_000
 
 
-def test_a_cancellation_is_an_action_on_the_last_request_that_showed_the_item(tmp_path):
+def test_cancellation_refers_to_last_request_with_item(tmp_path):
     impressions, actions = events(month(tmp_path))
     cancelled = next(a for a in actions if a["type"] == "cancel")
 
@@ -83,7 +83,7 @@ def test_a_cancellation_is_an_action_on_the_last_request_that_showed_the_item(tm
     assert cancelled["stock_code"] in {item["stock_code"] for item in request["items"]}
 
 
-def test_prices_do_not_tell_what_was_bought(tmp_path):
+def test_prices_do_not_reveal_purchases(tmp_path):
     impressions, _ = events(month(tmp_path))
     prices: dict[tuple[int, str], set[float | None]] = {}
     for event in impressions[20:]:
@@ -93,7 +93,7 @@ def test_prices_do_not_tell_what_was_bought(tmp_path):
     assert all(None not in found for found in prices.values())
 
 
-def test_another_file_is_refused_with_the_columns_that_were_expected(tmp_path):
+def test_other_file_is_refused_with_expected_columns(tmp_path):
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
 

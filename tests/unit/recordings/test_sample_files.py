@@ -1,4 +1,4 @@
-"""Files of samples: each column is read as the type of its field, whatever the file's own types are."""
+"""Files of samples: each column is read as the type of its field, for all types of files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def csv_of(folder: Path, rows: Sequence[Mapping[str, str]], name: str = "samples
 
 
 def read(spec: Spec, *paths: Path) -> list[dict[str, Any]]:
-    """All rows as they were encoded, in JSON."""
+    """Read all rows, as JSON."""
     return [
         json.loads(event)
         for rows in read_samples(spec, paths)
@@ -166,11 +166,11 @@ def test_an_empty_cell_is_no_value_and_quotes_are_the_empty_text(tmp_path: Path)
 
 def test_null_words_are_of_numbers_unless_the_spec_says_so(tmp_path: Path) -> None:
     path = csv_of(tmp_path, [{"user.country": r"\N", "items.price": r"\N"}])
-    told = FILES + r"""nulls = ['\N']"""
+    stated = FILES + r"""nulls = ['\N']"""
 
-    assert values(spec_in(tmp_path, told), path, "items.price") == [None]
-    assert values(spec_in(tmp_path, told), path, "user.country") == [r"\N"]
-    assert values(spec_in(tmp_path, told + "\n" + r"text_nulls = ['\N']"), path, "user.country") == [None]
+    assert values(spec_in(tmp_path, stated), path, "items.price") == [None]
+    assert values(spec_in(tmp_path, stated), path, "user.country") == [r"\N"]
+    assert values(spec_in(tmp_path, stated + "\n" + r"text_nulls = ['\N']"), path, "user.country") == [None]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_cell_that_does_not_fit_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("text", ["\u22125", "\u0661\u0662", "\uff11", "7L", "-inf", "0x1p3", "true", "$9"])
-def test_what_stands_for_a_value_is_never_called_a_null_word(tmp_path: Path, text: str) -> None:
+def test_value_is_never_called_a_null_word(tmp_path: Path, text: str) -> None:
     path = csv_of(tmp_path, [{"items.price": text}])
 
     with pytest.raises(BadInput, match="a finite number") as refused:
@@ -475,7 +475,7 @@ def test_a_time_in_a_cell_is_a_number_or_iso(tmp_path: Path, text: str) -> None:
     assert rows.times_ms.tolist() == [T0]
 
 
-def test_times_of_96_bits_beyond_64_bits_of_nanoseconds_are_exact(tmp_path: Path) -> None:
+def test_96_bit_times_outside_nanosecond_range_are_exact(tmp_path: Path) -> None:
     days = [dt.datetime(9999, 12, 31), dt.datetime(1, 1, 1), dt.datetime(2023, 11, 14)]
     path = tmp_path / "spark.parquet"
     table = table_of(ts=pa.array(days, pa.timestamp("us")))
@@ -531,7 +531,7 @@ def test_a_struct_is_the_record_that_its_fields_are_of(tmp_path: Path) -> None:
     assert values(spec_in(tmp_path), path, "items.sku") == ["s", None, "s"]
 
 
-def test_a_point_where_the_spec_says_a_comma_is_told(tmp_path: Path) -> None:
+def test_decimal_point_instead_of_comma_is_refused(tmp_path: Path) -> None:
     path = csv_of(tmp_path, [{"items.price": "1.5", "spent": ""}])
     path.write_text(path.read_text().replace(",", ";"))
     spec = spec_in(tmp_path, '[files]\ndelimiter = ";"\ndecimal = ","\nlist_separator = "|"\n')
@@ -559,12 +559,12 @@ def without_schema(folder: Path) -> Spec:
 
 
 def ids(folder: Path, *files: Sequence[str]) -> list[Any]:
-    """What user.id is read as, over files that each hold these cells."""
+    """Return the values of user.id over files with these cells."""
     paths = [csv_of(folder, [{"user.id": c} for c in cells], f"{i}.csv") for i, cells in enumerate(files)]
     return [row["user"]["id"] for row in read(without_schema(folder), *paths)]
 
 
-def test_ids_without_a_schema_are_whole_numbers_or_texts_over_all_files(tmp_path: Path) -> None:
+def test_ids_without_schema_have_one_type_over_all_files(tmp_path: Path) -> None:
     assert ids(tmp_path, ["1", "", "9223372036854775807"], ["2.0", "NA"]) == [1, None, 2**63 - 1, 2, None]
     assert ids(tmp_path, ["1", "2"], ["3", "x"]) == ["1", "2", "3", "x"]
     assert ids(tmp_path, ["17", "00017"]) == ["17", "00017"]
@@ -582,7 +582,7 @@ def test_ids_of_csv_and_parquet_are_the_same_without_a_schema(tmp_path: Path) ->
     assert [row["user"]["id"] for row in rows] == [7, 7, None, 8]
 
 
-# --- times that are told
+# --- suspicious times
 
 
 def seen(folder: Path, times: Sequence[int], unit: str = "ms") -> EventTimes:
@@ -593,7 +593,7 @@ def seen(folder: Path, times: Sequence[int], unit: str = "ms") -> EventTimes:
 
 
 class FixedClock:
-    """A clock that stands at T0."""
+    """A clock at T0."""
 
     def now_ms(self) -> int:
         return T0
@@ -602,7 +602,7 @@ class FixedClock:
         return 0.0
 
 
-def test_times_in_1970_are_told_with_their_count_and_the_likely_unit(tmp_path: Path) -> None:
+def test_times_in_1970_are_reported_with_likely_unit(tmp_path: Path) -> None:
     found = seen(tmp_path, [T0 // 1000 - 2, T0 // 1000 - 1])
 
     assert found.as_json()["in_1970_or_before"]["rows"] == 2
@@ -611,7 +611,7 @@ def test_times_in_1970_are_told_with_their_count_and_the_likely_unit(tmp_path: P
     assert 'say time = "ts:s"' in "\n".join(found.lines())
 
 
-def test_times_in_the_future_and_falling_ones_are_told(tmp_path: Path) -> None:
+def test_future_and_falling_times_are_reported(tmp_path: Path) -> None:
     found = seen(tmp_path, [T0, T0 - 5000, T0 + 200_000_000, T0 - 1])
 
     assert found.as_json()["in_the_future"] == {
@@ -623,7 +623,7 @@ def test_times_in_the_future_and_falling_ones_are_told(tmp_path: Path) -> None:
     assert "line 3 (row 2)" in "\n".join(found.lines())
 
 
-def test_times_that_rise_are_not_told(tmp_path: Path) -> None:
+def test_rising_times_are_not_reported(tmp_path: Path) -> None:
     found = seen(tmp_path, [T0 - 2, T0 - 2, T0])
 
     assert (found.as_json(), found.lines()) == ({}, [])
@@ -708,7 +708,7 @@ def test_utf_16_without_its_mark_is_refused(tmp_path: Path) -> None:
         read(spec_in(tmp_path, FILES + 'encoding = "utf-16"'), path)
 
 
-def test_requests_may_be_told_apart_by_times_in_nanoseconds(tmp_path: Path) -> None:
+def test_times_in_nanoseconds_distinguish_requests(tmp_path: Path) -> None:
     paths = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
     moments = pa.array([None, T0 * 10**6 + 1, T0 * 10**6 + 2], pa.timestamp("ns"))
     pq.write_table(table_of(session=moments), paths[0])

@@ -39,7 +39,7 @@ def test_the_spec_that_ships_can_be_read():
     assert load_spec(ONLINE_RETAIL).name == "online-retail"
 
 
-def test_events_of_files_come_in_order_of_time_whatever_their_format(tmp_path):
+def test_events_of_all_formats_are_merged_by_time(tmp_path):
     impressions = tmp_path / "impressions.jsonl.gz"
     with gzip.open(impressions, "wb") as file:
         file.write(b"\n".join(orjson.dumps({"ts": t, "user": {"id": t}}) for t in (1, 4, 6)))
@@ -60,7 +60,7 @@ def test_events_of_files_come_in_order_of_time_whatever_their_format(tmp_path):
     assert piece.events == 5
 
 
-def test_streams_that_write_time_each_in_its_own_way_are_merged_by_it(tmp_path, monkeypatch):
+def test_streams_with_different_time_units_are_merged_by_time(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PIECE_EVENTS", 1)
     pages, clicks = tmp_path / "pages.jsonl", tmp_path / "clicks.jsonl"
     pages.write_text('{"ts": 1000}\n{"ts": 3000}\n')

@@ -18,7 +18,8 @@ from freshet.http.request import Request
 from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.tokens import TokenEntry, digest_of
-from freshet.observability.tracing import Span, Tracer, install
+from freshet.observability.tracing import install
+from tests.spans import Recorded, recording
 from tests.unit.http.in_process import answered
 
 PATH = "/v1/things"
@@ -64,9 +65,9 @@ class Door:
 
 
 @pytest.fixture
-def spans() -> Iterator[list[Span]]:
-    told: list[Span] = []
-    install(Tracer("news", 1.0, told.append))
+def spans() -> Iterator[list[Recorded]]:
+    tracer, told = recording()
+    install(tracer)
     yield told
     install(None)
 
@@ -80,7 +81,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(why: str, spans: list[Span]) -> None:
+def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
+    why: str, spans: list[Recorded]
+) -> None:
     door = Door(Guard(more=ENTRIES))
     headers, status = REFUSED[why]
 
@@ -91,7 +94,7 @@ def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(why: str, 
     assert spans == []
 
 
-def test_who_comes_too_often_is_told_from_a_full_queue(spans: list[Span]) -> None:
+def test_who_comes_too_often_is_told_from_a_full_queue(spans: list[Recorded]) -> None:
     door = Door(Guard(more=ENTRIES, clock=SYSTEM_CLOCK, limits=Limits(requests_per_s=0.001)))
     headers = {b"authorization": GOOD, b"traceparent": TRACEPARENT}
 
