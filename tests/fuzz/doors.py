@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 import orjson
 
-from freshet.apps.services import gateway_door
+from freshet.apps.services import gateway_grpc_listener
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
@@ -172,7 +172,7 @@ def opened(folder: Path, spec: Spec = SPEC, schemas: Mapping[str, Record] = SCHE
 
     def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
         codecs = codecs_of(spec, schemas, log, clock)
-        beside = gateway_door(made.gateway, made.common)
+        beside = gateway_grpc_listener(made.gateway, made.common)
         run(spec, log, codecs, made.gateway, made.common, stop=stop, clock=clock, ready=ready, beside=beside)
 
     with running(target) as (url, _):

@@ -15,7 +15,7 @@ import httpx
 import orjson
 import pytest
 
-from freshet.apps.services import gateway_door, gateway_guard
+from freshet.apps.services import gateway_authenticator, gateway_grpc_listener
 from freshet.config.avro.schema import to_json
 from freshet.config.spec.parse import load_spec
 from freshet.gateway.service import codecs_of, run
@@ -161,8 +161,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
                     stop=stop,
                     clock=clock,
                     ready=ready,
-                    beside=gateway_door(made.gateway, made.common),
-                    guard=gateway_guard(made.gateway, made.common, clock),
+                    beside=gateway_grpc_listener(made.gateway, made.common),
+                    guard=gateway_authenticator(made.gateway, made.common, clock),
                 )
             finally:
                 ended.set()

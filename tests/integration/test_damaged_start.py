@@ -62,7 +62,7 @@ def damage(file: Path) -> None:
 def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(wiring, "REPAIR_POLL_S", 0.2)
     spec = trained(tmp_path)
     [port] = lasting_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)

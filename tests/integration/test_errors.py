@@ -356,7 +356,7 @@ def test_without_space_init_leaves_what_was_there(shell: Shell, place: Path) -> 
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ("freshet.toml", "--force writes over it"),
+        ("freshet.toml", "--force replaces it"),
         ("folder", "the path of a file, not a folder"),
         ("missing/freshet.toml", "No such file or directory"),
         ("/proc/freshet.toml", "expected a path that can be written to"),

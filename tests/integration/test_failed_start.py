@@ -70,8 +70,8 @@ def start_embedder(world: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("start", "broken"),
     [
-        (start_trainer, (training, "restored")),
-        (start_rank, (remote_training, "restored")),
+        (start_trainer, (training, "restore_dense")),
+        (start_rank, (remote_training, "restore_dense")),
         (start_embedder, (distributed, "Embedder")),
     ],
     ids=["trainer", "rank", "embedder"],
@@ -93,7 +93,7 @@ def test_a_start_that_fails_sends_no_heartbeats(
 def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
     world: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "restored", fails)
+    monkeypatch.setattr(training, "restore_dense", fails)
     with pytest.raises(Mismatch):
         start_trainer(world)
 
@@ -169,7 +169,7 @@ def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
 
     assert not alive
     assert failures == []
-    [line] = [line for line in said if line["event"] == "stopped while it started"]
+    [line] = [line for line in said if line["event"] == "stopped during the start"]
     assert f"stopped while {held[0]} is held by another" in line["reason"]
 
 

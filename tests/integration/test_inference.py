@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
-from freshet.apps.services import inference_door, inference_guard
+from freshet.apps.services import inference_authenticator, inference_grpc_listener
 from freshet.cli.rank import command as rank
 from freshet.client import Ack, Client
 from freshet.config.avro.schema import parse_schema, served_schema, to_json
@@ -108,8 +108,8 @@ def serving(world: World, **variables: str) -> Iterator[Running]:
             clock=clock,
             rng=random.Random(3),
             ready=ready,
-            beside=inference_door(made.inference, made.common),
-            guard=inference_guard(made.inference, made.common, clock),
+            beside=inference_grpc_listener(made.inference, made.common),
+            guard=inference_authenticator(made.inference, made.common, clock),
         )
 
     with running(target) as (url, stop):

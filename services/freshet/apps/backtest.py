@@ -1,5 +1,4 @@
-"""Learning from files of ready samples, once, in order, by the encoder, decoder, model and measures of live
-events."""
+"""Progressive validation of a spec on files of ready samples."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from freshet.apps.native_backtest import fits, straight
-from freshet.apps.results import Outcome, folder_of_a_pass
+from freshet.apps.native_backtest import has_native_loop, run_native_pass
+from freshet.apps.results import Outcome, pass_folder
 from freshet.apps.sample_files import ReadySamples, block_ends, ready_samples, sample_times
 from freshet.apps.versus import check_versus, run_vw
 from freshet.config.spec import Spec
@@ -34,7 +33,7 @@ __all__ = ["FRESHET", "MEAN", "POPULARITY", "backtest", "backtest_into", "write_
 DAY_MS = 86_400_000
 TRAINING, _, _, POPULARITY = (source.name for source in SOURCES)
 FRESHET, MEAN = "freshet", "mean"
-"""Names of learners beside `popularity` and those of `freshet.apps.versus`."""
+"""Names of learners; others are `popularity` and those of `freshet.apps.versus`."""
 
 
 def backtest(
@@ -48,29 +47,29 @@ def backtest(
     progress: Any = None,
     versus: Sequence[str] = (),
 ) -> Outcome:
-    """One progressive pass over files of ready samples, by the encoder, decoder, model and measures of live
-    events.
+    """Run one progressive pass over files of ready samples, with the encoder, decoder, model and measures of
+    live events.
 
-    A native model learns without a log where nothing is kept and one lane is enough; others go through the
-    log, the stores and the lanes of a live trainer.
+    A native model with one lane and without `keep` learns in memory; other passes use the log, the stores and
+    the lanes of a live trainer.
 
     Args:
         files:    csv, Parquet or Arrow, gzip or not, in time order; columns named as the spec's fields and
                   labels, or structs that hold them.
-        request:  column whose equal values mark rows that were served together.
-        lanes:    threads that learn beside each other; 1, the default, gives the same result each time.
-        keep:     new or empty folder for log, rows and versions; without it they are deleted at the end.
+        request:  column with equal values for rows that were served together.
+        lanes:    threads that learn concurrently; 1, the default, gives the same result each time.
+        keep:     new or empty folder for log, rows and versions; None: they are deleted at the end.
         window_ms: length of a window of measures, in event time.
         progress: called with the share that is done, from 0 to 1.
-        versus:   other learners to run on the same rows, their labels equally late: "vw" is Vowpal Wabbit
-                  by its three usual settings, where there are numbers also with these centred, and needs
-                  the package vowpalwabbit.
+        versus:   other learners for the same rows, with the same label delay: "vw" is Vowpal Wabbit with
+                  three usual settings, and with centred numbers where there are numbers; it needs the
+                  package vowpalwabbit.
 
-    Returns the measures over all samples and of every window and, by learner, beside them those after the
-    first fifth; see `freshet.apps.results.Outcome`. A baseline is among the learners: `popularity`, the past
-    rate of the item, where the key of served events names a feature's field after the request; otherwise
-    `mean`, the mean of the label so far.
-    Raises ConfigError if a column is missing or a learner cannot be run, BadInput if a file cannot be read.
+    Returns the measures over all samples, by window, and by learner also after the first fifth; see
+    `freshet.apps.results.Outcome`. The learners include a baseline: `popularity`, the past rate of the item,
+    if the key of served events names a feature's field after the request; otherwise `mean`, the running mean
+    of the label.
+    Raises ConfigError if a column is missing or a learner cannot run, BadInput if a file cannot be read.
     """
     versus = [versus] if isinstance(versus, str) else list(dict.fromkeys(versus))
     check_versus(spec, versus, [Path(f) for f in files])
@@ -100,18 +99,18 @@ def backtest_into(
     progress: Any = None,
     versus: Sequence[str] = (),
 ) -> Outcome:
-    """`backtest` that leaves each learner's predictions by sample in `scored`. Parameters and errors are its;
-    `check_versus` has passed."""
+    """Run `backtest` and keep each learner's predictions by sample in `scored`. The caller has run
+    `check_versus`; other parameters and errors are those of `backtest`."""
     progress = progress or (lambda share: None)
     own_share = 1 / (1 + len(versus))
-    outcome = _trained(
+    outcome = _train(
         replace(spec, train=replace(spec.train, measure_window_ms=window_ms)),
         files,
         request,
         lanes,
         keep,
         lambda share: progress(share * own_share),
-        _ByName(scored),
+        _RenamedLearner(scored),
     )
     delay_rows = outcome.lanes * _batch_rows(spec, in_memory=_in_memory(spec, lanes, keep))
     if POPULARITY not in scored.learners:
@@ -129,8 +128,8 @@ def backtest_into(
 
 
 @dataclass(frozen=True, slots=True)
-class _ByName:
-    """Gives the model's predictions the name under which they are shown."""
+class _RenamedLearner:
+    """Observer that stores the model's predictions under the name `freshet`."""
 
     scored: Scored
 
@@ -141,7 +140,7 @@ class _ByName:
         self.scored.add_predictions(FRESHET if learner == TRAINING else learner, ids, predictions)
 
 
-def _trained(
+def _train(
     spec: Spec,
     files: Sequence[Path],
     request: str | None,
@@ -151,10 +150,10 @@ def _trained(
     observer: Observer,
 ) -> Outcome:
     if _in_memory(spec, lanes, keep):
-        return straight(spec, files, request, progress, observer)
+        return run_native_pass(spec, files, request, progress, observer)
     from freshet.apps.pipeline import Pipeline
 
-    with folder_of_a_pass(keep) as folder:
+    with pass_folder(keep) as folder:
         pipeline = Pipeline.of_samples(spec, folder, lanes)
         try:
             began = time.perf_counter()
@@ -171,11 +170,11 @@ def _trained(
 
 
 def _in_memory(spec: Spec, lanes: int | None, keep: str | Path | None) -> bool:
-    return keep is None and lanes in (None, 1) and fits(spec)
+    return keep is None and lanes in (None, 1) and has_native_loop(spec)
 
 
 def _batch_rows(spec: Spec, *, in_memory: bool) -> int:
-    """Rows of a batch of a lane of a backtest; through the log it is behind until the end."""
+    """Return the rows of a lane's batch; a lane that reads the log is behind for the whole pass."""
     train = spec.train
     if in_memory:
         return train.batch_rows
@@ -185,8 +184,8 @@ def _batch_rows(spec: Spec, *, in_memory: bool) -> int:
 def write_samples(
     pipeline: Pipeline, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
 ) -> int:
-    """Append all samples in blocks, to the partitions in turn: so lanes keep close to the order of the files.
-    Returns how many samples."""
+    """Append all samples in blocks, round robin over the partitions, so that lanes learn in nearly the order
+    of the files; return the number of samples."""
     partitions, turn, total = pipeline.spec.partitions, 0, 0
     most = block_samples(pipeline.spec.train.batch_rows)
     for samples in ready_samples(pipeline.spec, files, request, seen):
@@ -205,7 +204,7 @@ def write_samples(
 
 
 def _blocks(samples: ReadySamples, schema_id: int, most: int, before: int) -> BytesColumn:
-    """Samples cut into blocks of at most so many, longer only where one request has more; see `cuts`."""
+    """Encode samples in blocks of at most `most`; only a request with more makes a longer one."""
     return encode_blocks(
         schema_id,
         sample_ids=samples.sample_ids,

@@ -1,4 +1,4 @@
-"""The demo: the simulator's spec, every service and its readers under one supervisor, in one folder."""
+"""The demo: every service and a simulator of readers under one supervisor, in one folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from freshet.apps.demo_text import (
     span_of,
 )
 from freshet.apps.ports import PORT_SETTINGS, optional_ports_of, ports_of
-from freshet.apps.supervised import Run, console_address, prepare, tell_ready
+from freshet.apps.supervised import Run, console_address, prepare, report_ready
 from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.demo import UNFINISHED, write_spec
 from freshet.demo.start_time import RunStart, stored_start
@@ -35,26 +35,28 @@ from freshet.process.ports import free_ports, owner_of_port
 from freshet.process.supervisor import Process
 from freshet.terminal import emit_end, say
 
-__all__ = ["Wish", "run_demo"]
+__all__ = ["DemoOptions", "run_demo"]
 
 SEED = 7
 LINE_EVERY_S = 10.0
-LOOK_S = 0.25
-"""How often the services are asked: a line about the first prediction, or a drift, is at most this late."""
+POLL_S = 0.25
+"""Interval between queries of the services; it bounds the delay of lines about drifts and first
+predictions."""
 
 SIMULATOR_PORT = "FRESHET_SIMULATOR_ADMIN_PORT"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What was asked for on the command line; None and () leave it to the folder, or to the defaults."""
+class DemoOptions:
+    """Options of the command line; None and () mean the folder's values, or the defaults."""
 
     rate: float
     seed: int | None
     drift_at: tuple[str, ...]
 
-    def options(self, world: RunStart | None) -> list[str]:
-        """For `freshet simulate`: what was not said is as it was when this folder's world began."""
+    def simulator_arguments(self, world: RunStart | None) -> list[str]:
+        """Return arguments of `freshet simulate`; omitted options keep the values of the folder's first
+        run."""
         seed = self.seed if self.seed is not None else world.seed if world else SEED
         at, every = self.drift_at or (DRIFT_AT,), "none" if self.drift_at else DRIFT_EVERY
         if world and not self.drift_at:
@@ -63,51 +65,52 @@ class Wish:
         drifts = [word for one in at for word in ("--drift-at", one)]
         return ["--rate", f"{self.rate:g}", "--seed", str(seed), *drifts, "--drift-every", every]
 
-    def again(self, folder: Path) -> list[str]:
-        """The command that goes on with this demo."""
+    def restart_command(self, folder: Path) -> list[str]:
+        """Return the command that continues this demo."""
         return ["freshet", "demo", str(folder), "--rate", f"{self.rate:g}"]
 
 
-def run_demo(folder: Path, wish: Wish, *, seconds: float | None, as_json: bool) -> None:
-    """Run the demo until Ctrl-C, or for so many seconds; then say what came of it.
+def run_demo(folder: Path, demo_options: DemoOptions, *, seconds: float | None, as_json: bool) -> None:
+    """Run the demo until Ctrl-C, or for `seconds`; then print a summary.
 
-    Raises:
-        ConfigError: the folder holds something else, is in use, or has another world than was asked for.
+    Raises ConfigError if the folder has other contents, is in use, or began with other options.
     """
     _refuse_other_contents(folder)
-    options = wish.options(_world(folder, wish))
+    options = demo_options.simulator_arguments(_kept_start(folder, demo_options))
     spec_file = write_spec(folder)
-    moved = _take_free_ports()
+    moved = _replace_taken_ports()
 
     def simulator(settings: Settings) -> Sequence[Process]:
         command = [sys.executable, "-m", "freshet.cli", "simulate", "--folder", str(folder), *options]
         host = reached_by(settings.common.bind_address)
         return [Process("simulator", command, settings.simulator.admin_port, host=host, watched=False)]
 
-    run = prepare(spec_file, folder, again=wish.again(folder), more=simulator)
+    run = prepare(spec_file, folder, again=demo_options.restart_command(folder), more=simulator)
     stop = threading.Event()
     stop_on_signals(stop)
-    teller = _Teller(run, stop, lambda line: say(line, err=as_json), moved)
+    reporter = _Reporter(run, stop, lambda line: say(line, err=as_json), moved)
     if seconds is not None:
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True
         timer.start()
-    summary = run.until_stopped(stop, teller.tell)
-    simulated = {name: value for name, value in teller.simulator.items() if name != "windows"}
-    rates = click_rates(teller.simulator.get("windows", ()))
+    summary = run.until_stopped(stop, reporter.report)
+    simulated = {name: value for name, value in reporter.simulator.items() if name != "windows"}
+    rates = click_rates(reporter.simulator.get("windows", ()))
     value = {
         **summary.as_json(),
         "folder": str(folder),
         "simulator": simulated,
         "click_rates": rates.as_json() if rates is not None else None,
-        "first_learned_s": teller.first_learned_s,
+        "first_learned_s": reporter.first_learned_s,
     }
-    emit_end(value, as_json=as_json, text="\n".join(farewell(str(folder), summary.seconds, teller.simulator)))
+    emit_end(
+        value, as_json=as_json, text="\n".join(farewell(str(folder), summary.seconds, reporter.simulator))
+    )
 
 
 @dataclass
-class _Teller:
-    """Speaks to the terminal while everything runs, and keeps what the simulator said last."""
+class _Reporter:
+    """Prints progress while the demo runs, and keeps the simulator's latest figures."""
 
     run: Run
     stop: threading.Event
@@ -116,46 +119,46 @@ class _Teller:
     simulator: Mapping[str, Any] = field(default_factory=dict)
     first_learned_s: float | None = None
 
-    def tell(self) -> None:
-        """Until `stop`."""
+    def report(self) -> None:
+        """Print progress until `stop`."""
         began, began_ms = time.monotonic(), time.time_ns() // 1_000_000
-        for line in self._beginning():
+        for line in self._opening():
             self.say(line)
-        tell_ready(self.run.processes, self.run.folder, self.stop, self.say)
+        report_ready(self.run.processes, self.run.folder, self.stop, self.say)
         address = console_address(self.run)
         if address and not self.stop.is_set():
-            self.say(f"\n  look at it: {address}\n")
-        told_drifts, next_line_s = 0, LINE_EVERY_S
-        while not self.stop.wait(LOOK_S):
+            self.say(f"\n  console: {address}\n")
+        reported_drifts, next_line_s = 0, LINE_EVERY_S
+        while not self.stop.wait(POLL_S):
             seconds = time.monotonic() - began
             self.simulator = self._figures(self.run.settings.simulator.admin_port) or self.simulator
             inference = self._figures(self.run.settings.inference.port)
             if self.first_learned_s is None and inference.get("freshness_ms") is not None:
                 self.first_learned_s = round(seconds, 2)
-                self.say(f"{span_of(seconds):>6}  the first predictions by what was learned from clicks")
+                self.say(f"{span_of(seconds):>6}  the first predictions that have learned from clicks")
             drifts = [d for d in self.simulator.get("drifts", ()) if d["time_ms"] >= began_ms]
-            for line in drift_lines(seconds, drifts, told_drifts):
+            for line in drift_lines(seconds, drifts, reported_drifts):
                 self.say(line)
-            told_drifts = len(drifts)
+            reported_drifts = len(drifts)
             if seconds >= next_line_s:
                 next_line_s = seconds + LINE_EVERY_S
                 self.say(progress_line(seconds, self.simulator, inference))
 
     def _figures(self, port: int) -> Mapping[str, Any]:
-        """What /status says; empty while nothing answers."""
+        """Return the answer of /status; empty while the service does not answer."""
         try:
             return figures_of(port, host=reached_by(self.run.settings.common.bind_address))
         except OSError:
             return {}
 
-    def _beginning(self) -> Iterator[str]:
+    def _opening(self) -> Iterator[str]:
         yield f"freshet demo in {self.run.folder}: readers of a small news site, and a model that learns from"
         yield "every click; Ctrl-C stops everything. Starting:"
         yield from self.moved
 
 
 def _refuse_other_contents(folder: Path) -> None:
-    """Run folders of other specs, and folders of other purposes, are left as they are."""
+    """Raise ConfigError if `folder` is a file, or holds anything but a demo."""
     try:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
     except NotADirectoryError:
@@ -174,15 +177,17 @@ def _refuse_other_contents(folder: Path) -> None:
         )
 
 
-def _world(folder: Path, wish: Wish) -> RunStart | None:
-    """The world of an earlier run in this folder. Raises ConfigError if another one is asked for: what was
-    learned from it would be wrong."""
-    drift_at = tuple(sorted(seconds_of("--drift-at", text) for text in wish.drift_at))
+def _kept_start(folder: Path, demo_options: DemoOptions) -> RunStart | None:
+    """Return the simulator's options of an earlier run in this folder, or None.
+
+    Raises ConfigError if the command line names others: the model has learned from the earlier readers.
+    """
+    drift_at = tuple(sorted(seconds_of("--drift-at", text) for text in demo_options.drift_at))
     world = stored_start(RunFolder(folder).state)
     if world is None:
         return None
     for option, asked, kept in (
-        ("--seed", wish.seed, world.seed),
+        ("--seed", demo_options.seed, world.seed),
         ("--drift-at", drift_at or None, world.drift_at_s),
     ):
         if asked not in (None, kept):
@@ -196,9 +201,9 @@ def _world(folder: Path, wish: Wish) -> RunStart | None:
     return world
 
 
-def _take_free_ports() -> list[str]:
-    """Where a default port is taken, use a free one; returns a line for each. Ports that were asked for are
-    kept: whether they are free is looked at later."""
+def _replace_taken_ports() -> list[str]:
+    """Replace default ports that are in use by free ones; return a line for each. `prepare` checks ports that
+    the environment sets."""
     settings = load_settings()
     ports = {**ports_of(settings), **optional_ports_of(settings)}
     variables = {name: PORT_SETTINGS.get(name, SIMULATOR_PORT) for name in ports}
@@ -206,7 +211,7 @@ def _take_free_ports() -> list[str]:
         n for n, port in ports.items() if variables[n] not in os.environ and owner_of_port(port) is not None
     ]
     lines = []
-    for name, free in zip(taken, free_ports(len(taken)), strict=True):  # together, so that all are different
-        os.environ[variables[name]] = str(free)  # the services, which we start, read it there
+    for name, free in zip(taken, free_ports(len(taken)), strict=True):  # one call, so that all differ
+        os.environ[variables[name]] = str(free)  # the services inherit it
         lines.append(f"  port {ports[name]} is taken: {name} uses {free}")
     return lines

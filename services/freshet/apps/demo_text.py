@@ -1,4 +1,4 @@
-"""What `freshet demo` says of how it goes: figures of the simulator and of serving as lines; no I/O."""
+"""Texts of `freshet demo`: figures of the simulator and of serving as lines, without I/O."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ __all__ = [
     "span_of",
 ]
 
-# --- When the demo's world drifts: defaults and durations of `freshet simulate` and `freshet demo`.
-
-
 DRIFT_AT, DRIFT_EVERY = "150s", "5m"
+"""Defaults of `freshet simulate` and `freshet demo`: the first drift of the readers' tastes, and the interval
+of later ones."""
 
 
 def seconds_of(option: str, text: str) -> float:
-    """A duration of the command line. Raises ConfigError, naming the option."""
+    """Parse a duration of the command line, in seconds. Raises ConfigError that names the option."""
     from freshet.config.options import Duration, Wrong
     from freshet.errors import ConfigError
 
@@ -38,23 +37,23 @@ def seconds_of(option: str, text: str) -> float:
 
 
 DEMO_FOLDER = "freshet-demo"
-"""Where the demo runs if no other folder is named, below the one that one stands in."""
+"""Default folder of the demo, in the working directory."""
 
 RECENT_WINDOWS = 6
-"""Windows (of 5 s) that a line looks at: half a minute, in which random slates have some hundred clicks even
-at a low rate."""
+"""Windows (of 5 s) that a line covers: in half a minute random slates have about a hundred clicks even at a
+low rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClickRates:
-    """Clicks an item shown, 0 to 1; None where nothing was shown."""
+    """Clicks per item shown, 0 to 1; None where nothing was shown."""
 
     model: float | None
     random: float | None
-    best: float | None  # of the best order of the requests that the model ranked
+    best: float | None  # the best possible order of the requests that the model ranked
 
     def as_json(self) -> dict[str, float | None]:
-        """For `--json`."""
+        """Return the object for `--json`."""
         return {"model": self.model, "random": self.random, "best": self.best}
 
     def __str__(self) -> str:
@@ -68,20 +67,20 @@ class ClickRates:
 
 
 def click_rates(windows: Sequence[Mapping[str, Any]], last: int = RECENT_WINDOWS) -> ClickRates | None:
-    """Of the last windows of a simulator's `/status`; None if none has closed yet."""
+    """Return the rates over the last windows of a simulator's `/status`; None before the first has closed."""
     recent = windows[-last:]
     if not recent:
         return None
 
-    def rate(who: str) -> float | None:
-        shown = sum(window[who]["impressions"] for window in recent)
-        return sum(window[who]["clicks"] for window in recent) / shown if shown else None
+    def rate(policy: str) -> float | None:
+        shown = sum(window[policy]["impressions"] for window in recent)
+        return sum(window[policy]["clicks"] for window in recent) / shown if shown else None
 
     return ClickRates(rate("model"), rate("random"), rate("best"))
 
 
 def progress_line(seconds: float, simulator: Mapping[str, Any], inference: Mapping[str, Any]) -> str:
-    """How it goes, in one line."""
+    """Return click rates, freshness and event rate in one line."""
     rates = click_rates(simulator.get("windows", ()))
     clicks = (
         f"clicks: {rates}" if rates is not None else "clicks: known once they have had their time to come"
@@ -94,14 +93,14 @@ def progress_line(seconds: float, simulator: Mapping[str, Any], inference: Mappi
     return f"{span_of(seconds):>6}  " + "; ".join(parts)
 
 
-def drift_lines(seconds: float, drifts: Sequence[Mapping[str, Any]], told: int) -> Iterator[str]:
-    """A line for each drift after the first `told` ones."""
-    for drift in drifts[told:]:
+def drift_lines(seconds: float, drifts: Sequence[Mapping[str, Any]], reported: int) -> Iterator[str]:
+    """Yield a line for each drift after the first `reported` ones."""
+    for drift in drifts[reported:]:
         yield f"{span_of(seconds):>6}  DRIFT: {drift['what']}; watch the model fall back and learn again"
 
 
 def farewell(folder: str, seconds: float, simulator: Mapping[str, Any] | None) -> Iterator[str]:
-    """The summary at the end, and how to go on."""
+    """Yield the summary at the end, and the commands to continue."""
     yield f"stopped after {span_of(seconds)}"
     if simulator and "events" in simulator:
         yield (
@@ -119,7 +118,7 @@ def farewell(folder: str, seconds: float, simulator: Mapping[str, Any] | None) -
 
 
 def span_of(seconds: float) -> str:
-    """`1:05`, minutes and seconds; `1:02:05` from an hour on."""
+    """Format as `1:05`, minutes and seconds; as `1:02:05` from an hour on."""
     whole = int(seconds)
     minutes = f"{whole // 60 % 60}:{whole % 60:02d}"
     return minutes if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,7 +1,4 @@
-"""The dense part of a training process: restored from the last version, and put together with its stream.
-
-What a trainer is, wherever its batches come from.
-"""
+"""Dense weights restored from a version, and the trainer on them, for local and remote rows."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ from freshet.trainer.version_writer import Pins, Versioner, restart_point
 from freshet.types import Fence, TopicPartition
 from freshet.versions import Manifest, VersionStore
 
-__all__ = ["Dense", "Stores", "restored", "trainer_of"]
+__all__ = ["Dense", "Stores", "VersionTarget", "build_trainer", "restore_dense"]
 
 _log = structlog.get_logger("freshet.training")
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where a model lives."""
+    """The log and the stores of a model."""
 
     log: EventLog
     rows: RowStore
@@ -44,24 +41,35 @@ class Stores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """Weights, measures and vector, as of the version started from."""
+    """Model, measures and applied offsets as of the version that training starts from."""
 
     model: DenseModel
     quality: Quality
     ledger: DenseLedger
     start: Manifest | None  # None: a new model
-    log_id: str  # of the topic of samples
+    log_id: str  # log id of the topic of samples
     progress: Progress
 
 
-def restored(
+@dataclass(frozen=True, slots=True)
+class VersionTarget:
+    """The store, topics and identity with which a trainer writes versions."""
+
+    versions: VersionStore
+    writer: Writer
+    topics: Topics
+    spec_hash: str
+    pins: Pins
+
+
+def restore_dense(
     spec: Spec, log: EventLog, versions: VersionStore, topics: Topics, spec_hash: str, device: str = "cpu"
 ) -> Dense:
-    """The newest version that training may start from, or initial weights; on `device`.
+    """Load the newest version that training may start from, or initial weights, on `device`.
 
     Raises:
         ConfigError: the model cannot be computed on the device.
-        Mismatch, Corrupt: the versions do not fit this spec or log, or the code of its transforms.
+        Mismatch, Corrupt: the versions do not match this spec, its log, or the code of its transforms.
     """
     log_id = str(log.topics()[topics.samples].log_id)
     model, quality = build_model(spec, training=True, device=device), Quality(spec)
@@ -87,34 +95,31 @@ def restored(
     return Dense(model, quality, ledger, start, log_id, progress)
 
 
-def trainer_of(
+def build_trainer(
     spec: Spec,
     dense: Dense,
     training_loop: TrainingLoop,
+    target: VersionTarget,
     *,
     recent: Callable[[int], Sequence[ModelInputs]],
-    versions: VersionStore,
-    writer: Writer,
-    topics: Topics,
-    spec_hash: str,
-    pins: Pins,
     fence: Fence,
     clock: Clock,
     shared: SharedMeasures | None = None,
 ) -> Trainer:
-    """Return the trainer of a training loop; `recent`: samples for the gate; `shared`: of several ranks."""
+    """Build the trainer of a training loop. `recent` returns samples for the gate; `shared`: measures that
+    ranks sum."""
     versioner = Versioner(
         spec=spec,
-        spec_hash=spec_hash,
+        spec_hash=target.spec_hash,
         log_id=dense.log_id,
-        store=versions,
-        writer=writer,
-        topic=topics.versions,
+        store=target.versions,
+        writer=target.writer,
+        topic=target.topics.versions,
         fence=fence,
         clock=clock,
         scorer=lambda: build_model(spec, training=False),
         recent=recent,
-        pins=pins,
+        pins=target.pins,
     )
     return Trainer(
         spec=spec,
@@ -123,8 +128,8 @@ def trainer_of(
         ledger=dense.ledger,
         quality=dense.quality,
         versioner=versioner,
-        writer=writer,
-        measures_topic=topics.measures,
+        writer=target.writer,
+        measures_topic=target.topics.measures,
         clock=clock,
         progress=dense.progress,
         shared=shared,

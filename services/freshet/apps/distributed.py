@@ -1,4 +1,4 @@
-"""Processes that meet over gRPC put together from the settings: an embedder, and a rank of trainers."""
+"""Composition of processes that use gRPC: an embedder, and a trainer rank with remote rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
-from freshet.apps.training import refuser
+from freshet.apps.training import refused_writer
 from freshet.batches.frames import check_messages, streams, work_bytes
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.avro.schema import Record
@@ -33,11 +33,11 @@ from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.versions import VersionStore
 
-__all__ = ["Embedding", "rank_of", "transport_by"]
+__all__ = ["Embedding", "build_rank", "build_transport"]
 
 
-def transport_by(settings: Settings, spec: Spec) -> Transport:
-    """Certificates, token and limits. Raises ConfigError as `transport_of` and `check_messages` do."""
+def build_transport(settings: Settings, spec: Spec) -> Transport:
+    """Build certificates, token and limits. Raises ConfigError as `transport_of` and `check_messages` do."""
     transport = transport_of(
         ca_file=settings.grpc.ca_file,
         cert_file=settings.grpc.cert_file,
@@ -49,16 +49,16 @@ def transport_by(settings: Settings, spec: Spec) -> Transport:
     return transport
 
 
-def rank_of(
+def build_rank(
     spec: Spec, log: EventLog, versions: VersionStore, settings: Settings, spec_hash: str, reader: Record
 ) -> RemoteTraining:
-    """A trainer whose rows are elsewhere; `reader`: see `SampleDecoder`. Raises as `RemoteTraining` does."""
+    """Build a rank with remote rows; `reader`: see `SampleDecoder`. Raises as `RemoteTraining` does."""
     return RemoteTraining(
         spec,
         log,
         versions,
         Wire(
-            transport_by(settings, spec),
+            build_transport(settings, spec),
             RowCodec[settings.trainer.rows.upper()],
             RowCodec[settings.trainer.gradients.upper()],
         ),
@@ -71,14 +71,14 @@ def rank_of(
 
 
 class Embedding:
-    """An embedder process: its claims, its listener, its client of the shards."""
+    """An embedder process: claims, gRPC listener, client of the shards."""
 
     def __init__(
         self, spec: Spec, log: EventLog, settings: Settings, spec_hash: str, reader: Record | None = None
     ) -> None:
-        """Nothing is claimed before `run`. `reader`: see `SampleDecoder`. Raises as opening any of the parts
-        does."""
-        transport = transport_by(settings, spec)
+        """Open all parts; `run` claims partitions. `reader`: see `SampleDecoder`. Raises the errors of the
+        parts."""
+        transport = build_transport(settings, spec)
         topics, served = ensure_topics(log, spec), Served(spec.name, spec_hash)
         with Cleanup() as cleanup:
             claims = Claims(log, topics.control)
@@ -94,7 +94,7 @@ class Embedding:
             writer = log.writer()
             cleanup.add("writer", writer.close)
             decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get_now, reader)
-            refused = RefusedSamples(refuser(writer, topics.refused), SYSTEM_CLOCK.monotonic)
+            refused = RefusedSamples(refused_writer(writer, topics.refused), SYSTEM_CLOCK.monotonic)
             address = str(Address(settings.common.bind_address, settings.embedder.port))
             self.server = GrpcServer(
                 address,
@@ -127,9 +127,9 @@ class Embedding:
             self._cleanup.run()
 
     def ready(self) -> str | None:
-        """None, or why no batch can come from here."""
+        """Return None, or the reason why this embedder serves no batch."""
         return self._embedder.ready()
 
     def status(self) -> Mapping[str, Any]:
-        """Figures for `freshet status` and metrics."""
+        """Return figures for `freshet status` and metrics."""
         return self._embedder.status()

@@ -31,13 +31,13 @@ from freshet.process.ports import free_ports
 __all__ = ["Local", "local", "with_absolute_paths"]
 
 STOP_WAIT_S = 10.0
-"""Beyond the time that services have for their end: for the supervisor's own."""
+"""Time for the supervisor itself to end, after the drain and kill time of its services."""
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class Local:
-    """A running system on this machine: send events, wait until they are served, rank."""
+    """A running system on this machine."""
 
     def __init__(self, folder: Path, ports: Mapping[str, int]) -> None:
         self.folder, self.ports = folder, ports
@@ -58,7 +58,7 @@ class Local:
         shown: Sequence[Mapping[str, Any]] = (),
         actions: Sequence[Mapping[str, Any]] = (),
     ) -> Receipt:
-        """Send events in the order in which they happen; returns when the log has them all."""
+        """Send impressions, then shown items, then actions; return when the log has acknowledged all."""
         receipts = [
             send(events)
             for send, events in (
@@ -95,14 +95,14 @@ class Local:
         return self._url("console") if "console" in self.ports else None
 
     def is_ready(self, role: str) -> bool:
-        """Whether a service says that it is ready."""
+        """Return whether a service reports that it is ready."""
         return is_ready(self.ports[role], self._host)
 
     def _url(self, role: str) -> str:
         return f"{tls.scheme()}://{Address(self._host, self.ports[role])}"
 
     def status(self) -> dict[str, Any]:
-        """What `freshet status` says."""
+        """Return the object of `freshet status --json`."""
         from freshet.apps.status import collect
 
         return collect(self.folder)
@@ -120,13 +120,13 @@ def local(
 
     Args:
         spec:    a spec or the path of one.
-        folder:  run folder to keep; without it one that is deleted at the end.
-        ready_s: how long to wait for all services to be ready.
-        console: run the page for people, too; `Local.console` is its address.
+        folder:  run folder to keep; None: a temporary one.
+        ready_s: time limit for all services to become ready.
+        console: run the console, too; `Local.console` is its address.
 
     Raises:
-        ConfigError: the spec cannot be accepted.
-        Unavailable: not ready in time; the message holds the end of the logs.
+        ConfigError: the spec is invalid.
+        Unavailable: a service is not ready in time; the message holds the end of the logs.
     """
     if not isinstance(spec, Spec):
         spec = load_spec(spec)
@@ -150,8 +150,8 @@ def local(
             "PYTHONPATH": _python_path(os.environ.get("PYTHONPATH", ""), spec),
         }
         drain_s = load_settings(run_folder=run).common.drain_ms / 1000
-        said = Path(temporary) / "up.log"  # a pipe that nobody reads would hold the supervisor up
-        with said.open("wb") as file:
+        output = Path(temporary) / "up.log"  # a full pipe without a reader would block the supervisor
+        with output.open("wb") as file:
             process = subprocess.Popen(  # nosec B603  # our own command, no shell
                 [sys.executable, "-m", "freshet.cli", *command],
                 env=environment,
@@ -163,22 +163,22 @@ def local(
             ending.callback(_stop, process, drain_s + KILL_AFTER_S + STOP_WAIT_S)
             system = Local(run, ports)
             ending.callback(system.client.close)
-            _wait_until_ready(process, said, system, ready_s)
+            _wait_until_ready(process, output, system, ready_s)
             yield system
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], said: Path, system: Local, ready_s: float) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], output: Path, system: Local, ready_s: float) -> None:
     deadline = time.monotonic() + ready_s
     pause = threading.Event()
     waiting = set(system.ports)
     while waiting:
         if process.poll() is not None:
-            raise Unavailable(f"freshet up ended with {process.returncode}:\n{_tail(said)}")
+            raise Unavailable(f"freshet up ended with {process.returncode}:\n{_tail(output)}")
         waiting = {role for role in waiting if not system.is_ready(role)}
         if waiting and time.monotonic() > deadline:
             logs = "\n".join(_tail(RunFolder(system.folder).process_log(role)) for role in sorted(waiting))
             raise Unavailable(f"{', '.join(sorted(waiting))} not ready after {ready_s:g} s:\n{logs}")
-        pause.wait(LOOK_S)
+        pause.wait(POLL_S)
 
 
 def _stop(process: subprocess.Popen[bytes], wait_s: float) -> None:
@@ -199,7 +199,7 @@ def _tail(path: Path, lines: int = 20) -> str:
 
 
 def with_absolute_paths(spec: Spec) -> Spec:
-    """The spec with paths that hold wherever its file is written."""
+    """Return the spec with absolute paths, so that its file may be written to any folder."""
     folder = Path(spec.folder or ".").resolve()
     events = spec.events
 
@@ -220,9 +220,8 @@ def with_absolute_paths(spec: Spec) -> Spec:
 
 
 def _python_path(path: str, spec: Spec) -> str:
-    """A PYTHONPATH by which the processes find the freshet that runs here, installed or not, and the modules
-    beside the spec that it names: the copy of it that they read stands elsewhere.
-    """
+    """Return a PYTHONPATH with this freshet, installed or not, and with the spec's folder if the spec names
+    modules in it: the processes read a copy of the spec in another folder."""
     steps = [str(step) for feature in spec.features for step in feature.dense]
     names_code = any(":" in name for name in (spec.model.kind, *steps))
     beside = [str(Path(spec.folder or ".").resolve())] if names_code else []

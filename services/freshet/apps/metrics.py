@@ -1,4 +1,4 @@
-"""What joiner and trainer tell Prometheus: descriptors, and readings of their figures."""
+"""Metrics of joiner and trainer: descriptors, and readings of their figures."""
 
 from __future__ import annotations
 
@@ -14,111 +14,110 @@ __all__ = ["DAMAGED_STATE", "JOINER_METRICS", "TRAINER_METRICS", "joiner_reading
 JOINER_METRICS = (
     Metric("freshet_joiner_events", "counter", "events", "Events read by this process."),
     Metric("freshet_joiner_samples", "counter", "samples", "Samples written by this process."),
-    Metric("freshet_joiner_commits", "counter", "commits", "Atomic appends of samples with positions."),
+    Metric("freshet_joiner_commits", "counter", "commits", "Commits written by this process."),
     Metric(
         "freshet_joiner_newest_sample_ms",
         "gauge",
         "milliseconds since 1970",
-        "Newest event time among samples written by this process; missing before the first.",
+        "Newest event time of samples written by this process; missing before the first.",
     ),
-    Metric("freshet_joiner_lag_records", "gauge", "records", "Input records not read yet.", ("partition",)),
+    Metric("freshet_joiner_lag_records", "gauge", "records", "Input records not yet read.", ("partition",)),
     Metric(
         "freshet_joiner_room_records",
         "gauge",
         "records",
-        "Input records between the log's start and the oldest that a restart reads again; below 0 is a loss.",
+        "Input records between the log's start and the first that a restart reads; below 0 is a loss.",
         ("partition",),
     ),
     Metric(
         "freshet_joiner_lost_share",
         "gauge",
         "share",
-        "Part of the events of the last five minutes, read by this process, that taught the model nothing, "
-        "by figure (docs/operations.md, Losses); missing while there were none.",
+        "Share of the events read in the last five minutes from which the model learns nothing, by figure "
+        "(docs/operations.md, Losses); missing without events.",
         ("figure",),
     ),
     Metric(
         "freshet_joiner_keys_misplaced",
         "gauge",
         "topics",
-        "1 while the keys of a topic on Kafka lie in other partitions than equal keys of the topics that it "
-        "is joined with: another partitioner, none, or no keys; 0 once enough keys were seen. `partitioner` "
-        "names the one that explains them (murmur2, crc32, fnv1a, fnv1a-positive, no key, other).",
+        "1 while keys of a Kafka topic are in other partitions than equal keys of the topics joined with it; "
+        "0 after enough keys were seen. `partitioner` names the partitioner that explains the keys "
+        "(murmur2, crc32, fnv1a, fnv1a-positive, no key, other).",
         ("topic", "partitioner"),
     ),
     Metric(
         "freshet_joiner_topic_partitions",
         "gauge",
         "partitions",
-        "Partitions of an input topic when last counted, on a log where topics of others grow.",
+        "Partitions of an input topic when last counted, on a log whose topics can gain partitions.",
         ("topic",),
     ),
     Metric(
         "freshet_joiner_topic_partitions_unread",
         "gauge",
         "partitions",
-        "Of these, partitions that no joiner reads: the model learns nothing of their events. 0 once all "
-        "topics that are joined have one number of partitions.",
+        "Partitions of an input topic that no joiner reads, so that their events are not learned; 0 once all "
+        "joined topics have the same number of partitions.",
         ("topic",),
     ),
     Metric(
         "freshet_joiner_watermark_ms",
         "gauge",
         "milliseconds since 1970",
-        "Event time up to which windows are closed.",
+        "Watermark: event time up to which windows are closed.",
         ("partition",),
     ),
     Metric(
         "freshet_joiner_event_time_ahead_ms",
         "gauge",
         "milliseconds",
-        "By how much the watermark is ahead of the time that the joiner knows to be right, below 0 as a "
-        "rule. Events of now are late where it exceeds the longest window and twice the grace.",
+        "Watermark minus the time that the joiner has verified; usually below 0. Current events are late "
+        "where it exceeds the longest window plus twice the grace.",
         ("partition",),
     ),
     Metric(
         "freshet_joiner_clock_step_ms",
         "gauge",
         "milliseconds",
-        "By how much this machine's wall clock was set, until that is believed or undone; 0 while it runs "
-        "evenly.",
+        "Step of this machine's wall clock, until it is confirmed or undone; 0 without a step.",
     ),
     Metric(
         "freshet_joiner_disputed_partitions",
         "gauge",
         "partitions",
-        "Partitions whose next event is dated ahead while clocks disagree on that: they wait.",
+        "Partitions that wait because their next event is dated ahead and clocks disagree on it.",
     ),
     Metric(
         "freshet_joiner_impressions",
         "gauge",
         "impressions",
-        "What became of impressions since the model began, for each label.",
+        "Impressions since the model began, by label and outcome.",
         ("label", "outcome"),
     ),
     Metric(
         "freshet_joiner_out_of_bounds",
         "counter",
         "samples",
-        "Samples that were not made as the value lies outside of the label's bounds: a part of no_value.",
+        "Samples not written because the value is outside the label's bounds; included in no_value.",
         ("label",),
     ),
     Metric(
         "freshet_joiner_outcomes",
         "counter",
         "events",
-        "Impressions (stream served), actions and shown events by what came of them, in commits of this "
-        "process: new or matched; again (true already); repeated; late (what they belong to was decided); "
-        "outside (every window); orphan (no impression came within the grace); no_label (true for none).",
+        "Impressions (stream served), actions and shown events by outcome, in commits of this process: "
+        "new or matched; again (the label is already true); repeated; late (already decided); outside "
+        "(after every window); orphan (no impression within the grace); no_label (true for no label).",
         ("stream", "outcome"),
     ),
     Metric(
         "freshet_joiner_dead_letters",
         "counter",
         "events",
-        "Events that the log holds and that went to dead letters, in commits of this process: unreadable; "
-        "no_schema (not known, or lacking what the spec names); bad_time (before 1970, or too far ahead); "
-        "too_large (its samples would exceed what the log takes).",
+        "Events written to dead letters, in commits of this process: unreadable; no_schema (unknown, or "
+        "without a field that the spec names); bad_time (before 1970, or too far ahead); too_large (the "
+        "samples would exceed the log's limit).",
         ("stream", "reason"),
     ),
 )
@@ -127,23 +126,26 @@ DAMAGED_STATE = Metric(
     "freshet_trainer_damaged",
     "gauge",
     "yes or no",
-    "1 while a trainer that holds rows itself does not train, as rows or other state that it starts from are "
-    "damaged: it looks again until an operator has mended them.",
+    "1 while a trainer with its own rows does not start because rows or other state are damaged; it retries "
+    "until an operator has repaired them.",
 )
 
 TRAINER_METRICS = (
     DAMAGED_STATE,
     Metric("freshet_trainer_samples", "counter", "samples", "Samples trained on by this process."),
     Metric("freshet_trainer_steps", "gauge", "steps", "Dense steps since the model began."),
+    Metric("freshet_trainer_lag_blocks", "gauge", "blocks", "Blocks of samples that no batch contains yet."),
     Metric(
-        "freshet_trainer_lag_blocks", "gauge", "blocks", "Blocks of samples that no batch has covered yet."
+        "freshet_trainer_event_time_ms",
+        "gauge",
+        "milliseconds since 1970",
+        "Event time of the newest sample learned.",
     ),
-    Metric("freshet_trainer_event_time_ms", "gauge", "milliseconds since 1970", "Newest event learned from."),
     Metric(
         "freshet_trainer_stage_seconds",
         "counter",
         "seconds",
-        "Time of the lanes in each stage of their work; what grows fastest is what training waits for.",
+        "Time of the lanes by stage; the fastest growing stage limits training.",
         ("stage",),
     ),
     Metric("freshet_trainer_version", "gauge", "number", "Newest version written by this process."),
@@ -151,13 +153,13 @@ TRAINER_METRICS = (
         "freshet_trainer_versions_failed",
         "counter",
         "versions",
-        "Versions that could not be written; training went on, and the next one was tried.",
+        "Versions that could not be written; training continues and tries the next one.",
     ),
     Metric(
         "freshet_trainer_outliers",
         "counter",
         "labels",
-        "Numeric labels that measures and the gate left out: beyond 1,000 medians of the label's others.",
+        "Numeric labels that measures and the gate leave out, beyond 1,000 times the label's median.",
     ),
     Metric(
         "freshet_trainer_quality",
@@ -170,23 +172,22 @@ TRAINER_METRICS = (
         "freshet_trainer_quality_lately",
         "gauge",
         "figure",
-        "Measures of the last ten windows that have closed; missing before the first.",
+        "Measures over the last ten closed windows; missing before the first.",
         ("of", "label", "measure"),
     ),
-    Metric("freshet_trainer_ranks", "gauge", "ranks", "Ranks that step together, this one among them."),
+    Metric("freshet_trainer_ranks", "gauge", "ranks", "Ranks of the quorum, including this one."),
     Metric(
         "freshet_trainer_worlds",
         "counter",
         "worlds",
-        "Groups of ranks that this one was in: one more whenever a rank joins, leaves or is lost.",
+        "Quorums of this rank; a new one begins when a rank joins, leaves or is lost.",
     ),
-    Metric("freshet_trainer_lost", "counter", "worlds", "Of these, those that ended as a rank was lost."),
+    Metric("freshet_trainer_lost", "counter", "worlds", "Quorums that ended because a rank was lost."),
     Metric(
         "freshet_trainer_stepped_rows",
         "counter",
         "rows",
-        "Copies of rows, looked up ahead, stepped by the rank's own pushes before they were trained on; one "
-        "that several pushes have stepped counts for each.",
+        "Row copies looked up ahead and stepped by the rank's own pushes before training, once per push.",
     ),
     Metric("freshet_trainer_sent_bytes", "counter", "bytes", "Sent to embedders or shards."),
     Metric("freshet_trainer_received_bytes", "counter", "bytes", "Received from embedders or shards."),
@@ -194,13 +195,13 @@ TRAINER_METRICS = (
         "freshet_trainer_broken_streams",
         "counter",
         "streams",
-        "Streams to embedders or shards that ended with an error; batches in flight are made again.",
+        "Streams to embedders or shards that ended with an error; batches in flight are built again.",
     ),
     Metric(
         "freshet_trainer_fenced_batches",
         "counter",
         "batches",
-        "Batches of an embedder that another had replaced; they were not trained on.",
+        "Batches not trained on because another embedder has claimed the partition.",
     ),
     *refused_metrics("trainer"),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
@@ -208,8 +209,8 @@ TRAINER_METRICS = (
         "freshet_shard_max_rows",
         "gauge",
         "rows",
-        "Rows that a table may have: its `max_rows`, or its share of the memory for rows; beyond it the "
-        "least recently used are evicted.",
+        "Maximum rows of a table: its `max_rows`, or its share of the memory for rows; beyond it the least "
+        "recently used are evicted.",
         ("table",),
     ),
     Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
@@ -217,24 +218,24 @@ TRAINER_METRICS = (
         "freshet_shard_row_bytes",
         "gauge",
         "bytes",
-        "Memory of rows with their state, by table; indexes and room to grow are not counted.",
+        "Memory of rows with their state, by table, without indexes and spare capacity.",
         ("table",),
     ),
-    Metric("freshet_shard_memory_bytes", "gauge", "bytes", "Memory of rows, indexes and room to grow."),
+    Metric("freshet_shard_memory_bytes", "gauge", "bytes", "Memory of rows, indexes and spare capacity."),
     *store_metrics("shard"),
-    Metric("freshet_shard_fenced", "counter", "pushes", "Pushes of an embedder that another has replaced."),
-    Metric("freshet_shard_skipped", "counter", "pushes", "Pushes that were applied before; in pushes, too."),
+    Metric("freshet_shard_fenced", "counter", "pushes", "Pushes refused because of an old fence."),
+    Metric("freshet_shard_skipped", "counter", "pushes", "Pushes already applied; included in pushes."),
     Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped."),
-    Metric("freshet_shard_refused", "counter", "pushes", "Pushes that did not continue what was applied."),
+    Metric("freshet_shard_refused", "counter", "pushes", "Pushes that do not follow the applied offsets."),
     Metric("freshet_shard_published_rows", "counter", "rows", "Changed rows published to serving."),
     Metric("freshet_shard_flushed_rows", "counter", "rows", "Changed rows written to the row store."),
     Metric("freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets."),
-    Metric("freshet_shard_flushes_failed", "counter", "flushes", "Attempts at a flush that were in vain."),
+    Metric("freshet_shard_flushes_failed", "counter", "flushes", "Failed attempts at a flush."),
     Metric(
         "freshet_shard_unwritten_seconds",
         "gauge",
         "seconds",
-        "For how long there has been a flush that is not written, tried once or often; 0 between flushes.",
+        "Age of the flush that is not yet written, over all attempts; 0 between flushes.",
     ),
     Metric(
         "freshet_shard_room_blocks",
@@ -246,12 +247,12 @@ TRAINER_METRICS = (
 )
 
 
-ALONE = {"ranks": 1, "worlds": 1, "lost": 0}
-"""Of a trainer with its rows in its own process, which has no other ranks."""
+SINGLE_RANK = {"ranks": 1, "worlds": 1, "lost": 0}
+"""Figures of a trainer with its own rows, which has no other ranks."""
 
 
 def joiner_readings(status: Any) -> Mapping[str, Reading]:
-    """Readings of a `JoinerStatus`."""
+    """Return the readings of a `JoinerStatus`."""
     return {
         "freshet_joiner_events": status.events,
         "freshet_joiner_samples": status.samples,
@@ -300,17 +301,18 @@ def joiner_readings(status: Any) -> Mapping[str, Reading]:
 
 
 def _stream_and_outcome(counter: str) -> tuple[str, str]:
-    """Of a counter of the joiner's ledger: `actions_late` -> action, late; `impressions` are the new ones."""
+    """Split a counter of the joiner's ledger: `actions_late` -> action, late; `impressions` -> served,
+    new."""
     events, _, outcome = counter.partition("_")
     return {"impressions": "served", "actions": "action"}.get(events, events), outcome or "new"
 
 
 def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
-    """Readings of `Training.status()`, or of `RemoteTraining.status()`, which holds no rows."""
-    return _of_training(status) | (_of_shard(status) if "shard" in status else {})
+    """Return the readings of `Training.status()`, or of `RemoteTraining.status()`, which has no shard."""
+    return _training_readings(status) | (_shard_readings(status) if "shard" in status else {})
 
 
-def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
+def _training_readings(status: Mapping[str, Any]) -> dict[str, Reading]:
     return {
         DAMAGED_STATE.name: 0,
         "freshet_trainer_samples": status["samples"],
@@ -321,21 +323,21 @@ def _of_training(status: Mapping[str, Any]) -> dict[str, Reading]:
         "freshet_trainer_version": status["version"],
         "freshet_trainer_versions_failed": status["versions_failed"],
         "freshet_trainer_outliers": status.get("outliers", 0),
-        "freshet_trainer_ranks": status.get("ranks", ALONE)["ranks"],
-        "freshet_trainer_worlds": status.get("ranks", ALONE)["worlds"],
-        "freshet_trainer_lost": status.get("ranks", ALONE)["lost"],
+        "freshet_trainer_ranks": status.get("ranks", SINGLE_RANK)["ranks"],
+        "freshet_trainer_worlds": status.get("ranks", SINGLE_RANK)["worlds"],
+        "freshet_trainer_lost": status.get("ranks", SINGLE_RANK)["lost"],
         "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
         "freshet_trainer_sent_bytes": status.get("sent_bytes", 0),
         "freshet_trainer_received_bytes": status.get("received_bytes", 0),
         "freshet_trainer_broken_streams": status.get("broken", 0),
         "freshet_trainer_fenced_batches": status.get("fenced", 0),
         **refused_readings("trainer", status),
-        "freshet_trainer_quality": _of_quality(status["measures"]),
-        "freshet_trainer_quality_lately": _of_quality(status["lately"]),
+        "freshet_trainer_quality": _quality_readings(status["measures"]),
+        "freshet_trainer_quality_lately": _quality_readings(status["lately"]),
     }
 
 
-def _of_quality(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
+def _quality_readings(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
     return {
         (of, label, measure): float(value)
         for of, labels in measures.items()
@@ -345,7 +347,7 @@ def _of_quality(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
     }
 
 
-def _of_shard(status: Mapping[str, Any]) -> dict[str, Reading]:
+def _shard_readings(status: Mapping[str, Any]) -> dict[str, Reading]:
     shard = status["shard"]
     return {
         "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},

@@ -1,4 +1,5 @@
-"""A model of the user's, tried in another process: `up` loads no torch, and outlives what its import does."""
+"""Trial of a user's model in another process, so that `up` need not load torch and survives a failed
+import."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from freshet.errors import ConfigError
 
 __all__ = ["refuse_bad_model"]
 
-LINES = 5
-"""Of what a process that died left on its standard error."""
+STDERR_LINES = 5
+"""Last lines of standard error that a report of a failed trial quotes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A ConfigError on its way between processes."""
+class _ErrorFields:
+    """The fields of a ConfigError, as JSON between processes."""
 
     where: str
     key: str
@@ -30,8 +31,9 @@ class _Said:
 
 
 def refuse_bad_model(spec: Spec, spec_file: Path) -> None:
-    """Raise ConfigError if `model.kind` names a class that cannot be trained and served. Takes as long as
-    importing it does; nothing for a kind of freshet's own.
+    """Raise ConfigError if `model.kind` names a class that cannot be trained and served.
+
+    The trial takes as long as importing the class; built-in kinds are not tried.
     """
     if ":" not in spec.model.kind:
         return
@@ -40,12 +42,12 @@ def refuse_bad_model(spec: Spec, spec_file: Path) -> None:
     if done.returncode == 0:
         return
     try:
-        said = _Said(**orjson.loads(done.stdout.splitlines()[-1]))
+        fields = _ErrorFields(**orjson.loads(done.stdout.splitlines()[-1]))
     except (IndexError, TypeError, orjson.JSONDecodeError):
-        tail = "\n  ".join(done.stderr.decode(errors="replace").strip().splitlines()[-LINES:])
+        tail = "\n  ".join(done.stderr.decode(errors="replace").strip().splitlines()[-STDERR_LINES:])
         hint = f"trying it ended with {done.returncode}: {tail}"
-        said = _Said(str(spec_file), "model.kind", spec.model.kind, "a class that can be used", hint)
-    raise ConfigError(*astuple(said))
+        fields = _ErrorFields(str(spec_file), "model.kind", spec.model.kind, "a class that can be used", hint)
+    raise ConfigError(*astuple(fields))
 
 
 def _main(spec_file: str) -> int:
@@ -55,8 +57,8 @@ def _main(spec_file: str) -> int:
         try_out(load_spec(spec_file), spec_file)
     except ConfigError as error:
         found = error.found if isinstance(error.found, str) else str(error.found)
-        said = _Said(error.where, error.key, found, error.expected, error.hint)
-        print(orjson.dumps(said).decode())
+        fields = _ErrorFields(error.where, error.key, found, error.expected, error.hint)
+        print(orjson.dumps(fields).decode())
         return 1
     return 0
 

@@ -1,10 +1,8 @@
-"""A backtest that keeps nothing, of a native model: one lane learns it, and samples stay in memory, without a
-log.
+"""A backtest of a native model in memory, by one lane.
 
-What a run folder is for (acknowledged samples that survive a kill, rows for serving, versions, leases) is of
-no use to a pass that ends with its figures, and costs a linear model many times what learning does. So
-encoder, decoder, rows, model and measures are those of every other pass, and what lies between them is left
-out: files are read, encoded and decoded by one thread, learned from by another, measured by a third.
+Durable samples, versions and leases cost a linear model many times the learning itself, and a pass that only
+reports figures does not need them. Encoder, decoder, rows, model and measures are those of other passes. One
+thread reads, encodes and decodes files, a second trains, a third measures.
 """
 
 from __future__ import annotations
@@ -23,7 +21,13 @@ import orjson
 
 from freshet.apps.results import Outcome
 from freshet.apps.row_memory import trainer_rows_bytes
-from freshet.apps.sample_files import ReadySamples, block_ends, in_order, ready_samples, sample_times
+from freshet.apps.sample_files import (
+    ReadySamples,
+    block_ends,
+    ready_samples,
+    sample_times,
+    with_window_emission,
+)
 from freshet.batches.stream import TrainBatch
 from freshet.config.avro.schema import Record
 from freshet.config.settings import load_settings
@@ -38,73 +42,70 @@ from freshet.recordings.event_times import EventTimes
 from freshet.trainer.quality import Observer, Quality
 from freshet.types import F32, I64, U64, Fence
 
-__all__ = ["fits", "straight"]
+__all__ = ["has_native_loop", "run_native_pass"]
 
-AHEAD = 2
-"""Pieces decoded ahead of training, some 10 MB each: neither thread waits for the other's moods."""
+PREFETCH_PIECES = 2
+"""Pieces decoded ahead of training, about 10 MB each."""
 
 EVICT_ROWS = 20_000
-"""Rows looked at for eviction after each piece, as a shard does between two flushes."""
+"""Rows examined for eviction after each piece, as by a shard between two flushes."""
 
 CLOSE_EVERY = 16
-"""Pieces between two looks for windows that have closed: closing one merges all sums."""
+"""Pieces between two checks for closed windows; closing a window merges all sums, which is slow."""
 
 T = TypeVar("T")
 
 
-def fits(spec: Spec) -> bool:
-    """Whether native code goes from batch to batch of this model."""
+def has_native_loop(spec: Spec) -> bool:
+    """Return whether native code iterates over the batches of this model."""
     return spec.model.kind in NATIVE_KINDS
 
 
-def straight(
+def run_native_pass(
     spec: Spec,
     files: Sequence[Path],
     request: str | None,
     progress: Callable[[float], None],
     observer: Observer | None = None,
 ) -> Outcome:
-    """One pass of one lane over the files, on batches of `train.batch.rows`, as a lane takes that keeps up.
-
-    `observer` receives the predictions by sample.
-    Raises as `freshet.apps.backtest.backtest` does.
-    """
+    """Run one pass over the files with batches of `train.batch.rows`; `observer` receives the predictions by
+    sample. Raises BadInput if the files hold no label, and the errors of `freshet.apps.backtest.backtest`."""
     began = time.perf_counter()
-    spec, busy = in_order(spec), _Busy()
+    spec, stage_times = with_window_emission(spec), _StageTimes()
     learner = NativePass(spec, most_bytes=trainer_rows_bytes(load_settings()))
-    judge = _Judge(spec, busy)
-    judge.quality.observer = observer
+    measurer = _Measurer(spec, stage_times)
+    measurer.quality.observer = observer
     samples, seen = 0, sample_times(spec)
     try:
-        for piece in ahead(_decoded(spec, files, request, seen, busy), AHEAD):
-            with busy("train"):
+        for piece in prefetched(_decoded(spec, files, request, seen, stage_times), PREFETCH_PIECES):
+            with stage_times("train"):
                 predictions = learner.run(
                     piece.columns.groups, piece.columns.dense, piece.labels, piece.ready.times_ms, piece.ends
                 )
                 learner.store.make_room(int(piece.ready.times_ms.max(initial=0)), EVICT_ROWS)
-            judge.add(piece, predictions)
+            measurer.add(piece, predictions)
             samples += len(piece.ready)
             progress(piece.ready.share)
     finally:
-        judge.close()
+        measurer.close()
     if not samples:
         raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
     seconds = time.perf_counter() - began
-    rates = {stage: samples / spent for stage, spent in busy.seconds.items() if spent}
+    rates = {stage: samples / spent for stage, spent in stage_times.seconds.items() if spent}
     return Outcome(
         samples=samples,
         seconds=seconds,
         lanes=1,
-        measures=judge.quality.summary()["training"],
+        measures=measurer.quality.summary()["training"],
         stages={**rates, "all, overlapped": samples / seconds},
-        windows=judge.windows,
+        windows=measurer.windows,
         times={"samples": seen},
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """Samples as the model takes them, N of them, and where its batches end."""
+    """N samples as inputs of the model, and the ends of its batches."""
 
     ready: ReadySamples
     columns: Decoded
@@ -113,20 +114,20 @@ class _Piece:
 
 
 def _decoded(
-    spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes, busy: _Busy
+    spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes, stage_times: _StageTimes
 ) -> Iterator[_Piece]:
     schemas: list[Record] = []
     decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
     read = iter(ready_samples(spec, files, request, seen))
     before = 0
     while True:
-        with busy("read and encode"):
+        with stage_times("read and encode"):
             ready = next(read, None)
         if ready is None:
             return
         if not len(ready):
             continue
-        with busy("decode"):
+        with stage_times("decode"):
             if ready.schema not in schemas:
                 schemas.append(ready.schema)
             columns = decoder.decode(ready.payloads, schemas.index(ready.schema), ready.times_ms)
@@ -139,11 +140,11 @@ def _decoded(
 
 
 @dataclass
-class _Judge:
-    """Measures of what was predicted, on a thread of its own, in the order of the samples."""
+class _Measurer:
+    """Measures predictions on a thread of its own, in the order of the samples."""
 
     spec: Spec
-    busy: _Busy
+    stage_times: _StageTimes
     windows: list[Mapping[str, Any]] = field(default_factory=list)
     pieces: int = 0
 
@@ -154,25 +155,25 @@ class _Judge:
         self._last: Future[None] | None = None
 
     def add(self, piece: _Piece, predictions: F32) -> None:
-        """Hand over a piece with its predictions; waits for the one before."""
-        self._settle()
+        """Submit a piece with its (N,) predictions, after the previous one is measured."""
+        self._await_last()
         self._last = self._thread.submit(self._add, piece, predictions)
 
     def close(self) -> None:
-        """Wait for the last piece and close what windows it closed. Raises what measuring raised."""
+        """Wait for the last piece and close windows. Raises the errors of measuring."""
         try:
-            self._settle()
+            self._await_last()
             self._close_windows()
         finally:
             self._thread.shutdown()
 
-    def _settle(self) -> None:
+    def _await_last(self) -> None:
         last, self._last = self._last, None
         if last is not None:
             last.result()
 
     def _add(self, piece: _Piece, predictions: F32) -> None:
-        with self.busy("measure"):
+        with self.stage_times("measure"):
             self.quality.add(_batch(piece, self._items(piece.columns)), predictions)
             self.pieces += 1
             if self.pieces % CLOSE_EVERY == 0:
@@ -191,7 +192,7 @@ class _Judge:
 
 
 def _batch(piece: _Piece, items: U64 | None) -> TrainBatch:
-    """The piece as measures take it."""
+    """Return the piece as the batch that measures expect."""
     ready, columns = piece.ready, piece.columns
     return TrainBatch(
         ranges=(),
@@ -208,8 +209,8 @@ def _batch(piece: _Piece, items: U64 | None) -> TrainBatch:
     )
 
 
-class _Busy:
-    """Seconds that each stage worked, by its name; a stage belongs to one thread."""
+class _StageTimes:
+    """Stopwatch by stage; each stage belongs to one thread."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -231,37 +232,35 @@ class _Stage:
         self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.began
 
 
-def ahead(items: Iterator[T], most: int) -> Iterator[T]:
-    """The items, made by a thread of their own that runs at most `most` of them ahead; raises what it raised.
-
-    A caller that stops early stops the thread at its next item.
-    """
-    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(most)
+def prefetched(items: Iterator[T], most: int) -> Iterator[T]:
+    """Yield items that another thread produces, at most `most` ahead; raise its errors. When the caller stops
+    early, the thread ends at its next item."""
+    produced: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(most)
     stopped = threading.Event()
 
-    def offer(item: T | None, error: BaseException | None) -> None:
+    def put(item: T | None, error: BaseException | None) -> None:
         while not stopped.is_set():
             try:
-                made.put((item, error), timeout=0.1)
+                produced.put((item, error), timeout=0.1)
             except queue.Full:
                 continue
             return
 
-    def make() -> None:
+    def produce() -> None:
         try:
             for item in items:
-                offer(item, None)
+                put(item, None)
                 if stopped.is_set():
                     return
         except BaseException as error:
-            offer(None, error)
+            put(None, error)
         else:
-            offer(None, None)
+            put(None, None)
 
-    maker = threading.Thread(target=make, name="ahead", daemon=True)
-    maker.start()
+    producer = threading.Thread(target=produce, name="prefetch", daemon=True)
+    producer.start()
     try:
-        while (found := made.get()) != (None, None):
+        while (found := produced.get()) != (None, None):
             item, error = found
             if error is not None:
                 raise error
@@ -269,4 +268,4 @@ def ahead(items: Iterator[T], most: int) -> Iterator[T]:
             yield item
     finally:
         stopped.set()
-        maker.join()
+        producer.join()

@@ -1,5 +1,4 @@
-"""One process from the log to a trained model, for replays and backtests: real log, real stores, no
-servers."""
+"""Log, stores and trainer in one process, without servers, for replays and backtests."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import structlog
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.results import Outcome
 from freshet.apps.row_memory import trainer_rows_bytes
-from freshet.apps.sample_files import in_order
+from freshet.apps.sample_files import with_window_emission
 from freshet.apps.training import Stores, Training
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import RunFolder, load_settings
@@ -32,11 +31,11 @@ from freshet.types import TopicPartition
 
 __all__ = ["Pipeline"]
 
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 class Pipeline:
-    """Log, stores and topics of a model in one folder, and the trainer on them. Close it."""
+    """Log, stores and topics of a model in one folder, and the trainer on them."""
 
     def __init__(
         self,
@@ -46,8 +45,8 @@ class Pipeline:
         schemas: Schemas | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`schemas` as live services give them; without them (ready samples) stores are tied to the spec
-        alone."""
+        """Open log and stores. `schemas`: as of live services; None (ready samples): the identity of the
+        stores depends on the spec alone."""
         if not structlog.is_configured():
             configure_logging("freshet", level="warning", form="text")
         self.spec_hash = identity_hash(spec, schemas)
@@ -71,15 +70,15 @@ class Pipeline:
 
     @classmethod
     def of_samples(cls, spec: Spec, folder: Path, lanes: int | None) -> Pipeline:
-        """For ready samples: as many partitions as lanes (1 by default), so that a lane reads its rows in
-        the order of the file."""
-        lanes = lanes or 1  # several lanes each predict without the others' last batches
+        """Open a pipeline for ready samples, with a partition per lane (1 by default), so that a lane reads
+        its rows in the order of the file."""
+        lanes = lanes or 1  # a lane predicts without the other lanes' last batches
         return cls(replace(spec, partitions=lanes), folder, lanes)
 
     def train(self, progress: Callable[[float], None], observer: Observer | None = None) -> Outcome:
-        """Train on everything the log holds; `observer` receives the predictions by sample."""
+        """Train on all samples of the log; `observer` receives the predictions by sample."""
         training = Training(
-            in_order(self.spec) if self._reader is None else self.spec,
+            with_window_emission(self.spec) if self._reader is None else self.spec,
             self.stores,
             spec_hash=self.spec_hash,
             clock=self.clock,
@@ -91,19 +90,19 @@ class Pipeline:
         behind = max(1, sum(training.stream.lag().values()))
         done = threading.Event()
 
-        def look() -> None:
-            while not done.wait(LOOK_S):
+        def report_progress() -> None:
+            while not done.wait(POLL_S):
                 progress(1 - sum(training.stream.lag().values()) / behind)
 
-        teller = threading.Thread(target=look, name="progress", daemon=True)
-        teller.start()
+        reporter = threading.Thread(target=report_progress, name="progress", daemon=True)
+        reporter.start()
         began = time.perf_counter()
         try:
             training.run_to_the_end()
         finally:
             seconds = time.perf_counter() - began
             done.set()
-            teller.join()
+            reporter.join()
         progress(1.0)
         samples = training.trainer.progress.samples
         return Outcome(
@@ -128,5 +127,5 @@ class Pipeline:
         return windows
 
     def close(self) -> None:
-        """Close everything."""
+        """Close log and stores."""
         self._cleanup.run()

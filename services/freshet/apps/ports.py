@@ -1,4 +1,4 @@
-"""Where each service of a run answers, by the settings."""
+"""The services, and their ports by the settings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from freshet.config.settings import Settings
 
 __all__ = ["BESIDE", "PORT_SETTINGS", "ROLES", "optional_ports_of", "ports_of"]
 
-# --- The services: which `freshet up` starts, and which run by themselves only.
-
-
 ROLES = ("gateway", "joiner", "trainer", "inference", "console")
-"""Of a run on one machine: what `freshet up` starts."""
+"""Services that `freshet up` starts."""
 BESIDE = ("embedder", "paramserver")
-"""Started by hand, or by what runs services in a cluster."""
-
+"""Services that only `freshet run` starts."""
 
 PORT_SETTINGS: Mapping[str, str] = {
     "gateway": "FRESHET_GATEWAY_PORT",
@@ -24,11 +20,11 @@ PORT_SETTINGS: Mapping[str, str] = {
     "inference": "FRESHET_INFERENCE_PORT",
     "console": "FRESHET_CONSOLE_PORT",
 }
-"""The setting that gives each service its port, in the order of an event's way through them."""
+"""{service: variable that sets its port}, in the order of an event's way through them."""
 
 
 def ports_of(settings: Settings) -> Mapping[str, int]:
-    """{service: the port where it answers /health/ready}."""
+    """Return {service: port of /health/ready}."""
     return {
         "gateway": settings.gateway.port,
         "joiner": settings.joiner.admin_port,
@@ -39,5 +35,5 @@ def ports_of(settings: Settings) -> Mapping[str, int]:
 
 
 def optional_ports_of(settings: Settings) -> Mapping[str, int]:
-    """Those of what a run may do without."""
+    """Return the ports of processes that a run need not have."""
     return {"simulator": settings.simulator.admin_port}

@@ -1,5 +1,4 @@
-"""Where the batches of a rank come from: embedder processes, or shards in which the rank looks rows up
-itself."""
+"""Sources of a rank's batches: embedder processes, or the rank's own lookups in shards."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from freshet.apps.training import refuser
+from freshet.apps.training import refused_writer
 from freshet.batches.grpc_client import RankAssignment, RemoteStream
 from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.stream import BatchStream
@@ -39,7 +38,7 @@ __all__ = ["FromEmbedders", "FromShards", "RankBatches", "RankCounts", "RankPart
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """What a rank has that its batches need."""
+    """The context of a rank that its batch source needs."""
 
     spec: Spec
     spec_hash: str
@@ -53,48 +52,47 @@ class RankParts:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a rank talks to others: certificates and limits, and what rows and gradients travel as."""
+    """The transport of a rank, and the formats of rows and gradients on it."""
 
     transport: Transport = field(default_factory=Transport)
-    rows: RowCodec = RowCodec.FP32  # from shards; embedders decide it themselves
+    rows: RowCodec = RowCodec.FP32  # of lookups in shards; embedders have a setting of their own
     gradients: RowCodec = RowCodec.FP32
 
 
 @dataclass(slots=True)
 class RankCounts:
-    """What has come and gone since the rank was started."""
+    """Counts since the start of the rank."""
 
-    batches: int = 0  # handed out
+    batches: int = 0  # returned to lanes
     sent_bytes: int = 0  # to embedders or shards
     received_bytes: int = 0
-    stepped_rows: int = 0  # copies of rows brought up to this rank's own pushes
-    seconds: dict[str, float] = field(default_factory=dict)  # of batches in each stage on this side
+    stepped_rows: int = 0  # prefetched copies of rows, stepped by this rank's pushes (read-my-writes)
+    seconds: dict[str, float] = field(default_factory=dict)  # stage -> time in this process
     refused: dict[str, int] = field(default_factory=dict)  # reason -> samples; empty where embedders decode
     broken: int = 0  # streams to embedders or shards that ended with an error
-    fenced: int = 0  # batches of an embedder that was replaced
+    fenced: int = 0  # batches of an embedder that no longer owns its partition
 
 
 class RankBatches(Protocol):
-    """Makes the batch stream of each world that a rank is in."""
+    """Builds the batch stream of each quorum of a rank."""
 
     def stream(self, group: ProcessGroup, lanes: int) -> BatchStream:
         """See `freshet.trainer.training_loop.StreamFactory`."""
 
     def missing(self) -> str | None:
-        """None, or why no batch can come."""
+        """Return None, or the reason why no batch can be built."""
 
     def counts(self) -> RankCounts:
-        """Of this world and those before."""
+        """Return counts over this quorum and earlier ones."""
 
     def close(self) -> None:
-        """Close what outlives streams. Idempotent."""
+        """Close connections that streams share. Idempotent."""
 
 
 class FromEmbedders:
-    """Batches come with their rows from the embedders that own the partitions."""
+    """Batches with their rows from the embedders that own the partitions. The first batch connects."""
 
     def __init__(self, parts: RankParts, wire: Wire) -> None:
-        """Connects when batches are taken."""
         self._parts, self._wire = parts, wire
         self._layout = layout_of(parts.spec)
         self._names = names_of(parts.spec, self._layout)
@@ -102,7 +100,7 @@ class FromEmbedders:
         self._before = RankCounts()
 
     def stream(self, group: ProcessGroup, lanes: int) -> RemoteStream:
-        """A stream that asks the embedders found in `control`."""
+        """Build a stream over the embedders that `control` lists."""
         parts, train = self._parts, self._parts.spec.train
         self._before, self._stream = self.counts(), None
         self._stream = RemoteStream(
@@ -125,11 +123,11 @@ class FromEmbedders:
         return self._stream
 
     def missing(self) -> str | None:
-        """No embedder may own anything yet."""
+        """Return None, or that no embedder owns a partition yet."""
         return None if self._owners() else "no embedder owns a partition"
 
     def counts(self) -> RankCounts:
-        """Stages are the embedders' own: none here."""
+        """Return counts; `seconds` is empty, since the stages run in the embedders."""
         before = self._before
         if self._stream is None:
             return before
@@ -144,21 +142,21 @@ class FromEmbedders:
         )
 
     def close(self) -> None:
-        """Nothing outlives a stream."""
+        """Do nothing: streams close their connections."""
 
     def _owners(self) -> Mapping[int, str]:
         return embedders_of(self._parts.claims.living())
 
 
 class FromShards:
-    """The rank reads and decodes its partitions itself, and looks their rows up in the shards, ahead.
+    """Batches that the rank reads and decodes itself, with rows looked up ahead in the shards.
 
-    Pushes and batches carry the fence of the rank's world, which is higher than that of any claim before it:
-    shards refuse what a former world, or an embedder of before, still sends.
+    Pushes carry the fence of the rank's quorum, which is higher than that of any earlier claim, so shards
+    refuse late pushes of an earlier quorum or embedder.
     """
 
     def __init__(self, parts: RankParts, wire: Wire, reader: Record | None = None) -> None:
-        """Connects when batches are taken. `reader`: see `SampleDecoder`."""
+        """Prepare a source; the first batch connects. `reader`: see `SampleDecoder`."""
         self._parts, self._cleanup = parts, Cleanup()
         self._layout = layout_of(parts.spec)
         self._shards = ShardMap(parts.claims, parts.spec.buckets)
@@ -172,14 +170,14 @@ class FromShards:
         self._cleanup.add("rows", self.rows.close)
         writer = parts.log.writer()
         self._cleanup.add("refused", writer.close)
-        self._refused = RefusedSamples(refuser(writer, parts.topics.refused), parts.clock.monotonic)
+        self._refused = RefusedSamples(refused_writer(writer, parts.topics.refused), parts.clock.monotonic)
         schemas = SchemaRegistry(parts.log)
         self._decoder = SampleDecoder(parts.spec, self._layout, schemas.get_now, reader)
         self._stream: PipelinedStream | None = None
         self._before = RankCounts()
 
     def stream(self, group: ProcessGroup, lanes: int) -> PipelinedStream:
-        """A stream of this rank's partitions."""
+        """Build a stream of this rank's partitions."""
         parts, spec = self._parts, self._parts.spec
         self._before, self._stream = self.counts(), None
         places = group.size * lanes
@@ -204,7 +202,7 @@ class FromShards:
         return self._stream
 
     def missing(self) -> str | None:
-        """Some bucket may have no owner yet."""
+        """Return None, or that a bucket has no owner, or that many samples cannot be decoded."""
         try:
             self._shards().check_whole()
         except Unavailable as error:
@@ -212,7 +210,7 @@ class FromShards:
         return self._refused.trouble()
 
     def counts(self) -> RankCounts:
-        """Bytes of requests to shards and of their answers; see the protocol."""
+        """Return counts; bytes are those of requests to shards and of their answers."""
         batches, seconds, stepped = (
             self._before.batches,
             dict(self._before.seconds),
@@ -223,15 +221,15 @@ class FromShards:
             stepped += self._stream.stepped_rows
             for name, value in self._stream.seconds().items():
                 seconds[name] = seconds.get(name, 0.0) + value
-        told = self.rows.total()
+        totals = self.rows.total()
         return RankCounts(
             batches,
-            told.sent_bytes,
-            told.received_bytes,
+            totals.sent_bytes,
+            totals.received_bytes,
             stepped,
             seconds,
             self._refused.counts(),
-            told.broken,
+            totals.broken,
         )
 
     def close(self) -> None:

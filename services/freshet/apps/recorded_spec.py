@@ -1,4 +1,4 @@
-"""The spec that a run folder belongs to: kept beside what runs, and compared before anything is started."""
+"""The spec of a run folder: a copy in its state, compared before services start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = ("state", "spec.toml")
 
 
 def kept_spec(settings: Settings) -> Path:
-    """Where the spec of a run folder is kept, its schemas beside it; for `freshet check --against`."""
+    """Return the path of a run folder's spec, for `freshet check --against`; its schemas are beside it."""
     return settings.common.run.state / KEPT[1]
 
 
@@ -40,10 +40,9 @@ def load_kept(path: Path) -> Spec:
 
 
 def keep_spec(spec: Spec, settings: Settings) -> None:
-    """Copy a spec and its schemas, so that later edits can be compared with what runs. The kept spec itself
-    may be started, too.
+    """Copy a spec and its schemas, so that later edits can be compared with the running model.
 
-    Raises OSError; each file is whole or as it was.
+    Services also start from the copy. Raises OSError; each file is then whole or unchanged.
     """
     kept: dict[str, Stream] = {}
     files: dict[str, bytes] = {}
@@ -61,9 +60,8 @@ def keep_spec(spec: Spec, settings: Settings) -> None:
 
 
 def refuse_another_model(spec: Spec, schemas: Schemas, settings: Settings) -> None:
-    """Raise Mismatch, with the edits that make the difference, if the row store belongs to another spec; or
-    if a transform's code now makes other numbers than the newest version was trained with.
-    """
+    """Raise Mismatch if the row store belongs to another spec, with the differing edits; or if a transform's
+    code returns other numbers than it did for the newest version."""
     rows = open_rowstore(settings.common.rows_url)
     try:
         identity = rows.identity()
@@ -101,10 +99,10 @@ def _refuse_other_outcomes(spec: Spec, settings: Settings, spec_hash: str) -> No
 
 
 def _edits(spec: Spec, schemas: Schemas, settings: Settings) -> str:
-    """The edits that need a new model, a line each; or why they cannot be told."""
+    """Return the edits that need a new model, a line each; or the reason why they are not known."""
     try:
         old = load_kept(kept_spec(settings))
         changes = diff(old, spec, load_schemas(old, str(kept_spec(settings))), schemas)
     except (FreshetError, OSError) as error:
-        return f"  what changed cannot be told, as the former spec cannot be read: {error}\n"
+        return f"  the edits are not known, as the former spec cannot be read: {error}\n"
     return "".join(f"  {change}\n" for change in changes if change.kind == "identity")

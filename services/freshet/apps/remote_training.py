@@ -1,4 +1,4 @@
-"""A trainer rank: it holds the dense weights and no rows, which are in shards."""
+"""A trainer rank that holds the dense weights; shards hold the rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from freshet.apps.dense_state import restored, trainer_of
+from freshet.apps.dense_state import VersionTarget, build_trainer, restore_dense
 from freshet.apps.rank_batches import FromEmbedders, RankBatches, RankParts, Wire
 from freshet.batches.stream import BatchStream
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -31,7 +31,7 @@ __all__ = ["RemoteTraining"]
 
 
 class RemoteTraining:
-    """One rank. As `Training`, but for the rows, which shards hold; embedders or itself look them up."""
+    """One trainer rank with remote rows, which embedders or the rank look up."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class RemoteTraining:
         lanes: int | None = None,
         device: str = "cpu",
     ) -> None:
-        """Load the last version. Embedders, shards and other ranks are found in `control`; `address` is this
-        host's, as other ranks reach it, and who of them is silent for `answer_s` is lost.
+        """Load the newest version. `control` lists embedders, shards and other ranks. `address` is this host
+        as other ranks reach it; a rank that does not answer for `answer_s` is lost.
 
-        Raises ConfigError: the model cannot be computed on `device`; Mismatch, Corrupt: the stores do not fit
-        this spec, or each other.
+        Raises ConfigError if the model cannot be computed on `device`; Mismatch or Corrupt if the stores do
+        not match this spec, or each other.
         """
         self._spec, self._clock = spec, clock
         with Cleanup() as cleanup:
@@ -60,7 +60,7 @@ class RemoteTraining:
             topics = ensure_topics(log, spec)
             claims = Claims(log, topics.control, clock)
             cleanup.add("claims", claims.close)
-            dense = restored(spec, log, versions, topics, spec_hash, device)
+            dense = restore_dense(spec, log, versions, topics, spec_hash, device)
             self.ledger, self.quality = dense.ledger, dense.quality
             self.lanes = lanes = (
                 lanes
@@ -75,8 +75,8 @@ class RemoteTraining:
             )
             self._batches = batches(parts, wire)
             cleanup.add("batches", self._batches.close)
-            self._stream: BatchStream | None = None  # of the present quorum
-            self._lag = Newest(self._ask_lag, 0)
+            self._stream: BatchStream | None = None  # of the current quorum
+            self._lag = Newest(self._count_lag, 0)
             pins = Pins(log, topics.versions)
             cleanup.add("pins", pins.close)
             shared = SharedMeasures(dense.quality)
@@ -89,45 +89,41 @@ class RemoteTraining:
                 train.mode,
                 clock,
             )
-            self.trainer = trainer_of(
+            self.trainer = build_trainer(
                 spec,
                 dense,
                 self.training_loop,
+                VersionTarget(versions, writer, topics, spec_hash, pins),
                 recent=recent.newest,
-                versions=versions,
-                writer=writer,
-                topics=topics,
-                spec_hash=spec_hash,
-                pins=pins,
-                fence=Fence(-1),  # of no quorum yet
+                fence=Fence(-1),  # before the first quorum
                 clock=clock,
                 shared=shared,
             )
             self._cleanup = cleanup.pop_all()
 
     def run(self) -> None:
-        """Train until `stop`, with whatever ranks there are; the one that leads writes a last version."""
+        """Train with the ranks of each quorum until `stop`; the leader then writes a last version."""
         try:
             self.trainer.run()
         finally:
             self._cleanup.run()
 
     def stop(self) -> None:
-        """Have `run` return after the batches in hand."""
+        """Let `run` return after the current batches."""
         self.trainer.stop.set()
 
     def ready(self) -> str | None:
-        """None, or why this process is not training."""
+        """Return None, or the reason why this process does not train."""
         if self.training_loop.quorums == 0:
             return "this rank is in no quorum yet"
         return self._batches.missing()
 
     def stuck(self) -> str | None:
-        """None: a rank may wait for others as long as they are away."""
+        """Return None: a rank may wait for other ranks without a limit."""
         return None
 
     def status(self) -> Mapping[str, Any]:
-        """Figures for `freshet status` and metrics."""
+        """Return figures for `freshet status` and metrics."""
         progress, quality = self.trainer.progress, self.quality.now()
         counts = self._batches.counts()
         return {
@@ -154,12 +150,12 @@ class RemoteTraining:
             "open": quality.open,
         }
 
-    def _ask_lag(self) -> int:
+    def _count_lag(self) -> int:
         stream = self._stream
         return sum(stream.lag().values()) if stream is not None else 0
 
     def progress(self) -> Mapping[str, Any]:
-        """How far samples are applied to the dense weights."""
+        """Return the offsets that the dense weights have applied."""
         return {"applied": dict(self.ledger.applied)}
 
     def _stopping(self) -> bool:

@@ -1,4 +1,4 @@
-"""Recorded events encoded, joined and learned from in one process; or sent through a running gateway."""
+"""Replay of recorded events: joined and learned in one process, or sent to a running gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.results import Outcome, folder_of_a_pass
+from freshet.apps.results import Outcome, pass_folder
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec import Spec
@@ -44,23 +44,22 @@ def replay(
     progress: Callable[[str, int], None] = lambda stage, done: None,
     set_aside: SetAside | None = None,
 ) -> Outcome:
-    """Encode events, join them and learn from the samples, each stage through the real log; then return the
-    measures.
+    """Encode events, join them and learn from the samples, each stage through a log; return the measures.
 
     Args:
         pieces:    events in order of time, such as `freshet.recordings.sources.online_retail(path)`.
-        keep:      new or empty folder for log, rows and versions; without it they are deleted at the end.
-        lanes:     1 gives the same result each time; without it, as live.
-        speed:     events a second; without it, as fast as possible.
+        keep:      new or empty folder for log, rows and versions; None: they are deleted at the end.
+        lanes:     1 gives the same result each time; None: as live.
+        speed:     events a second; None: as fast as possible.
         window_ms: length of a window of measures, in event time.
-        progress:  called with the stage's name and how much of it is done.
-        set_aside: of the pieces, if they have one: told in the outcome.
+        progress:  called with the stage's name and the events, or percent, done.
+        set_aside: the counts of unreadable events that `pieces` share; part of the outcome.
 
-    Raises BadInput if an event does not fit the spec's schemas (of pieces with `set_aside`: if no event of a
-    stream does), ConfigError if a schema is missing.
+    Raises BadInput if an event does not match the spec's schemas (with `set_aside`: if no event of a stream
+    does), ConfigError if a schema is missing.
     """
     spec = replace(spec, train=replace(spec.train, measure_window_ms=window_ms))
-    with folder_of_a_pass(keep) as folder:
+    with pass_folder(keep) as folder:
         schemas = load_schemas(spec)
         pipeline = Pipeline(spec, folder, lanes, schemas)
         try:
@@ -92,22 +91,22 @@ def replay(
 
 
 def join_all(spec: Spec, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> JoinerStatus:
-    """Join everything that the log holds, and close every window.
+    """Join all events of the log, and close every window.
 
-    Blocks of samples end where what was read at once ends, and no time is credited to streams that have
-    ended: the same events make the same blocks on a fast machine and on a slow one.
+    A block of samples ends with each poll, and ended streams do not advance event time by the clock, so the
+    same events give the same blocks on a fast and on a slow machine.
     """
     from freshet.joiner.service import Pace
     from freshet.joiner.start import make
 
     joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, end_check_interval_ms=DAY_MS))
     joiner.run(until_end=True)
-    assert joiner.status is not None, "a joiner that ran to the end has told what it did"
+    assert joiner.status is not None, "a joiner that ran to the end has reported its status"
     return joiner.status
 
 
 def paced(pieces: Iterable[Piece], speed: float | None) -> Iterable[Piece]:
-    """The pieces, each not before its turn at `speed` events a second."""
+    """Yield the pieces at `speed` events a second; None or 0: without delay."""
     began = time.monotonic()
     sent = 0
     for piece in pieces:
@@ -119,13 +118,13 @@ def paced(pieces: Iterable[Piece], speed: float | None) -> Iterable[Piece]:
 
 @dataclass
 class _Ingest:
-    """Encodes events by the spec's schemas and appends them where the joiner reads: what the gateway does, in
-    whole pieces."""
+    """Encodes events by the spec's schemas and appends them to the joiner's inputs, as the gateway does, a
+    piece at a time."""
 
     pipeline: Pipeline
     schemas: Schemas
     events: int = 0
-    seconds: float = 0.0  # spent here, without the source
+    seconds: float = 0.0  # time of encoding and appending, without reading the source
     _extractors: dict[tuple[Role, int], EventExtractor | ConfigError] = field(default_factory=dict)
     _streams: Mapping[Role, tuple[Stream, JsonTranscoder, EventExtractor]] = field(init=False)
     _readers: Mapping[str, Record] = field(init=False)
@@ -140,22 +139,21 @@ class _Ingest:
             self._streams[stream.role] = (stream, transcoder, EventExtractor(stream, schema))
 
     def append(self, piece: Piece) -> None:
-        """Append one piece, impressions before actions, so that a reader never sees an action long before its
-        cause."""
+        """Append one piece, impressions first, so that an action is never read long before its impression."""
         began = time.perf_counter()
         appends: list[Append] = []
         for role, lines in piece.lines.items():
             texts = BytesColumn.of([line for line in lines.split(b"\n") if line.strip()])
-            appends += self._encoded(role, texts, piece)
+            appends += self._encode(role, texts, piece)
         for role, texts in piece.texts.items():
-            appends += self._encoded(role, texts, piece)
+            appends += self._encode(role, texts, piece)
         for part in piece.records:
-            appends += self._framed(part, piece)
+            appends += self._reframe(part, piece)
         if appends:
             self.pipeline.writer.append(appends)
         self.seconds += time.perf_counter() - began
 
-    def _encoded(self, role: Role, texts: BytesColumn, piece: Piece) -> Sequence[Append]:
+    def _encode(self, role: Role, texts: BytesColumn, piece: Piece) -> Sequence[Append]:
         if not len(texts):
             return ()
         stream, transcoder, extractor = self._streams[role]
@@ -169,18 +167,18 @@ class _Ingest:
         good = np.delete(np.arange(len(texts)), [bad.index for bad in made.bad])
         events = self._read(stream, extractor, made.records, piece, good)
         self.events += len(events.events)
-        # A topic in JSON holds the texts themselves, as the gateway leaves them there.
+        # A topic in JSON holds the texts unchanged, as from the gateway.
         values = take(texts, good) if stream.format == "json" else made.records
-        return self._placed(stream, events, take(values, events.events))
+        return self._by_partition(stream, events, take(values, events.events))
 
-    def _framed(self, part: AvroRecords, piece: Piece) -> Sequence[Append]:
-        """Records of another log, whose schema ids mean nothing here."""
+    def _reframe(self, part: AvroRecords, piece: Piece) -> Sequence[Append]:
+        """Frame records of another log with schema ids of this one."""
         schema_id = self.pipeline.registry.register(part.schema)
         if (part.role, schema_id) not in self._extractors:
             stream = next(s for s in streams_of(self.pipeline.spec) if s.role == part.role)
             try:
                 extractor = EventExtractor(stream, part.schema, reader=self._readers[part.role])
-            except ConfigError as error:  # the writer's schema: the spec's own was compiled at the start
+            except ConfigError as error:  # due to the writer's schema: the spec's own compiled at the start
                 self._extractors[part.role, schema_id] = error
             else:
                 self._extractors[part.role, schema_id] = extractor
@@ -199,13 +197,13 @@ class _Ingest:
         if stream.format == "json":
             payloads = take(part.payloads, events.events)
             values = BytesColumn.of(json_events(payloads, part.schema, self.schemas.of(part.role)))
-        return self._placed(stream, events, values)
+        return self._by_partition(stream, events, values)
 
     @staticmethod
     def _read(
         stream: Stream, extractor: EventExtractor, records: BytesColumn, piece: Piece, index: I64
     ) -> EventColumns:
-        """Framed records as events; those that cannot be read are set aside. `index`: their numbers in the
+        """Extract events of framed records and set unreadable ones aside. `index`: (N,) int64, numbers in the
         piece."""
         events = extractor.extract(records, framed=True)
         for bad, why in zip(events.bad.tolist(), events.why, strict=True):
@@ -215,8 +213,8 @@ class _Ingest:
             piece.set_aside.add(stream.role, "unreadable", example)
         return events
 
-    def _placed(self, stream: Stream, events: EventColumns, values: BytesColumn) -> Sequence[Append]:
-        """What the topic will hold of E events, (E,) values, each with its key in its partition."""
+    def _by_partition(self, stream: Stream, events: EventColumns, values: BytesColumn) -> Sequence[Append]:
+        """Group (E,) values of E events by the partition of their keys, an append for each."""
         partitions = partition_of(events.request_keys, self.pipeline.spec.partitions)
         appends = []
         for p in np.unique(partitions).tolist():
@@ -233,8 +231,7 @@ def send(
     progress: Callable[[str, int], None],
     token: str = "",  # nosec B107  # none
 ) -> int:
-    """Send everything through a running gateway, with a token if it asks for one; returns how many events it
-    accepted."""
+    """Send all events to a running gateway; return the number that it acknowledged."""
     import orjson
 
     from freshet.client import Client  # httpx is only needed here
@@ -249,9 +246,7 @@ def send(
                 texts.setdefault(part.role, [])
                 texts[part.role] += json_events(part.payloads, part.schema, schemas.of(part.role))
             for role in (r for r in send if r in texts):
-                events: list[Any] = [
-                    orjson.Fragment(line) for line in texts[role] if line.strip()
-                ]  # as they are
+                events: list[Any] = [orjson.Fragment(line) for line in texts[role] if line.strip()]
                 for start in range(0, len(events), SEND_EVENTS):
                     sent += len(send[role](events[start : start + SEND_EVENTS]).acks)
             progress("events", sent)
@@ -259,10 +254,10 @@ def send(
 
 
 SEND_EVENTS = 500
-"""Events in one request: far below the gateway's bound, large enough that a request costs little."""
+"""Events of a request: far below the gateway's limit, and enough to make the cost of a request negligible."""
 
 
 def streams_of(spec: Spec) -> list[Any]:
-    """The streams that a spec has."""
+    """Return the streams of a spec."""
     events = spec.events
     return [s for s in (events.served, events.shown, events.action) if s is not None]

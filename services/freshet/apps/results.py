@@ -1,4 +1,4 @@
-"""What a replay or a backtest gives, and how it reads."""
+"""Outcome of a replay or a backtest: its folder, its figures, its text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from freshet.observability.losses import JOINER_FIGURES, counted, losses_text
 from freshet.recordings.event_times import EventTimes, SetAside
 from freshet.terminal import table
 
-__all__ = ["Outcome", "folder_of_a_pass", "outcome_text"]
-
-# --- The folder of a replay or a backtest: whole at the end, or not there.
+__all__ = ["Outcome", "outcome_text", "pass_folder"]
 
 
 @contextmanager
-def folder_of_a_pass(keep: str | Path | None) -> Iterator[Path]:
-    """A run folder for one pass over recorded events.
+def pass_folder(keep: str | Path | None) -> Iterator[Path]:
+    """Yield a run folder for one pass over recorded events.
 
-    Args:
-        keep: stays after the pass; deleted again if the pass fails or is interrupted, so that nobody takes
-              half of it for the whole. None: one that is deleted in any case.
-
-    Raises ConfigError if `keep` holds anything: a second pass into a log would teach everything twice.
+    `keep` stays after the pass, but a failed or interrupted pass empties it, so that half a result is not
+    mistaken for a whole one. None: a temporary folder. Raises ConfigError if `keep` is not empty: a second
+    pass into a log would learn every sample twice.
     """
     if keep is None:
         with _interruptible(), tempfile.TemporaryDirectory(prefix="freshet-") as temporary:
@@ -46,7 +42,7 @@ def folder_of_a_pass(keep: str | Path | None) -> Iterator[Path]:
             "",
             f"{folder} is not empty",
             "a folder that does not exist yet, or an empty one",
-            "delete it, or name another; a second pass into one log would teach everything twice",
+            "delete it, or name another; a second pass into one log would learn every sample twice",
         )
     try:
         with _interruptible():
@@ -61,7 +57,7 @@ def folder_of_a_pass(keep: str | Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Signals that would end the process at once raise here, where there is something to clean up."""
+    """Turn signals with the default action into exceptions within the block, so that it cleans up."""
     main = threading.current_thread() is threading.main_thread()
     ours = [s for s in _ENDING if main and signal.getsignal(s) is signal.SIG_DFL]
     for number in ours:
@@ -74,13 +70,13 @@ def _interruptible() -> Iterator[None]:
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C; the end that a scheduler's time limit or a machine's shutdown brings; a terminal that is closed."""
+"""Sent by Ctrl-C; by a scheduler or a shutdown; by a closed terminal."""
 
 
 def _raise(number: int, _frame: object) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise SystemExit(128 + number)  # as shells say
+    raise SystemExit(128 + number)  # the convention of shells
 
 
 def _empty(folder: Path) -> None:
@@ -98,7 +94,7 @@ ALL, AFTER_FIRST = "all", "after a fifth"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a pass gave."""
+    """The figures of a pass."""
 
     samples: int
     seconds: float  # of training
@@ -106,25 +102,25 @@ class Outcome:
     measures: Mapping[
         str, Mapping[str, float]
     ]  # label -> measure -> value, every sample before it was trained on
-    stages: Mapping[str, float]  # stage -> what it handled a second
-    ledger: Mapping[str, Any] | None = None  # of the joiner: what became of every impression
+    stages: Mapping[str, float]  # stage -> events or samples a second
+    ledger: Mapping[str, Any] | None = None  # the joiner's counts of outcomes
     windows: Sequence[Mapping[str, Any]] = ()  # records of `<model>.measures`, by event time
-    times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: what is odd about them
-    set_aside: SetAside | None = None  # of topics: what the spec cannot read
+    times: Mapping[str, EventTimes] = field(default_factory=dict)  # by stream: findings about event times
+    set_aside: SetAside | None = None  # counts of records that the spec cannot read
     learners: Mapping[str, LearnerFigures] = field(
         default_factory=dict
     )  # of a backtest: `freshet`, a baseline and other learners, each by label
 
     @property
     def losses(self) -> dict[str, Any]:
-        """Shares of the events that taught nothing; empty where nothing was joined."""
+        """Shares of the events from which nothing was learned; empty if nothing was joined."""
         if self.ledger is None:
             return {}
         counts = {**self.ledger["events"], "refused": self.ledger["refused"]}
         return counted(JOINER_FIGURES, counts)
 
     def as_json(self) -> dict[str, Any]:
-        """Figures of the first label at the top, all labels below."""
+        """Return the object for `--json`: figures of the first label at the top level, all under `labels`."""
         first = next(iter(self.measures.values()), {})
         return {
             "samples": self.samples,
@@ -144,7 +140,7 @@ class Outcome:
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """For people."""
+    """Format an outcome for the terminal."""
     rates = "\n".join(f"  {stage:18} {rate:12,.0f}/s" for stage, rate in outcome.stages.items())
     said = "".join(f"\n{line}" for seen in outcome.times.values() for line in seen.lines())
     lost = "".join(f"lost: {line}\n" for line in losses_text(None, outcome.losses))
@@ -161,7 +157,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _figures_text(outcome: Outcome) -> str:
-    """Figures of each label; in a backtest of each learner, over all samples and after the first fifth."""
+    """Format figures by label; in a backtest also by learner, over all samples and after the first fifth."""
     names = list(dict.fromkeys(m for values in outcome.measures.values() for m in values))
     if not outcome.learners:
         return table(
@@ -179,7 +175,7 @@ def _figures_text(outcome: Outcome) -> str:
 
 
 def _cell(measure: str, value: float | None) -> float | int | None:
-    """A count is shown whole."""
+    """Return a count as an integer, other measures unchanged."""
     counts = measure in ("n", "not_finite") and value is not None and math.isfinite(value)
     return int(value or 0) if counts else value
 

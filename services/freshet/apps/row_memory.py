@@ -1,4 +1,4 @@
-"""How much memory rows may take on this machine, as `freshet check` and `freshet up` report it."""
+"""Memory bounds of rows on this machine, as `freshet check` and `freshet up` report them."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ SHARD_EVICTS = "FRESHET_PARAMSERVER_EVICT_BYTES"
 SHARD_FULL = "FRESHET_PARAMSERVER_MEMORY_BYTES"
 
 DEFAULT_SHARE = 4
-"""By default the rows of a trainer take one part in so many of the machine's memory."""
+"""By default the rows of a trainer may take 1/DEFAULT_SHARE of the machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsMemory:
-    """The bound of the rows that one process holds."""
+    """The memory bound of the rows of one process."""
 
     setting: str  # the variable that sets the bound
     bytes: int  # 0: no bound
-    evicts: bool  # whether rows are evicted beyond it; else a shard is full, and training waits
+    evicts: bool  # True: rows are evicted beyond it; False: a shard is full, and training waits
     by_default: bool  # whether the variable is unset
     machine_bytes: int  # the machine's memory, or the cgroup's limit if that is less
-    max_rows: Mapping[str, int]  # by table: above so many rows it evicts; empty where not asked for
+    max_rows: Mapping[str, int]  # table -> rows beyond which it evicts; empty without tables
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the object for `--json`."""
         return asdict(self)
 
     def text(self) -> str:
-        """One sentence or two, for people."""
+        """Return one or two sentences for the terminal."""
         whole = f"{self.machine_bytes / 1e9:.1f} GB of memory"
         if not self.bytes:
             return (
@@ -70,9 +70,9 @@ class RowsMemory:
 
 
 def shard_evict_bytes(settings: Settings) -> int:
-    """Bytes of rows beyond which a shard evicts; 0: it does not for memory.
+    """Return the bytes of rows beyond which a shard evicts; 0: no bound.
 
-    Raises ConfigError if the shard would be full before: then it refuses rows and evicts none.
+    Raises ConfigError if the shard would be full before: a full shard refuses rows instead of evicting.
     """
     evict, full = settings.paramserver.evict_bytes, settings.paramserver.memory_bytes
     if full and evict > full * 8 // 10:
@@ -87,12 +87,12 @@ def shard_evict_bytes(settings: Settings) -> int:
 
 
 def trainer_rows_bytes(settings: Settings) -> int:
-    """Bytes that the rows of a trainer that holds them itself may take."""
+    """Return the bytes that rows may take in a trainer with its own rows."""
     return settings.trainer.memory_bytes or machine_memory_bytes() // DEFAULT_SHARE
 
 
 def rows_memory(settings: Settings) -> RowsMemory:
-    """The bound by these settings, without tables: the trainer's, or a shard's where shards hold the rows."""
+    """Return the bound of the trainer, or of a shard if shards hold the rows, without `max_rows`."""
     machine = machine_memory_bytes()
     if settings.trainer.batches == "own":
         given = settings.trainer.memory_bytes
@@ -104,7 +104,7 @@ def rows_memory(settings: Settings) -> RowsMemory:
 
 
 def rows_memory_by_table(spec: Spec, settings: Settings) -> RowsMemory:
-    """As `rows_memory`, with the rows that each table may have."""
+    """Return `rows_memory` with the maximum rows of each table."""
     from freshet.config.spec.layout import layout_of
     from freshet.tables.store import Store
 

@@ -1,4 +1,4 @@
-"""Files of ready samples as Avro samples, in pieces: what every backtest starts with."""
+"""Files of ready samples as Avro samples, in pieces, for backtests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from freshet.recordings.event_times import EventTimes
 from freshet.recordings.sample_files import SampleRows, read_samples
 from freshet.types import F32, I64, U8, U64, BytesColumn
 
-__all__ = ["ReadySamples", "block_ends", "cuts", "in_order", "ready_samples", "sample_times"]
+__all__ = [
+    "ReadySamples",
+    "block_ends",
+    "choose_ends",
+    "ready_samples",
+    "sample_times",
+    "with_window_emission",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadySamples:
-    """N samples, one for each label that a row of a file teaches, in the order of the rows."""
+    """N samples, one for each known label of a row, in the order of the rows."""
 
     schema: Record
-    payloads: BytesColumn  # (N,) Avro of that schema, without framing
+    payloads: BytesColumn  # (N,) Avro of `schema`, without framing
     sample_ids: I64  # (N,)
     times_ms: I64  # (N,)
     requests: U64  # (N,) equal for samples that were served together
     values: F32  # (N,)
     labels: U8  # (N,)
-    share: float  # of the files that ends with these samples
+    share: float  # part of the files that is read, 0 to 1
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -38,19 +45,19 @@ class ReadySamples:
 def ready_samples(
     spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes | None = None
 ) -> Iterator[ReadySamples]:
-    """Samples of the files, some tens of thousands at a time; `seen` is told of their times. Raises as
-    `read_samples` does."""
+    """Yield the samples of the files, tens of thousands at a time, and collect their times in `seen`. Raises
+    the errors of `read_samples`."""
     for rows in read_samples(spec, files, request, seen):
         yield _taught(spec, rows)
 
 
-def in_order(spec: Spec) -> Spec:
-    """The spec as ready samples are learned: no positive comes before the negatives of its request."""
+def with_window_emission(spec: Spec) -> Spec:
+    """Return the spec without early emission: ready samples are learned in the order of their rows."""
     return replace(spec, join=replace(spec.join, emit="window"))
 
 
 def sample_times(spec: Spec) -> EventTimes:
-    """What gathers the times of ready samples."""
+    """Return an empty collector of the times of ready samples."""
     time = spec.events.served.time
     return EventTimes(f"{time.path}:{time.unit}", time.unit)
 
@@ -85,17 +92,21 @@ def _taught(spec: Spec, rows: SampleRows) -> ReadySamples:
 
 
 def block_ends(requests: U64, most: int, before: int = 0) -> I64:
-    """Where blocks, or batches, of at most so many samples end: never within a request, so one is longer
-    where a request alone is. See `cuts`; `before` is how many samples of the pass came before these."""
+    """Return the (B,) int64 ends of blocks, or batches, of at most `most` samples that do not split requests.
+
+    `requests`: (N,) uint64; `before`: number of earlier samples of the pass. See `choose_ends`.
+    """
     if not len(requests):
         return np.empty(0, np.int64)
-    return cuts(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), most, before)
+    return choose_ends(np.append(np.flatnonzero(np.diff(requests)) + 1, len(requests)), most, before)
 
 
-def cuts(edges: I64, most: int, before: int = 0) -> I64:
-    """Those of the rising `edges` at which to cut, so that pieces are as long as they can be, at most `most`,
-    and at most one sample longer than all that came before: a new model predicts 1, 2, 4 ... samples at once.
-    Longer only where two edges lie further apart."""
+def choose_ends(edges: I64, most: int, before: int = 0) -> I64:
+    """Choose ends of pieces among the rising `edges`, (E,) int64; return them, (B,) int64.
+
+    Each piece is as long as possible: at most `most`, and at most one sample longer than all before it, as in
+    the label-delay warm-up. Only two edges that are further apart make a longer piece.
+    """
     kept: list[int] = []
     start = at = 0
     while at < len(edges):

@@ -1,7 +1,7 @@
-"""The composition root: which adapters and parts a service is made of. The only importer of services.
+"""The composition root: the adapters and parts of each service. The only importer of services.
 
-Each runner blocks until `stop` is set, then drains. Services are imported by their runner, so that one
-process loads what it needs and no more.
+Each runner blocks until `stop` is set, then drains. A runner imports its service itself, so that a process
+loads only its own modules.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from freshet.apps.row_memory import shard_evict_bytes, trainer_rows_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Common, Settings
 from freshet.config.settings import Gateway as GatewaySettings
-from freshet.config.settings import GrpcDoor as GrpcDoorSettings
 from freshet.config.settings import Inference as InferenceSettings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
@@ -51,8 +51,15 @@ if TYPE_CHECKING:
     from freshet.inference.service import Inference
     from freshet.log.schema_registry import RestRegistry
     from freshet.rows.store import RowStore
+    from freshet.rpc.public_listener import GrpcDoor
 
-__all__ = ["RUNNERS", "gateway_door", "gateway_guard", "inference_door", "inference_guard"]
+__all__ = [
+    "RUNNERS",
+    "gateway_authenticator",
+    "gateway_grpc_listener",
+    "inference_authenticator",
+    "inference_grpc_listener",
+]
 
 logger = structlog.get_logger("freshet.lifecycle")
 
@@ -60,7 +67,7 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 
 
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Events in over HTTP."""
+    """Run a gateway: events from HTTP and gRPC to the log."""
     from freshet.gateway.service import codecs_of, run
     from freshet.process.memory import shorten_pauses
 
@@ -71,7 +78,6 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
         shorten_pauses()
-        door = gateway_door(settings.gateway, settings.common)
         run(
             spec,
             log,
@@ -79,13 +85,13 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.gateway,
             settings.common,
             stop=stop,
-            beside=door,
-            guard=gateway_guard(settings.gateway, settings.common),
+            beside=gateway_grpc_listener(settings.gateway, settings.common),
+            guard=gateway_authenticator(settings.gateway, settings.common),
         )
 
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Events to samples."""
+    """Run a joiner: events to samples."""
     from freshet.joiner.service import JoinerStatus
     from freshet.joiner.start import assignment_of, make, pace_of
 
@@ -108,7 +114,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             ready=lambda: (
                 latest[0].trouble
                 if latest
-                else "the state is being rebuilt from the log, or its seat is taken"
+                else "the state is being rebuilt from the log, or another process holds the membership lease"
             ),
             status=lambda: _joiner_status(latest),
             stuck=pulse.stuck,
@@ -122,15 +128,15 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         shared = assignment_of(spec, log, settings.joiner.name)
         if shared:
             cleanup.add("claims", shared[0].close)
-        theirs = schemas_of_others(settings)
+        external = external_registry(settings)
         joiner = make(
-            spec, log, assignment=shared and shared[1], external_schemas=theirs, pace=pace, stop=stop
+            spec, log, assignment=shared and shared[1], external_schemas=external, pace=pace, stop=stop
         )
         joiner.pulse, joiner.on_status = pulse, note
         joiner.run()
 
 
-def schemas_of_others(settings: Settings) -> RestRegistry | None:
+def external_registry(settings: Settings) -> RestRegistry | None:
     if not settings.registry.url:
         return None
     from freshet.log.schema_registry import Access, RestRegistry
@@ -147,13 +153,13 @@ def schemas_of_others(settings: Settings) -> RestRegistry | None:
 
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Samples to rows and versions: embedder, shard and trainer in one process, or a rank of trainers."""
+    """Run a trainer: with embedder and shard in the process, or as a rank with remote rows."""
     from freshet.apps.dense_state import Stores
     from freshet.apps.training import Training
 
     with Cleanup(CLOSE_S) as cleanup:
         training: list[Training | RemoteTraining] = []
-        damage: list[str] = []  # why it does not start
+        damage: list[str] = []  # the reason why it does not start
         registry = service_registry()
         register(
             registry,
@@ -170,7 +176,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             hosts=settings.common.hosts,
             registry=registry,
             ready=lambda: (
-                training[0].ready() if training else "".join(damage) or "claiming what it owns and loading it"
+                training[0].ready() if training else "".join(damage) or "claiming buckets and loading rows"
             ),
             status=lambda: training[0].status() if training else {},
             progress=lambda: training[0].progress() if training else {},
@@ -184,9 +190,9 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         schemas = load_schemas(spec)
         spec_hash, reader = identity_hash(spec, schemas), sample_reader(spec, schemas)
         if settings.trainer.batches != "own":
-            from freshet.apps.distributed import rank_of
+            from freshet.apps.distributed import build_rank
 
-            training.append(rank_of(spec, log, versions, settings, spec_hash, reader))
+            training.append(build_rank(spec, log, versions, settings, spec_hash, reader))
         else:
 
             def start(rows: RowStore) -> Training:
@@ -205,57 +211,61 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 return open_rowstore(settings.common.rows_url)
 
             with _starting(stop):
-                made = _started_once_mended(open_rows, spec.buckets, start, stop, damage)
+                made = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
                 if made is not None:
                     cleanup.add("rows", made[0].close)
                     training.append(made[1])
         if not training:
             return
 
-        def stop_when_told() -> None:
+        def forward_stop() -> None:
             stop.wait()
             training[0].stop()
 
-        threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
+        threading.Thread(target=forward_stop, name="stop", daemon=True).start()
         training[0].run()
 
 
-LOOK_AGAIN_S, MOST_LOOK_AGAIN_S = 10.0, 30.0
-"""Before a trainer looks again whether damaged state was mended; longer where looking takes long."""
+REPAIR_POLL_S, MAX_REPAIR_POLL_S = 10.0, 30.0
+"""Least and greatest interval between two starts on damaged state; within them, ten times a start's
+duration."""
 
 
-def _started_once_mended(
+def _start_when_repaired(
     open_rows: Callable[[], RowStore],
     buckets: int,
     start: Callable[[RowStore], Training],
     stop: threading.Event,
     damage: list[str],
 ) -> tuple[RowStore, Training] | None:
-    """The row store and the training on it. While rows, or other state that it starts from, are damaged it
-    is tried again, as only an operator can mend them; `damage` then holds the reason. None after `stop`."""
+    """Return the row store and the training on it; None after `stop`.
+
+    While rows, or other state that training starts from, are damaged, retry until an operator has repaired
+    them; `damage` holds the reason meanwhile.
+    """
     while True:
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
                 rows = open_rows()
                 stack.callback(rows.close)
-                if damage:  # `freshet rows mend` needs that no process claims buckets meanwhile
-                    _read_all(rows, buckets)
+                if damage:  # check before claiming: `freshet rows mend` needs unclaimed buckets
+                    _check_rows(rows, buckets)
                 training = start(rows)
             except Corrupt as error:
                 if not damage:
-                    logger.error("damaged state: the trainer waits until it is mended", reason=str(error))
+                    logger.error("damaged state: the trainer waits until it is repaired", reason=str(error))
                     damage.append(str(error))
             else:
                 stack.pop_all()
                 damage.clear()
                 return rows, training
-        if stop.wait(min(MOST_LOOK_AGAIN_S, max(LOOK_AGAIN_S, 10 * (time.monotonic() - began_s)))):
+        if stop.wait(min(MAX_REPAIR_POLL_S, max(REPAIR_POLL_S, 10 * (time.monotonic() - began_s)))):
             return None
 
 
-def _read_all(rows: RowStore, buckets: int) -> None:
-    """Raises Corrupt if any rows are damaged."""
+def _check_rows(rows: RowStore, buckets: int) -> None:
+    """Raise Corrupt if any rows are damaged."""
     every = [Bucket(bucket) for bucket in range(buckets)]
     rows.metas(every)
     for _ in rows.scan(every):
@@ -264,17 +274,17 @@ def _read_all(rows: RowStore, buckets: int) -> None:
 
 @contextlib.contextmanager
 def _starting(stop: threading.Event) -> Iterator[None]:
-    """Leave the block quietly if it is given up since `stop` was set: nothing is wrong then, nor made."""
+    """Suppress Unavailable within the block if `stop` is set: the start was interrupted on purpose."""
     try:
         yield
     except Unavailable as error:
         if not stop.is_set():
             raise
-        logger.info("stopped while it started", reason=str(error))
+        logger.info("stopped during the start", reason=str(error))
 
 
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Samples with their rows to trainers."""
+    """Run an embedder: samples with their rows to trainer ranks."""
     from freshet.apps.distributed import Embedding
     from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
     from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
@@ -304,13 +314,13 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """A shard of the rows."""
-    from freshet.apps.distributed import transport_by
+    """Run a paramserver: a shard of the rows."""
+    from freshet.apps.distributed import build_transport
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
     from freshet.paramserver.shard import ShardContext
 
-    transport = transport_by(settings, spec)
+    transport = build_transport(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
     bounds = Bounds(
         settings.paramserver.rebalance_unevenness,
@@ -331,7 +341,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
             settings.paramserver.admin_port,
             hosts=settings.common.hosts,
             registry=registry,
-            ready=lambda: made[0].ready() if made else "taking the seat",
+            ready=lambda: made[0].ready() if made else "claiming the membership lease",
             status=lambda: made[0].status() if made else {},
             progress=lambda: made[0].progress() if made else {},
         )
@@ -359,7 +369,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
 
 
 def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Rank requests."""
+    """Run an inference server."""
     from freshet.inference.service import Parts, run
     from freshet.process.memory import shorten_pauses
 
@@ -378,70 +388,75 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             settings.common,
             stop=stop,
             ready=lambda _: shorten_pauses(),
-            beside=inference_door(settings.inference, settings.common),
-            guard=inference_guard(settings.inference, settings.common),
+            beside=inference_grpc_listener(settings.inference, settings.common),
+            guard=inference_authenticator(settings.inference, settings.common),
         )
 
 
-def gateway_door(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
-    """What makes the gateway's gRPC listener; None where none is set. Raises as `inference_door`."""
+def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
+    """Return a factory of the gateway's gRPC listener; None without a port. Raises as
+    `inference_grpc_listener`."""
     if not settings.grpc_port:
         return None
     with _needs_grpc():
         from freshet.gateway.grpc_service import add_events
-        from freshet.rpc.channel import transport_of
-        from freshet.rpc.public_listener import GrpcDoor
-    address = str(Address(common.bind_address, settings.grpc_port))
-    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
+    open_listener = _listener_factory(settings, common, "FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES")
 
-    def make(gateway: Gateway) -> Beside:
-        door = GrpcDoor(
-            address,
-            transport,
-            gateway.grpc_counts,
-            guard=gateway.guard,
-            message_timeout_s=settings.body_timeout_ms / 1e3,
-            together_bytes=settings.grpc_max_bodies_bytes,
-            together_setting="FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES",
-        )
-        add_events(door, gateway.endpoints)
-        return door
+    def build(gateway: Gateway) -> Beside:
+        listener = open_listener(gateway.grpc_counts, guard=gateway.guard)
+        add_events(listener, gateway.endpoints)
+        return listener
 
-    return make
+    return build
 
 
-def inference_door(settings: InferenceSettings, common: Common) -> Callable[[Inference], Beside] | None:
-    """What makes inference's gRPC listener; None where none is set.
+def inference_grpc_listener(
+    settings: InferenceSettings, common: Common
+) -> Callable[[Inference], Beside] | None:
+    """Return a factory of inference's gRPC listener; None without a port.
 
-    Raises ConfigError: the extra `grpc` is not installed, or certificates cannot be read.
+    Raises ConfigError if the extra `grpc` is not installed, or certificates cannot be read.
     """
     if not settings.grpc_port:
         return None
     with _needs_grpc():
         from freshet.inference.oip_grpc import add_oip
+    open_listener = _listener_factory(settings, common, "FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES")
+
+    def build(server: Inference) -> Beside:
+        listener = open_listener(server.grpc_counts, guard=server.guard)
+        add_oip(listener, server.oip)
+        return listener
+
+    return build
+
+
+def _listener_factory(
+    settings: GatewaySettings | InferenceSettings, common: Common, bytes_setting: str
+) -> partial[GrpcDoor]:
+    """Return a factory of a public gRPC listener; it still needs counts and the authenticator."""
+    with _needs_grpc():
         from freshet.rpc.channel import transport_of
         from freshet.rpc.public_listener import GrpcDoor
-    address = str(Address(common.bind_address, settings.grpc_port))
-    transport = transport_of(**_door_files(settings), max_message_bytes=settings.max_body_bytes)
-
-    def make(server: Inference) -> Beside:
-        door = GrpcDoor(
-            address,
-            transport,
-            server.grpc_counts,
-            guard=server.guard,
-            message_timeout_s=settings.body_timeout_ms / 1e3,
-            together_bytes=settings.grpc_max_bodies_bytes,
-            together_setting="FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES",
-        )
-        add_oip(door, server.oip)
-        return door
-
-    return make
+    transport = transport_of(
+        ca_file=settings.grpc_ca_file,
+        cert_file=settings.grpc_cert_file,
+        key_file=settings.grpc_key_file,
+        for_outsiders=True,
+        max_message_bytes=settings.max_body_bytes,
+    )
+    return partial(
+        GrpcDoor,
+        str(Address(common.bind_address, settings.grpc_port)),
+        transport,
+        message_timeout_s=settings.body_timeout_ms / 1e3,
+        together_bytes=settings.grpc_max_bodies_bytes,
+        together_setting=bytes_setting,
+    )
 
 
 def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """The page for people."""
+    """Run the console."""
     from freshet.apps.ports import optional_ports_of, ports_of
     from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
@@ -499,16 +514,16 @@ RUNNERS: Mapping[str, Runner] = {
 }
 
 
-def guard_of(
+def build_authenticator(
     common: Common,
     clock: Clock = SYSTEM_CLOCK,
     *,
     requests_per_s: float = 0.0,
     events_per_s: float = 0.0,
 ) -> Guard | None:
-    """What asks clients for tokens, and holds back who comes too often; None where nothing of that is set.
+    """Build the authenticator and rate limiter of public requests; None if neither tokens nor limits are set.
 
-    Raises ConfigError: the file of tokens is wrong.
+    Raises ConfigError if the file of tokens is invalid.
     """
     from freshet.http.authenticator import Guard, Limits
 
@@ -518,9 +533,11 @@ def guard_of(
     return Guard(tokens, clock, limits=Limits(requests_per_s, events_per_s, common.trusted_proxies))
 
 
-def gateway_guard(settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
-    """The gateway's; see `guard_of`."""
-    return guard_of(
+def gateway_authenticator(
+    settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK
+) -> Guard | None:
+    """Build the gateway's authenticator; see `build_authenticator`."""
+    return build_authenticator(
         common,
         clock,
         requests_per_s=settings.client_requests_per_s,
@@ -528,24 +545,17 @@ def gateway_guard(settings: GatewaySettings, common: Common, clock: Clock = SYST
     )
 
 
-def inference_guard(settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK) -> Guard | None:
-    """Inference's; see `guard_of`."""
-    return guard_of(common, clock, requests_per_s=settings.client_requests_per_s)
+def inference_authenticator(
+    settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK
+) -> Guard | None:
+    """Build inference's authenticator; see `build_authenticator`."""
+    return build_authenticator(common, clock, requests_per_s=settings.client_requests_per_s)
 
 
 def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
     from freshet.http.token_file import TokenFile
 
     return TokenFile(common.tokens_file, clock) if common.tokens_file else None
-
-
-def _door_files(settings: GrpcDoorSettings) -> dict[str, Any]:
-    return {
-        "ca_file": settings.grpc_ca_file,
-        "cert_file": settings.grpc_cert_file,
-        "key_file": settings.grpc_key_file,
-        "for_outsiders": True,
-    }
 
 
 @contextlib.contextmanager

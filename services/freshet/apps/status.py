@@ -1,4 +1,4 @@
-"""The state of a run: its services, its versions and what has ended, as `freshet status` prints it."""
+"""The state of a run, as `freshet status` prints it: services, versions, ended processes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ AT_ONCE = 32
 
 
 def collect_listed(folder: Path, services: str) -> dict[str, Any]:
-    """What services say that are asked at their addresses, and the versions of the settings.
+    """Return the state of services at listed addresses, and of the versions by the settings.
 
-    Raises ConfigError: `services` is no list of role=host:port.
+    Raises ConfigError if `services` is no list of role=host:port.
     """
     from freshet.config.settings import load_settings
     from freshet.console.instances import listed_places
     from freshet.http import tls
 
     tls.use(load_settings(run_folder=folder))
-    return {"services": _ask_all(listed_places(services)), "versions": _versions(folder)}
+    return {"services": _query_all(listed_places(services)), "versions": _versions(folder)}
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Everything that `freshet status` prints, as one object; also of a run that has ended."""
+    """Return the object of `freshet status --json` for a run folder, also after the run has ended."""
     from freshet.config.settings import RunFolder, load_settings
     from freshet.http import tls
     from freshet.process.run_state import read_run
@@ -44,10 +44,14 @@ def collect(folder: Path) -> dict[str, Any]:
     run, damage = None, ""
     try:
         run = read_run(RunFolder(existing_folder(folder)))
-    except (Corrupt, Unavailable) as error:  # what runs is asked all the same, where the settings say
+    except (Corrupt, Unavailable) as error:  # the services may still answer at the ports of the settings
         damage = str(error)
     if run is None and damage:
-        return {"services": _asked(folder), "versions": _versions(folder), "state_damaged": damage}
+        return {
+            "services": _query_by_settings(folder),
+            "versions": _versions(folder),
+            "state_damaged": damage,
+        }
     return {
         "folder": str(folder),
         "supervisor": _supervisor(folder, run) if run is not None else None,
@@ -57,15 +61,15 @@ def collect(folder: Path) -> dict[str, Any]:
     }
 
 
-def _asked(folder: Path) -> dict[str, Any]:
-    """What the services of a run say whose state cannot be read."""
+def _query_by_settings(folder: Path) -> dict[str, Any]:
+    """Return the state of services at the ports of the settings, for a run with an unreadable state."""
     from freshet.apps.ports import ports_of
     from freshet.config.settings import load_settings
     from freshet.console.instances import listed_places
 
     ports = ports_of(load_settings(run_folder=folder))
-    named = [f"{role}=127.0.0.1:{port}" for role, port in ports.items() if port]  # 0 is any free one
-    return _ask_all(listed_places(",".join(named))) if named else {}
+    named = [f"{role}=127.0.0.1:{port}" for role, port in ports.items() if port]  # 0: any free port
+    return _query_all(listed_places(",".join(named))) if named else {}
 
 
 def _supervisor(folder: Path, run: RunState) -> dict[str, Any]:
@@ -101,7 +105,7 @@ def _versions(folder: Path) -> dict[str, Any]:
             verdict, reason = newest.verdict, newest.reason
     except KeyError:
         verdict = "deleted meanwhile"
-    except Corrupt as error:  # trainer and inference pass it over; the rest is worth telling
+    except Corrupt as error:  # trainer and inference skip it; the other versions are reported
         verdict, reason = "damaged", str(error)
     except Unavailable as error:
         verdict, reason = "not known", str(error)
@@ -142,7 +146,7 @@ def _service(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(host: str, port: int) -> tuple[str, dict[str, Any]]:
-    """(why the service is not ready, its figures): "" and figures if it is."""
+    """Return (reason why the service is not ready, figures); the reason is "" if it is ready."""
     from freshet.http.service_client import figures_of, why_unready
 
     try:
@@ -152,11 +156,11 @@ def _answer(host: str, port: int) -> tuple[str, dict[str, Any]]:
         return f"does not answer on port {port} yet: {error}", {}
 
 
-def _ask_all(places: Places) -> dict[str, dict[str, Any]]:
-    """{name: role, address, state, reason and figures} of every instance, in the order of the list."""
+def _query_all(places: Places) -> dict[str, dict[str, Any]]:
+    """Return {name: role, address, state, reason and figures} of all instances, in the order of the list."""
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask") as threads:
-        told = list(threads.map(_listed_service, places.instances))
-    return {one.name: service for one, service in zip(places.instances, told, strict=True)}
+        answers = list(threads.map(_listed_service, places.instances))
+    return {one.name: service for one, service in zip(places.instances, answers, strict=True)}
 
 
 def _listed_service(one: Instance) -> dict[str, Any]:

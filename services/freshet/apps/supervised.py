@@ -1,4 +1,4 @@
-"""The services of a spec as supervised processes: what `freshet up` and `freshet demo` do."""
+"""The services of a spec as supervised processes, for `freshet up` and `freshet demo`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from freshet.process.ports import owner_of_port
 from freshet.process.supervisor import Process, Supervisor
 from freshet.terminal import emit_end, say
 
-__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "run_up", "tell_ready"]
+__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "report_ready", "run_up"]
 
 READY_WAIT_S = 60.0
-"""How long the terminal waits for all services to be ready before it says which are not; they go on
-meanwhile."""
+"""Time after which the terminal names the services that are not ready; they continue to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Summary:
     restarts: Mapping[str, int]
 
     def as_json(self) -> dict[str, object]:
-        """For `--json`."""
+        """Return the object for `--json`."""
         return {
             "seconds": self.seconds,
             "ended": dict(self.ended),
@@ -56,21 +55,21 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder that is ours, and what is to run in it; nothing is started yet."""
+    """A locked run folder and the processes to start in it."""
 
     folder: Path
     settings: Settings
     processes: Sequence[Process]
     supervisor: Supervisor
 
-    def until_stopped(self, stop: threading.Event, tell: Callable[[], None]) -> Summary:
-        """Keep everything running until `stop`; `tell` speaks to the terminal meanwhile, on a thread."""
-        teller = threading.Thread(target=tell, name="teller", daemon=True)
-        teller.start()
+    def until_stopped(self, stop: threading.Event, report: Callable[[], None]) -> Summary:
+        """Run all processes until `stop`; `report` prints progress meanwhile, on another thread."""
+        reporter = threading.Thread(target=report, name="reporter", daemon=True)
+        reporter.start()
         began = time.monotonic()
         drain_s = self.settings.common.drain_ms / 1000 + KILL_AFTER_S
         ended = self.supervisor.run(stop, drain_s=drain_s)
-        teller.join(1.0)  # a line that is half said
+        reporter.join(1.0)  # a line may be half printed
         return Summary(round(time.monotonic() - began, 1), ended, self.supervisor.restarts)
 
 
@@ -82,16 +81,15 @@ def prepare(
     console: bool = True,
     more: Callable[[Settings], Sequence[Process]] = lambda settings: (),
 ) -> Run:
-    """Check everything that can be checked, then take the run folder: what is wrong is said here, once, and
-    not in each service's log.
+    """Check spec, settings, ports and stores, and lock the run folder, so that an error appears once and not
+    in each service's log.
 
     Args:
-        again:   the command that goes on with this folder.
+        again:   the command that continues with this folder.
         console: whether the console runs, too.
-        more:    processes beside the services.
+        more:    processes in addition to the services.
 
-    Raises:
-        ConfigError, Mismatch, Corrupt, Unavailable: nothing was started.
+    Raises ConfigError, Mismatch, Corrupt or Unavailable before any process is started.
     """
     spec = load_spec(spec_file)
     schemas = load_schemas(spec, str(spec_file))
@@ -103,7 +101,7 @@ def prepare(
     run = settings.common.run.create()
     configure_logging(again[1], level=settings.common.log_level, form="text")
     wanted = [*processes(spec_file, folder, settings, console=console), *more(settings)]
-    supervisor = Supervisor(run, wanted, again=shlex.join(again))  # the folder is ours from here on
+    supervisor = Supervisor(run, wanted, again=shlex.join(again))  # locks the folder
     try:
         _refuse_bad_ports(wanted)
         open_eventlog(settings.common.log_url).close()
@@ -118,12 +116,12 @@ def prepare(
 
 
 def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> None:
-    """Start the services and keep them running until Ctrl-C; then say how each ended."""
+    """Run the services until Ctrl-C; then print how each ended."""
     again = ["freshet", "up", str(spec_file), "--folder", str(folder), *([] if console else ["--no-console"])]
     run = prepare(spec_file, folder, again=again, console=console)
     stop = threading.Event()
     stop_on_signals(stop)
-    summary = run.until_stopped(stop, lambda: _tell_up(run, stop, as_json))
+    summary = run.until_stopped(stop, lambda: _report_up(run, stop, as_json))
     lines = [f"stopped after {summary.seconds} s; everything is kept in {folder}"]
     lines += [
         f"  {name:10} {how}, restarted {summary.restarts.get(name, 0)} times"
@@ -133,7 +131,7 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
 
 
 def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:
-    """The services of a run, in the order of an event's way through them."""
+    """Return the processes of a run, in the order of an event's way through them."""
     ports, host = ports_of(settings), reached_by(settings.common.bind_address)
     return [
         Process(
@@ -148,17 +146,17 @@ def processes(spec_file: Path, folder: Path, settings: Settings, *, console: boo
 
 
 def is_ready(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether the service on this port says that it is ready."""
+    """Return whether the service on this port reports that it is ready."""
     try:
         return not why_unready(port, host=host)
     except OSError:
         return False
 
 
-def tell_ready(
+def report_ready(
     wanted: Sequence[Process], folder: Path, stop: threading.Event, say: Callable[[str], None]
 ) -> bool:
-    """Say of each process when it is ready, or at the deadline that it is not; True if all are."""
+    """Print when each process is ready, and after `READY_WAIT_S` which are not; return True if all are."""
     waiting = {p.name: p for p in wanted}
     deadline = time.monotonic() + READY_WAIT_S
     while waiting and not stop.wait(0.1):
@@ -173,22 +171,22 @@ def tell_ready(
     return not waiting
 
 
-def _tell_up(run: Run, stop: threading.Event, as_json: bool) -> None:
-    def tell(line: str) -> None:
+def _report_up(run: Run, stop: threading.Event, as_json: bool) -> None:
+    def report(line: str) -> None:
         say(line, err=as_json)
 
-    tell(rows_memory(run.settings).text())
-    if tell_ready(run.processes, run.folder, stop, tell):
+    report(rows_memory(run.settings).text())
+    if report_ready(run.processes, run.folder, stop, report):
         address = console_address(run)
         if address is not None:
-            tell(f"look at it: {address}")
-        tell(f"all ready; `freshet status --folder {run.folder}` says how it goes, Ctrl-C stops everything")
+            report(f"console: {address}")
+        report(f"all ready; `freshet status --folder {run.folder}` shows progress, Ctrl-C stops everything")
 
 
 def console_address(run: Run) -> str | None:
-    """Where a browser finds the console of a run, with the token that lets it promote and roll back.
+    """Return the URL of a run's console with its token, or None without a console.
 
-    What stands behind the # is not sent to any server, and the page takes it away. None without a console.
+    A browser does not send the part after the # to any server, and the page removes it from its address.
     """
     process = next((p for p in run.processes if p.name == "console"), None)
     if process is None:
@@ -210,12 +208,12 @@ def _refuse_without_console() -> None:
 
 
 def _refuse_bad_ports(wanted: Sequence[Process]) -> None:
-    """Ports that are taken, by others or by each other, or that nobody would know."""
+    """Raise ConfigError for ports that are 0, in use, or equal."""
     names: dict[int, str] = {}
     for process in wanted:
         port, hint = process.port, ""
         if not port:
-            expected = "a port that others can be told of"
+            expected = "a port from 1 to 65535, which other services can know"
         elif port in names:
             expected = f"a port of its own ({names[port]} has this one)"
         elif (owner := owner_of_port(port)) is not None:

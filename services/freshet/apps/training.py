@@ -1,4 +1,4 @@
-"""The training process put together: embedder, shard and trainer, which meet in their seams."""
+"""Composition of a training process with its own embedder and shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from freshet.apps.dense_state import Stores, restored, trainer_of
+from freshet.apps.dense_state import Stores, VersionTarget, build_trainer, restore_dense
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout, layout_of
@@ -35,16 +35,16 @@ from freshet.trainer.training_loop import LocalTrainer
 from freshet.trainer.version_writer import Pins
 from freshet.types import Append, BytesColumn
 
-__all__ = ["Stores", "Training", "refuser"]
+__all__ = ["Stores", "Training", "refused_writer"]
 
 log = structlog.get_logger("freshet.training")
 
 CLAIM_WAIT_S = 30.0
-"""How long a start waits for a former owner's lease to run out: ten leases."""
+"""Time limit for a former owner's lease to expire: ten leases."""
 
 
 class Training:
-    """One trainer rank with its embedder and shard. Use `run`, or its parts one by one in tests."""
+    """A trainer with its embedder and shard. Tests may use its parts without `run`."""
 
     def __init__(
         self,
@@ -60,16 +60,15 @@ class Training:
         most_bytes: int = 0,
         reader: Record | None = None,
     ) -> None:
-        """Claim buckets, partitions and the seat, load rows and the last version. After `stop` the last flush
-        has what is left of `drain_s` (None: all the time that it takes). Rows take up to `most_bytes` (0: no
-        bound); the least recently used go beyond it. `reader`: see `SampleDecoder`.
+        """Claim slices, partitions and the trainer's lease; load rows and the newest version. After `stop`
+        the last flush has the rest of `drain_s` (None: no limit). Rows beyond `most_bytes` (0: no bound) are
+        evicted, least recently used first. `reader`: see `SampleDecoder`.
 
         Raises:
             ConfigError: the model cannot be computed on `device`.
-            Unavailable: somebody else holds a claim for longer than `CLAIM_WAIT_S`, or `stop` was set before
-                all was claimed and loaded.
-            Mismatch, DataLost, Corrupt: the stores do not fit this spec, or each other; or the code of
-                its transforms.
+            Unavailable: another process holds a claim for longer than `CLAIM_WAIT_S`, or `stop` was set
+                before the start was complete.
+            Mismatch, DataLost, Corrupt: the stores do not match this spec, its transforms, or each other.
         """
         self.spec, self._stores, self._clock, self._reader = spec, stores, clock, reader
         self._drain = None if drain_s is None else Drain(drain_s, clock)
@@ -116,7 +115,7 @@ class Training:
             bounds = {names[table]: rows for table, rows in self.shard.store.max_rows.items()}
             log.info("rows are bounded", bytes=most_bytes, max_rows=bounds)
         self.shard.load(stop)
-        dense = restored(spec, stores.log, stores.versions, topics, spec_hash, device)
+        dense = restore_dense(spec, stores.log, stores.versions, topics, spec_hash, device)
         self.ledger, self.quality = dense.ledger, dense.quality
         self.lanes = lanes = (
             lanes
@@ -128,7 +127,7 @@ class Training:
         writer = stores.log.writer()
         cleanup.add("writer", writer.close)
         decoder = SampleDecoder(spec, layout, SchemaRegistry(stores.log).get_now, self._reader)
-        self.refused = RefusedSamples(refuser(writer, topics.refused), clock.monotonic)
+        self.refused = RefusedSamples(refused_writer(writer, topics.refused), clock.monotonic)
         self.stream = LocalStream(
             spec=spec,
             layout=layout,
@@ -156,23 +155,19 @@ class Training:
             dense.progress.steps,
             self._loop(layout, dense.model),
         )
-        self.trainer = trainer_of(
+        self.trainer = build_trainer(
             spec,
             dense,
             training_loop,
+            VersionTarget(stores.versions, writer, topics, spec_hash, pins),
             recent=self.stream.recent,
-            versions=stores.versions,
-            writer=writer,
-            topics=topics,
-            spec_hash=spec_hash,
-            pins=pins,
             fence=seat.fence,
             clock=clock,
         )
         self.trainer.begin()
 
     def _loop(self, layout: Layout, model: DenseModel) -> NativeLoop | None:
-        """What goes from batch to batch of a native model; None: the model is Python."""
+        """Return the native code that iterates over batches; None for a model in Python."""
         if self.spec.model.kind not in NATIVE_KINDS:
             return None
         from freshet.model.hedge import HedgeDense
@@ -198,7 +193,7 @@ class Training:
             raise self.shard.failed
 
     def run_to_the_end(self) -> None:
-        """Train on all that the log holds now, then stop."""
+        """Train on all samples that the log holds, then stop."""
         watcher = threading.Thread(target=self._stop_at_the_end, name="end", daemon=True)
         watcher.start()
         try:
@@ -208,23 +203,23 @@ class Training:
             watcher.join()
 
     def stop(self) -> None:
-        """Have `run` return after the batches in hand."""
+        """Let `run` return after the current batches."""
         self._left_s()
         self.trainer.stop.set()
 
     def ready(self) -> str | None:
-        """None, or why this process is not training."""
+        """Return None, or the reason why this process does not train."""
         if self.shard.failed is not None:
             return str(self.shard.failed)
         lost = [held.what for held in self._held if held.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self.refused.trouble()
 
     def stuck(self) -> str | None:
-        """None, or for how long the lanes have stood still."""
+        """Return None, or a text that says for how long the lanes have made no progress."""
         return self.trainer.pulse.stuck()
 
     def status(self) -> Mapping[str, Any]:
-        """Figures for `freshet status` and metrics."""
+        """Return figures for `freshet status` and metrics."""
         memory = self.shard.store.memory()
         names = {table.id: table.name for table in self.spec.tables}
         quality = self.quality.now()
@@ -256,18 +251,19 @@ class Training:
         }
 
     def progress(self) -> Mapping[str, Any]:
-        """How far samples are applied and published: what the console asks often, and no more."""
+        """Return the applied and published offsets, which the console polls often."""
         return {"applied": dict(self.ledger.applied), "published": asdict(self.shard.published)}
 
     def _left_s(self) -> float | None:
-        """Of the drain, which has begun; None: as long as it takes."""
+        """Begin the drain and return its rest, in seconds; None: no limit."""
         if self._drain is None:
             return None
         self._drain.begin()
         return self._drain.left_s(LAST_S)
 
     def _flush_last(self) -> None:
-        """What is not written is replayed, as after a kill."""
+        """Flush within the drain; samples of unwritten rows are replayed at the next start, as after a
+        kill."""
         seconds = self._left_s()
         try:
             done = within(seconds, "last-flush", self.shard.stop)
@@ -281,16 +277,16 @@ class Training:
         before = -1
         while not self.trainer.stop.wait(0.02):
             samples = self.trainer.progress.samples
-            # Asking the log for its end takes the interpreter from the lanes: not while they get on.
+            # A query of the log's end holds the GIL, which would slow the lanes while they make progress.
             if samples == before and not any(self.stream.lag().values()):
                 self.trainer.stop.set()
             before = samples
 
 
-def refuser(writer: Writer, topic: str) -> Callable[[list[bytes]], None]:
-    """Where samples that cannot be decoded go."""
+def refused_writer(writer: Writer, topic: str) -> Callable[[list[bytes]], None]:
+    """Return a function that appends dead letters of samples to `topic`."""
 
-    def refuse(letters: list[bytes]) -> None:
-        writer.append([Append(topic, 0, BytesColumn.of(letters))])
+    def append(dead_letters: list[bytes]) -> None:
+        writer.append([Append(topic, 0, BytesColumn.of(dead_letters))])
 
-    return refuse
+    return append

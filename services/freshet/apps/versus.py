@@ -1,4 +1,4 @@
-"""Other learners on the samples of a backtest: a second pass over its files, by its decoder and batches."""
+"""Other learners on the samples of a backtest, in a second pass with the same decoder and batches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from freshet.recordings.vowpal import CENTRED, Learner, Standardized, learners_o
 __all__ = ["VERSUS", "check_versus", "run_vw"]
 
 VERSUS = ("vw",)
-"""What a backtest can be compared with."""
+"""Names of the learners that a backtest can be compared with."""
 
 
 def check_versus(spec: Spec, versus: Sequence[str], files: Sequence[Path]) -> None:
-    """Refuse what cannot be run, before the pass begins. Raises ConfigError."""
+    """Raise ConfigError if a learner is unknown or cannot run on these files and labels."""
     for name in versus:
         if name not in VERSUS:
             raise ConfigError("--versus", "", name, f"one of {', '.join(VERSUS)}", "name one of these")
@@ -40,7 +40,7 @@ def check_versus(spec: Spec, versus: Sequence[str], files: Sequence[Path]) -> No
             how_to_install("vowpalwabbit"),
         )
     for file in files:
-        if file.exists() and not file.is_file():  # opening a pipe a second time waits for ever
+        if file.exists() and not file.is_file():  # opening a pipe a second time would block for ever
             raise ConfigError(
                 "--versus", "", f"{file} is a pipe", "files, which are read twice", "write it to a file first"
             )
@@ -62,15 +62,15 @@ def run_vw(
     delay_rows: int,
     progress: Callable[[float], None],
 ) -> None:
-    """Run Vowpal Wabbit's settings over the samples of the true/false labels, and keep their predictions.
+    """Run Vowpal Wabbit with each of its settings over the samples of the true/false labels.
 
     Args:
         files, request: as of the backtest.
-        scored: takes the predictions, as learners named `vw NAME`.
-        delay_rows: rows of a batch, which are all predicted before one is learned; a request is never split.
+        scored: receives the predictions of learners named `vw NAME`.
+        delay_rows: rows that are predicted before the first of them is learned; a request is not split.
         progress: called with the share that is done, from 0 to 1.
 
-    Raises as `freshet.apps.sample_files.ready_samples` does.
+    Raises BadInput if a sample cannot be decoded, and the errors of `ready_samples`.
     """
     layout = layout_of(spec)
     labels = [label.index for label in spec.labels if label.loss == "logloss"]

@@ -1,8 +1,5 @@
-"""The command `freshet`: one file per verb; `wiring.py` is the composition root, the only importer of
-services.
-
-Verbs are imported when they are called, so that `--help` stays fast.
-"""
+"""The command `freshet`, a module per verb. A verb is imported when it is called, so that `--help` is
+fast."""
 
 from __future__ import annotations
 
@@ -21,34 +18,34 @@ from freshet.terminal import discard, mend_streams
 __all__ = ["EXITS", "main"]
 
 EXITS = {
-    0: "done; for `up`, `demo`, `run` and `simulate`: stopped as told",
-    1: "an error of freshet's families or of the system, printed as `Family: what, where, what to do`",
-    2: "the command line is not understood",
+    0: "done; for `up`, `demo`, `run` and `simulate`: stopped by request",
+    1: "an error of freshet or of the system, printed as `Family: finding, place, remedy`",
+    2: "the command line is invalid",
     3: "`freshet check --against`: an edit needs a new model",
     129: "ended before it was done because its terminal was closed (SIGHUP)",
     130: "interrupted by Ctrl-C before it was done",
     143: "ended by SIGTERM before it was done",
 }
-"""What the exit status says."""
+"""Exit status -> its meaning."""
 
 VERBS = {
-    "demo": "Watch a model learn: everything on a small news site with simulated readers.",
+    "demo": "Run every service on a small news site with simulated readers, and watch a model learn.",
     "up": "Run every service of a spec on this machine and keep them running.",
     "run": "Run one service in the foreground.",
-    "prepare": "Make the topics of a spec, and see that its stores can be used.",
-    "status": "Say what runs, what it has done, and how fresh the served model is.",
-    "simulate": "Have simulated readers visit the demo's system.",
-    "load": "See how a running system answers at a stated rate of events and rankings.",
+    "prepare": "Create the topics of a spec, and check its stores.",
+    "status": "Show the services of a run, their progress, and the freshness of the served model.",
+    "simulate": "Simulate readers of the demo's news site.",
+    "load": "Measure how a running system answers at a stated rate of events and rankings.",
     "replay": "Send recorded events through the gateway, or straight into the log.",
     "backtest": "Learn from files of ready samples, once, in order; print the measures.",
-    "rank": "Ask the inference server to rank candidates.",
-    "peek": "Print records of a topic, readable.",
-    "token": "Make, list and drop the tokens that clients show.",  # nosec B105  # a help text
+    "rank": "Rank candidates with the inference server.",
+    "peek": "Print records of a topic in readable form.",
+    "token": "Create, list and drop the tokens of clients.",  # nosec B105  # a help text
     "version": "List, show, promote and roll back dense versions.",
-    "rows": "Look for damaged rows in the row store, and give them up.",
-    "late": "Have late events joined again, after clocks were wrong.",
-    "audit": "Say who has promoted, rolled back, and made or dropped tokens.",
-    "check": "Explain a spec, or say which edits to a running model need a new one.",
+    "rows": "Find damaged rows in the row store, and repair it without them.",
+    "late": "Join late events again, after clocks were wrong.",
+    "audit": "List promotions, rollbacks, and tokens created or dropped.",
+    "check": "Explain a spec, or list the edits to a running model that need a new one.",
     "init": "Write a commented spec for your Avro schemas.",
 }
 
@@ -84,7 +81,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: errors that freshet raises on purpose are printed without a traceback, and exit with 1."""
+    """Run the command; print errors of freshet and of the system without a traceback, and exit with 1."""
     mend_streams()
     try:
         cli(standalone_mode=False)
@@ -101,29 +98,29 @@ def main() -> None:
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in EXTRAS:
-            raise  # nobody's choice at installation: a mistake of ours
-        click.echo(_of_a_package(name), err=True)
+            raise  # no extra provides it: a defect of freshet
+        click.echo(_missing_package(name), err=True)
         sys.exit(1)
     except OSError as error:
-        click.echo(_of_the_system(error), err=True)
+        click.echo(_system_error(error), err=True)
         try:
             sys.stdout.flush()
-        except OSError:  # the error was of what is printed
+        except OSError:  # standard output itself failed
             discard(sys.stdout)
         sys.exit(1)
 
 
-def _of_a_package(name: str) -> str:
-    """What is not installed, and how it comes."""
+def _missing_package(name: str) -> str:
+    """Return the error text for a package of an extra that is not installed."""
     return (
         f"ConfigError: the package {name} is not installed\n"
-        f'  expected what freshet\'s extra "{EXTRAS[name]}" brings, as this needs it\n'
+        f'  expected the packages of freshet\'s extra "{EXTRAS[name]}"\n'
         f"  {how_to_install(name)}"
     )
 
 
 _HINTS = {
-    errno.ENOENT: "is the path right, and does the folder that you stand in still exist?",
+    errno.ENOENT: "is the path right, and does the working directory still exist?",
     errno.EISDIR: "a file is expected there, not a folder",
     errno.ENOSPC: "the disk is full: free some space and do it again",
     errno.EDQUOT: "the quota of this user is used up: free some space and do it again",
@@ -135,8 +132,8 @@ _HINTS = {
 }
 
 
-def _of_the_system(error: OSError) -> str:
-    """What the system refused, where, and what to do about it."""
+def _system_error(error: OSError) -> str:
+    """Return the text of a system error, with the path and a hint."""
     where = f"{error.filename}: " if error.filename else ""
     hint = _HINTS.get(error.errno or 0, "")
     return f"{type(error).__name__}: {where}{error.strerror or error}" + (f"\n  {hint}" if hint else "")

@@ -1,4 +1,4 @@
-"""`python -m freshet.cli`: the same command, where no script is installed."""
+"""`python -m freshet.cli`: the command without an installed script."""
 
 from freshet.cli import main
 

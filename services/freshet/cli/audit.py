@@ -1,4 +1,4 @@
-"""`freshet audit`: who has promoted, rolled back, and made or dropped tokens."""
+"""`freshet audit`: promotions, rollbacks, and tokens created or dropped."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["command"]
     "outcomes",
     type=click.Choice(["done", "failed", "begun", "refused"]),
     multiple=True,
-    help="Only what ended so; may be repeated. Refusals, which anybody may cause, hide nothing then.",
+    help="Only lines with this outcome; may be repeated. Any client can cause refusals.",
 )
 @json_option
 def command(folder: Path, newest: int, outcomes: tuple[str, ...], as_json: bool) -> None:
-    """Say who has changed what is served, or who may: when, from where, and how it went.
+    """List changes of served versions and of tokens, with time, principal, address and outcome.
 
-    Read from audit.jsonl of the run folder, or where FRESHET_COMMON_AUDIT_FILE says.
+    The lines are those of audit.jsonl in the run folder, or of the file FRESHET_COMMON_AUDIT_FILE.
     """
     from freshet.config.settings import load_settings
     from freshet.errors import ConfigError
@@ -39,23 +39,23 @@ def command(folder: Path, newest: int, outcomes: tuple[str, ...], as_json: bool)
     path = load_settings(run_folder=folder).common.audit
     if not path.exists():
         raise ConfigError(
-            "audit", "--folder", str(folder), f"a folder in which something was done ({path})",
+            "audit", "--folder", str(folder), f"a folder with an audit log ({path})",
             "nothing was promoted, rolled back or refused there yet, or FRESHET_COMMON_AUDIT_FILE is set for "
             "the console and not here",
         )  # fmt: skip
-    told = read_audit(path, newest, outcomes or OUTCOMES)
-    if told.damaged:
-        click.echo(f"{path}: {told.damaged} lines cannot be understood", err=True)
-    if told.unread_bytes:
+    found_lines = read_audit(path, newest, outcomes or OUTCOMES)
+    if found_lines.damaged:
+        click.echo(f"{path}: {found_lines.damaged} lines cannot be understood", err=True)
+    if found_lines.unread_bytes:
         click.echo(
-            f"{path}: {told.unread_bytes:,} bytes of older lines are not shown; --newest N shows more, "
-            "--outcome done what was done alone",
+            f"{path}: {found_lines.unread_bytes:,} bytes of older lines are not shown; --newest N shows "
+            "more, --outcome done only completed changes",
             err=True,
         )
     rows = [
         [one.time, one.action, one.who or None, one.at, orjson.dumps(one.what).decode(), one.outcome, one.why]
-        for one in told.lines
+        for one in found_lines.lines
     ]
     text = table(["time", "action", "who", "from", "what", "outcome", "why"], rows)
-    found = {"lines": [asdict(line) for line in told.lines], "damaged": told.damaged}
-    emit({**found, "unread_bytes": told.unread_bytes}, as_json=as_json, text=text)
+    found = {"lines": [asdict(line) for line in found_lines.lines], "damaged": found_lines.damaged}
+    emit({**found, "unread_bytes": found_lines.unread_bytes}, as_json=as_json, text=text)

@@ -22,20 +22,20 @@ __all__ = ["command"]
 )
 @click.argument("spec_file", type=PATH)
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--request", help="Column whose equal values mark rows that were served together.")
+@click.option("--request", help="Column with equal values for rows that were served together.")
 @click.option(
     "--lanes", type=click.IntRange(1, 64), help="Lanes; 1, the default, gives the same result each time."
 )
-@click.option("--keep", type=PATH, help="Keep log, rows and versions here; new or empty.")
+@click.option("--keep", type=PATH, help="New or empty folder for log, rows and versions.")
 @click.option(
     "--versus",
     type=click.Choice(["vw"]),
     multiple=True,
-    help="Run another learner on the same rows, labels equally late: vw is Vowpal Wabbit by its three usual "
-    "settings, where there are numbers also with these centred; needs the package vowpalwabbit.",
+    help="Run another learner on the same rows, with the same label delay: vw is Vowpal Wabbit with three "
+    "usual settings, and with centred numbers where there are numbers; needs the package vowpalwabbit.",
 )
 @click.option(
-    "--plot", type=PATH, help="Write the learners' curves, by windows of equally many samples, as SVG here."
+    "--plot", type=PATH, help="SVG file for the learners' curves, by windows of equally many samples."
 )
 @json_option
 def command(
@@ -48,12 +48,12 @@ def command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Learn from FILES (csv, Parquet or Arrow, in time order), every row scored before it is trained on.
+    """Learn from FILES (csv, Parquet or Arrow, in time order); score every row before it is trained on.
 
-    Columns are named as the spec's fields and labels; a row without a label's value does not teach it.
-    Figures are over all samples and, beside them, without the first fifth, in which a new model knows
-    nothing yet. A baseline stands below the model: popularity, the past rate of the item, where the key of
-    served events names an item; otherwise the mean of the label so far.
+    Columns are named as the spec's fields and labels; a row without a label's value gives no sample of it.
+    Figures are over all samples, and without the first fifth, in which a new model has learned little. The
+    baseline is popularity, the past rate of the item, if the key of served events names an item; otherwise
+    the running mean of the label.
     """
     from freshet.apps.backtest import backtest
     from freshet.apps.results import outcome_text

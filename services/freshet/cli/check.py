@@ -1,4 +1,4 @@
-"""`freshet check SPEC`: explain a spec, or say which edits to a running model need a new one."""
+"""`freshet check SPEC`: explain a spec, or list the edits to a running model that need a new one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from freshet.terminal import emit
 __all__ = ["command"]
 
 
-def _print_json_schema(context: click.Context, _option: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
+def _print_json_schema(context: click.Context, _option: click.Parameter, given: bool) -> None:
+    if given and not context.resilient_parsing:
         from freshet.config.spec.json_schema import schema_text
 
         click.echo(schema_text(), nl=False)
@@ -33,7 +33,7 @@ def _print_json_schema(context: click.Context, _option: click.Parameter, asked: 
 @click.option(
     "--against",
     type=PATH,
-    help="Spec of a running model (state/spec.toml of its folder): say what the edits to it mean.",
+    help="Spec of a running model (state/spec.toml of its folder): list the edits to it.",
 )
 @click.option(
     "--json-schema",
@@ -41,14 +41,14 @@ def _print_json_schema(context: click.Context, _option: click.Parameter, asked: 
     is_eager=True,
     expose_value=False,
     callback=_print_json_schema,
-    help="Print the JSON Schema of specs, for editors, and end.",
+    help="Print the JSON Schema of specs, for editors, and exit.",
 )
 @json_option
 def command(spec_file: Path, against: Path | None, as_json: bool) -> None:
-    """Check SPEC_FILE against its schemas and explain what it means.
+    """Check SPEC_FILE against its schemas and explain it.
 
-    A model of your own is built and tried on random samples. With --against it ends with 3 if an edit needs
-    a new model.
+    A model of your own is built and tried on random samples. With --against the exit status is 3 if an edit
+    needs a new model.
     """
     from freshet.apps.recorded_spec import KEPT, load_kept
     from freshet.apps.row_memory import rows_memory_by_table

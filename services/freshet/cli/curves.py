@@ -1,4 +1,4 @@
-"""The curves of a backtest as one SVG file: a figure by window, a line a learner."""
+"""The curves of a backtest as an SVG file: a measure by window, a line per learner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLOT = HEIGHT - TOP - BOTTOM
 LEGEND = 26
 LEGEND_LINE = 18
 COLOURS = ("#0b66c3", "#8a8a8a", "#d1651a", "#2f8f3e", "#9747b3", "#b3282d", "#5b4a3f", "#b79a00")
-"""Of the learners, in their order; the text beside each line's colour names it."""
+"""Colours of the learners, in their order; the legend names them."""
 
 TICKS = 5
 PLOTTED = {
@@ -29,14 +29,14 @@ PLOTTED = {
     "calibration": "calibration (1 is best)",
     "mse": "mean squared error (lower is better)",
 }
-"""Measures that are drawn, a chart each, of the labels that have them."""
+"""Measures with a chart, for each label that has them."""
 
 DAY_MS = 86_400_000
 YEAR_2000_MS = 946_684_800_000
 
 
 def check_plot(file: Path | None) -> None:
-    """Refuse a file that cannot be written, before the pass begins. Raises ConfigError."""
+    """Raise ConfigError if the file cannot be written, before the pass begins."""
     if file is None:
         return
     if file.suffix.lower() != ".svg":
@@ -50,7 +50,8 @@ def check_plot(file: Path | None) -> None:
 
 
 def curves_svg(title: str, learners: Mapping[str, LearnerFigures]) -> str:
-    """A page of charts, one a label and measure: windows from left to right, a line a learner."""
+    """Return an SVG page with a chart per label and measure: windows from left to right, a line per
+    learner."""
     charts = []
     labels = dict.fromkeys(label for figures in learners.values() for label in figures.curve)
     for label in labels:
@@ -76,7 +77,7 @@ def curves_svg(title: str, learners: Mapping[str, LearnerFigures]) -> str:
 
 
 def _legend(colours: Mapping[str, str]) -> tuple[list[str], int]:
-    """Names beside their colours, in as many lines as they need, and where the first chart begins."""
+    """Return the elements of the legend, over as many lines as necessary, and the y of the first chart."""
     parts, x, y = [], LEFT, LEGEND
     for name, colour in colours.items():
         width = 36 + 7 * len(name)
@@ -89,7 +90,7 @@ def _legend(colours: Mapping[str, str]) -> tuple[list[str], int]:
 
 
 class _Chart:
-    """One measure of one label."""
+    """The chart of one measure of one label."""
 
     def __init__(self, title: str, measure: str, curves: Mapping[str, Sequence[Curve]]) -> None:
         self.title, self.measure, self.curves = title, measure, curves
@@ -103,7 +104,7 @@ class _Chart:
         self.low, self.high = _range(numbers)
 
     def lines(self, top: int, colours: Mapping[str, str]) -> list[str]:
-        """The chart's elements; `top` is its upper edge."""
+        """Return the chart's elements; `top` is its upper edge."""
         parts = [f'<text x="{LEFT}" y="{top + 18}" font-weight="600">{_text(self.title)}</text>']
         for i in range(TICKS):
             number = self.low + (self.high - self.low) * i / (TICKS - 1)
@@ -130,7 +131,7 @@ class _Chart:
         return [*parts, "</g>"]
 
     def _line(self, top: int, curve: Sequence[Curve], colour: str, name: str) -> list[str]:
-        """Runs of windows that have the figure; one alone is a dot."""
+        """Return a polyline for each run of windows with finite values; a single window is a dot."""
         runs: list[list[tuple[float, float]]] = [[]]
         for window in curve:
             value = window.measures.get(self.measure, math.nan)
@@ -151,7 +152,7 @@ class _Chart:
         return parts
 
     def _x(self, window: Curve) -> float:
-        """Where a window stands: at its last sample."""
+        """Return the x of a window's last sample."""
         first, last = self.windows[0].stop, self.windows[-1].stop
         share = (window.stop - first) / (last - first) if last > first else 0.5
         return LEFT + (WIDTH - LEFT - RIGHT) * share
@@ -162,7 +163,8 @@ class _Chart:
 
 
 def _range(numbers: Sequence[float]) -> tuple[float, float]:
-    """From the 2nd to the 98th percentile and 8 % more: one odd window does not flatten the others."""
+    """Return the 2nd and 98th percentile with a margin of 8 %, so that one outlier does not flatten the
+    chart."""
     if not numbers:
         return 0.0, 1.0
     ranked = sorted(numbers)
@@ -172,7 +174,7 @@ def _range(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def _day(window: Curve) -> str:
-    """The day on which a window ends; nothing where times are no times of our days."""
+    """Return the date on which a window ends; "" if the times are no plausible dates."""
     if window.stop_ms < YEAR_2000_MS - 50 * 365 * DAY_MS or window.stop_ms <= DAY_MS:
         return ""
     try:
@@ -182,5 +184,5 @@ def _day(window: Curve) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of an element: escaped, and without the control characters that XML refuses."""
+    """Escape the text of an element, and replace control characters, which XML forbids."""
     return escape("".join(c if c.isprintable() else "?" for c in text))

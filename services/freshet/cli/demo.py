@@ -1,4 +1,4 @@
-"""`freshet demo`: a model that one can watch learn, with one command."""
+"""`freshet demo`: every service and simulated readers, with one command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
     show_default=True,
     help="Events a second: items shown and actions.",
 )
-@click.option("--seed", type=SEED, help="Of everything by chance.  [default: 7]")
+@click.option("--seed", type=SEED, help="Seed of all random choices.  [default: 7]")
 @click.option(
     "--drift-at",
     multiple=True,
@@ -29,7 +29,7 @@ __all__ = ["command"]
     help="When readers' tastes change abruptly; may be repeated.  [default: 150s, then every 5m]",
 )
 @click.option(
-    "--seconds", type=FiniteRange(0, 100_000_000, min_open=True), help="End by itself after so long."
+    "--seconds", type=FiniteRange(0, 100_000_000, min_open=True), help="Time after which the demo ends."
 )
 @json_option
 def command(
@@ -40,11 +40,11 @@ def command(
     seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Run everything on a small news site with simulated readers, in FOLDER (./freshet-demo), until Ctrl-C.
+    """Run a small news site with simulated readers, in FOLDER (./freshet-demo), until Ctrl-C.
 
-    The terminal says how often what the model chooses is clicked, beside random choices and the best possible
-    ones; the console shows the rest. Started again it goes on where it was; deleting FOLDER starts over.
+    The terminal shows click rates of the model's choices, of random choices, and of the best possible ones;
+    the console shows the rest. The next start continues with the same model; deleting FOLDER starts over.
     """
-    from freshet.apps.demo import Wish, run_demo
+    from freshet.apps.demo import DemoOptions, run_demo
 
-    run_demo(folder, Wish(rate, seed, drift_at), seconds=seconds, as_json=as_json)
+    run_demo(folder, DemoOptions(rate, seed, drift_at), seconds=seconds, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`freshet late`: event time is set back after clocks were wrong, and late impressions are joined."""
+"""`freshet late`: set event time back after clocks were wrong, and join late impressions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["command"]
 
 @click.group()
 def command() -> None:
-    """Have late events joined again, after clocks were wrong."""
+    """Join late events again, after clocks were wrong."""
 
 
 @command.command(
@@ -36,14 +36,14 @@ def command() -> None:
 )
 @click.argument("spec_file", type=PATH)
 @folder_option
-@click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
 @json_option
 def set_back_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool) -> None:
     """Set event time back to the present where it is ahead of this machine's clock.
 
-    Events are late while event time is ahead, and it never goes back by itself. Set the clocks right and stop
-    the joiner first. Decisions stay, and ids that were seen stay known: no sample is made twice. Partitions
-    that are not ahead stay as they are, so the command can be repeated.
+    Events are late while event time is ahead, and it never goes back by itself. Correct the clocks and stop
+    the joiner first. Decisions and known ids stay, so no sample is written twice. Partitions that are not
+    ahead stay unchanged, so the command can be repeated.
     """
     from freshet.clock import SYSTEM_CLOCK
     from freshet.config.settings import load_settings
@@ -92,13 +92,14 @@ def _set_back_text(found: Sequence[Partition], dry_run: bool) -> str:
 )
 @click.argument("spec_file", type=PATH)
 @folder_option
-@click.option("--dry-run", is_flag=True, help="Say what would be joined, and append nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the counts without appending samples.")
 @json_option
 def join_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool) -> None:
     """Join the late impressions that the log holds, and append them to the model's samples.
 
-    Reads all of <model>.samples.late, and the events that it needs. Samples that were joined before are left
-    out, so the command can be repeated; run it again for windows that are still open. The joiner may run.
+    The command reads all of <model>.samples.late, and the events of its samples. It leaves out samples that
+    were joined before, so it can be repeated; run it again for windows that are still open. The joiner may
+    run.
     """
     from freshet.clock import SYSTEM_CLOCK
     from freshet.config.settings import load_settings
@@ -148,8 +149,8 @@ _LEFT = {
     "event gone": "event_gone",
     "samples gone": "samples_gone",
 }
-"""Column -> why late samples are left: their windows are not over in event time; the log does not hold their
-event any more; or not all samples of their time, so that they may have been joined before."""
+"""Column -> reason why late samples are not joined: their windows are open; the log no longer holds their
+event; or it no longer holds all samples of their time, so that they may have been joined before."""
 
 
 def _from(one: Partition) -> str:
@@ -157,7 +158,7 @@ def _from(one: Partition) -> str:
 
 
 def _date(time_ms: int | None) -> str:
-    """In UTC, to the millisecond; a number where no date can be."""
+    """Format in UTC, to the millisecond; as a number if it is no date."""
     if time_ms is None:
         return "none yet"
     try:
@@ -167,8 +168,7 @@ def _date(time_ms: int | None) -> str:
 
 
 def _refuse_beside_joiner(settings: Settings) -> None:
-    """Raises ConfigError if the run folder says that its joiner runs. One of which the folder knows nothing
-    is fenced."""
+    """Raise ConfigError if the joiner of the run folder runs. A joiner elsewhere is fenced by `set_back`."""
     from freshet.process.process_info import is_alive
     from freshet.process.run_state import read_state
 
@@ -191,9 +191,9 @@ def _refuse_beside_joiner(settings: Settings) -> None:
 
 @contextmanager
 def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
-    """The joiner of a model, which is not started; its log is closed after the block."""
+    """Yield the joiner of a model without starting it; close its log after the block."""
     from freshet.adapters import open_eventlog
-    from freshet.apps.services import schemas_of_others
+    from freshet.apps.services import external_registry
     from freshet.config.spec import load_spec
     from freshet.config.spec.topics import topics_of
     from freshet.joiner.start import make
@@ -211,6 +211,6 @@ def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
                 f"the spec of a model that has run on this log; {spec.name} has not",
                 "--folder or FRESHET_COMMON_LOG_URL names the log",
             )
-        yield make(spec, log, external_schemas=schemas_of_others(settings))
+        yield make(spec, log, external_schemas=external_registry(settings))
     finally:
         log.close()

@@ -1,4 +1,4 @@
-"""`freshet load`: how a running system answers at a stated rate."""
+"""`freshet load`: an open-loop load test of a running system."""
 
 from __future__ import annotations
 
@@ -44,22 +44,20 @@ MOST_PROBLEMS = 5
 @click.option(
     "--ranks", type=FiniteRange(0, 100_000), default=0, show_default=True, help="Rank requests a second."
 )
-@click.option(
-    "--seconds", type=FiniteRange(1, 30 * 86_400), default=60, show_default=True, help="For how long."
-)
+@click.option("--seconds", type=FiniteRange(1, 30 * 86_400), default=60, show_default=True, help="Duration.")
 @click.option(
     "--gateway",
     multiple=True,
     metavar="URL",
-    help="Where events go; may be repeated.  [default: this machine's]",
+    help="Gateway; may be repeated.  [default: this machine's]",
 )
-@click.option("--inference", multiple=True, metavar="URL", help="Where rankings come from; likewise.")
+@click.option("--inference", multiple=True, metavar="URL", help="Inference server; likewise.")
 @click.option(
-    "--batch", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Events of a request."
+    "--batch", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Events per request."
 )
 @click.option(
     "--items", type=click.IntRange(1, 10_000), default=10, show_default=True,
-    help="Items of an impression, where the spec explodes an array.",
+    help="Items per impression, where the spec explodes an array.",
 )  # fmt: skip
 @click.option(
     "--actions",
@@ -69,32 +67,36 @@ MOST_PROBLEMS = 5
     help="Share of actions among the events.",
 )
 @click.option(
-    "--candidates", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Of a rank request."
+    "--candidates",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    help="Candidates per rank request.",
 )
 @click.option(
-    "--k", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Items wanted of a ranking."
+    "--k", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Items per ranking."
 )
-@click.option("--dry-run", is_flag=True, help="Rankings are not logged as served.")
+@click.option("--dry-run", is_flag=True, help="Do not log rankings as served.")
 @click.option(
-    "--rank-file", type=FILE, help="Rank requests of this file, a JSON object a line, instead of random ones."
+    "--rank-file", type=FILE, help="File of rank requests, a JSON object per line, instead of random ones."
 )
 @click.option(
     "--keys", multiple=True, metavar="FIELD=N",
-    help="Different values of a field with rows; may be repeated.  [default: 100,000 of ids, 50 of others]",
+    help="Distinct values of a field with rows; may be repeated.  [default: 100,000 for ids, 50 for others]",
 )  # fmt: skip
 @click.option(
     "--zipf",
     type=FiniteRange(0, 5),
     default=1.0,
     show_default=True,
-    help="How unequal keys are; 0: all alike.",
+    help="Exponent of the distribution of keys; 0: uniform.",
 )
 @click.option(
     "--connections",
     type=click.IntRange(1, 400),
     default=64,
     show_default=True,
-    help="At once, to gateway and to inference each.",
+    help="Concurrent connections, to gateway and to inference each.",
 )
 @click.option(
     "--timeout",
@@ -102,27 +104,25 @@ MOST_PROBLEMS = 5
     type=FiniteRange(0.01, 600),
     default=5,
     show_default=True,
-    help="Seconds for an answer, with the wait for a free connection; then it counts as failed.",
+    help="Seconds for an answer, including the wait for a connection; then the request counts as failed.",
 )
 @click.option("--token-file", type=FILE, help="A file with the token that requests carry.")
 @click.option(
     "--ca-file",
     type=FILE,
-    help="Who signs the certificates of https servers.  [default: whom this machine trusts]",
+    help="CA certificates for https servers.  [default: those of this machine]",
 )
-@click.option("--seed", type=SEED, default=7, show_default=True, help="Of everything by chance.")
+@click.option("--seed", type=SEED, default=7, show_default=True, help="Seed of all random choices.")
 @json_option
 def command(spec_file: Path, folder: Path, as_json: bool, seconds: float, **how: Any) -> None:
-    """Send events and rank requests, made by chance from SPEC_FILE's schemas, to a running system, and print
-    how long answers took.
+    """Send random events and rank requests by SPEC_FILE's schemas to a running system, and print latencies.
 
-    When each request is sent is decided before and does not wait for answers (an open loop, with Poisson
-    arrivals). Latencies count from when a request was due, also if it had to wait for a connection:
-    a server that stands still for a second is seen in every request of that second. One without a good
-    answer counts as slower than all with one: a percentile among such is shown as ">= 5,000.0".
+    Requests are scheduled in advance and do not wait for answers (an open loop with Poisson arrivals). A
+    latency begins when a request is due, even if it waits for a connection, so a stall of a second delays
+    every request of that second. A failed request counts as slower than every successful one; a percentile
+    among failed requests is shown as ">= 5,000.0".
 
-    The model learns from these events: load a system that was made for it. Real events are sent by `freshet
-    replay`.
+    The model learns from these events, so use a system of its own. `freshet replay` sends real events.
     """
     import asyncio
 
@@ -131,7 +131,7 @@ def command(spec_file: Path, folder: Path, as_json: bool, seconds: float, **how:
     from freshet.load.open_loop import new_loop
 
     if not how["events"] and not how["ranks"]:
-        raise click.UsageError("say how much: --events 1000, --ranks 200, or both")
+        raise click.UsageError("expected a rate: --events 1000, --ranks 200, or both")
     spec, settings = load_spec(spec_file), load_settings(run_folder=folder)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         whole = runner.run(_run(spec, settings, seconds, how, as_json))
@@ -155,7 +155,7 @@ async def _run(
 
     def end() -> None:
         stop.set()
-        for number in numbers:  # a second one does not wait for answers
+        for number in numbers:  # a second signal ends at once, without waiting for answers
             loop.remove_signal_handler(number)
 
     for number in numbers:
@@ -226,7 +226,7 @@ def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
 
 
 def _context(ca_file: str) -> ssl.SSLContext:
-    """Who signs https servers' certificates, and ours: as FRESHET_HTTP_* say, but for `ca_file`."""
+    """Build the TLS context of the settings FRESHET_HTTP_*; `ca_file` replaces their CA."""
     import ssl
 
     from freshet.http import tls
@@ -306,9 +306,9 @@ def _text(whole: dict[str, Figures]) -> str:
 def _late(name: str, figures: Figures) -> str:
     late = figures.begun_late.figures()
     return (
-        f"{name}: freshet load was late itself, before any wait for a connection: p99 {_ms(late['p99_ms'])} "
-        f"ms, longest {_ms(late['max_ms'])} ms. Its latencies are not the server's alone: send less, or send "
-        "from a machine, or from several, with processor time to spare"
+        f"{name}: freshet load itself was late, before any wait for a connection: p99 {_ms(late['p99_ms'])} "
+        f"ms, longest {_ms(late['max_ms'])} ms, which the latencies include: lower the rate, or send "
+        "from one or more machines with free processor time"
     )
 
 

@@ -22,16 +22,16 @@ __all__ = [
 ]
 
 DEFAULT_FOLDER = "freshet-run"
-"""As the settings have it; not imported from there, so that --help stays fast. A test compares them."""
+"""The settings' default, repeated so that --help need not import them; a test compares both."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Path(click.Path):
-    """A path that is given: an empty one is a variable that was not set, and not the folder one stands in."""
+    """A path that is not empty: an empty one is an unset variable, not the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path; of two leading slashes, which would begin a host in a URL, one is left."""
+        """Return the path; several leading slashes, which would begin a host in a URL, become one."""
         text = os.fspath(value)
         if not text:
             self.fail("a path is expected, found nothing: is a variable not set?", param, ctx)
@@ -52,7 +52,8 @@ class _Path(click.Path):
 
 
 def _files_in(folder: str) -> str:
-    """A pattern for the files of a folder: those that Spark and Hive would read, in its partitions too."""
+    """Return a pattern for the files of a folder, or of its partitions, without those that Spark and Hive
+    skip."""
     shown = folder.rstrip("/")
     here = shown or "/"
     for _ in range(8):
@@ -74,18 +75,18 @@ def _files_in(folder: str) -> str:
     return f"{folder.rstrip('/')}/*"
 
 
-PATH = _Path(readable=False, path_type=Path)  # what reads it says more than that it may not
+PATH = _Path(readable=False, path_type=Path)  # the reader's own error says more than click's
 FILE = _Path(path_type=Path, exists=True, dir_okay=False)
-"""What a verb reads, one that is there."""
+"""An existing file."""
 
 SEED = click.IntRange(0, 2**32 - 1)
 
 
 class FiniteRange(click.FloatRange):
-    """A number of a range: "nan", which lies in none, is refused, too."""
+    """A finite number of a range; click's own range accepts "nan"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
+        """Return the number."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number.", param, ctx)
@@ -93,15 +94,12 @@ class FiniteRange(click.FloatRange):
 
 
 def examples(*lines: str) -> str:
-    """The end of a verb's help: command lines to copy. They stand in the reference, too; tests parse them."""
+    """Return the examples at the end of a verb's help, which the reference repeats and tests parse."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def folder_option(command: F) -> F:
-    """`--folder DIR`: the run folder, which holds log, rows, versions and logs of one model.
-
-    Without it FRESHET_COMMON_RUN_FOLDER, or `DEFAULT_FOLDER`.
-    """
+    """Add `--folder DIR`, the run folder; by default FRESHET_COMMON_RUN_FOLDER, or `DEFAULT_FOLDER`."""
     return click.option(
         "--folder",
         type=PATH,
@@ -113,5 +111,5 @@ def folder_option(command: F) -> F:
 
 
 def json_option(command: F) -> F:
-    """`--json`: one JSON object on standard output, last."""
+    """Add `--json`: one JSON object at the end of standard output."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")(command)

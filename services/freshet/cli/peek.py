@@ -1,4 +1,4 @@
-"""`freshet peek TOPIC`: records of a topic, readable."""
+"""`freshet peek TOPIC`: records of a topic in readable form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 OFFSETS = 10**15
-"""Above every offset that a log comes to."""
+"""Upper bound of offsets."""
 
 Decode = Callable[[bytes], Any]
 
@@ -43,19 +43,19 @@ Decode = Callable[[bytes], Any]
     type=click.IntRange(1, OFFSETS),
     default=5,
     show_default=True,
-    help="How many of the newest, per partition.",
+    help="Number of records per partition, the newest by default.",
 )
-@click.option("--partition", type=int, help="One partition; without it all.")
+@click.option("--partition", type=int, help="One partition; by default all.")
 @click.option(
-    "--from", "start", type=click.IntRange(0, OFFSETS), help="Offset to begin at, instead of the newest."
+    "--from", "start", type=click.IntRange(0, OFFSETS), help="First offset, instead of the newest records."
 )
 @json_option
 def command(
     topic: str | None, folder: Path, records: int, partition: int | None, start: int | None, as_json: bool
 ) -> None:
-    """Print records of TOPIC, or without it the topics there are with what they hold.
+    """Print records of TOPIC; without TOPIC, list the topics with their sizes.
 
-    The log is that of FRESHET_COMMON_LOG_URL; without it, the run folder's.
+    The log is that of FRESHET_COMMON_LOG_URL, by default the run folder's.
     """
     from freshet.adapters import open_eventlog
     from freshet.config.settings import load_settings
@@ -89,7 +89,7 @@ def _print_topics(log: EventLog, as_json: bool) -> None:
     from freshet.types import TopicPartition
 
     if not log.topics():
-        click.echo("the log holds no topics yet; services make them when they start", err=True)
+        click.echo("the log holds no topics yet; services create them when they start", err=True)
     for name, info in sorted(log.topics().items()):
         bounds = [log.bounds(TopicPartition(name, p)) for p in range(info.partitions)]
         held = sum(b.end - b.start for b in bounds)
@@ -114,7 +114,7 @@ def _partitions(log: EventLog, topic: str, partition: int | None) -> list[TopicP
 def _lines(
     log: EventLog, at: TopicPartition, count: int, start: int | None, decode: Decode
 ) -> Iterator[Mapping[str, Any]]:
-    if start is None:  # on Kafka every other offset may be a transaction's end, which is no record
+    if start is None:  # on Kafka every second offset may be a transaction marker, which is no record
         bounds = log.bounds(at)
         newest = _lines(log, at, 2 * count, max(bounds.start, bounds.end - 2 * count), decode)
         yield from deque(newest, count)
@@ -132,7 +132,7 @@ def _lines(
                         "offset": int(records.offsets[i]),
                         "time_ms": int(records.times_ms[i]),
                         "key": records.keys[i].decode(errors="replace"),
-                        "value": _guarded(decode, records.values[i]),
+                        "value": _decoded_or_error(decode, records.values[i]),
                     }
                 left -= len(records)
                 position = records.next_offset
@@ -140,18 +140,18 @@ def _lines(
         reader.close()
 
 
-def _guarded(decode: Decode, value: bytes) -> Any:
-    """A record as it is shown; one that cannot be read says why, and leaves the others as they are."""
+def _decoded_or_error(decode: Decode, value: bytes) -> Any:
+    """Decode a record; return the reason in its place if it cannot be decoded. Raises Unavailable."""
     try:
         return decode(value)
     except Unavailable:
         raise
-    except Exception as error:  # bytes of others: decoders promise nothing of what they raise
+    except Exception as error:  # arbitrary bytes can raise anything in a decoder
         return {"unreadable": str(error) or repr(error), "bytes": len(value)}
 
 
 def _decoder(log: EventLog, topic: str) -> Decode:
-    """By the topic's name, which says what its records are (schemas/README.md)."""
+    """Return the decoder by the topic's name, which determines the records' format (schemas/README.md)."""
     if topic.endswith((".samples", ".samples.late")):
         return _block
     if topic.endswith(".rows"):
@@ -216,7 +216,7 @@ def _rows(value: bytes) -> Any:
 
 
 def _text(line: Mapping[str, Any]) -> str:
-    """A record in one line; what a client sent is shown to a terminal, so no control character of it is."""
+    """Format a record in one line; escape control characters, since the terminal shows clients' bytes."""
     value = orjson.dumps(line["value"], option=orjson.OPT_NON_STR_KEYS, default=str).decode()
     text = f"{line['partition']}:{line['offset']} {line['key']} {value}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""`freshet prepare SPEC`: topics made, stores looked at, before any service starts."""
+"""`freshet prepare SPEC`: create topics and check stores before any service starts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PAUSE_S = 0.5
     type=FiniteRange(0, 3_600),
     default=0,
     show_default=True,
-    help="Seconds to try again while a store cannot be reached.",
+    help="Seconds for which to retry while a store cannot be reached.",
 )
 @json_option
 def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None:
-    """Make the topics of SPEC_FILE that are missing, and see that row store and version store can be used.
+    """Create missing topics of SPEC_FILE, and check the row store and the version store.
 
-    What is there stays as it is, so it may run before every start. Services do the same by themselves; this
-    says once what is wrong, and lets them run with rights that make no topics.
+    Existing topics and stores stay unchanged, so the command may run before every start. Services do the
+    same; this command reports an error once, and lets services run without the right to create topics.
     """
     from freshet.config.settings import load_settings
     from freshet.config.spec import load_spec
@@ -57,7 +57,7 @@ def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None
         as_json=as_json,
         text="\n".join(
             (
-                f"topics    {found['topics']['there']} of {spec.name} are there; made now: {made}",
+                f"topics    {found['topics']['there']} of {spec.name} exist; created now: {made}",
                 f"rows      {rows}",
                 f"versions  {found['versions']} are stored",
             )
@@ -66,7 +66,7 @@ def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None
 
 
 def _until(deadline: float, do: Callable[[], T]) -> T:
-    """What it gives, tried again until the deadline while a store is unavailable. Raises what it raises."""
+    """Return the result of `do`; retry until the deadline while it raises Unavailable."""
     from freshet.errors import Unavailable
 
     while True:
@@ -93,7 +93,7 @@ def _topics(spec: Any, url: str) -> dict[str, Any]:
 
 
 def _rows(spec: Any, url: str) -> str | None:
-    """The model that the row store is tied to; None if it is empty."""
+    """Return the model of the row store, or None if it is empty. Raises Mismatch if it is another model."""
     from freshet.adapters import open_rowstore
     from freshet.config.spec.identity import explain_defaults, identity_hash
     from freshet.config.spec.schemas import load_schemas

@@ -1,4 +1,4 @@
-"""`freshet rank`: ask a running inference server to rank candidates."""
+"""`freshet rank`: rank candidates with a running inference server."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ EXAMPLE = (
 )
 @click.argument("request_file", type=click.File("rb"), default="-")
 @folder_option
-@click.option("--url", help="Inference server; without it, the one of the run folder.")
-@click.option("--dry-run", is_flag=True, help="Log nothing as served, and explore nothing.")
-@click.option("--explain", is_flag=True, help="Say of each item how many rows it has, and how old they are.")
+@click.option("--url", help="Inference server; by default that of the run folder.")
+@click.option("--dry-run", is_flag=True, help="Neither log the ranking as served nor explore.")
+@click.option("--explain", is_flag=True, help="Show how many rows each item has, and their age.")
 @json_option
 def command(
     request_file: IO[bytes], folder: Path, url: str | None, dry_run: bool, explain: bool, as_json: bool
@@ -94,12 +94,10 @@ def _text(ranking: Ranking) -> str:
     text = table(["place", "candidate", "score", *labels, *features], lines)
     fresh = ranking.freshness_ms
     text += f"\nversion {ranking.version}, "
-    text += "which has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
+    text += "which has not learned yet" if fresh is None else f"fresh to {fresh} ms"
     text += f", unknown {dict(ranking.unknown_rows)}" if ranking.unknown_rows else ""
     if features:
-        text += (
-            "\nunder a feature: how many of its values have a row, and how long ago one of these has learned"
-        )
+        text += "\nunder a feature: how many of its values have a row, and how old the newest is"
     return text
 
 
@@ -140,9 +138,9 @@ def _url_of(folder: Path) -> str:
 
     try:
         state = read_state(RunFolder(existing_folder(folder)))
-    except (Corrupt, Unavailable):  # `freshet status` says so; inference is where the settings say
+    except (Corrupt, Unavailable):  # `freshet status` reports it; the settings name the port, too
         settings = load_settings(run_folder=folder)
-        if not settings.inference.port:  # any free one
+        if not settings.inference.port:  # 0: any free port
             raise
         return f"{tls.scheme()}://{Address('127.0.0.1', settings.inference.port)}"
     if "inference" not in state:
@@ -151,7 +149,7 @@ def _url_of(folder: Path) -> str:
             "--folder",
             str(folder),
             "a run folder in which an inference server has run",
-            f"`freshet up SPEC --folder {folder}` starts one; --url names one that runs elsewhere",
+            f"`freshet up SPEC --folder {folder}` starts one; --url names one elsewhere",
         )
     found = state["inference"]
     return f"{tls.scheme()}://{Address(found['host'], found['port'])}"

@@ -1,11 +1,10 @@
-"""`freshet replay`: recorded events through a running gateway, or into a log of their own, joined and learned
-from."""
+"""`freshet replay`: send recorded events to a gateway, or join and learn them in a log of their own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,20 +26,32 @@ __all__ = ["command"]
 
 @click.group()
 def command() -> None:
-    """Send recorded events through the gateway, or straight into a log, joined and learned from."""
+    """Send recorded events to a gateway, or join and learn them in a log of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options that all sources of events share; see their help."""
+
+    gateway: str | None
+    direct: bool
+    keep: Path | None
+    lanes: int | None
+    speed: float | None
+    as_json: bool
 
 
 def _common(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
-            click.option("--gateway", help="URL of a running gateway to send to. Without it: --direct."),
+            click.option("--gateway", help="URL of a running gateway. Without it: --direct."),
             click.option(
-                "--direct", is_flag=True, help="Into a log of their own, joined and learned from at once."
+                "--direct", is_flag=True, help="Join and learn in a log of their own, without services."
             ),
             click.option(
                 "--keep",
                 type=PATH,
-                help="Keep log, rows and versions here (--direct); new or empty.",
+                help="New or empty folder for log, rows and versions (--direct).",
             ),
             click.option(
                 "--lanes", type=click.IntRange(1, 64), help="Lanes; 1 gives the same result each time."
@@ -48,7 +59,7 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--speed",
                 type=FiniteRange(0, min_open=True),
-                help="Events a second; without it, as fast as possible.",
+                help="Events a second; by default as fast as possible.",
             ),
             json_option,
         )
@@ -59,25 +70,25 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
 
 @command.command("online-retail", epilog=examples("freshet replay online-retail retail-data --lanes 1"))
 @click.argument("path", type=PATH)
-@click.option("--spec", "spec_file", type=PATH, help="Instead of ours.")
+@click.option("--spec", "spec_file", type=PATH, help="Spec instead of the built-in one.")
 @click.option(
     "--seed",
     type=SEED,
     default=0,
     show_default=True,
-    help="Of the impressions that were not bought, and the delays.",
+    help="Seed of the simulated impressions and delays.",
 )
 @_common
 def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any) -> None:
-    """The Online Retail II data (UCI, D. Chen, CC BY 4.0) as a click stream.
+    """Replay the Online Retail II data (UCI, D. Chen, CC BY 4.0) as a click stream.
 
-    PATH is online_retail_ii_events.csv.gz or its folder. Users, items, prices and times are real; the
-    impressions that were not bought, and the delays, are simulated.
+    PATH is online_retail_ii_events.csv.gz or its folder. Users, items, prices and times are real; impressions
+    without a purchase, and delays, are simulated.
     """
     from freshet.config.spec import load_spec
     from freshet.recordings.sources import ONLINE_RETAIL, online_retail
 
-    _run(load_spec(spec_file or ONLINE_RETAIL), online_retail(path, seed), **options)
+    _run(load_spec(spec_file or ONLINE_RETAIL), online_retail(path, seed), _Options(**options))
 
 
 @command.command(
@@ -96,16 +107,15 @@ def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any
 def files_command(
     spec_file: Path, impressions: Path, shown: Path | None, actions: Path, **options: Any
 ) -> None:
-    """Events of your own from files, one a stream, in order of time: JSON lines, csv, Parquet or Arrow, gzip
-    or not."""
+    """Replay events of your own from files, one per stream, in order of time: JSON lines, csv, Parquet or
+    Arrow, gzip or not."""
     from freshet.apps.replay import streams_of
     from freshet.config.spec import load_spec
     from freshet.config.spec.schemas import load_schemas, written_by_us
     from freshet.recordings.event_times import EventTimes
     from freshet.recordings.sources import events_of_files
 
-    spec = load_spec(spec_file)
-    spec = written_by_us(spec)
+    spec = written_by_us(load_spec(spec_file))
     files: dict[Role, Path] = {"served": impressions, "action": actions}
     if shown is not None:
         files["shown"] = shown
@@ -113,26 +123,26 @@ def files_command(
     loaded = load_schemas(spec)
     schemas = {role: loaded.of(role) for role in times}
     seen = {role: EventTimes(f"{time.path}:{time.unit}", time.unit) for role, time in times.items()}
-    _run(spec, events_of_files(files, times, schemas, spec.files, seen), seen=seen, **options)
+    _run(spec, events_of_files(files, times, schemas, spec.files, seen), _Options(**options), seen)
 
 
 @command.command(
     "topics", epilog=examples("freshet replay topics new.toml --from freshet-run --keep new-run")
 )
 @click.argument("spec_file", type=PATH)
-@click.option("--from", "source", type=PATH, required=True, help="Run folder that has the events.")
-@click.option("--since", type=click.DateTime(), help="Only what its log took from then on (UTC).")
-@click.option("--until", type=click.DateTime(), help="Only what its log took before then (UTC).")
+@click.option("--from", "source", type=PATH, required=True, help="Run folder with the events.")
+@click.option("--since", type=click.DateTime(), help="Only events that its log received from then on (UTC).")
+@click.option("--until", type=click.DateTime(), help="Only events that its log received before then (UTC).")
 @_common
 def topics_command(
     spec_file: Path, source: Path, since: datetime | None, until: datetime | None, **options: Any
 ) -> None:
-    """Events of another run, as it acknowledged them: how a new model learns from an old one's log.
+    """Replay acknowledged events of another run, so that a new model learns from an old one's log.
 
-    Records that the spec cannot read are set aside: they are counted by stream and reason, and the first of
-    each is shown. If none of a stream's can be read, the command ends with an error.
+    Records that the spec cannot read are set aside, counted by stream and reason, and the first of each is
+    shown. If no record of a stream can be read, the command ends with an error.
 
-    Into a log of their own only; with --keep the folder can go on with `freshet up --folder`.
+    The events go to a log of their own; with --keep, `freshet up --folder` can continue with it.
     """
     from freshet.adapters import open_eventlog
     from freshet.config.spec import load_spec
@@ -146,14 +156,14 @@ def topics_command(
             "--gateway",
             options["gateway"],
             "no gateway",
-            "topics are copied as they are into a log of their own; --keep keeps it",
+            "topics are copied unchanged into a log of their own; --keep keeps it",
         )
     spec = load_spec(spec_file)
     log = open_eventlog(f"sqlite:{existing_folder(source) / 'log'}")
     try:
         set_aside = SetAside()
         pieces = events_of_topics(log, spec, set_aside, since_ms=_ms(since), until_ms=_ms(until))
-        _run(spec, pieces, set_aside=set_aside, **options)
+        _run(spec, pieces, _Options(**options), set_aside=set_aside)
     finally:
         log.close()
 
@@ -165,12 +175,7 @@ def _ms(moment: datetime | None) -> int | None:
 def _run(
     spec: Spec,
     pieces: Iterable[Piece],
-    gateway: str | None,
-    direct: bool,
-    keep: Path | None,
-    lanes: int | None,
-    speed: float | None,
-    as_json: bool,
+    options: _Options,
     seen: Mapping[Role, EventTimes] | None = None,
     set_aside: SetAside | None = None,
 ) -> None:
@@ -180,24 +185,30 @@ def _run(
     from freshet.http import tls
     from freshet.http.token_file import read_token
 
-    if gateway and direct:
-        raise ConfigError("replay", "--gateway", gateway, "either --gateway or --direct")
+    if options.gateway and options.direct:
+        raise ConfigError("replay", "--gateway", options.gateway, "either --gateway or --direct")
     began = time.perf_counter()
 
-    def tell(stage: str, done: int) -> None:
+    def print_progress(stage: str, done: int) -> None:
         rate = done / max(time.perf_counter() - began, 1e-9)
         click.echo(f"\r{stage}: {done:,} ({rate:,.0f}/s)  ", nl=False, err=True)
 
-    progress = (lambda stage, done: None) if as_json else tell
-    if gateway:
+    progress = (lambda stage, done: None) if options.as_json else print_progress
+    if options.gateway:
         settings = load_settings()
         tls.use(settings)
         token = read_token(settings.common.client_token_file)
-        sent = send(spec, pieces, gateway, speed, progress, token)
-        emit({"events": sent}, as_json=as_json, text=f"\nsent {sent:,} events")
+        sent = send(spec, pieces, options.gateway, options.speed, progress, token)
+        emit({"events": sent}, as_json=options.as_json, text=f"\nsent {sent:,} events")
         return
     outcome = replay(
-        spec, pieces, keep=keep, lanes=lanes, speed=speed, progress=progress, set_aside=set_aside
+        spec,
+        pieces,
+        keep=options.keep,
+        lanes=options.lanes,
+        speed=options.speed,
+        progress=progress,
+        set_aside=set_aside,
     )
     outcome = replace(outcome, times={str(role): times for role, times in (seen or {}).items()})
-    emit(outcome.as_json(), as_json=as_json, text="\n" + outcome_text(outcome))
+    emit(outcome.as_json(), as_json=options.as_json, text="\n" + outcome_text(outcome))

@@ -1,4 +1,4 @@
-"""`freshet rows`: which rows of the row store are damaged, and how to go on without them."""
+"""`freshet rows`: find damaged rows of the row store, and repair it without them."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Found:
     """A damaged bucket."""
 
     bucket: int
-    rows: int | None  # that its meta names; None: the meta itself cannot be read
-    lost: int | None  # of those, rows that cannot be read
-    damage: Sequence[str]  # where and what
+    rows: int | None  # number of rows by its meta; None: the meta cannot be read
+    lost: int | None  # number of those that cannot be read
+    damage: Sequence[str]  # place and finding
 
 
 @click.group()
 def command() -> None:
-    """Look for damaged rows in the row store, and give them up."""
+    """Find damaged rows in the row store, and repair it without them."""
 
 
 @command.command("check", epilog=examples("freshet rows check", "freshet rows check --json"))
 @folder_option
 @json_option
 def check(folder: Path, as_json: bool) -> None:
-    """Read every row, and say which buckets are damaged. Ends with 1 if any is.
+    """Read every row and list the damaged buckets; the exit status is 1 if any is damaged.
 
-    Changes nothing, and may run beside everything else. FRESHET_COMMON_ROWS_URL names a store outside the
-    folder.
+    The command changes nothing, and may run while services run. FRESHET_COMMON_ROWS_URL names a store outside
+    the folder.
     """
     store = _store(folder)
     try:
@@ -52,7 +52,7 @@ def check(folder: Path, as_json: bool) -> None:
         found = list(_damaged(store, buckets))
     finally:
         store.close()
-    _tell(found, buckets, as_json, "`freshet rows mend` gives the lost rows up; a copy of the store has them")
+    _print_found(found, buckets, as_json, "`freshet rows mend` rewrites them without the lost rows")
     if found:
         click.get_current_context().exit(1)
 
@@ -62,15 +62,14 @@ def check(folder: Path, as_json: bool) -> None:
 @click.option(
     "--give-up-rows",
     is_flag=True,
-    help="Write the damaged buckets anew, without the rows that cannot be read. They are lost.",
+    help="Rewrite damaged buckets without the rows that cannot be read, which are then lost.",
 )
 @json_option
 def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
-    """Write damaged buckets anew with the rows that can be read, so that training starts again.
+    """Rewrite damaged buckets with the rows that can be read, so that training can start.
 
-    Lost rows begin anew, as rows that were never learned; offsets stay, so no sample is learned twice.
-    An owner that runs meanwhile writes its own rows over this. Restore a copy of the store instead, if there
-    is one.
+    Lost rows restart with initial weights; offsets stay, so no sample is learned twice. A running owner would
+    overwrite the repair with its own rows. If you have a copy of the store, restore it instead.
     """
     store = _store(folder)
     try:
@@ -79,12 +78,12 @@ def mend(folder: Path, give_up_rows: bool, as_json: bool) -> None:
         if found and give_up_rows:
             for one in found:
                 _mend(store, one)
-            _tell(found, buckets, as_json, "these buckets were written anew, without the rows that were lost")
+            _print_found(found, buckets, as_json, "these buckets were rewritten without the lost rows")
             return
     finally:
         store.close()
-    then = "nothing was changed; --give-up-rows writes them anew without the lost rows"
-    _tell(found, buckets, as_json, then)
+    then = "nothing was changed; --give-up-rows rewrites them without the lost rows"
+    _print_found(found, buckets, as_json, then)
     if found:
         click.get_current_context().exit(1)
 
@@ -136,7 +135,11 @@ def _meta(store: RowStore, bucket: Bucket) -> BucketMeta:
 
 
 def _mend(store: RowStore, found: Found) -> None:
-    """Replace one bucket whole (PROTOCOL 11), under a sequence that no owner has sent."""
+    """Replace a whole bucket (PROTOCOL 11), with a sequence number that no owner has sent.
+
+    Raises ConfigError if the store cannot leave out damaged pages, Unavailable if the bucket has another
+    owner.
+    """
     import numpy as np
 
     from freshet.rows.store import FlushOutcome, TellsDamage
@@ -160,10 +163,10 @@ def _mend(store: RowStore, found: Found) -> None:
         whole=True,
     )
     if store.flush(flush)[0] != FlushOutcome.DONE:
-        raise Unavailable(f"bucket {bucket} has another owner by now; look again with `freshet rows check`")
+        raise Unavailable(f"bucket {bucket} has another owner by now; run `freshet rows check` again")
 
 
-def _tell(found: Sequence[Found], buckets: int, as_json: bool, then: str) -> None:
+def _print_found(found: Sequence[Found], buckets: int, as_json: bool, then: str) -> None:
     rows = [[one.bucket, one.rows, one.lost, "; ".join(one.damage).split("\n")[0][:300]] for one in found]
     text = f"all {buckets} buckets can be read"
     if found:

@@ -21,7 +21,7 @@ __all__ = ["command"]
 @folder_option
 @json_option
 def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
-    """Run one service until SIGTERM or Ctrl-C; then it drains and ends with 0."""
+    """Run one service until SIGTERM or Ctrl-C; it then drains and exits with 0."""
     from freshet.apps.services import RUNNERS
     from freshet.config.settings import load_settings
     from freshet.config.spec import load_spec

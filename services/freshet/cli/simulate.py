@@ -1,4 +1,4 @@
-"""`freshet simulate`: simulated readers visit a running system, and do what readers do."""
+"""`freshet simulate`: simulated readers of a running system."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ __all__ = ["command"]
     show_default=True,
     help="Events a second: items shown and actions.",
 )
-@click.option("--seed", type=SEED, default=7, show_default=True, help="Of everything by chance.")
+@click.option("--seed", type=SEED, default=7, show_default=True, help="Seed of all random choices.")
 @click.option(
     "--drift-at",
     multiple=True,
     metavar="DURATION",
-    help=f"When tastes change abruptly, after the beginning; may be repeated.  [default: {DRIFT_AT}]",
+    help=f"Time after the start when tastes change abruptly; may be repeated.  [default: {DRIFT_AT}]",
 )
 @click.option(
     "--drift-every",
     metavar="DURATION",
     default=DRIFT_EVERY,
     show_default=True,
-    help='Again and again after the last of them; "none" for no more.',
+    help='Interval of further changes; "none" for no more.',
 )
 @click.option(
     "--gateway",
     multiple=True,
     metavar="URL",
-    help="Where actions go; may be repeated, or be a load balancer's.  [default: this machine's]",
+    help="Gateway or load balancer for actions; may be repeated.  [default: this machine's]",
 )
-@click.option("--inference", multiple=True, metavar="URL", help="Where pages come from; likewise.")
+@click.option("--inference", multiple=True, metavar="URL", help="Inference server for pages; likewise.")
 @json_option
 def command(
     folder: Path,
@@ -61,10 +61,10 @@ def command(
     inference: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Have readers visit the system that runs in the run folder with the demo's spec, until Ctrl-C.
+    """Simulate readers of the run folder's system, which uses the demo's spec, until Ctrl-C.
 
-    Ports are those of the settings, unless URLs say where gateway and inference answer. A simulator that is
-    started again goes on with the same world.
+    Ports are those of the settings, unless URLs name gateway and inference. A restarted simulator continues
+    with the same readers.
     """
     from freshet.config.settings import load_settings
     from freshet.demo.service import run

@@ -1,4 +1,4 @@
-"""`freshet status`: what runs, what it has done, how fresh the served model is, and what happened."""
+"""`freshet status`: services, progress, freshness of the served model, and ended processes."""
 
 from __future__ import annotations
 
@@ -18,27 +18,24 @@ from freshet.terminal import emit, table
 
 __all__ = ["as_text", "clock_of", "command"]
 
-# --- The status as the terminal shows it.
+REPORTED_AHEAD_MS = 60_000
+"""Event time further ahead than this is reported: the default limit of a single event's date."""
 
-
-AHEAD_MS = 60_000
-"""Event time that is further ahead of now is told: the most that one event's date may be ahead by default."""
-
-OF_WORDS = {"random": "served, random slates", "popularity": "popularity, the baseline"}
+SOURCE_NAMES = {"random": "served, random slates", "popularity": "popularity, the baseline"}
 SHOWN_MEASURES = ("n", "auc", "ne", "calibration", "mse")
 SHOWN_ENDINGS = 8
-"""Of the history: as many as fit beside the rest on one screen; `--json` has all that is kept."""
+"""Ended processes that fit on one screen with the rest; `--json` lists all."""
 
 
 def as_text(status: Mapping[str, Any], now_ms: int | None = None) -> str:
-    """The status in lines. `now_ms` dates what happened; the clock's without it."""
+    """Format the status in lines, with ages as of `now_ms` (None: the clock's time)."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     services = status["services"]
     if "folder" not in status:
         listed = [[name, s["address"], s["state"], s["reason"]] for name, s in services.items()]
         lines = [table(["service", "address", "state", "note"], listed), ""]
         if "state_damaged" in status:
-            lines.append("the state of this run cannot be read; services were asked where the settings say:")
+            lines.append("the state of this run cannot be read; services at the ports of the settings:")
             lines.append(f"  {status['state_damaged']}")
         return "\n".join([*lines, *_figures(services, status["versions"])]).rstrip()
     if not services:
@@ -69,20 +66,20 @@ def _supervisor(supervisor: Mapping[str, Any] | None, now_ms: int) -> Iterator[s
 
 
 def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterator[str]:
-    told = [
+    listed_figures = [
         (name, service.get("role", name), service.get("figures", {})) for name, service in services.items()
     ]
-    for name, role, joiner in told:
+    for name, role, joiner in listed_figures:
         if role == "joiner" and joiner:
             counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
-            yield from (f"{line}{_which(name, role)}" for line in _of_clocks(joiner))
+            yield from (f"{line}{_which(name, role)}" for line in _clock_lines(joiner))
             if note := joiner.get("partitions", {}).get("note"):
                 yield f"topics    {note}{_which(name, role)}"
             for reason in joiner.get("placing", {}).get("trouble", {}).values():
                 yield f"clients   {reason}{_which(name, role)}"
             yield from _lost(joiner, _which(name, role))
-    for name, role, trainer in told:
+    for name, role, trainer in listed_figures:
         if role in ("trainer", "embedder"):
             yield from _learned(role, trainer, _which(name, role))
     if versions["newest"] is not None:
@@ -91,26 +88,26 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         yield f"versions  newest {versions['newest']} {versions['verdict']}{why}; aliases: {aliases}"
     for alias, damage in versions.get("damaged", {}).items():
         yield f"aliases   {alias} is damaged: {damage}"
-    for name, _, figures in told:
+    for name, _, figures in listed_figures:
         for kind, left_out in figures.get("skipped", {}).items():
             yield f"left out  {name}: {left_out['count']} damaged of {kind}: {left_out['newest']}"
-    for name, role, inference in told:
+    for name, role, inference in listed_figures:
         if role == "inference" and inference:
             fresh = inference.get("freshness_ms")
-            fresh_to = "has learned from nothing yet" if fresh is None else f"fresh to {fresh} ms"
+            fresh_to = "has not learned yet" if fresh is None else f"fresh to {fresh} ms"
             yield f"serving   version {inference.get('version')}, {fresh_to}{_which(name, role)}"
             yield from _lost(inference, _which(name, role))
 
 
 def _lost(figures: Mapping[str, Any], which: str) -> Iterator[str]:
-    """What of the events taught nothing, where anything did not."""
+    """Yield the shares of events from which nothing was learned."""
     losses = figures.get("losses", {})
     for line in losses_text(losses.get("recent"), losses.get("begun")):
         yield f"lost      {line}{which}"
 
 
 def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]:
-    """What of the samples taught nothing, if any did not, by why; and what a trainer learned."""
+    """Yield the samples that could not be used, by reason, and the progress of a trainer."""
     refused = {why: count for why, count in figures.get("refused", {}).items() if count}
     if refused:
         reasons = ", ".join(f"{why} {count}" for why, count in refused.items())
@@ -122,12 +119,12 @@ def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]
         yield from _trained(figures, which)
 
 
-def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
-    """What wrong clocks and values out of bounds have done to a joiner's events, if they have."""
+def _clock_lines(joiner: Mapping[str, Any]) -> Iterator[str]:
+    """Yield effects of wrong clocks and of values out of bounds on a joiner's events."""
     events = joiner.get("ledger", {}).get("events", {})
     if late := events.get("impressions_late", 0):
         share = late / (late + events.get("impressions", 0))
-        yield f"late      {late} impressions ({share:.1%}) came after their windows closed and teach nothing"
+        yield f"late      {late} impressions ({share:.1%}) came after their windows closed: not learned"
     if bad := sum(counts.get("bad_time", 0) for counts in joiner.get("refused", {}).values()):
         first = "".join(f": {text}" for text in [*joiner.get("bad_times", {}).values()][:1])
         yield f"times     {bad} events are dated wrongly, since the joiner was started{first}"
@@ -139,14 +136,14 @@ def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
             )
     marks = [w for w in joiner.get("watermark_ms", {}).values() if w is not None]
     ahead_ms = max(marks, default=0) - joiner.get("now_ms", 0)
-    if joiner.get("now_ms") and ahead_ms > AHEAD_MS:
+    if joiner.get("now_ms") and ahead_ms > REPORTED_AHEAD_MS:
         yield (
-            f"clock     event time is {ahead_ms / 1000:.0f} s ahead of now: a clock was wrong, and events of "
-            "now are late until then"
+            f"clock     event time is {ahead_ms / 1000:.0f} s ahead of now: a clock was wrong, and current "
+            "events are late until then"
         )
     if step_ms := joiner.get("clock_step_ms", 0):
         step_s = f"{step_ms / 1000:+.0f}"
-        yield f"clock     the joiner's wall clock was set by {step_s} s; what it said before still counts"
+        yield f"clock     the joiner's wall clock was set by {step_s} s; its earlier time still counts"
     if disputed := joiner.get("disputed_ms", {}):
         yield (
             f"clock     {len(disputed)} partitions wait: an event is dated "
@@ -155,7 +152,7 @@ def _of_clocks(joiner: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _which(name: str, role: str) -> str:
-    """Of several of a role."""
+    """Return the instance's name in brackets if it differs from its role."""
     return "" if name == role else f" ({name})"
 
 
@@ -175,14 +172,14 @@ _Figures = Mapping[str, float | None]
 
 
 def _measures(of: str, labels: Mapping[str, _Figures], lately: Mapping[str, _Figures]) -> Iterator[str]:
-    """A line a label: what people look at first, since the beginning and over the last windows; `--json` has
-    the rest."""
+    """Yield a line per label with the main measures, overall and over the last windows; `--json` has the
+    rest."""
     for label, values in labels.items():
         parts = _parts(values)
         if parts:
             now = _parts(lately.get(label, {}))
             text = ", ".join(parts) + (f"; lately {', '.join(now)}" if now else "")
-            yield f"          {label}, {OF_WORDS.get(of, of)}: {text}"
+            yield f"          {label}, {SOURCE_NAMES.get(of, of)}: {text}"
 
 
 def _parts(values: _Figures) -> list[str]:
@@ -213,7 +210,7 @@ def _history(history: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[str]
 
 
 def clock_of(time_ms: int, now_ms: int) -> str:
-    """`12:03:07 (5 s ago)` in local time; with its date if that was not within the last twelve hours."""
+    """Format as `12:03:07 (5 s ago)` in local time; as a date and time if older than twelve hours."""
     ago = max(0, now_ms - time_ms) / 1000
     moment = datetime.fromtimestamp(time_ms / 1000)
     if ago >= 12 * 3600:
@@ -233,13 +230,13 @@ def clock_of(time_ms: int, now_ms: int) -> str:
 @click.option(
     "--services",
     metavar="LIST",
-    help="Ask these, role=host:port and commas between, instead of a run folder's. FRESHET_CONSOLE_SERVICES "
-    "says it, too, where no run folder knows of any.",
+    help="Query these, role=host:port with commas between, instead of a run folder's. Without a run in the "
+    "folder the default is FRESHET_CONSOLE_SERVICES.",
 )
 @json_option
 def command(folder: Path, services: str | None, as_json: bool) -> None:
-    """Say what runs in a run folder, what it has done, how fresh the served model is, and what ended; or how
-    services are that run on other machines or in containers."""
+    """Show the services of a run folder, their progress, the freshness of the served model, and ended
+    processes; or the state of services on other machines or in containers."""
     from freshet.config.settings import load_settings
 
     if services is None and not _has_run(folder):
@@ -249,7 +246,7 @@ def command(folder: Path, services: str | None, as_json: bool) -> None:
 
 
 def _has_run(folder: Path) -> bool:
-    """Whether `freshet up` ever ran there."""
+    """Return whether `freshet up` ever ran in the folder."""
     from freshet.config.settings import RunFolder
     from freshet.process.run_state import read_run
 

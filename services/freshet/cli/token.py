@@ -1,4 +1,4 @@
-"""`freshet token`: make, list and drop the tokens that clients show."""
+"""`freshet token`: create, list and drop the tokens of clients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SCOPES = "send,rank,operate"
 
 @click.group()
 def command() -> None:
-    """Make, list and drop the tokens that clients show.
+    """Create, list and drop the tokens of clients.
 
-    They stand in a file, one a line, as names, scopes and hashes; FRESHET_COMMON_TOKENS_FILE names it to
-    gateway, inference and console, which take a change up within a second.
+    A file holds name, scopes and hash of each, one per line. Gateway, inference and console read the file
+    FRESHET_COMMON_TOKENS_FILE, and apply a change within a second.
     """
 
 
@@ -38,7 +38,7 @@ def _file_option(verb: Callable[..., None]) -> Callable[..., None]:
         type=PATH,
         envvar="FRESHET_COMMON_TOKENS_FILE",
         required=True,
-        help="The file of tokens; without it, the one of FRESHET_COMMON_TOKENS_FILE.",
+        help="The file of tokens; by default FRESHET_COMMON_TOKENS_FILE.",
     )(verb)
 
 
@@ -50,15 +50,15 @@ def _file_option(verb: Callable[..., None]) -> Callable[..., None]:
     ),
 )
 @click.argument("name")
-@click.option("--scopes", required=True, help=f"What it lets do: some of {SCOPES}.")
-@click.option("--expires", metavar="DURATION", help="How long it is valid, such as 90d.  [default: for ever]")
+@click.option("--scopes", required=True, help=f"Permissions: some of {SCOPES}.")
+@click.option("--expires", metavar="DURATION", help="Validity, such as 90d.  [default: for ever]")
 @_file_option
 @json_option
 def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) -> None:
-    """Make a token, add its hash to the file, and print it: once, as it is kept nowhere.
+    """Create a token, add its hash to the file, and print it; it is stored nowhere.
 
-    A name may have several tokens, so that a new one is handed out before the old one is dropped. The file is
-    made if it is not there, for its owner only.
+    A name may have several tokens, so that clients can change to a new one before the old one is dropped. A
+    missing file is created, readable by its owner only.
     """
     from freshet.clock import SYSTEM_CLOCK
     from freshet.http.token_editor import edited
@@ -79,7 +79,7 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
 @_file_option
 @json_option
 def list_tokens(path: Path, as_json: bool) -> None:
-    """The tokens of the file: names, scopes, and until when they are valid."""
+    """List the tokens of the file with scopes and expiry."""
     from freshet.clock import SYSTEM_CLOCK
     from freshet.http.token_file import read_tokens
 
@@ -99,11 +99,11 @@ def list_tokens(path: Path, as_json: bool) -> None:
     ),
 )
 @click.argument("name")
-@click.option("--id", "id_", help="Of one of several tokens, as `freshet token list` shows it.")
+@click.option("--id", "id_", help="Id of one of several tokens, as `freshet token list` shows it.")
 @_file_option
 @json_option
 def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
-    """Take a name's tokens, or one of them, out of the file: whoever shows one is refused from then on."""
+    """Remove a name's tokens, or one of them, from the file; services then refuse requests with them."""
     from freshet.http.token_editor import edited
     from freshet.observability.audit import os_user
 
@@ -113,7 +113,7 @@ def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
 
     what: dict[str, Any] = {"file": str(path), "name": name, "id": id_}
     if not path.exists():
-        raise ConfigError("token", "--file", str(path), "a file of tokens", "`freshet token new` makes one")
+        raise ConfigError("token", "--file", str(path), "a file of tokens", "`freshet token new` creates one")
     with _audit(path).of("token drop", os_user(), what):
         gone = edited(path, without, must_exist=True)
         what["ids"] = [entry.id for entry in gone]
@@ -127,7 +127,7 @@ def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
 
 
 def _audit(path: Path) -> Audit:
-    """Where the settings say; else of the run folder, if there is one; else beside the file."""
+    """Open the audit log of the settings; else of the run folder, if it exists; else one beside the file."""
     from freshet.config.settings import load_settings
     from freshet.observability.audit import Audit
 

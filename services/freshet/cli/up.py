@@ -1,4 +1,4 @@
-"""`freshet up SPEC`: every service of a spec on this machine, kept running."""
+"""`freshet up SPEC`: every service of a spec on this machine, supervised."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ __all__ = ["command"]
 )
 @click.argument("spec_file", type=PATH)
 @folder_option
-@click.option("--console/--no-console", default=True, show_default=True, help="A page to look at, too.")
+@click.option("--console/--no-console", default=True, show_default=True, help="Run the console, too.")
 @json_option
 def command(spec_file: Path, folder: Path, console: bool, as_json: bool) -> None:
-    """Start gateway, joiner, trainer, inference and console of SPEC_FILE; start again what dies. Ctrl-C stops
-    all.
+    """Run gateway, joiner, trainer, inference and console of SPEC_FILE until Ctrl-C; restart those that die.
 
-    Everything that is written lies in the run folder; deleting it deletes the model.
+    All files are in the run folder; deleting it deletes the model.
     """
     from freshet.apps.supervised import run_up
 

@@ -31,7 +31,7 @@ def command() -> None:
 @folder_option
 @json_option
 def list_versions(folder: Path, as_json: bool) -> None:
-    """All stored versions, newest last, with their verdicts and aliases."""
+    """List stored versions, newest last, with verdicts and aliases."""
     store = _store(folder)
     aliases = _aliases(store)
     manifests = list(_manifests(store))
@@ -57,7 +57,7 @@ def list_versions(folder: Path, as_json: bool) -> None:
 @folder_option
 @json_option
 def show(number: int, folder: Path, as_json: bool) -> None:
-    """One version's manifest, and whether its weights match their checksum."""
+    """Print a version's manifest, after checking the checksum of its weights."""
     from freshet.versions.promotions import manifest_of
 
     store = _store(folder)
@@ -73,7 +73,7 @@ def show(number: int, folder: Path, as_json: bool) -> None:
 @folder_option
 @json_option
 def promote(number: int, folder: Path, as_json: bool) -> None:
-    """Serve this version, whatever the gate said, and let the gate promote later ones again."""
+    """Serve this version regardless of its verdict, and let the gate promote later ones again."""
     _move(folder, number, pinned=False, as_json=as_json)
 
 
@@ -82,9 +82,9 @@ def promote(number: int, folder: Path, as_json: bool) -> None:
 @folder_option
 @json_option
 def rollback(number: int | None, folder: Path, as_json: bool) -> None:
-    """Serve an older version (the last promoted one before `stable`), and stay there until `promote`.
+    """Serve an older version, by default the last promoted one before `stable`, until `promote`.
 
-    Rows go on learning; rollback moves the dense weights that serve, nothing else.
+    Only the served dense weights change; rows continue to learn.
     """
     _move(folder, number, pinned=True, as_json=as_json)
 
@@ -100,24 +100,24 @@ def _aliases(store: VersionStore) -> Mapping[str, int]:
 
 
 def _manifests(store: VersionStore) -> Iterator[Manifest]:
-    """Of all versions that can be read; of others it is said why not."""
+    """Yield the manifests that can be read; print the damage of others."""
     for number in store.numbers():
         try:
             yield store.manifest(number)
         except KeyError:
-            continue  # the trainer has just deleted it
+            continue  # deleted by the trainer meanwhile
         except Corrupt as error:
             click.echo(f"version {number} is damaged: {error}", err=True)
 
 
 def _store(folder: Path) -> VersionStore:
-    """Of the run folder, or where FRESHET_COMMON_VERSIONS_URL says."""
+    """Open the version store of the run folder, or FRESHET_COMMON_VERSIONS_URL."""
     from freshet.adapters import open_versions
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
     if common.stores_versions_itself or common.log_url == f"sqlite:{common.run.log}":
-        existing_folder(folder)  # elsewhere, with log and versions of their own, there need not be one
+        existing_folder(folder)  # with log and versions elsewhere, the folder need not exist
     if common.stores_versions_itself and not common.run.versions.is_dir():
         raise ConfigError(
             "version",

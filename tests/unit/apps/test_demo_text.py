@@ -16,7 +16,7 @@ def test_rates_are_clicks_by_items_shown_over_the_last_windows():
     assert str(rates) == "model 20.0 %, random 5.0 % (4.0x), best possible 25.0 % (80 %)"
 
 
-def test_before_a_window_has_closed_no_rate_is_made_up():
+def test_no_rate_before_a_window_has_closed():
     assert click_rates([]) is None
     assert "known once" in progress_line(3, {"windows": []}, {})
 
@@ -27,7 +27,7 @@ def test_without_random_slates_there_is_no_ratio():
     assert str(rates) == "model 2.0 %, random -, best possible 3.0 % (67 %)"
 
 
-def test_a_line_says_rates_freshness_and_traffic():
+def test_a_line_has_rates_freshness_and_traffic():
     line = progress_line(
         65, {"windows": [window(20, 10, 25)], "measured_rate": 1012.4}, {"freshness_ms": 900}
     )
@@ -38,7 +38,7 @@ def test_a_line_says_rates_freshness_and_traffic():
     )
 
 
-def test_each_drift_is_told_once():
+def test_each_drift_is_reported_once():
     drifts = [{"time_ms": 1, "what": "tastes of a third of the users"}, {"time_ms": 2, "what": "again"}]
 
     assert len(list(drift_lines(9, drifts, 0))) == 2
@@ -47,7 +47,7 @@ def test_each_drift_is_told_once():
     ]
 
 
-def test_the_end_says_what_was_sent_and_how_to_go_on():
+def test_farewell_has_totals_and_next_commands():
     simulator = {"events": 12000, "impressions": 9000, "clicks": 900, "purchases": 9, "windows": []}
 
     text = "\n".join(farewell("here", 61, simulator))
@@ -57,7 +57,7 @@ def test_the_end_says_what_was_sent_and_how_to_go_on():
     assert "stopped after 1:01" in text
 
 
-def test_an_end_before_the_simulator_answered_still_says_how_to_go_on():
+def test_farewell_without_figures_has_next_commands():
     assert "freshet demo here" in "\n".join(farewell("here", 1, {"windows": [], "drifts": []}))
 
 

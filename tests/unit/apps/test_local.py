@@ -1,4 +1,4 @@
-"""`freshet.local` without its services: whatever goes wrong, the process that it started is ended."""
+"""`freshet.local` without services: a failed start ends the process that it started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from freshet.errors import ConfigError
 SPEC = Path(__file__).parents[2] / "system" / "ledger" / "freshet.toml"
 
 
-def test_a_client_that_cannot_be_made_leaves_no_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_client_leaves_no_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 

@@ -1,4 +1,4 @@
-"""What joiner and trainer tell Prometheus of their figures."""
+"""Metrics of joiner and trainer."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ TRAINED: dict[str, Any] = {
 }
 
 
-def test_the_newest_sample_is_told_once_there_is_one() -> None:
+def test_newest_sample_is_missing_before_the_first() -> None:
     assert joiner_readings(JOINED)["freshet_joiner_newest_sample_ms"] == 1_050
     assert "freshet_joiner_newest_sample_ms" not in joiner_readings(replace(JOINED, newest_ms=None))
 
 
-def test_outcomes_and_dead_letters_are_told_from_zero_on() -> None:
+def test_outcomes_and_dead_letters_start_at_zero() -> None:
     counts = EventCounts.of(["served", "action"])
     counts.add({"impressions": 4, "actions_late": 2}, {"action": {"no_schema": 1}})
 
@@ -58,7 +58,7 @@ def test_outcomes_and_dead_letters_are_told_from_zero_on() -> None:
     assert letters["served", "unreadable"] == 0
 
 
-def test_measures_are_told_since_the_beginning_and_of_the_last_windows() -> None:
+def test_measures_are_overall_and_of_the_last_windows() -> None:
     readings = trainer_readings(TRAINED)
 
     assert readings["freshet_trainer_quality"] == {
@@ -71,7 +71,7 @@ def test_measures_are_told_since_the_beginning_and_of_the_last_windows() -> None
     }
 
 
-def test_a_trainer_that_holds_rows_tells_how_its_flushes_go() -> None:
+def test_trainer_with_rows_reports_flushes() -> None:
     counts = ShardCounts(flushes=7, flushes_failed=2)
     held = {
         "rows": {},

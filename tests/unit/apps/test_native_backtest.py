@@ -1,4 +1,4 @@
-"""Backtests that keep nothing: what they learn is what they learn through the log."""
+"""Backtests in memory: they learn the same as backtests by the log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import freshet
-from freshet.apps import native_backtest as straight
-from freshet.apps.native_backtest import ahead, fits
-from freshet.apps.sample_files import block_ends, cuts
+from freshet.apps import native_backtest
+from freshet.apps.native_backtest import has_native_loop, prefetched
+from freshet.apps.sample_files import block_ends, choose_ends
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput
@@ -92,7 +92,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'kind = "mlp"\ndeep = [16]',
     ],
 )
-def test_a_pass_in_memory_learns_what_the_log_teaches(
+def test_pass_in_memory_learns_the_same_as_by_log(
     samples: Path, tmp_path: Path, model: str, request_column: str | None
 ) -> None:
     spec = spec_of(tmp_path, model)
@@ -126,7 +126,7 @@ def test_rows_of_a_backtest_are_bounded_by_memory(
             super().__init__(*args, **more)
             made.append(self)
 
-    monkeypatch.setattr(straight, "NativePass", Watched)
+    monkeypatch.setattr(native_backtest, "NativePass", Watched)
     spec = spec_of(tmp_path, 'kind = "linear"')
 
     freshet.backtest(spec, [samples])
@@ -139,8 +139,8 @@ def test_rows_of_a_backtest_are_bounded_by_memory(
 
 
 def test_every_native_model_learns_in_memory(tmp_path: Path) -> None:
-    assert all(fits(spec_of(tmp_path, f'kind = "{kind}"')) for kind in ("hedge", "mlp", "linear"))
-    assert not fits(spec_of(tmp_path, 'kind = "deepfm"'))
+    assert all(has_native_loop(spec_of(tmp_path, f'kind = "{kind}"')) for kind in ("hedge", "mlp", "linear"))
+    assert not has_native_loop(spec_of(tmp_path, 'kind = "deepfm"'))
 
 
 def test_progress_ends_at_one(samples: Path, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_progress_ends_at_one(samples: Path, tmp_path: Path) -> None:
     assert told[-1] == 1.0
 
 
-def test_text_that_is_no_utf8_is_refused_though_another_thread_met_it(tmp_path: Path) -> None:
+def test_invalid_utf8_in_the_reading_thread_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(
         b"ts,user,item,seen,price,click,buy\n1700000000000,1,\xff,a,1.5,1,0\n"
     )
@@ -161,7 +161,7 @@ def test_text_that_is_no_utf8_is_refused_though_another_thread_met_it(tmp_path: 
         freshet.backtest(spec_of(tmp_path, 'kind = "linear"'), [tmp_path / "rows.csv"])
 
 
-def test_batches_that_do_not_end_with_the_samples_are_refused_and_teach_nothing(
+def test_batches_that_do_not_end_with_the_samples_are_refused(
     tmp_path: Path,
 ) -> None:
     learner = NativePass(spec_of(tmp_path, 'kind = "linear"'))
@@ -173,13 +173,13 @@ def test_batches_that_do_not_end_with_the_samples_are_refused_and_teach_nothing(
     assert sum(learner.store.memory().rows.values()) == 0
 
 
-def test_pieces_are_as_long_as_they_can_be_and_split_no_request() -> None:
+def test_pieces_are_maximal_and_split_no_request() -> None:
     requests = np.repeat(np.arange(5, dtype=np.uint64), [100, 100, 100, 300, 20])
 
     assert block_ends(requests, 256, before=1_000).tolist() == [200, 300, 600, 620]
     assert block_ends(requests, 64, before=1_000).tolist() == [100, 200, 300, 600, 620]
-    assert cuts(np.array([200, 300, 600, 620]), 320, before=1_000).tolist() == [300, 620]
-    assert cuts(np.array([200, 300, 600, 620]), 100, before=1_000).tolist() == [200, 300, 600, 620]
+    assert choose_ends(np.array([200, 300, 600, 620]), 320, before=1_000).tolist() == [300, 620]
+    assert choose_ends(np.array([200, 300, 600, 620]), 100, before=1_000).tolist() == [200, 300, 600, 620]
     assert block_ends(requests[:0], 256).tolist() == []
 
 
@@ -190,20 +190,20 @@ def test_the_first_batches_of_a_pass_are_short() -> None:
     assert block_ends(alone[:10], 64, before=3).tolist() == [4, 10]
 
 
-def test_what_is_made_ahead_comes_in_order_and_its_error_last() -> None:
+def test_prefetched_items_are_in_order_and_the_error_last() -> None:
     def items() -> Iterator[int]:
         yield from range(5)
         raise BadInput("row 5")
 
     seen: list[int] = []
     with pytest.raises(BadInput, match="row 5"):
-        seen.extend(ahead(items(), 2))
-    made = list(ahead(iter(range(5)), 2))
+        seen.extend(prefetched(items(), 2))
+    made = list(prefetched(iter(range(5)), 2))
 
     assert made == [0, 1, 2, 3, 4]
 
 
-def test_who_stops_early_stops_the_thread_that_makes() -> None:
+def test_early_stop_ends_the_prefetching_thread() -> None:
     made: list[int] = []
 
     def items() -> Iterator[int]:
@@ -211,9 +211,9 @@ def test_who_stops_early_stops_the_thread_that_makes() -> None:
             made.append(i)
             yield i
 
-    taken = ahead(items(), 2)
+    taken = prefetched(items(), 2)
     assert next(taken) == 0
     taken.close()  # type: ignore[attr-defined]
 
     assert len(made) < 10
-    assert "ahead" not in {thread.name for thread in threading.enumerate()}
+    assert "prefetch" not in {thread.name for thread in threading.enumerate()}

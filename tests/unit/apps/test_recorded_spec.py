@@ -53,7 +53,7 @@ def test_schemas_of_one_name_are_kept_apart(settings: Settings, tmp_path: Path) 
     assert load_schemas(kept) == load_schemas(spec)
 
 
-def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_failed_replacement_leaves_the_old_file_alone(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
 
     with pytest.raises(IsADirectoryError):

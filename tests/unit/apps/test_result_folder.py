@@ -1,4 +1,4 @@
-"""The folder of a pass when the pass is ended by a signal: nothing is left of it."""
+"""The folder of a pass that a signal ends: nothing of it stays."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 PASS = """
 import signal, sys, threading
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `freshet` begins
-from freshet.apps.results import folder_of_a_pass
-with folder_of_a_pass(sys.argv[1] or None) as folder:
+from freshet.apps.results import pass_folder
+with pass_folder(sys.argv[1] or None) as folder:
     (folder / "log").mkdir(parents=True)
     (folder / "file").write_text("half")
     print("begun", flush=True)

@@ -1,4 +1,4 @@
-"""What `freshet up` asks of its supervisor."""
+"""The supervisor and the first lines of `freshet up`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Watched:
         return {}
 
 
-def test_services_are_killed_only_after_their_drain_and_what_comes_behind_it(tmp_path: Path) -> None:
+def test_services_are_killed_after_drain_and_close_time(tmp_path: Path) -> None:
     settings, supervisor = load_settings({"FRESHET_COMMON_DRAIN": "3s"}, run_folder=tmp_path), Watched()
 
     Run(tmp_path, settings, [], supervisor).until_stopped(  # type: ignore[arg-type]
@@ -41,10 +41,10 @@ def test_the_start_states_how_much_memory_rows_may_take(
 ) -> None:
     stop = threading.Event()
     stop.set()  # nothing is waited for
-    monkeypatch.setattr(supervising, "tell_ready", lambda *_: False)
+    monkeypatch.setattr(supervising, "report_ready", lambda *_: False)
     settings = load_settings({}, run_folder=tmp_path)
 
-    supervising._tell_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
+    supervising._report_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
 
     said = capsys.readouterr().out
     assert rows_memory(settings).text() in said

@@ -105,7 +105,7 @@ def test_one_command_compares_with_vowpal_wabbit(samples: Path, tmp_path: Path) 
         assert name in told.output
         assert learner["labels"]["click"]["n"] == ROWS
         assert learner["after_first_fifth"]["click"]["n"] == ROWS - ROWS // 5
-        assert learner["labels"]["click"]["auc"] > 0.6  # items tell two thirds from one third
+        assert learner["labels"]["click"]["auc"] > 0.6  # items distinguish two thirds from one third
         assert sum(w["measures"]["n"] for w in learner["curve"]["click"]) == ROWS
     assert found["auc"] == pytest.approx(found["learners"]["freshet"]["labels"]["click"]["auc"], abs=1e-6)
     drawn = ET.fromstring(plot.read_text())
@@ -263,7 +263,7 @@ def test_numbers_are_standardised_by_the_batches_before(dense: Any, data: st.Dat
         start += size
 
 
-def test_a_column_that_never_changes_is_nothing_to_vowpal_wabbit() -> None:
+def test_constant_column_is_left_out_for_vowpal_wabbit() -> None:
     found = Standardized(1)(np.full((100, 1), 2_013.0, np.float32), np.arange(1, 101))
 
     assert not found.any()

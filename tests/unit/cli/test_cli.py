@@ -72,7 +72,7 @@ def test_help_lists_every_verb():
     assert all(verb in output for verb in VERBS)
 
 
-def test_a_verb_that_is_not_there_is_refused_with_the_nearest_one():
+def test_unknown_verb_is_refused_with_the_nearest_one():
     result = run("replya", catch=True)
 
     assert result.exit_code == 2
@@ -127,7 +127,7 @@ def test_check_states_how_much_memory_rows_may_take(monkeypatch):
         run("check", QUICKSTART)
 
 
-def test_check_against_a_running_model_ends_with_3_if_an_edit_needs_a_new_one(tmp_path):
+def test_check_against_ends_with_3_if_an_edit_needs_a_new_model(tmp_path):
     for schema in ("impressions.avsc", "actions.avsc"):
         (tmp_path / schema).write_text((EXAMPLES / "quickstart" / schema).read_text())
     edited = tmp_path / "freshet.toml"
@@ -139,7 +139,7 @@ def test_check_against_a_running_model_ends_with_3_if_an_edit_needs_a_new_one(tm
     assert "tables.article.dim: 16 -> 8 (identity): needs a new model" in result.output
 
 
-def test_init_writes_a_spec_that_check_accepts_and_does_not_overwrite(tmp_path):
+def test_init_writes_a_valid_spec_and_does_not_overwrite(tmp_path):
     schemas = []
     for name in ("impressions.avsc", "actions.avsc"):
         path = tmp_path / name
@@ -151,11 +151,11 @@ def test_init_writes_a_spec_that_check_accepts_and_does_not_overwrite(tmp_path):
     assert run("check", out).exit_code == 0
     assert out.read_text().startswith("#:schema ./freshet.schema.json\n")  # for editors
     assert (tmp_path / "freshet.schema.json").read_text() == run("check", "--json-schema").stdout
-    with pytest.raises(ConfigError, match="--force writes over it"):
+    with pytest.raises(ConfigError, match="--force replaces it"):
         run("init", *schemas, "--out", out)
 
 
-def test_backtest_learns_from_a_file_and_prints_one_json_object(spec_file, samples):
+def test_backtest_learns_and_prints_one_json_object(spec_file, samples):
     result = json.loads(
         run("backtest", spec_file, samples, "--request", "request", "--lanes", 1, "--json").output
     )
@@ -165,7 +165,7 @@ def test_backtest_learns_from_a_file_and_prints_one_json_object(spec_file, sampl
     assert result["auc"] > 0.6
 
 
-def test_backtest_with_one_lane_gives_the_same_result_each_time(spec_file, samples):
+def test_backtest_with_one_lane_is_deterministic(spec_file, samples):
     first, second = (
         json.loads(run("backtest", spec_file, samples, "--lanes", 1, "--json").stdout) for _ in range(2)
     )
@@ -173,7 +173,7 @@ def test_backtest_with_one_lane_gives_the_same_result_each_time(spec_file, sampl
     assert first["labels"] == second["labels"]
 
 
-def test_parquet_and_csv_of_equal_rows_give_the_same_result(spec_file, samples, tmp_path):
+def test_parquet_and_csv_give_the_same_result(spec_file, samples, tmp_path):
     parquet = tmp_path / "toy.parquet"
     pyarrow.parquet.write_table(pyarrow.csv.read_csv(samples), parquet)
 
@@ -200,7 +200,7 @@ def test_a_file_that_is_no_table_is_refused(spec_file, tmp_path):
         run("backtest", spec_file, path)
 
 
-def test_what_a_backtest_keeps_can_be_listed_shown_peeked_and_rolled_back(spec_file, samples, tmp_path):
+def test_kept_backtest_can_be_listed_shown_and_rolled_back(spec_file, samples, tmp_path):
     folder = tmp_path / "run"
     run("backtest", spec_file, samples, "--lanes", 1, "--keep", folder, "--json")
 
@@ -219,9 +219,7 @@ def test_what_a_backtest_keeps_can_be_listed_shown_peeked_and_rolled_back(spec_f
     assert status["versions"]["aliases"]["stable"] == 0
 
 
-def test_versions_that_lie_elsewhere_are_listed_moved_and_counted_there(
-    spec_file, samples, tmp_path, monkeypatch
-):
+def test_versions_elsewhere_are_listed_moved_and_counted(spec_file, samples, tmp_path, monkeypatch):
     folder = tmp_path / "kept"
     run("backtest", spec_file, samples, "--keep", folder)
     (folder / "versions").rename(tmp_path / "elsewhere")
@@ -236,12 +234,12 @@ def test_versions_that_lie_elsewhere_are_listed_moved_and_counted_there(
     assert status["aliases"]["stable"] == 0
 
 
-def test_a_folder_without_a_run_is_refused_with_the_way_to_make_one(tmp_path):
+def test_folder_without_a_run_is_refused_with_a_hint(tmp_path):
     with pytest.raises(ConfigError, match=r"is no run folder[\s\S]*`freshet demo` starts one"):
         run("status", "--folder", tmp_path)
 
 
-def test_the_run_folder_may_be_named_in_the_environment_and_the_option_goes_before_it(tmp_path, monkeypatch):
+def test_folder_option_overrides_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FRESHET_COMMON_RUN_FOLDER", str(tmp_path / "one"))
 
     with pytest.raises(ConfigError, match="one does not exist"):
@@ -250,7 +248,7 @@ def test_the_run_folder_may_be_named_in_the_environment_and_the_option_goes_befo
         run("status", "--folder", tmp_path / "two")
 
 
-def test_where_log_and_versions_lie_elsewhere_no_run_folder_is_asked_for(tmp_path, monkeypatch):
+def test_no_run_folder_is_needed_for_external_stores(tmp_path, monkeypatch):
     monkeypatch.setenv("FRESHET_COMMON_VERSIONS_URL", f"file:{tmp_path / 'versions'}")
     with pytest.raises(ConfigError, match="--folder"):
         run("version", "list", "--folder", tmp_path / "none")
@@ -261,7 +259,7 @@ def test_where_log_and_versions_lie_elsewhere_no_run_folder_is_asked_for(tmp_pat
     assert json.loads(listed) == {"versions": [], "aliases": {}}
 
 
-def test_a_version_that_is_not_there_is_refused_with_those_that_are(spec_file, samples, tmp_path):
+def test_unknown_version_is_refused_with_the_known_ones(spec_file, samples, tmp_path):
     folder = tmp_path / "run"
     run("backtest", spec_file, samples, "--lanes", 1, "--keep", folder, "--json")
 
@@ -274,9 +272,7 @@ def _needs_pyarrow(module):
     return module.__name__.removeprefix("freshet.").startswith((*users, "apps.native_backtest"))
 
 
-def test_a_package_that_was_not_installed_is_named_with_what_brings_it(
-    spec_file, samples, monkeypatch, capsys
-):
+def test_missing_package_is_named_with_its_extra(spec_file, samples, monkeypatch, capsys):
     for name in [n for n, m in sys.modules.items() if n.startswith("freshet.") and _needs_pyarrow(m)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not there
@@ -288,7 +284,7 @@ def test_a_package_that_was_not_installed_is_named_with_what_brings_it(
     assert ended.value.code == 1
     assert capsys.readouterr().err.endswith(
         "ConfigError: the package pyarrow is not installed\n"
-        '  expected what freshet\'s extra "replay" brings, as this needs it\n'
+        '  expected the packages of freshet\'s extra "replay"\n'
         '  pip install pyarrow; or in a clone of freshet, pip install ".[replay]"\n'
     )
 

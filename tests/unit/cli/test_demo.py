@@ -1,6 +1,6 @@
 import pytest
 
-from freshet.apps.demo import Wish, _refuse_other_contents
+from freshet.apps.demo import DemoOptions, _refuse_other_contents
 from freshet.config.settings import RunFolder
 from freshet.demo import write_spec
 from freshet.demo.start_time import STATE_FILE, RunStart, save_start
@@ -18,31 +18,31 @@ def played(tmp_path):
     return folder.path
 
 
-def test_without_options_the_demo_begins_with_the_simulators_defaults():
-    words = Wish(1_000, None, ()).options(None)
+def test_demo_without_options_has_the_simulators_defaults():
+    words = DemoOptions(1_000, None, ()).simulator_arguments(None)
 
     assert " ".join(words) == "--rate 1000 --seed 7 --drift-at 150s --drift-every 5m"
 
 
-def test_a_drift_that_is_asked_for_is_the_only_one():
-    words = Wish(10, 1, ("30s", "1m")).options(None)
+def test_drift_of_the_command_line_is_the_only_one():
+    words = DemoOptions(10, 1, ("30s", "1m")).simulator_arguments(None)
 
     assert " ".join(words) == "--rate 10 --seed 1 --drift-at 30s --drift-at 1m --drift-every none"
 
 
-def test_started_again_the_demo_goes_on_with_the_world_that_its_folder_has():
-    words = Wish(10, None, ()).options(RunStart(3, (60.0,), 300.0))
+def test_restarted_demo_keeps_the_readers_of_its_folder():
+    words = DemoOptions(10, None, ()).simulator_arguments(RunStart(3, (60.0,), 300.0))
 
     assert " ".join(words) == "--rate 10 --seed 3 --drift-at 60000ms --drift-every 300000ms"
 
 
 @pytest.mark.parametrize(("option", "value"), [("--seed", "4"), ("--drift-at", "90s")])
-def test_another_world_than_the_folders_is_refused(played, option, value):
+def test_other_readers_than_the_folders_are_refused(played, option, value):
     with pytest.raises(ConfigError, match=f"{option} = [\\s\\S]*delete the folder"):
         run("demo", played, option, value)
 
 
-def test_a_folder_of_another_purpose_is_left_as_it_is(tmp_path):
+def test_folder_with_other_contents_is_refused(tmp_path):
     (tmp_path / "letter.txt").write_text("mine")
 
     with pytest.raises(ConfigError, match=r"it holds letter\.txt; take another: freshet demo"):
@@ -50,7 +50,7 @@ def test_a_folder_of_another_purpose_is_left_as_it_is(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_a_folder_whose_first_start_was_killed_as_it_wrote_is_the_demos(tmp_path):
+def test_folder_of_a_killed_first_start_is_accepted(tmp_path):
     (tmp_path / ".freshet.toml.new").touch()
 
     _refuse_other_contents(tmp_path)
@@ -59,7 +59,7 @@ def test_a_folder_whose_first_start_was_killed_as_it_wrote_is_the_demos(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {"freshet.toml", "pages.avsc", "actions.avsc"}
 
 
-def test_a_file_in_the_folders_place_is_left_as_it_is(tmp_path):
+def test_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
 
     with pytest.raises(ConfigError, match="found a file"):

@@ -1,4 +1,4 @@
-"""Models of one kind of feature, and of values that tell nothing: each learns, and predicts finite values."""
+"""Models of one kind of feature, and of constant values: each learns, and predicts finite values."""
 
 from __future__ import annotations
 

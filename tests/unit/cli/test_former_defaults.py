@@ -321,7 +321,7 @@ def test_every_comparison_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_another_spec_is_not_told_of_defaults(
+def test_other_spec_gets_no_hint_about_defaults(
     place: Callable[[str, str, Settings], None], settings: Settings
 ) -> None:
     with pytest.raises(Mismatch) as told:

@@ -1,4 +1,4 @@
-"""`freshet late`: what it says, and when it refuses."""
+"""`freshet late`: its output and its refusals."""
 
 from __future__ import annotations
 

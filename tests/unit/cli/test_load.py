@@ -1,4 +1,4 @@
-"""What `freshet load` prints."""
+"""Output of `freshet load`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_last_line_says_that_the_generator_was_late() -> None:
 
     shown = _text({"events": late, "ranks": punctual}).splitlines()
 
-    assert shown[-1].startswith("events: freshet load was late itself")
+    assert shown[-1].startswith("events: freshet load itself was late")
     assert "p99 250.0 ms" in shown[-1]
     assert not any(line.startswith("ranks: freshet load was late") for line in shown)
     assert "late itself" not in _text({"ranks": punctual})

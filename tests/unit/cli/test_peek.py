@@ -25,14 +25,14 @@ CLICK = {
 }
 
 
-def test_what_a_client_sent_tells_a_terminal_nothing() -> None:
+def test_control_characters_of_clients_are_escaped() -> None:
     line = {"partition": 0, "offset": 7, "key": "\x1b[31mred\x07", "value": {"text": "\x9b2J é\u202e"}}
 
     assert _text(line) == r'0:7 \x1b[31mred\x07 {"text":"\x9b2J é\u202e"}'
 
 
 @pytest.mark.parametrize("broken", [b"\0", b"\x10\0", b"\0" + b"\xff" * 9 + b"\1", b""])
-def test_a_record_that_cannot_be_read_is_shown_as_such_and_the_rest_goes_on(
+def test_unreadable_record_is_shown_with_its_reason(
     broken: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRESHET_COMMON_LOG_URL", f"sqlite:{tmp_path}/log")

@@ -1,4 +1,4 @@
-"""`freshet prepare`: what is missing is made, what is there stays, what is wrong is said."""
+"""`freshet prepare`: missing topics are created, existing ones stay, errors are reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_missing_topics_are_made_once(tmp_path: Path) -> None:
     log.close()
 
 
-def test_rows_of_another_model_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_rows_of_another_model_are_refused(tmp_path: Path) -> None:
     prepared(tmp_path)
     rows = open_rowstore(load_settings(run_folder=tmp_path).common.rows_url)
     rows.create(
@@ -65,7 +65,7 @@ def test_rows_of_another_model_are_told_before_anything_starts(tmp_path: Path) -
     assert "### Another model\n" in (ROOT / "docs" / "compose.md").read_text()
 
 
-def test_a_store_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRESHET_COMMON_ROWS_URL", "redis://127.0.0.1:1/demo")
 
     with pytest.raises(Unavailable, match="cannot be reached"):

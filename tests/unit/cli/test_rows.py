@@ -1,4 +1,4 @@
-"""`freshet rows`: damaged rows are found, and given up only if that is said."""
+"""`freshet rows`: damaged rows are found, and removed only with the option."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_damaged_rows_are_given_up_and_the_bucket_works(file: Path) -> None:
     store.close()
 
 
-def test_a_damaged_meta_is_told_and_mended_by_nobody(file: Path) -> None:
+def test_damaged_meta_is_reported_and_not_repaired(file: Path) -> None:
     damage(file, "UPDATE metas SET applied = 'x' WHERE bucket = 2")
 
     assert [(one["bucket"], one["rows"]) for one in told("check")["damaged"]] == [(2, None)]

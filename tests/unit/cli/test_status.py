@@ -62,7 +62,7 @@ def made_run(tmp_path, run):
     return folder.path
 
 
-def test_the_status_says_what_was_trained_how_good_it_is_and_why_a_version_is_held():
+def test_status_has_samples_measures_and_verdict():
     text = as_text(status())
 
     assert "trained   1200 samples in 9 steps; 15 rows; 0 blocks behind" in text
@@ -73,7 +73,7 @@ def test_the_status_says_what_was_trained_how_good_it_is_and_why_a_version_is_he
     assert "signal 9 (SIGKILL)" in text
 
 
-def test_samples_that_taught_nothing_are_told_with_the_reason():
+def test_unusable_samples_are_counted_by_reason():
     figures = {**FIGURES, "refused": {"unreadable": 2, "no_schema": 0, "label": 1}}
 
     text = as_text(status(services={"trainer": {**SERVICE, "figures": figures}}))
@@ -90,7 +90,7 @@ def test_a_folder_where_nothing_ran_says_how_to_start():
     assert text == "nothing has run in run yet; `freshet up SPEC --folder run` starts it"
 
 
-def test_what_ended_is_told_with_when_why_and_when_it_was_started_again():
+def test_ended_processes_have_time_reason_and_restart():
     killed = Ended("trainer", NOW_MS - 5_000, "signal 9 (SIGKILL)", up_s=33.1, again_ms=NOW_MS - 4_900)
     failed = Ended("joiner", NOW_MS - 1_000, "exit code 1", why="Corrupt: the log\n  restore it", up_s=0.5)
     history = [{name: getattr(one, name) for name in Ended.__dataclass_fields__} for one in (killed, failed)]
@@ -101,7 +101,7 @@ def test_what_ended_is_told_with_when_why_and_when_it_was_started_again():
     assert "joiner     exit code 1 after 0.5 s; not started again\n      Corrupt: the log" in text
 
 
-def test_of_a_long_history_the_newest_is_shown_and_the_rest_counted():
+def test_long_history_shows_the_newest_and_counts_the_rest():
     one = {
         "name": "joiner",
         "time_ms": NOW_MS,
@@ -128,7 +128,7 @@ def test_a_stopped_run_says_when_and_how_to_go_on(tmp_path):
     assert "`freshet demo here` goes on where it was" in as_text(found)
 
 
-def test_a_killed_supervisor_is_told_although_nobody_could_write_it_down(tmp_path):
+def test_killed_supervisor_is_reported(tmp_path):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
     service = {"pid": process.pid, "port": 1, "since_s": 0.0, "restarts": 0, "last_exit": ""}
@@ -143,7 +143,7 @@ def test_a_killed_supervisor_is_told_although_nobody_could_write_it_down(tmp_pat
     assert "was killed, or the machine went down" in as_text(found)
 
 
-def test_an_id_that_another_program_has_by_now_is_not_taken_for_a_service(tmp_path):
+def test_reused_process_id_is_no_service(tmp_path):
     service = {"pid": 1, "port": 1, "since_s": 0.0, "restarts": 0, "last_exit": ""}
     folder = made_run(tmp_path, RunState(os.getpid(), {"gateway": service}))
 
@@ -151,7 +151,7 @@ def test_an_id_that_another_program_has_by_now_is_not_taken_for_a_service(tmp_pa
 
 
 @pytest.mark.usefixtures("patient")
-def test_listed_services_are_asked_at_their_addresses(monkeypatch, tmp_path):
+def test_listed_services_are_queried_at_their_addresses(monkeypatch, tmp_path):
     """As in containers: no run folder knows of them."""
     monkeypatch.chdir(tmp_path)
     with ExitStack() as stack:
@@ -197,7 +197,7 @@ def test_listed_services_are_asked_at_their_addresses(monkeypatch, tmp_path):
     assert "does not answer" in shown.output
 
 
-def test_a_list_that_is_none_says_what_one_is(tmp_path):
+def test_invalid_list_is_refused_with_the_format(tmp_path):
     told = CliRunner().invoke(command, ["--services", "joiner:7010"])
     assert isinstance(told.exception, ConfigError)
     assert "role=host:port" in str(told.exception)

@@ -1,4 +1,4 @@
-"""`freshet token`: made once, listed without the token, dropped by name or id."""
+"""`freshet token`: printed once, listed without the token, dropped by name or id."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def may(path: Path, scope: str, token: str) -> bool:
     return True
 
 
-def test_a_new_token_lets_in_by_its_scopes_and_is_kept_nowhere(path: Path) -> None:
+def test_new_token_grants_its_scopes_and_is_not_stored(path: Path) -> None:
     token = made(path, "shop", "send,rank")
 
     assert [may(path, scope, token) for scope in ("send", "rank", "operate")] == [True, True, False]
@@ -59,7 +59,7 @@ def test_tokens_of_a_name_overlap_until_the_old_one_is_dropped(path: Path) -> No
     assert not may(path, "send", new)
 
 
-def test_json_tells_what_was_made(path: Path) -> None:
+def test_json_describes_the_new_token(path: Path) -> None:
     answer = json.loads(
         run("new", "ada", "--scopes", "operate", "--expires", "90d", "--file", str(path), "--json").stdout
     )
@@ -80,7 +80,7 @@ def test_json_tells_what_was_made(path: Path) -> None:
         (["list"], "can be read"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_makes_no_file(
+def test_invalid_options_are_refused_and_create_no_file(
     path: Path, arguments: list[str], expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -107,7 +107,7 @@ def audited(path: Path) -> list[tuple[str, str]]:
     return [(line.action, line.outcome) for line in found]
 
 
-def test_what_is_made_and_dropped_is_in_the_audit_log_without_the_token(path: Path) -> None:
+def test_audit_log_has_changes_without_the_token(path: Path) -> None:
     token = made(path, "shop", "send")
     with pytest.raises(ConfigError):
         run("drop", "web", "--file", str(path))

@@ -1,6 +1,6 @@
-"""What people give `freshet backtest` and `freshet replay files` that is no file of samples or events.
+"""Wrong files for `freshet backtest` and `freshet replay files`.
 
-Each gets one message with the file's name and what to do, never a traceback."""
+Each gets one message with the name of the file and a remedy, and no traceback."""
 
 from __future__ import annotations
 
@@ -182,14 +182,14 @@ def test_a_folder_of_spark_is_answered_with_the_files_in_it(
 
 
 @pytest.mark.parametrize(("name", "words"), [("s3://b/a.parquet", "fetch it first"), ("-", "/dev/stdin")])
-def test_what_is_no_file_is_told_with_the_way_out(say: Said, name: str, words: str) -> None:
+def test_path_that_is_no_file_is_refused_with_a_hint(say: Said, name: str, words: str) -> None:
     status, said = say("backtest", "freshet.toml", name)
 
     assert status != 0
     assert words in said
 
 
-def test_a_column_of_a_folder_of_hive_is_told(say: Said, place: Path) -> None:
+def test_partition_column_of_hive_is_reported(say: Said, place: Path) -> None:
     path = place / "items.sku=a" / "part.csv"
     path.parent.mkdir()
     path.write_bytes(ROWS.replace(b"items.sku", b"other"))
