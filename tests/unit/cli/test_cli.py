@@ -235,7 +235,7 @@ def test_versions_elsewhere_are_listed_moved_and_counted(spec_file, samples, tmp
 
 
 def test_folder_without_a_run_is_refused_with_a_hint(tmp_path):
-    with pytest.raises(ConfigError, match=r"is no run folder[\s\S]*`freshet demo` starts one"):
+    with pytest.raises(ConfigError, match=r"is no run folder[\s\S]*`freshet demo` creates an example"):
         run("status", "--folder", tmp_path)
 
 
