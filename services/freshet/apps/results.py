@@ -47,7 +47,7 @@ def pass_folder(keep: str | Path | None) -> Iterator[Path]:
     try:
         with _interruptible():
             yield folder
-    except BaseException:
+    except BaseException:  # Ctrl-C and SIGTERM as well: half a pass must not look like a whole one
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         else:

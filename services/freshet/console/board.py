@@ -39,9 +39,8 @@ def segments_of(history: History, text: Callable[[str, int], str | None]) -> lis
 
 
 def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
-    """Rows of each table, their bytes in memory and how many were evicted; None while whoever
-    holds them does not tell.
-    """
+    """Rows of each table, their bytes in memory and how many were evicted; None while the service that
+    holds the rows does not report them."""
     told = {key: look.figure(look.holder, key) for key in ("rows", "row_bytes", "evicted")}
     known = {key: figures if isinstance(figures, Mapping) else {} for key, figures in told.items()}
     return [

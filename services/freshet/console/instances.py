@@ -62,7 +62,7 @@ def least_by_key(values: Sequence[Any]) -> Any:
 
 
 def first(values: Sequence[Any]) -> Any:
-    """What the first says: instances come with whoever leads before the others."""
+    """Take the first instance's value: a leader comes before the others."""
     return next((value for value in values if value is not None), None)
 
 
@@ -83,8 +83,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "bytes": total,
     },
     "inference": {
-        "freshness_ms": most,  # the reader who is worst off
-        "version": least,  # the oldest that somebody is served with
+        "freshness_ms": most,  # of the server that is furthest behind
+        "version": least,  # the oldest that is served
         "rows_next": least_by_key,
     },
     "simulator": {

@@ -127,7 +127,8 @@ class App:
             context = context_of(span)
 
             def reply_traced(response: Response) -> None:
-                end_http_request(span, response.status)
+                if span.is_recording():  # a handler may fail after its reply
+                    end_http_request(span, response.status)
                 reply(response)
 
             try:
@@ -145,7 +146,7 @@ class App:
         is served there may have a form of its own for them."""
         self._error_forms.append((path, form))
 
-    # --- what the server tells
+    # --- called by the server
 
     def bound_connections(self, connections: Callable[[], int], most: int) -> None:
         """Refuse requests, and end their connections, while there are more than `most` connections."""

@@ -79,7 +79,7 @@ class Bodies:
         if self._timer is None:
             self._timer = loop.call_later(self._timeout_s, self._give_up, loop)
         pieces: list[bytes] = []
-        size = 0
+        size, complete = 0, False
         try:
             while True:
                 piece = await incoming.piece()
@@ -91,17 +91,16 @@ class Bodies:
                 self._held += len(piece)
                 pieces.append(piece)
                 if not incoming.more:
+                    complete = True
                     return piece if len(pieces) == 1 else b"".join(pieces)
         except asyncio.CancelledError:
-            self._held -= size
             if task is None or task in self._deadlines:  # cancelled by another than `_give_up`
                 raise
             task.uncancel()
             raise self._too_late(size) from None
-        except BaseException:
-            self._held -= size
-            raise
         finally:
+            if not complete:
+                self._held -= size
             self._deadlines.pop(task, None)
 
     def release(self, body: bytes) -> None:

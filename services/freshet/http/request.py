@@ -37,7 +37,7 @@ class Request(NamedTuple):
         return self.headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
 
     def watch_client(self) -> Callable[[], bool]:
-        """Start to watch the client; the function returned tells whether it has gone away.
+        """Start to watch the client; the function returned reports whether it has disconnected.
 
         Costs a task, so a handler calls this where work can wait so long that clients give up.
         """

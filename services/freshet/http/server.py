@@ -41,7 +41,7 @@ UVICORN: Mapping[str, Any] = {
 }
 """Of every server; the benchmark's bare server takes the same, so that only our own work differs."""
 MAX_CONNECTIONS = 2_000
-"""Where nobody says otherwise."""
+"""Default of `serve`."""
 
 SPARE_FILES = 256
 """Descriptors that a process needs for other things than connections."""

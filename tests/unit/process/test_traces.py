@@ -20,7 +20,7 @@ from freshet.errors import ConfigError
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
-from freshet.http.responses import ClientGoneError, error_response
+from freshet.http.responses import ClientGoneError, Response, error_response
 from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
 from freshet.observability.trace_ids import TraceIds
@@ -292,6 +292,27 @@ def test_failed_request_is_in_trace_and_log_of_client(
     assert span.by_client
     line = orjson.loads(capsys.readouterr().err)
     assert (line["trace_id"], line["span_id"]) == (f"{5:032x}", f"{span.context.span_id:016x}")
+
+
+def test_span_of_a_request_ends_with_its_reply(caplog: pytest.LogCaptureFixture) -> None:
+    tracer, spans = recording()
+    install(tracer)
+    sent: list[Message] = []
+
+    def fails_late(request: Request, reply: Reply) -> None:
+        reply(Response(200, b"{}"))
+        raise KeyError("a bug behind the reply")
+
+    async def ask() -> None:
+        app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
+        app.route_hot(Endpoint("POST", "/v1/events", "Fails late.", ()), fails_late)
+        sent.extend(await answered(app, "/v1/events", {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}))
+
+    asyncio.run(ask())
+
+    assert sent[0]["status"] == 200
+    assert [(span.attributes["http.response.status_code"], span.error) for span in spans] == [(200, "")]
+    assert [r.message for r in caplog.records if r.name.startswith("opentelemetry")] == []
 
 
 def test_disconnected_client_is_counted_as_gone() -> None:
