@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from freshet.apps import services as wiring
+from freshet.apps import services
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
@@ -29,8 +29,8 @@ WITHIN_S = 30.0
 @pytest.fixture(autouse=True)
 def _without_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples are ready: their schema is in the log, and the spec's are no files."""
-    monkeypatch.setattr(wiring, "load_schemas", lambda *_: None)
-    monkeypatch.setattr(wiring, "sample_reader", lambda *_: None)
+    monkeypatch.setattr(services, "load_schemas", lambda *_: None)
+    monkeypatch.setattr(services, "sample_reader", lambda *_: None)
 
 
 def trained(folder: Path) -> Spec:
@@ -62,7 +62,7 @@ def damage(file: Path) -> None:
 def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "REPAIR_POLL_S", 0.2)
+    monkeypatch.setattr(services, "REPAIR_POLL_S", 0.2)
     spec = trained(tmp_path)
     [port] = lasting_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
@@ -71,7 +71,7 @@ def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
 
     def run() -> None:
         try:
-            wiring.RUNNERS["trainer"](spec, settings, stop)
+            services.RUNNERS["trainer"](spec, settings, stop)
         except BaseException as error:
             failures.append(error)
 
@@ -105,7 +105,7 @@ def test_a_trainer_that_waits_for_mending_stops_when_it_is_told(tmp_path: Path) 
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
     damage(tmp_path / "rows" / "rows.sqlite")
     stop = threading.Event()
-    thread = threading.Thread(target=wiring.RUNNERS["trainer"], args=(spec, settings, stop))
+    thread = threading.Thread(target=services.RUNNERS["trainer"], args=(spec, settings, stop))
     thread.start()
     wait_until(
         "it says what is wrong",

@@ -12,8 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.adapters import open_eventlog
-from freshet.apps import distributed, pipeline, remote_training, training
-from freshet.apps import services as wiring
+from freshet.apps import distributed, pipeline, remote_training, services, training
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.rank_batches import Wire
 from freshet.clock import SYSTEM_CLOCK
@@ -120,10 +119,10 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
 def test_a_store_that_cannot_be_opened_leaves_the_log_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    closed = closings(wiring, monkeypatch)
-    monkeypatch.setattr(wiring, "open_rowstore", fails)
+    closed = closings(services, monkeypatch)
+    monkeypatch.setattr(services, "open_rowstore", fails)
     with capture_logs() as said, pytest.raises(Mismatch):
-        wiring.RUNNERS[role](SPEC, settings_in(tmp_path), threading.Event())
+        services.RUNNERS[role](SPEC, settings_in(tmp_path), threading.Event())
 
     assert closed == ["log"]
     assert [line for line in said if "not closed" in line["event"]] == []
@@ -153,7 +152,7 @@ def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
 
     def run() -> None:
         try:
-            wiring.RUNNERS[role](SPEC, made, stop)
+            services.RUNNERS[role](SPEC, made, stop)
         except BaseException as error:
             failures.append(error)
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from freshet.adapters import open_eventlog
-from freshet.apps import replay as replaying
+from freshet.apps import replay
 from freshet.apps.replay import join_all
 from freshet.cli import cli
 from freshet.config.settings import RunFolder
@@ -115,7 +115,7 @@ def test_topics_in_json_are_read_by_record_and_not_by_line(retail, tmp_path):
         r"^(served|action) = \{", r'\1 = { format = "json",', spec.read_text(), flags=re.MULTILINE
     )
     spec.write_text(in_json)
-    replaying.replay(load_spec(spec), online_retail(retail, seed=0), keep=tmp_path / "old", lanes=1)
+    replay.replay(load_spec(spec), online_retail(retail, seed=0), keep=tmp_path / "old", lanes=1)
     log = open_eventlog(f"sqlite:{RunFolder(tmp_path / 'old').log}")
     with closing(log), closing(log.reader()) as reader, closing(log.writer()) as writer:
         reader.assign({TopicPartition("actions", 0): 0})
@@ -225,8 +225,8 @@ def test_the_same_events_make_the_same_blocks_however_fast_the_machine(
     blocks = []
     for clock in (_Racing(), _Standing()):
         folder = tmp_path / type(clock).__name__
-        monkeypatch.setattr(replaying, "join_all", partial(join_all, clock=clock))
-        replaying.replay(spec, online_retail(retail, seed=0), keep=folder, lanes=1)
+        monkeypatch.setattr(replay, "join_all", partial(join_all, clock=clock))
+        replay.replay(spec, online_retail(retail, seed=0), keep=folder, lanes=1)
         blocks.append(blocks_in(folder, partitions))
 
     assert len(blocks[0]) > partitions

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet import adapters as opening
+from freshet import adapters
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.errors import ConfigError
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -14,7 +14,7 @@ from freshet.versions.folder import FolderVersionStore
 def test_built_in_schemes_need_no_installed_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "entry_points", lambda group: ())
+    monkeypatch.setattr(adapters, "entry_points", lambda group: ())
     log = open_eventlog(f"sqlite:{tmp_path}/log")
     assert isinstance(log, SqliteEventLog)
     log.close()
@@ -23,7 +23,7 @@ def test_built_in_schemes_need_no_installed_distribution(
 
 def test_a_third_party_scheme_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("upper", "builtins:str", "freshet.eventlog")
-    monkeypatch.setattr(opening, "entry_points", lambda group: (point,))
+    monkeypatch.setattr(adapters, "entry_points", lambda group: (point,))
     assert open_eventlog("upper:anything") == "upper:anything"  # type: ignore[comparison-overlap]
 
 

@@ -155,6 +155,10 @@ class RequestHeader:
         return self.rank * self.lanes + self.lane
 
 
+MAX_COLUMNS = 255
+"""Segments, labels or store groups: a frame numbers them by a byte."""
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """The columns of a batch by the spec, which both sides share."""
@@ -164,6 +168,22 @@ class Names:
     widths: tuple[int, ...]  # floats of a row, by store group
     states: tuple[int, ...]  # floats of its optimiser state
     buckets: int  # of the model
+
+    def __post_init__(self) -> None:
+        """Compare the numbers of columns with the byte that a frame has for each."""
+        for key, names in (
+            ("train.segments", self.segments),
+            ("labels", self.labels),
+            ("tables", self.widths),
+        ):
+            if len(names) > MAX_COLUMNS:
+                raise ConfigError(
+                    "freshet.toml",
+                    key,
+                    f"{len(names)} names",
+                    f"at most {MAX_COLUMNS} where embedders are processes of their own",
+                    "use fewer, or embed the rows in the trainer (`freshet up`)",
+                )
 
 
 def take_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:

@@ -23,7 +23,7 @@ from freshet.batches.frames import (
 )
 from freshet.batches.stream import TrainBatch
 from freshet.embedder.pipelined_stream import PipelinedStream
-from freshet.errors import Fenced, FreshetError, Mismatch, Unavailable
+from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.rpc.frames import Frame, Kind
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
@@ -259,9 +259,3 @@ class BatchServer:
 def _merge_vectors(before: dict[int, int], now: Mapping[int, int]) -> dict[int, int]:
     """Merge two vectors of one rank: offsets only rise, and messages may arrive out of order."""
     return {p: max(offset, before.get(p, 0)) for p, offset in now.items()}
-
-
-def check_names(names: Names) -> None:
-    """Raise Mismatch if a frame cannot number these columns in a byte."""
-    if max(len(names.segments), len(names.labels), len(names.widths)) > 255:
-        raise Mismatch("a frame numbers segments, labels and store groups with a byte: 255 at most")

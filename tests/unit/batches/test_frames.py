@@ -20,7 +20,7 @@ from freshet.batches.frames import (
 )
 from freshet.batches.read_my_writes import LookupResult
 from freshet.batches.stream import TrainBatch
-from freshet.errors import FreshetError
+from freshet.errors import ConfigError, FreshetError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
@@ -37,6 +37,14 @@ KNOWN = KnownPushes(
     np.array([[3, 0, 17], [4, 0, 17]]),
     {g: np.arange(NAMES.buckets, dtype=np.uint32) % 2 for g in (0, 1)},
 )
+
+
+@pytest.mark.parametrize("column", ["segments", "labels", "widths"])
+def test_more_columns_than_a_byte_numbers_are_refused(column: str) -> None:
+    values: dict[str, Any] = {column: getattr(NAMES, column)[:1] * 256}
+
+    with pytest.raises(ConfigError, match=r"256 names'\n  expected at most 255"):
+        replace(NAMES, **values)
 
 
 def a_batch(b: int = 4, seed: int = 0) -> TrainBatch:

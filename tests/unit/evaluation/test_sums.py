@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.evaluation import LabelKind, Measures
-from freshet.evaluation import progressive as streaming
+from freshet.evaluation import LabelKind, Measures, progressive
 from freshet.evaluation.cells import Samples, Table, table_of
 from freshet.types import I64, U64, Bool
 from tests.unit.evaluation import by_sorting
@@ -79,11 +78,11 @@ def test_empty_table_moves_to_an_empty_table() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_state_equals_that_of_sorting_and_merging_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "GROUP_SAMPLES", 1_000)
-    monkeypatch.setattr(streaming, "MERGE_ENTRIES", 3_000)
+    monkeypatch.setattr(progressive, "GROUP_SAMPLES", 1_000)
+    monkeypatch.setattr(progressive, "MERGE_ENTRIES", 3_000)
     quick = stream(seed)
-    monkeypatch.setattr(streaming, "table_of", table_by_sorting)
-    monkeypatch.setattr(streaming, "MERGE_ENTRIES", -1)
+    monkeypatch.setattr(progressive, "table_of", table_by_sorting)
+    monkeypatch.setattr(progressive, "MERGE_ENTRIES", -1)
     monkeypatch.setattr(Table, "merge", staticmethod(by_sorting.merge))
     plain = stream(seed)
     assert len(quick) == len(plain)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.observability.skipped import skipped
-from freshet.rows.sqlite import row_store as compact
+from freshet.rows.sqlite import row_store
 from freshet.rows.sqlite.file import NO_STAMP
 from freshet.rows.sqlite.row_store import BLOBS_A_CONNECTION, SqliteRowStore, decide
 from freshet.rows.sqlite.segments import parse_directory, parts_of, write_directory
@@ -45,8 +45,8 @@ from tests.integration.redis_world import KEYS, Owner
 @pytest.fixture
 def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge and compact small stores as if they were large."""
-    monkeypatch.setattr(compact, "_SMALLEST_BYTES", 100)
-    monkeypatch.setattr(compact, "FAN_IN", 3)
+    monkeypatch.setattr(row_store, "_SMALLEST_BYTES", 100)
+    monkeypatch.setattr(row_store, "FAN_IN", 3)
 
 
 Changes = tuple[dict[int, dict[int, int]], dict[int, list[int]]]
@@ -445,7 +445,7 @@ def flush_for_ever(path: str) -> None:
 
     It says "ready", and the seq of each flush once that is answered.
     """
-    compact._SMALLEST_BYTES, compact.FAN_IN = 100, 3  # so that kills hit merges and compactions too
+    row_store._SMALLEST_BYTES, row_store.FAN_IN = 100, 3  # so that kills hit merges and compactions too
     store = SqliteRowStore(Path(path))
     store.create(identity(), starting())
     fence = Fence(store.metas([Bucket(0)])[Bucket(0)].fence + 1)
