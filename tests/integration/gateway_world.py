@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from freshet.apps.services import gateway_authenticator, gateway_grpc_listener
 from freshet.config.avro.schema import to_json
 from freshet.config.spec.parse import load_spec
-from freshet.gateway.service import codecs_of, run
+from freshet.gateway.service import Gateway, codecs_of, run
+from freshet.http.browser_checks import AllowedSites
 from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
@@ -152,17 +154,24 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
             codecs = codecs_of(SPEC, SCHEMAS, log, clock)
             try:
-                run(
+                build = partial(
+                    Gateway,
                     SPEC,
                     gate,
                     codecs,
                     made.gateway,
+                    clock=clock,
+                    authenticator=gateway_authenticator(made.gateway, made.common, clock),
+                    sites=AllowedSites(made.common.bind_address, made.common.hosts),
+                )
+                grpc_listener = gateway_grpc_listener(made.gateway, made.common)
+                run(
+                    build,
+                    made.gateway.port,
                     made.common,
                     stop=stop,
-                    clock=clock,
                     ready=ready,
-                    beside=gateway_grpc_listener(made.gateway, made.common),
-                    guard=gateway_authenticator(made.gateway, made.common, clock),
+                    grpc_listener=grpc_listener,
                 )
             finally:
                 ended.set()

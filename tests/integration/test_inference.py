@@ -108,8 +108,8 @@ def serving(world: World, **variables: str) -> Iterator[Running]:
             clock=clock,
             rng=random.Random(3),
             ready=ready,
-            beside=inference_grpc_listener(made.inference, made.common),
-            guard=inference_authenticator(made.inference, made.common, clock),
+            grpc_listener=inference_grpc_listener(made.inference, made.common),
+            authenticator=inference_authenticator(made.inference, made.common, clock),
         )
 
     with running(target) as (url, stop):

@@ -24,8 +24,8 @@ from freshet.features import SampleDecoder
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import FrameServer
 from freshet.types import Bucket, Fence
 from tests.perf.workload import Workload, append, plain_spec
 from tests.system.waiting import wait_until
@@ -86,7 +86,7 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
         decoder=lambda: BlockDecoder(decoder, 1, refused),
         refused=refused,
         claims=claims,
-        server=GrpcServer("127.0.0.1:0", Transport()),
+        server=FrameServer("127.0.0.1:0", Transport()),
         name="a",
         host="127.0.0.1",
         clock=SYSTEM_CLOCK,

@@ -36,9 +36,8 @@ from freshet.embedder.service import names_of
 from freshet.features import SampleDecoder
 from freshet.model import Lane, build_model
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import decode_frame
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec, decode_frame
+from freshet.rpc.server import FrameServer
 from freshet.types import Fence
 from tests.perf.report import Figures, command
 from tests.perf.workload import Workload, append, plain_spec
@@ -92,7 +91,7 @@ class Bench:
             return self.stream(partial(told, 0)), [0]
 
         names = names_of(self.spec, self.layout)
-        batches, server = BatchServer(names, codec, make), GrpcServer("127.0.0.1:0", Transport())
+        batches, server = BatchServer(names, codec, make), FrameServer("127.0.0.1:0", Transport())
         batches.add_to(server)
         server.start()
         recent = RecentSamples(2_000, SYSTEM_CLOCK)

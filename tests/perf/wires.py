@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 from tests.perf.apart import Apart, Passed
 from tests.perf.modes import log_of, spec_of
 from tests.perf.report import Figures, command

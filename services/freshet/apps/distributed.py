@@ -29,8 +29,8 @@ from freshet.log.topics import ensure_topics
 from freshet.process.lifecycle import Cleanup
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
-from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 from freshet.versions import VersionStore
 
 __all__ = ["Embedding", "build_rank", "build_transport"]
@@ -96,7 +96,7 @@ class Embedding:
             decoder = SampleDecoder(spec, layout_of(spec), SchemaRegistry(log).get_now, reader)
             refused = RefusedSamples(refused_writer(writer, topics.refused), SYSTEM_CLOCK.monotonic)
             address = str(Address(settings.common.bind_address, settings.embedder.port))
-            self.server = GrpcServer(
+            self.server = FrameServer(
                 address,
                 transport,
                 identity=dict(served.metadata),

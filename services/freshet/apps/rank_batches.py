@@ -30,7 +30,7 @@ from freshet.log.schema_ids import SchemaRegistry
 from freshet.process.lifecycle import Cleanup
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 from freshet.trainer.ranks import ProcessGroup
 
 __all__ = ["FromEmbedders", "FromShards", "RankBatches", "RankCounts", "RankParts", "Wire"]

@@ -24,8 +24,7 @@ from freshet.batches.frames import Names, RequestHeader, batch_of, gradients_fra
 from freshet.batches.stream import TrainBatch
 from freshet.errors import FreshetError, Overloaded
 from freshet.rows.grpc.shard_connection import Link
-from freshet.rpc.frames import Frame, decode_frame, encode_frame
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import Frame, RowCodec, decode_frame, encode_frame
 from freshet.types import F32, U32
 
 __all__ = ["Feed", "FeedOwner", "Out", "StreamCounts"]

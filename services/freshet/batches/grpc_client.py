@@ -24,7 +24,7 @@ from freshet.log import EventLog
 from freshet.model.inputs import ModelInputs
 from freshet.rows.grpc.shard_connection import Link
 from freshet.rpc.channel import Transport
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 from freshet.types import F32, U32, Fence, TopicPartition
 
 __all__ = ["BATCHES", "RankAssignment", "RemoteStream", "StreamCounts"]

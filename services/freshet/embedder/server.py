@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import grpc
 import structlog
 
 from freshet.batches.frames import (
@@ -24,9 +24,8 @@ from freshet.batches.frames import (
 from freshet.batches.stream import TrainBatch
 from freshet.embedder.pipelined_stream import PipelinedStream
 from freshet.errors import Fenced, FreshetError, Unavailable
-from freshet.rpc.frames import Frame, Kind
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import Frame, Kind, RowCodec
+from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
 
 __all__ = ["BATCHES", "BatchServer", "LaneShape"]
@@ -87,19 +86,20 @@ class BatchServer:
         self.served_batches = self.served_samples = self.served_bytes = 0
         self.rewinds = self.void_rows = 0  # of streams that have ended
 
-    def add_to(self, server: GrpcServer) -> None:
+    def add_to(self, server: FrameServer) -> None:
         """Add the methods of `Batches` to a listener."""
 
-        def take(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        @contextmanager
+        def taking() -> Iterator[Answer]:
             feeds: set[tuple[int, int]] = set()
             try:
-                yield from server.answers("Take", requests, lambda frame: self.take(frame, feeds), context)
+                yield lambda frame: self.take(frame, feeds)
             finally:
                 for place, feed in feeds:
                     self.leave(place, feed)
 
-        server.add(BATCHES, "Take", grpc.stream_stream_rpc_method_handler(take))
-        server.answered(BATCHES, "Give", self.give)
+        server.add_sessions(BATCHES, "Take", taking)
+        server.add_stream(BATCHES, "Give", self.give)
 
     def take(self, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
         """Answer a TAKE; adds its (lane, feed) to the connection's `feeds`.

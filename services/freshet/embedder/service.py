@@ -26,8 +26,8 @@ from freshet.log import EventLog
 from freshet.observability.cached_gauge import Newest
 from freshet.observability.metrics import Metric, Reading
 from freshet.rows.service import RowService
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import FrameServer
 from freshet.types import Fence
 
 __all__ = ["EMBEDDER_METRICS", "Embedder", "embedder_readings", "names_of"]
@@ -80,7 +80,7 @@ class Embedder:
         decoder: Callable[[], BlockDecoder],
         refused: RefusedSamples,
         claims: Claims,
-        server: GrpcServer,
+        server: FrameServer,
         name: str,
         host: str,
         clock: Clock,

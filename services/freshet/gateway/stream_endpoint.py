@@ -14,31 +14,36 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import orjson
 import structlog
+from prometheus_client import Counter
 
 from freshet.clock import Clock, latest_ms
 from freshet.config.spec.model import Stream
 from freshet.config.spec.time_units import unit_hint, written_in_larger_unit
 from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, Overloaded
-from freshet.features import TakenBodies, partition_of
+from freshet.features import AcceptedBodies, partition_of
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
-from freshet.gateway.codec import Accepted, Checked, StreamCodec
-from freshet.gateway.core import (
-    Entry,
+from freshet.gateway.codec import (
+    Accepted,
+    Checked,
     Refusal,
+    StreamCodec,
     answer,
     dead_letter,
-    group_entries,
-    offsets_of,
     split_avro_batch,
     too_far_ahead,
 )
-from freshet.gateway.group_commit import Committer
-from freshet.http.browser_checks import require_identity, wrong_type
-from freshet.http.rate_limits import Payer
-from freshet.http.request import Request
-from freshet.http.responses import Response, error_response, json_response
-from freshet.http.routes import Reply
+from freshet.gateway.group_commit import Committer, Entry, group_entries, offsets_of
+from freshet.http.app import Reply
+from freshet.http.authenticator import EventAllowance
+from freshet.http.messages import (
+    Request,
+    Response,
+    error_response,
+    json_response,
+    require_identity,
+    wrong_type,
+)
 from freshet.log.schema_ids import frame
 from freshet.observability.spans import EventSend, end_event_sends, start_event_send
 from freshet.observability.tracing import Context, now_ns, traced
@@ -53,8 +58,7 @@ log = structlog.get_logger(__name__)
 
 JSON = "application/json"
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
-Count = Callable[[str, int], None]  # outcome, events
-Charge = Callable[[Payer | None, int], None]  # rate limit, events
+Charge = Callable[[EventAllowance | None, int], None]  # allowance, events
 
 CHECK_BYTES = 32 << 10
 """Queued bytes that are validated at once, while an append runs: about 0.2 ms of work."""
@@ -122,7 +126,7 @@ class _Queued:
     body: bytes
     kind: str  # encoding of the body: JSON, AVRO or AVRO_BATCH
     client: Client
-    payer: Payer | None  # rate limit of its events; None: unlimited
+    allowance: EventAllowance | None  # that its events are charged to; None: unlimited
     came_ns: int = 0  # wall clock; 0: tracing is off
     span: Context | None = None  # of the request in its client's trace
 
@@ -138,18 +142,20 @@ class StreamEndpoint:
         rules: Rules,
         *,
         clock: Clock,
-        count: Count,
-        charge: Charge = lambda payer, events: None,
+        counter: Counter,
+        charge: Charge = lambda allowance, events: None,
     ) -> None:
         """Queue no request yet.
 
         Args:
-            count: called with an outcome (`accepted`, `refused`) and a number of events once durable.
-            charge: called with a rate limit and a number of events as they are submitted to the log.
+            counter: counts durable events, by stream and outcome (`accepted`, `refused`).
+            charge: called with an allowance and a number of events as they are submitted to the log.
         """
         self._charge = charge
+        self.counts = {"accepted": 0, "refused": 0}  # durable events
+        self._counters = {outcome: counter.labels(stream.role, outcome) for outcome in self.counts}
         self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
-        self._clock, self._count = clock, count
+        self._clock = clock
         self._topic = orjson.dumps(stream.topic).decode()
         # No record derived from an event of at most so many bytes exceeds a limit.
         self._safe_bytes = rules.limits.event_bytes[stream.role]
@@ -174,10 +180,15 @@ class StreamEndpoint:
         `Committer.reserve_unchecked`.
         """
         body, kind = _events_of(request)
-        self.submit_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer, request.span)
+        self.submit_body(body, kind, _HttpClient(self._stream.topic, reply), request.allowance, request.span)
 
     def submit_body(
-        self, body: bytes, kind: str, client: Client, payer: Payer | None = None, span: Context | None = None
+        self,
+        body: bytes,
+        kind: str,
+        client: Client,
+        allowance: EventAllowance | None = None,
+        span: Context | None = None,
     ) -> None:
         """Queue the events of a request of any protocol. Raises as `Committer.reserve_unchecked`.
 
@@ -185,16 +196,20 @@ class StreamEndpoint:
             body: the events.
             kind: encoding of the body: JSON, AVRO or AVRO_BATCH.
             client: receives the outcome.
-            payer: rate limit of the events.
+            allowance: allowance of the client's events.
             span: of the request in its client's trace.
         """
-        queued = _Queued(body, kind, client, payer, now_ns(), span)
+        queued = _Queued(body, kind, client, allowance, now_ns(), span)
         self._committer.reserve_unchecked(len(body), self._check)
         self._gathered.setdefault((kind, client.in_columns), []).append(queued)
         before = self._gathered_bytes
         self._gathered_bytes += len(body)
         if before < CHECK_BYTES <= self._gathered_bytes:
             asyncio.get_running_loop().call_soon(self._check)
+
+    def _count(self, outcome: str, events: int) -> None:
+        self.counts[outcome] += events
+        self._counters[outcome].inc(events)
 
     def _check(self) -> None:
         gathered, self._gathered = self._gathered, {}
@@ -232,7 +247,7 @@ class StreamEndpoint:
             for i in (taken.counts < 0).nonzero()[0].tolist():
                 self._submit_by_event(requests[i])
 
-    def _accept(self, requests: Sequence[_Queued]) -> TakenBodies | None:
+    def _accept(self, requests: Sequence[_Queued]) -> AcceptedBodies | None:
         bodies = [request.body for request in requests]
         latest = latest_ms(self._clock) + self._rules.max_ahead_ms
         if requests[0].kind in (AVRO, AVRO_BATCH):
@@ -244,7 +259,7 @@ class StreamEndpoint:
             )
         return self._codec.accept_json(bodies, latest_ms=latest, max_events=self._rules.max_events)
 
-    def _holds_too_large(self, taken: TakenBodies) -> bool:
+    def _holds_too_large(self, taken: AcceptedBodies) -> bool:
         """Return whether a record derived from one of these events would exceed its topic's limit."""
         if taken.size <= self._safe_bytes:
             return False
@@ -278,7 +293,7 @@ class StreamEndpoint:
             return expected, _bytes(together)
         return None
 
-    def _append(self, requests: Sequence[_Queued], taken: TakenBodies) -> None:
+    def _append(self, requests: Sequence[_Queued], taken: AcceptedBodies) -> None:
         events = len(taken.partitions)
         sends = _sends_of_bodies(self._codec, self.topic, taken, requests)
 
@@ -302,12 +317,12 @@ class StreamEndpoint:
 
         self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
         for i, request in enumerate(requests):
-            if request.payer is not None and taken.counts[i] > 0:
-                self._charge(request.payer, int(taken.counts[i]))
+            if request.allowance is not None and taken.counts[i] > 0:
+                self._charge(request.allowance, int(taken.counts[i]))
 
     @staticmethod
     def _acknowledge_in_columns(
-        requests: Sequence[_Queued], taken: TakenBodies, firsts: Sequence[int]
+        requests: Sequence[_Queued], taken: AcceptedBodies, firsts: Sequence[int]
     ) -> None:
         partitions, offsets = taken.partitions.tolist(), taken.offsets(firsts).tolist()
         at = 0
@@ -383,7 +398,7 @@ class StreamEndpoint:
 
         size = sum(e.size for e in entries) + sum(e.size for e in dead_letters)
         self._committer.submit(appends, events=len(places), size=size, done=done)
-        self._charge(request.payer, len(places))  # refused events cost as much as accepted ones
+        self._charge(request.allowance, len(places))  # refused events cost as much as accepted ones
 
     def _validate(self, request: _Queued) -> Checked:
         limit = self._rules.max_events
@@ -460,7 +475,7 @@ def _events_of(request: Request) -> tuple[bytes, str]:
 
 @traced
 def _sends_of_bodies(
-    tracer: Tracer, codec: StreamCodec, topic: str, taken: TakenBodies, asked: Sequence[_Queued]
+    tracer: Tracer, codec: StreamCodec, topic: str, taken: AcceptedBodies, asked: Sequence[_Queued]
 ) -> list[EventSend]:
     """Start the spans of the traced events of bodies that were taken together."""
     requests = codec.requests(taken.records)

@@ -20,7 +20,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from freshet.http import tls
-from freshet.http.browser_checks import Sites
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import (
     LIVE,
     METRICS_PAGE,
@@ -33,7 +33,7 @@ from freshet.http.endpoint import (
     refusals,
     status_page,
 )
-from freshet.http.responses import HttpError, error_response
+from freshet.http.messages import HttpError, error_response
 from freshet.observability.skipped import skipped_status
 from freshet.process.ports import cannot_listen
 
@@ -111,11 +111,11 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """A handshake is of the connection's own thread, so that a slow one keeps nobody waiting."""
-        secure = tls.listening()
+        secure = tls.listener_tls()
         if secure is not None:
             request.settimeout(HANDSHAKE_S)
             try:
-                wrapped = secure.listener().wrap_socket(
+                wrapped = secure.server_context().wrap_socket(
                     request, server_side=True, do_handshake_on_connect=False
                 )
             except OSError:
@@ -169,7 +169,7 @@ class Admin:
         Raises ConfigError if the address cannot be had, naming who has the port.
         """
         ProcessCollector(registry=registry)
-        sites = Sites(address, hosts)
+        sites = AllowedSites(address, hosts)
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             LIVE.path: lambda: _liveness(stuck()),
             READY.path: lambda: _readiness(ready()),
@@ -207,7 +207,7 @@ class Admin:
                 path = self.path.partition("?")[0]
                 headers: Sequence[tuple[bytes, bytes]] = ()
                 try:
-                    sites.admit(
+                    sites.check(
                         {name.lower().encode(): value.encode() for name, value in self.headers.items()}
                     )
                     if path not in routes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from freshet.errors import BadInput
-from freshet.http.responses import HttpError
+from freshet.http.messages import HttpError
 
 __all__ = ["CODINGS", "accepted_coding", "compressed", "decompressed"]
 

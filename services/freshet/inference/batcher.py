@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from freshet.errors import Overloaded
-from freshet.http.responses import ClientGoneError
+from freshet.http.messages import ClientGoneError
 from freshet.inference.pipeline import Encoded
 
 __all__ = ["SHED_WHYS", "Batcher", "Pace", "Solo", "Throughput"]

@@ -12,10 +12,8 @@ import orjson
 
 from freshet.errors import BadInput
 from freshet.http.app import App
-from freshet.http.browser_checks import FORM_TYPES, wrong_type
 from freshet.http.content_encoding import accepted_coding, compressed, decompressed
-from freshet.http.request import Request
-from freshet.http.responses import Headers, Response, json_response
+from freshet.http.messages import FORM_TYPES, Headers, Request, Response, json_response, wrong_type
 from freshet.inference import oip_endpoints as api
 from freshet.inference.oip import InferRequest, parse_infer, write_infer
 from freshet.inference.oip_model import OipModel

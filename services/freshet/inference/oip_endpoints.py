@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from freshet.http.endpoint import (
+    ERROR,
     TOKEN_CODES,
     Answer,
     Body,
@@ -10,6 +11,7 @@ from freshet.http.endpoint import (
     Parameter,
     array,
     boolean,
+    by_status,
     integer,
     json,
     record,
@@ -17,7 +19,6 @@ from freshet.http.endpoint import (
     text,
     words,
 )
-from freshet.http.error_codes import ERROR, by_status
 
 __all__ = ["CONFIG", "INFER", "LIVE", "METADATA", "MODEL_READY", "READY", "SERVER", "VERSION"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from freshet.config.spec.model import Spec
 from freshet.errors import BadInput
-from freshet.http.responses import HttpError
+from freshet.http.messages import HttpError
 from freshet.inference.core import time_ms_of
 from freshet.inference.oip import InferRequest
 from freshet.inference.oip_limits import InputLimits

@@ -18,10 +18,8 @@ from prometheus_client import CollectorRegistry, Counter
 from freshet.clock import Clock
 from freshet.config.settings import Inference as Settings
 from freshet.config.spec.model import Explore, Spec
-from freshet.http.browser_checks import require_json
-from freshet.http.request import Request
-from freshet.http.responses import Response, error_response, json_response
-from freshet.http.routes import Reply
+from freshet.http.app import Reply
+from freshet.http.messages import Request, Response, error_response, json_response, require_json
 from freshet.inference import metrics
 from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank, refuse_expanded
 from freshet.inference.explanation import explained

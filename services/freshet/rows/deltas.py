@@ -14,7 +14,7 @@ import numpy as np
 
 from freshet import _native
 from freshet.errors import Corrupt
-from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values, value_type
+from freshet.rpc.frames import RowCodec, pack_values, unpack_values, value_type
 from freshet.types import F32, U64, Fence, TimeMs
 
 __all__ = ["MAGIC", "VERSION", "RowCodec", "RowDelta", "decode_rows", "encode_rows"]

@@ -8,9 +8,8 @@ import pytest
 from freshet.embedder.server import BatchServer
 from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.rpc.frames import Frame
-from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens
+from freshet.rpc.frames import Frame, RowCodec
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
@@ -139,7 +138,7 @@ def test_rank_continues_once_the_embedder_knows_its_token(scene, tmp_path):
 
     wait_for(lambda: stream.take(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S)
     theirs.write_text("new\nold\n")
-    clock.advance(LOOK_S)
+    clock.advance(TOKENS_CHECK_S)
 
     assert drain(scene, stream, {0: 1, 1: 0}) == [7]
 
@@ -193,7 +192,7 @@ def test_overload_keeps_batches_that_are_out(scene, monkeypatch):
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     stream, left = scene.rank(lambda: owners), [1, 1]
-    count = embedder.server._refused
+    count = embedder.server._reserve
 
     def refuse(size: int, own: int) -> Unavailable | None:
         if left:
@@ -202,7 +201,7 @@ def test_overload_keeps_batches_that_are_out(scene, monkeypatch):
         counted: Unavailable | None = count(size, own)
         return counted
 
-    monkeypatch.setattr(embedder.server, "_refused", refuse)
+    monkeypatch.setattr(embedder.server, "_reserve", refuse)
     assert drain(scene, stream, {0: 4, 1: 0}) == [0, 1, 2, 3]
     assert (left, stream.counts.broken) == ([], 0)
 

@@ -24,8 +24,8 @@ from freshet.features import Decoded, GroupKeys, encode_block, read_blocks
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rows.service import RowService
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.server import WORK_BYTES, GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import WORK_BYTES, FrameServer
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS, WIDTH
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Append, BytesColumn, Fence
@@ -172,7 +172,7 @@ class ServedEmbedder:
     ) -> None:
         self._parts, self._owned, self._fence = parts, owned, fence
         self.batches = BatchServer(names, codec, self._make)
-        self.server = GrpcServer("127.0.0.1:0", transport, work_bytes=work_bytes)
+        self.server = FrameServer("127.0.0.1:0", transport, work_bytes=work_bytes)
         self.batches.add_to(self.server)
         self.server.start()
         self.address = f"127.0.0.1:{self.server.port}"

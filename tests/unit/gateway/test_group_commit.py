@@ -14,8 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, TooLarge, Unavailable
-from freshet.gateway.core import Entry, Limits, group_entries, offsets_of
-from freshet.gateway.group_commit import Committer
+from freshet.gateway.group_commit import Committer, Entry, QueueLimits, group_entries, offsets_of
 from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
 from freshet.types import Append, TopicPartition
@@ -50,7 +49,7 @@ class Held:
 
 
 def committer(writer: Writer, *, events: int = 100, size: int = 10_000, batch: int = 100) -> Committer:
-    made = Committer(writer, Limits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
+    made = Committer(writer, QueueLimits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
     made.start()
     return made
 
@@ -304,15 +303,14 @@ def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -
 HANGS = """
 import asyncio, threading
 from prometheus_client import CollectorRegistry
-from freshet.gateway.group_commit import Committer
-from freshet.gateway.core import Limits
+from freshet.gateway.group_commit import Committer, QueueLimits
 
 class Hanging:
     def append(self, appends):
         threading.Event().wait()
 
 async def main():
-    commit = Committer(Hanging(), Limits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
+    commit = Committer(Hanging(), QueueLimits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
     commit.start()
     commit.submit([], events=1, size=1, done=lambda outcome: None)
     while not commit.appending:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.http.addresses import Address, address_of, reached_by
+from freshet.http.addresses import Address, address_of, reachable_host
 
 LABELS = st.from_regex(r"[a-z0-9]([a-z0-9_-]{0,20}[a-z0-9])?", fullmatch=True)
 NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
@@ -58,4 +58,4 @@ def test_any_text_is_an_address_that_can_be_asked_or_refused(text: str) -> None:
     [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.5", "10.0.0.5"), ("gateway-0", "gateway-0")],
 )
 def test_what_listens_everywhere_is_reached_on_this_machine(bound: str, host: str) -> None:
-    assert reached_by(bound) == host
+    assert reachable_host(bound) == host

@@ -18,10 +18,9 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
 from freshet.http.app import App
-from freshet.http.authenticator import Guard, Limits
+from freshet.http.authenticator import Authenticator, RateLimits
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import HttpError, Response, json_response
+from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response
 from freshet.http.server import bind, run_server, serve
 from tests.integration.serving import answering
 from tests.unit.http.in_process import answered
@@ -66,7 +65,7 @@ ERRORS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=20)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 20))
     app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
     app.route(Endpoint("GET", "/things/{name}", "One.", ()), named)
     app.route(Endpoint("GET", "/things/{name}/parts/{part}", "A part.", ()), named)
@@ -95,9 +94,8 @@ def test_every_error_is_json_with_a_code_and_a_message(server: Running, name: st
 def test_behind_a_trusted_proxy_every_route_is_told_who_asked_it() -> None:
     app = App(
         CollectorRegistry(),
-        max_body_bytes=LIMIT,
-        body_timeout_s=1,
-        guard=Guard(limits=Limits(trusted_proxies=1)),
+        BodyLimits(LIMIT, 1),
+        authenticator=Authenticator(limits=RateLimits(trusted_proxies=1)),
     )
     peers = []
 
@@ -175,7 +173,7 @@ def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(server: Runnin
 
 
 def test_a_client_that_stops_sending_gets_408() -> None:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 0.3))
     app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
     with answering(app) as at, socket.create_connection(("127.0.0.1", at.port), timeout=20) as client:
         client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
@@ -213,7 +211,7 @@ def test_a_port_in_use_is_a_config_error(server: Running) -> None:
 
 
 def test_until_it_is_served_an_address_is_ours_and_refuses_clients() -> None:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     sock = bind("127.0.0.1", 0)
     address = sock.getsockname()
     with pytest.raises(ConnectionRefusedError):
@@ -224,7 +222,7 @@ def test_until_it_is_served_an_address_is_ours_and_refuses_clients() -> None:
 
 
 def test_an_address_that_another_listens_at_by_now_is_a_config_error() -> None:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", sock.getsockname()[1]) as quicker:
         quicker.listen()
 
@@ -244,7 +242,7 @@ def test_the_drain_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch, drain_
     monkeypatch.setattr(uvicorn, "Config", watched)
     stop, left = threading.Event(), list[float]()
     stop.set()
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
 
     async def main() -> None:
         left.append(await serve(app, bind("127.0.0.1", 0), stop, drain_s=drain_s))
@@ -262,7 +260,7 @@ def test_a_request_begun_before_the_stop_is_answered() -> None:
         await asyncio.get_running_loop().run_in_executor(None, gate.wait, 10)
         return json_response(200, "late")
 
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     app.route(Endpoint("GET", "/slow", "Slow.", ()), slow)
     answers: list[httpx.Response] = []
     with answering(app) as at:

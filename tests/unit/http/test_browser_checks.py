@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.http.browser_checks import Sites, is_this_machine, name_of, require_json
-from freshet.http.request import Request
-from freshet.http.responses import HttpError
+from freshet.http.browser_checks import AllowedSites, host_name, is_this_machine
+from freshet.http.messages import HttpError, Request, require_json
 
-SITES = Sites("10.1.2.3", "shop.example, .cluster.local,News.Example.", "fd00::5,")
+SITES = AllowedSites("10.1.2.3", "shop.example, .cluster.local,News.Example.", "fd00::5,")
 
 
-def refusal(headers: dict[bytes, bytes], sites: Sites = SITES) -> str | None:
+def refusal(headers: dict[bytes, bytes], sites: AllowedSites = SITES) -> str | None:
     try:
-        sites.admit(headers)
+        sites.check(headers)
     except HttpError as error:
         return str(error.content["code"])
     return None
@@ -26,7 +25,7 @@ def refusal(headers: dict[bytes, bytes], sites: Sites = SITES) -> str | None:
 def test_a_refusal_names_the_setting_that_lets_in() -> None:
     for headers in ({b"host": b"evil.example"}, {b"origin": b"null"}):
         with pytest.raises(HttpError) as caught:
-            SITES.admit(headers)
+            SITES.check(headers)
         assert caught.value.status == 403
         assert "FRESHET_COMMON_HOSTS" in str(caught.value.content["hint"])
         assert "shop.example" in str(caught.value.content["expected"])
@@ -107,12 +106,12 @@ def test_a_picture_of_another_page_is_refused_and_a_link_followed() -> None:
 
 @given(st.binary(max_size=60))
 def test_no_bytes_of_a_header_break_the_check(text: bytes) -> None:
-    assert refusal({b"host": text, b"origin": text}, Sites()) in (None, "host", "origin")
+    assert refusal({b"host": text, b"origin": text}, AllowedSites()) in (None, "host", "origin")
 
 
 @given(st.text(max_size=40))
 def test_a_name_is_never_longer_than_what_it_was_read_from(host: str) -> None:
-    assert len(name_of(host)) <= len(host.lower())
+    assert len(host_name(host)) <= len(host.lower())
 
 
 @pytest.mark.parametrize("name", ["", "localhost.example", "127.0.0.1.example", "10.0.0.1", "::2"])

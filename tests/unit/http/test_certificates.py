@@ -12,7 +12,7 @@ import trustme
 from cryptography import x509
 
 from freshet.errors import ConfigError
-from freshet.http.certificates import CertificateFiles, expiry_of, seconds_left
+from freshet.http.tls import CertificateFiles, expiry_of, seconds_left
 from tests.servers.certificates import Files, issued
 
 

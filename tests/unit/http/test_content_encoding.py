@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput
 from freshet.http.content_encoding import CODINGS, accepted_coding, compressed, decompressed
-from freshet.http.responses import HttpError
+from freshet.http.messages import HttpError
 
 MOST = 10_000
 

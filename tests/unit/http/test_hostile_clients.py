@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request, header_map
-from freshet.http.responses import Response
+from freshet.http.messages import BodyLimits, Request, Response, header_map
 from tests.integration.serving import answering
 from tests.system.waiting import wait_for
 from tests.unit.http.test_hot_routes import Running, asking, bodies, running_server, server
@@ -179,7 +178,7 @@ def flood() -> Iterator[Running]:
 def holding() -> Iterator[Running]:
     """Holds bodies of 100,000 bytes together."""
     made = Running()
-    app = App(CollectorRegistry(), max_body_bytes=60_000, body_timeout_s=5, max_bodies_bytes=TOGETHER)
+    app = App(CollectorRegistry(), BodyLimits(60_000, 5, TOGETHER))
     release = asyncio.Event()
 
     async def waits(request: Request) -> Response:

@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 from freshet.errors import BadInput
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
+from freshet.http.messages import BodyLimits, Request
 from tests.integration.serving import answering
 from tests.system.waiting import wait_until
 
@@ -104,10 +104,9 @@ def server() -> Iterator[Running]:
     running = Running()
     app = App(
         CollectorRegistry(),
-        max_body_bytes=1_000,
-        body_timeout_s=1,
+        BodyLimits(1_000, 1),
         headers=((b"x-with-all", b"yes"),),
-        admit=admit,
+        check=admit,
         max_streams=MAX_STREAMS,
         streams_setting="FRESHET_TEST_MAX_STREAMS",
     )

@@ -22,13 +22,11 @@ from freshet.errors import BadInput, ConfigError, Unavailable
 from freshet.http import admin as admin_module
 from freshet.http import tls
 from freshet.http.admin import Admin
-from freshet.http.app import App
-from freshet.http.certificates import seconds_left
+from freshet.http.app import App, Reply
 from freshet.http.endpoint import LIVE, Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import Response
-from freshet.http.routes import Reply
+from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.service_client import ask
+from freshet.http.tls import seconds_left
 from freshet.process.metrics import service_registry
 from tests.integration.serving import answering
 from tests.system.waiting import wait_for
@@ -90,7 +88,7 @@ def listening(kind: str) -> Iterator[int]:
         ) as admin:
             yield admin.port
         return
-    app = App(CollectorRegistry(), max_body_bytes=1 << 20, body_timeout_s=5)
+    app = App(CollectorRegistry(), BodyLimits(1 << 20, 5))
     app.route(LIVE, live)
     app.route_hot(Endpoint("POST", "/echo", "As it came.", ()), echo)
     with answering(app) as at:

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.errors import BadInput, Overloaded
-from freshet.http.responses import ClientGoneError
+from freshet.http.messages import ClientGoneError
 from freshet.inference.batcher import Batcher, Pace, Solo, Throughput
 from freshet.inference.pipeline import Encoded
 from freshet.types import BytesColumn

@@ -11,7 +11,7 @@ from typing import Any
 
 from freshet.observability.grpc_metrics import ListenerCounts
 from freshet.rpc.channel import Transport
-from freshet.rpc.public_listener import GrpcDoor
+from freshet.rpc.public_server import PublicServer
 
 DEADLINE_S = 20.0
 
@@ -26,7 +26,7 @@ class Open:
 
 @contextmanager
 def door_with(
-    add: Callable[[GrpcDoor], None], transport: Transport | None = None, **limits: Any
+    add: Callable[[PublicServer], None], transport: Transport | None = None, **limits: Any
 ) -> Iterator[Open]:
     """A door with the methods that `add` adds, until it is left."""
     opened, stop = threading.Event(), threading.Event()
@@ -34,7 +34,9 @@ def door_with(
 
     async def serve() -> None:
         counts = ListenerCounts()
-        door = GrpcDoor("127.0.0.1:0", transport or Transport(max_message_bytes=1 << 20), counts, **limits)
+        door = PublicServer(
+            "127.0.0.1:0", transport or Transport(max_message_bytes=1 << 20), counts, **limits
+        )
         add(door)
         await door.start()
         made.append(Open(door.port, counts))

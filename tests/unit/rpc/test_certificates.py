@@ -17,7 +17,7 @@ from freshet.errors import Unavailable
 from freshet.rows.grpc.shard_connection import Link
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import Frame, Kind, Part, encode_frame
-from freshet.rpc.server import GrpcServer
+from freshet.rpc.server import FrameServer
 
 LIMIT = 1 << 20
 DEADLINE_S = 20.0
@@ -49,9 +49,9 @@ def echo(frame: Frame) -> bytes:
 
 
 @contextmanager
-def listening(transport: Transport, port: int = 0) -> Iterator[GrpcServer]:
-    server = GrpcServer(f"127.0.0.1:{port}", transport)
-    server.answered("Test", "Echo", echo)
+def listening(transport: Transport, port: int = 0) -> Iterator[FrameServer]:
+    server = FrameServer(f"127.0.0.1:{port}", transport)
+    server.add_stream("Test", "Echo", echo)
     server.start()
     try:
         yield server
@@ -60,7 +60,7 @@ def listening(transport: Transport, port: int = 0) -> Iterator[GrpcServer]:
 
 
 @contextmanager
-def linked(server: GrpcServer, transport: Transport) -> Iterator[Link]:
+def linked(server: FrameServer, transport: Transport) -> Iterator[Link]:
     link = Link(f"127.0.0.1:{server.port}", transport, "Test", (), in_flight_bytes=LIMIT)
     try:
         yield link

@@ -20,11 +20,11 @@ from freshet.rpc.frames import (
     LargeFrame,
     OtherFrame,
     Part,
+    RowCodec,
     decode_frame,
     encode_frame,
     encoded_bytes,
 )
-from freshet.rpc.value_formats import RowCodec
 
 LIMIT = 1 << 20
 FUZZED = int(os.environ.get("FRESHET_TEST_FUZZ_FRAMES", "100000"))

@@ -10,13 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Overloaded
-from freshet.http.app import App
-from freshet.http.authenticator import Guard, Limits
-from freshet.http.browser_checks import Sites
+from freshet.http.app import App, Reply
+from freshet.http.authenticator import Authenticator, RateLimits
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import Response
-from freshet.http.routes import Reply
+from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.tokens import TokenEntry, digest_of
 from freshet.observability.tracing import install
 from tests.spans import Recorded, recording
@@ -40,9 +38,11 @@ def full(request: Request, reply: Reply) -> None:
 class Door:
     """An app with one route."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, authenticator: Authenticator) -> None:
         self.registry = CollectorRegistry()
-        self.app = App(self.registry, max_body_bytes=100, body_timeout_s=1, guard=guard, admit=Sites().admit)
+        self.app = App(
+            self.registry, BodyLimits(100, 1), authenticator=authenticator, check=AllowedSites().check
+        )
         self.app.route_hot(Endpoint("POST", PATH, "Things.", (), scope="send"), full)
 
     def ask(self, headers: Mapping[bytes, bytes], body: bytes = b"") -> int:
@@ -84,7 +84,7 @@ REFUSED = {
 def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
     why: str, spans: list[Recorded]
 ) -> None:
-    door = Door(Guard(more=ENTRIES))
+    door = Door(Authenticator(more=ENTRIES))
     headers, status = REFUSED[why]
 
     assert door.ask({**headers, b"traceparent": TRACEPARENT}) == status
@@ -95,7 +95,7 @@ def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
 
 
 def test_who_comes_too_often_is_told_from_a_full_queue(spans: list[Recorded]) -> None:
-    door = Door(Guard(more=ENTRIES, clock=SYSTEM_CLOCK, limits=Limits(requests_per_s=0.001)))
+    door = Door(Authenticator(more=ENTRIES, clock=SYSTEM_CLOCK, limits=RateLimits(requests_per_s=0.001)))
     headers = {b"authorization": GOOD, b"traceparent": TRACEPARENT}
 
     assert [door.ask(headers, b"full") for _ in range(2)] == [429, 429]
@@ -106,9 +106,9 @@ def test_who_comes_too_often_is_told_from_a_full_queue(spans: list[Recorded]) ->
 
 
 def test_a_door_that_fails_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard(more=ENTRIES)
-    monkeypatch.setattr(guard, "admit", lambda *_: 1 / 0)
-    door = Door(guard)
+    authenticator = Authenticator(more=ENTRIES)
+    monkeypatch.setattr(authenticator, "authenticate", lambda *_: 1 / 0)
+    door = Door(authenticator)
 
     assert door.ask({}) == 500
 

@@ -8,7 +8,7 @@ from freshet.config.settings.classes import Common, Settings
 from freshet.config.settings.network import Grpc, Registry, Traces
 from freshet.config.settings.parse import load_settings, variables
 from freshet.config.settings.pipeline_services import Embedder, Joiner, Trainer
-from freshet.config.settings.public_services import Console, Gateway, GrpcDoor, Inference, Simulator
+from freshet.config.settings.public_services import Console, Gateway, GrpcListener, Inference, Simulator
 from freshet.config.settings.run_folder import RunFolder
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Embedder",
     "Gateway",
     "Grpc",
-    "GrpcDoor",
+    "GrpcListener",
     "Inference",
     "Joiner",
     "Registry",

@@ -19,11 +19,11 @@ from freshet.config.settings.network import (
     SECOND,
 )
 
-__all__ = ["Console", "Gateway", "GrpcDoor", "Inference", "Simulator"]
+__all__ = ["Console", "Gateway", "GrpcListener", "Inference", "Simulator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcDoor:
+class GrpcListener:
     """gRPC listener of a service with external clients; it needs the extra `grpc`."""
 
     grpc_port: int = option("deployment", "gRPC; 0: none", PORT, default=0)
@@ -48,7 +48,7 @@ class GrpcDoor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway(GrpcDoor):
+class Gateway(GrpcListener):
     """The gateway: accepts events."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7000)
@@ -117,7 +117,7 @@ class Gateway(GrpcDoor):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inference(GrpcDoor):
+class Inference(GrpcListener):
     """The inference server."""
 
     port: int = option("deployment", "HTTP; 0 takes a free one", PORT, default=7001)

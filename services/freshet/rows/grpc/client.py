@@ -23,8 +23,7 @@ from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_fr
 from freshet.rows.grpc.shard_connection import Link, LinkCounts
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.frames import BadFrame, Frame, Kind
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, RowCodec
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 

@@ -13,7 +13,7 @@ from freshet.errors import (
     TooLarge,
     Unavailable,
 )
-from freshet.rpc.failures import failure_frame, failure_of
+from freshet.rpc.errors import failure_frame, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 
 FAMILIES = [Unavailable, Fenced, Mismatch, Corrupt, TooLarge, BadInput, DataLost, FreshetError]

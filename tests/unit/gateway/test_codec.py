@@ -10,20 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput, TooLarge
-from freshet.gateway.core import (
-    Entry,
-    Limits,
-    QueueAccount,
+from freshet.gateway.codec import (
     Refusal,
     answer,
     check_count,
     dead_letter,
-    group_entries,
-    offsets_of,
     refusal_of,
     split_avro_batch,
     too_far_ahead,
 )
+from freshet.gateway.group_commit import Entry, QueueAccount, QueueLimits, group_entries, offsets_of
 
 
 def batch(*records: bytes) -> bytes:
@@ -95,7 +91,7 @@ def test_an_event_is_too_far_ahead_only_beyond_the_limit() -> None:
 
 
 def test_the_queue_takes_no_more_than_its_limits() -> None:
-    account = QueueAccount(Limits(events=10, bytes=100))
+    account = QueueAccount(QueueLimits(events=10, bytes=100))
 
     assert account.reserve(6, 10)
     assert not account.reserve(5, 10)
@@ -107,7 +103,7 @@ def test_the_queue_takes_no_more_than_its_limits() -> None:
 
 
 def test_an_empty_queue_takes_even_what_is_larger_than_the_limit() -> None:
-    assert QueueAccount(Limits(events=1, bytes=1)).reserve(5, 500)
+    assert QueueAccount(QueueLimits(events=1, bytes=1)).reserve(5, 500)
 
 
 def test_entries_are_grouped_by_partition_in_their_order() -> None:

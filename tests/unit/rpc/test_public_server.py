@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from freshet.errors import BadInput
-from freshet.http.authenticator import Guest
-from freshet.http.rate_limits import forwarded_address
-from freshet.rpc.public_listener import GrpcDoor, _shown
+from freshet.http.addresses import forwarded_address
+from freshet.http.authenticator import Principal
+from freshet.rpc.public_server import PublicServer, _credentials
 from tests.unit.rpc.listening import DEADLINE_S, Open, door_with
 
 
@@ -35,7 +35,7 @@ class Call:
 
 def shown(*metadata: tuple[str, str | bytes]) -> tuple[bytes | None, str, bytes | None]:
     call: Any = Call(*metadata)
-    return _shown(call)
+    return _credentials(call)
 
 
 def test_all_lines_of_proxies_are_one_list() -> None:
@@ -58,12 +58,12 @@ def test_without_metadata_there_is_an_address_alone() -> None:
 # Clients
 
 
-async def echo(message: bytes, _: Guest) -> bytes:
+async def echo(message: bytes, _: Principal) -> bytes:
     return message
 
 
-def echoing(door: GrpcDoor) -> None:
-    door.call("Test", "Echo", echo, scope="send")
+def echoing(door: PublicServer) -> None:
+    door.add_call("Test", "Echo", echo, scope="send")
 
 
 def asked(door: Open, message: bytes, **call: Any) -> bytes:
@@ -96,11 +96,11 @@ def test_nothing_compressed_is_taken_so_that_nothing_is_expanded() -> None:
 
 @pytest.mark.parametrize("letter", ["x", "長"])
 def test_an_error_with_a_long_text_is_told_by_its_beginning(letter: str) -> None:
-    async def refuse(message: bytes, _: Guest) -> bytes:
+    async def refuse(message: bytes, _: Principal) -> bytes:
         raise BadInput("expected another one: " + letter * 20_000)
 
     with (
-        door_with(lambda door: door.call("Test", "Echo", refuse, scope="send")) as door,
+        door_with(lambda door: door.add_call("Test", "Echo", refuse, scope="send")) as door,
         pytest.raises(grpc.RpcError, match="expected another one") as refused,
     ):
         asked(door, b"")
@@ -128,7 +128,9 @@ def test_what_is_open_to_all_is_answered_without_reading_what_anybody_sends(
     quiet: Callable[..., Iterator[bytes]],
 ) -> None:
     with (
-        door_with(lambda door: door.open("Test", "Live", lambda: b"yes"), message_timeout_s=0.2) as door,
+        door_with(
+            lambda door: door.add_open_call("Test", "Live", lambda: b"yes"), message_timeout_s=0.2
+        ) as door,
         grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
     ):
         assert channel.stream_unary("/Test/Live")(quiet(), timeout=DEADLINE_S) == b"yes"
@@ -136,16 +138,16 @@ def test_what_is_open_to_all_is_answered_without_reading_what_anybody_sends(
     assert (door.counts.received_bytes["Live"], door.counts.answers["Live", "OK", "passed"]) == (0, 2)
 
 
-def streaming(door: GrpcDoor) -> None:
+def streaming(door: PublicServer) -> None:
     echoing(door)
-    door.stream("Test", "Echoes", echo, lambda _, told: told.text.encode(), scope="send")
+    door.add_stream("Test", "Echoes", echo, lambda _, told: told.text.encode(), scope="send")
 
 
 def test_a_quiet_stream_makes_room_when_others_wait_and_is_told_to_open_another(
     quiet: Callable[..., Iterator[bytes]],
 ) -> None:
     with (
-        door_with(streaming, message_timeout_s=3.0, together_bytes=1) as door,
+        door_with(streaming, message_timeout_s=3.0, budget_bytes=1) as door,
         grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
     ):
         stream = channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)
@@ -162,18 +164,18 @@ def test_messages_in_work_keep_others_out_and_these_are_told_when_to_try_again()
     begun, go_on = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def slow(message: bytes, _: Guest) -> bytes:
+    async def slow(message: bytes, _: Principal) -> bytes:
         loops.append(asyncio.get_running_loop())
         begun.set()
         await go_on.wait()
         return message
 
-    def add(door: GrpcDoor) -> None:
+    def add(door: PublicServer) -> None:
         echoing(door)
-        door.call("Test", "Slow", slow, scope="send")
+        door.add_call("Test", "Slow", slow, scope="send")
 
     with (
-        door_with(add, message_timeout_s=1.5, together_bytes=1, together_setting="FRESHET_X") as door,
+        door_with(add, message_timeout_s=1.5, budget_bytes=1, budget_setting="FRESHET_X") as door,
         grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
     ):
         first = channel.unary_unary("/Test/Slow").future(b"first", timeout=DEADLINE_S)
