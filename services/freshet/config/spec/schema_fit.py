@@ -25,9 +25,8 @@ from freshet.config.avro.schema import (
 )
 from freshet.config.avro.types import decimal_scale, leaf_name, time_unit
 from freshet.config.expression import compile_condition, compile_value
-from freshet.config.expression.compile import walk
-from freshet.config.expression.kinds import Kind
-from freshet.config.expression.tree import Binary, Field, In, Literal, Node
+from freshet.config.expression.compile import Kind, walk
+from freshet.config.expression.syntax import Binary, Field, In, Literal, Node
 from freshet.config.options import nearest_hint
 from freshet.config.spec.events import UNIT_NS
 from freshet.config.spec.model import Feature, Label, Spec, Stream, TimeField
