@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from freshet.config.spec.extensions import load_object
+from freshet.config.spec.transforms import load_object
 from freshet.errors import ConfigError
 
 __all__ = ["DENSE_MODEL_HOOK", "class_of"]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from freshet.config.spec.layout import Group, Layout, Slot
+from freshet.config.spec.layout import COUNT, OPTIMIZERS, Group, Layout, Slot, default_optimizer
 from freshet.config.spec.model import Optimizer
-from freshet.config.spec.optimizers import COUNT, OPTIMIZERS, complete
 from freshet.tables import Plan, PushOutcome, Store, TableOptions
 from freshet.types import F32, U8, U32, U64, OffsetRange, bucket_of
 
@@ -23,7 +22,8 @@ RULES = [*OPTIMIZERS, COUNT.name]
 def rule(name: str, **parameters: float) -> Optimizer:
     if name == COUNT.name:
         return Optimizer(name=name, parameters={})
-    return Optimizer(name=name, parameters=complete(name, parameters))
+    usual = default_optimizer(name).parameters
+    return Optimizer(name=name, parameters={n: float(parameters.get(n, v)) for n, v in usual.items()})
 
 
 def group(
