@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.rank_batches import FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
@@ -25,7 +26,6 @@ from freshet.rpc.value_formats import RowCodec
 from freshet.types import BytesColumn, TopicPartition
 from tests.integration.gateway_world import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
-from tests.perf.workload import Workload, append, plain_spec
 from tests.spans import Recorded, recording
 from tests.system.waiting import wait_until
 
