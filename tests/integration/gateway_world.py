@@ -22,9 +22,9 @@ from freshet.gateway.service import codecs_of, run
 from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
+from freshet.testing.waiting import wait_for
 from freshet.types import Append, TopicPartition
 from tests.integration.serving import FEED, running, schema, settings
-from tests.system.waiting import wait_for
 
 SPEC = load_spec(FEED / "freshet.toml")
 NOW = 1_700_000_000_000

@@ -22,8 +22,8 @@ from freshet.testing.contracts.rowstore import (
     run_of,
     starting,
 )
+from freshet.testing.waiting import wait_until
 from freshet.types import Bucket, BucketMeta, Fence, Flush
-from tests.servers.redis_cluster import wait_until
 
 __all__ = ["ALL", "Owner", "Reader", "every", "large_flush", "stamp_of"]
 
@@ -70,13 +70,12 @@ class Owner:
             done[0] += 1
             return done[0] >= count
 
-        wait_until(one, within_s=within_s, what=f"{count} flushes")
+        wait_until(f"{count} flushes", one, within_s=within_s, poll_s=0.02)
 
     def flush_until_seen_by(self, reader: Reader) -> None:
         """Flush once more, and wait until a reader has seen it."""
         self.flush_rounds(1)
-        what = "a reader to see the last round"
-        wait_until(lambda: reader.seen[-1:] == [self.rounds], within_s=30, what=what)
+        wait_until("a reader sees the last round", lambda: reader.seen[-1:] == [self.rounds], within_s=30)
 
     def check(self, store: RowStore) -> None:
         """The store holds what this owner knows: every row of the last round, and its metas."""

@@ -12,9 +12,9 @@ import httpx
 from freshet.config.spec.topics import Topics
 from freshet.log import EventLog
 from freshet.log.tail import newest
+from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
 from tests.system import audit
-from tests.system.waiting import wait_until
 
 __all__ = ["Members", "read_to", "role_of"]
 

@@ -12,8 +12,8 @@ from freshet.apps.ports import PORT_SETTINGS
 from freshet.config.spec.topics import Topics
 from freshet.log import EventLog
 from freshet.process.ports import free_ports
+from freshet.testing.waiting import wait_until
 from tests.system import audit
-from tests.system.waiting import wait_until
 
 LEDGER = Path(__file__).parent / "ledger" / "freshet.toml"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import freshet
 from freshet.config.settings import RunFolder
+from freshet.testing.waiting import wait_until
 from tests.servers.processes import pause
 from tests.system.killing import Killer
-from tests.system.waiting import wait_until
 
 GOES_ON_S = 45.0  # a lease, a start, and a busy machine
 

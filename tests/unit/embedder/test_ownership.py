@@ -16,7 +16,7 @@ from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from tests.system.waiting import wait_for
+from freshet.testing.waiting import wait_for
 from tests.unit.embedder.scene import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0
