@@ -27,7 +27,7 @@ from freshet.testing.waiting import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
-from tests.system.seeding import seed_rows
+from tests.fixtures.seeding import seed_rows
 
 READY_WITHIN_S = 600.0
 LEARNS_S = 60.0

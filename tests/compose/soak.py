@@ -34,8 +34,8 @@ from tests.compose.auditing import differences
 from tests.compose.figures import memory_mb, volumes_mb
 from tests.compose.loading import Load
 from tests.compose.stack import Stack
-from tests.system import audit
-from tests.system.running import LEDGER
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER
 
 RETENTION = '\n[retention]\nevents = "10m"\nrows = "10m"\nmeasures = "10m"\n'
 

@@ -15,7 +15,7 @@ from freshet.testing.waiting import wait_until
 from tests.compose.auditing import assert_exact
 from tests.compose.loading import Load
 from tests.compose.stack import Stack
-from tests.system.running import LEDGER
+from tests.fixtures.commands import LEDGER
 
 SEED = random.SystemRandom().randrange(1, 2**31)
 EVENTS_PER_S = float(os.environ.get("FRESHET_TEST_EVENTS", "1000"))

@@ -30,7 +30,7 @@ from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.testing.waiting import wait_for
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions.folder import open_url as open_versions
-from tests.integration.serving import FEED, JSON, running, schema, settings
+from tests.fixtures.serving import FEED, JSON, running, schema, settings
 
 CANDIDATES = 20
 BLOCK = 256

@@ -13,7 +13,7 @@ import pytest
 
 from freshet.errors import Unavailable
 from freshet.testing.waiting import wait_for
-from tests.integration.gateway_world import Running, action, gateway, ranked, start
+from tests.fixtures.gateway import Running, action, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures
 

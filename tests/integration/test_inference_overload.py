@@ -23,7 +23,7 @@ from freshet.inference.batcher import Batcher
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
 from freshet.testing.waiting import wait_for
-from tests.integration.serving import JSON
+from tests.fixtures.serving import JSON
 from tests.integration.test_inference import (
     CANDIDATES,
     COLUMNS,

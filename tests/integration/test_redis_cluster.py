@@ -29,7 +29,7 @@ from freshet.testing.contracts.rowstore import (
 )
 from freshet.testing.waiting import wait_until
 from freshet.types import Bucket, Fence
-from tests.integration.redis_world import ALL, Owner, Reader, every, large_flush, stamp_of
+from tests.fixtures.bucket_owner import ALL, Owner, Reader, every, large_flush, stamp_of
 from tests.servers.redis_cluster import RedisCluster, RedisServer
 
 HASTY = "?timeout=300ms&patience=4s"

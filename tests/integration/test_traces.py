@@ -24,10 +24,10 @@ from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.waiting import wait_until
 from freshet.types import BytesColumn, TopicPartition
-from tests.integration.gateway_world import RANKED, SPEC, Running, action, avro, ranked, start
+from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
+from tests.fixtures.spans import Recorded, recording
 from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
 from tests.perf.workload import Workload, append, plain_spec
-from tests.spans import Recorded, recording
 
 __all__ = ["start"]  # a fixture
 

@@ -15,8 +15,8 @@ import time
 import numpy as np
 
 from freshet.model.hedge import HedgeDense
+from tests.fixtures.specs import make_batch, make_spec
 from tests.perf.report import Figures, command
-from tests.unit.model.specs import make_batch, make_spec
 
 
 def samples_per_s(

@@ -24,8 +24,8 @@ from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.served_log import served_events
 from freshet.model import build_model
+from tests.fixtures.trained_model import World
 from tests.integration.test_inference import SPEC, greedy, trained
-from tests.integration.world import World
 from tests.perf import rank_system
 from tests.perf.rank_load import closed, opened
 from tests.perf.rank_system import System

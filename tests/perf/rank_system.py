@@ -29,7 +29,7 @@ from freshet.log.topics import ensure_topics
 from freshet.process.ports import free_ports
 from freshet.testing.waiting import wait_until
 from freshet.types import Append, BytesColumn
-from tests.integration.serving import FEED
+from tests.fixtures.serving import FEED
 
 USERS, ITEMS = 50_000, 5_000
 SAMPLES = 20_000  # that differ; they come again under new ids

@@ -18,8 +18,8 @@ import numpy as np
 
 from freshet.tables import Plan, Store
 from freshet.types import F32, U64, OffsetRange
+from tests.fixtures.tables import BatchKeys, group, hedge_group, rule, store_of
 from tests.perf.report import Figures, command
-from tests.unit.tables.building import BatchKeys, group, hedge_group, rule, store_of
 
 BUCKETS = 1024
 FEATURES = 26

@@ -15,11 +15,11 @@ import contextlib
 import numpy as np
 
 from freshet.types import OffsetRange
+from tests.fixtures.tables import group, rule, store_of
 from tests.perf.peers.running import Job
 from tests.perf.peers_run import in_turns
 from tests.perf.report import Figures, command
 from tests.perf.table import BUCKETS, fill, mixed, planned, seconds
-from tests.unit.tables.building import group, rule, store_of
 
 UNIQUE, DIM, THREADS = 46_000, 16, 2
 KEYS = ("lookups_per_s", "updates_per_s")

@@ -16,7 +16,7 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog
 from freshet.testing.waiting import wait_until
-from tests.system import audit
+from tests.fixtures import audit
 from tests.system.demo_audit import Tracked, read_demo
 from tests.system.demo_process import NAMES, Demo, processes_of
 

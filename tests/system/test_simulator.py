@@ -23,7 +23,7 @@ from freshet.errors import ConfigError
 from freshet.process.ports import free_ports
 from freshet.process.run_state import read_state
 from freshet.testing.waiting import wait_until
-from tests.system.running import status, told_by
+from tests.fixtures.commands import status, told_by
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

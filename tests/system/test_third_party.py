@@ -15,8 +15,8 @@ from freshet.adapters import open_versions
 from freshet.apps.local import local
 from freshet.errors import ConfigError
 from freshet.testing.waiting import wait_until
-from tests.system.running import LEDGER, status
-from tests.unit.distributions import distribution
+from tests.fixtures.commands import LEDGER, status
+from tests.fixtures.distributions import distribution
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom-store"
 

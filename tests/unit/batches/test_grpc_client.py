@@ -18,7 +18,7 @@ from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.testing.waiting import wait_for
 from freshet.types import Fence
-from tests.unit.embedder.scene import RemoteScene
+from tests.fixtures.embedder import RemoteScene
 
 DEADLINE_S = 20.0
 

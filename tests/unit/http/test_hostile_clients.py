@@ -19,7 +19,7 @@ from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request, header_map
 from freshet.http.responses import Response
 from freshet.testing.waiting import wait_for
-from tests.integration.serving import answering
+from tests.fixtures.serving import answering
 from tests.unit.http.test_hot_routes import Running, asking, bodies, running_server, server
 
 __all__ = ["server"]

@@ -21,7 +21,7 @@ from freshet.http.request import Request
 from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.testing.waiting import wait_for
-from tests.integration.serving import answering
+from tests.fixtures.serving import answering
 
 LIMIT = 1_000
 

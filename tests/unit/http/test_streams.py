@@ -19,7 +19,7 @@ from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
 from freshet.testing.waiting import wait_until
-from tests.integration.serving import answering
+from tests.fixtures.serving import answering
 
 PIECE = b"x" * 65_536
 DRAIN_S = 4

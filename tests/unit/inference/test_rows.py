@@ -41,7 +41,7 @@ from freshet.types import (
     TopicPartition,
     bucket_of,
 )
-from tests.unit.tables.building import batch_of, counting_group, keys_of, push, store_of
+from tests.fixtures.tables import batch_of, counting_group, keys_of, push, store_of
 
 BUCKETS = 16
 TOPIC = "shop.rows"

@@ -24,7 +24,7 @@ from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
 from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
-from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of
+from tests.fixtures.shards import PARSED, TOPICS, shard_of
 
 SAMPLES = TopicPartition(TOPICS.samples, 0)
 SLICES = list(slices_of(PARSED.buckets))
