@@ -29,9 +29,9 @@ from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.redis.row_store import open_url
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
+from freshet.testing.waiting import wait_until
 from freshet.types import F32, I64, Bucket, Fence, OffsetRange, TimeMs
 from tests.servers.redis_cluster import RedisCluster
-from tests.system.waiting import wait_until
 
 SAMPLES, TABLES = 256, 26
 LOADED_S = 600.0
@@ -115,7 +115,7 @@ def taken_over(shard: Shard, buckets: list[Bucket], fence: Fence, batch: KeyGrou
     again = time.perf_counter()
     shard.lookup([batch], [out])
     figures["same_batch_again_ms"] = (time.perf_counter() - again) * 1e3
-    wait_until("all is loaded", lambda: not shard.loader.progress.buckets, within_s=LOADED_S, look_s=0.005)
+    wait_until("all is loaded", lambda: not shard.loader.progress.buckets, within_s=LOADED_S, poll_s=0.005)
     figures["loaded_s"] = passed()
     figures["keys_read"] = shard.loader.keys_read
     shard.stop()
