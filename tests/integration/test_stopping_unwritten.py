@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext

@@ -11,7 +11,7 @@ import httpx
 
 from freshet.config.spec.topics import Topics
 from freshet.log import EventLog
-from freshet.log.tail import newest
+from freshet.log.records import newest
 from freshet.types import TopicPartition
 from tests.system import audit
 from tests.system.waiting import wait_until

@@ -14,8 +14,8 @@ from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import ROWS_PARTITIONS
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.core import FlushBook
 from freshet.paramserver.shard import Shard, ShardContext
