@@ -35,8 +35,8 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
+from freshet.coordination.assignment import SEATS, ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import SEATS, ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
 from freshet.rows.grpc.client import RemoteRows, Served

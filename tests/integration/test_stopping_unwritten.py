@@ -17,8 +17,8 @@ from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
