@@ -124,8 +124,8 @@ class Bench:
             batch = taken(stream)
             gradients = self.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients
             samples += len(batch)
-            stream.give_back(0, batch, gradients)
-        assert stream.settled(10.0)
+            stream.push_gradients(0, batch, gradients)
+        assert stream.flush(10.0)
         return samples / (time.perf_counter() - began)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Bench:
 
 def taken(stream: BatchStream) -> TrainBatch:
     """The next batch."""
-    while (batch := stream.take(0, 1.0)) is None:
+    while (batch := stream.next_batch(0, 1.0)) is None:
         pass
     return batch
 
@@ -181,7 +181,7 @@ def measure(quick: bool = False) -> Figures:
         stream = bench.stream()
         batch = taken(stream)
         found["frames"] = {codec.name.lower(): frames(bench, batch, codec, seconds) for codec in RowCodec}
-        stream.give_back(0, batch, None)
+        stream.push_gradients(0, batch, None)
         bench.train(stream, 16)
         plain = bench.train(stream, batches)
         stream.close()
