@@ -33,11 +33,10 @@ import pyarrow.parquet
 from bench.apart import Apart
 from bench.modes import SPEC_FILE, log_of
 from bench.report import Figures, command
+from bench.retail import EVENTS_FILE, read_lines, slices
 from freshet.apps.backtest import backtest
 from freshet.apps.local import with_absolute_paths
 from freshet.config.spec import Spec, load_spec
-from freshet.recordings.retail import read_lines, slices
-from freshet.recordings.sources import EVENTS_FILE
 
 LANES = 2
 SCHEMA = pa.schema(
