@@ -134,7 +134,7 @@ def _value(variable: Variable, text: str) -> Any:
 
 
 class _Variables(Section):
-    """Section of a service's settings, whose errors name the variable."""
+    """Section of a service's settings; its errors name the variable."""
 
     def __init__(self, service: str, values: Mapping[str, Any]) -> None:
         super().__init__("environment", service, values)
