@@ -25,14 +25,14 @@ from pathlib import Path
 
 from freshet.config.settings import RunFolder
 from freshet.process.run_state import read_state
+from freshet.testing.waiting import wait_until
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER, own_ports
+from tests.fixtures.traffic import Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.processes import Process
 from tests.servers.redis_cluster import RedisCluster
-from tests.system import audit
 from tests.system.fleet import Fleet
-from tests.system.running import LEDGER, own_ports
-from tests.system.traffic import Traffic
-from tests.system.waiting import wait_until
 
 PREFIX = "recorded"
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 1, "trainer": 1, "gateway": 1}
@@ -43,7 +43,16 @@ SEED = 7
 def record_embedded(state: Path) -> Traffic:
     """Run `freshet up` in `state`/run until the first samples are in a version, and kill it."""
     run, ports = state / "run", own_ports()
-    command = [sys.executable, "-m", "freshet", "up", str(_spec_of(state)), "--folder", str(run), "--no-console"]
+    command = [
+        sys.executable,
+        "-m",
+        "freshet",
+        "up",
+        str(_spec_of(state)),
+        "--folder",
+        str(run),
+        "--no-console",
+    ]
     supervisor = Process(command, state / "up.log", {**os.environ, **ports})
     supervisor.launch()
     gateway = f"http://127.0.0.1:{ports['FRESHET_GATEWAY_PORT']}"
@@ -136,7 +145,9 @@ def main(arguments: Sequence[str]) -> None:
         state = Path(name)
         traffic = {"embedded": record_embedded, "cluster": record_cluster}[form](state)
         write_archive(state, traffic, Path(out))
-    print(f"{len(traffic.impressions)} impressions, {len(traffic.actions)} acted on, {Path(out).stat().st_size} bytes")
+    print(
+        f"{len(traffic.impressions)} impressions, {len(traffic.actions)} acted on, {Path(out).stat().st_size} bytes"
+    )
 
 
 if __name__ == "__main__":

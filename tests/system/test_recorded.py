@@ -20,15 +20,15 @@ import pytest
 from freshet.apps.local import local
 from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.topics import topics_of
+from freshet.testing.waiting import wait_until, wait_until_nothing_differs
+from tests.fixtures import audit
+from tests.fixtures.commands import drain, told_by, url_of
+from tests.fixtures.members import read_to
+from tests.fixtures.traffic import Impression, Traffic
 from tests.recorded.record import COUNTS, PREFIX
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system import audit
 from tests.system.fleet import Fleet
-from tests.system.members import read_to
-from tests.system.running import drain, told_by, url_of
-from tests.system.traffic import Impression, Traffic
-from tests.system.waiting import wait_until, wait_until_nothing_differs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -75,8 +75,9 @@ def test_embedded_deployment_of_358e9ba_goes_on(tmp_path: Path) -> None:
     recording = unpack(RECORDED / "embedded-358e9ba.tar.xz", tmp_path / "state")
     spec, folder = load_spec(recording.spec_file), recording.state / "run"
     topics = topics_of(spec)
+    log = audit.open_log(folder)
+    assert len(audit.read_books(log, topics).samples) < len(recording.impressions), "windows were undecided"
     with local(spec, folder=folder, ready_s=120) as system:
-        log = audit.open_log(folder)
         traffic = recording.traffic_after(url_of(system, "gateway"))
         send_more(traffic)
         drain(system, folder, log, topics, len(traffic.impressions))
