@@ -30,14 +30,14 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import topics_of
+from freshet.coordination.assignment import SLICES, ShardMap
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import SLICES, ShardMap
 from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
 from freshet.rpc.value_formats import RowCodec
+from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
 from tests.servers.processes import Process, lasting_ports
-from tests.system.waiting import wait_until
 
 __all__ = ["Apart", "Passed"]
 

@@ -28,7 +28,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.types import F32
-from tests.unit.model.specs import make_spec
+from tests.fixtures.specs import make_spec
 
 ROWS, IDS, DENSE, DIM = 100, 26, 13, 16
 DEEP = (512, 256)

@@ -21,7 +21,7 @@ from freshet.config.spec.model import Spec
 from freshet.evaluation import auc
 from freshet.model import GroupInputs, Labels, ModelInputs, build_model
 from freshet.types import F32, F64, I64
-from tests.unit.model.specs import make_spec
+from tests.fixtures.specs import make_spec
 
 FIELDS, CARDINALITY, DIM, BATCH = 8, 3000, 16, 256
 EXPERTS = ("wide", "fm", "deep")

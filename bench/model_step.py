@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.report import Figures, command
 from freshet.model.hedge import HedgeDense
-from tests.unit.model.specs import make_batch, make_spec
+from tests.fixtures.specs import make_batch, make_spec
 
 
 def samples_per_s(

@@ -27,9 +27,9 @@ from freshet.features import JsonTranscoder, encode_blocks
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics
 from freshet.process.ports import free_ports
+from freshet.testing.waiting import wait_until
 from freshet.types import Append, BytesColumn
-from tests.integration.serving import FEED
-from tests.system.waiting import wait_until
+from tests.fixtures.serving import FEED
 
 USERS, ITEMS = 50_000, 5_000
 SAMPLES = 20_000  # that differ; they come again under new ids

@@ -120,11 +120,11 @@ class Bench:
         """Train on batches; returns samples a second."""
         samples, began = 0, time.perf_counter()
         for _ in range(batches):
-            batch = next_batch(stream)
+            batch = batch_from(stream)
             gradients = self.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients
             samples += len(batch)
-            stream.give_back(0, batch, gradients)
-        assert stream.settled(10.0)
+            stream.push_gradients(0, batch, gradients)
+        assert stream.flush(10.0)
         return samples / (time.perf_counter() - began)
 
     def close(self) -> None:
@@ -133,9 +133,9 @@ class Bench:
         self.pipeline.close()
 
 
-def next_batch(stream: BatchStream) -> TrainBatch:
+def batch_from(stream: BatchStream) -> TrainBatch:
     """Wait for the next batch."""
-    while (batch := stream.take(0, 1.0)) is None:
+    while (batch := stream.next_batch(0, 1.0)) is None:
         pass
     return batch
 
@@ -178,9 +178,9 @@ def measure(quick: bool = False) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), BATCH * (batches * 6 + 20))
         stream = bench.stream()
-        batch = next_batch(stream)
+        batch = batch_from(stream)
         found["frames"] = {codec.name.lower(): frames(bench, batch, codec, seconds) for codec in RowCodec}
-        stream.give_back(0, batch, None)
+        stream.push_gradients(0, batch, None)
         bench.train(stream, 16)
         plain = bench.train(stream, batches)
         stream.close()

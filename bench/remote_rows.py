@@ -23,7 +23,7 @@ import numpy as np
 from bench.codecs import GOLDEN, shard_in, spec_of
 from bench.report import Figures, command
 from freshet.config.spec.layout import layout_of
-from freshet.coordination.slices import Owners
+from freshet.coordination.assignment import Owners
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described

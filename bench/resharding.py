@@ -35,16 +35,16 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
+from freshet.coordination.assignment import SEATS, ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import SEATS, ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
+from freshet.testing.waiting import wait_until
 from freshet.types import I64, U64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process
-from tests.system.waiting import wait_until
 
 LEDGER = Path(__file__).parents[1] / "tests" / "system" / "ledger" / "freshet.toml"
 DIM, PARTITIONS = 16, 2

@@ -19,7 +19,7 @@ import numpy as np
 from bench.report import Figures, command
 from freshet.tables import Plan, Store
 from freshet.types import F32, U64, OffsetRange
-from tests.unit.tables.building import BatchKeys, group, hedge_group, rule, store_of
+from tests.fixtures.tables import BatchKeys, group, hedge_group, rule, store_of
 
 BUCKETS = 1024
 FEATURES = 26

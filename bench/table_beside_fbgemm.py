@@ -19,7 +19,7 @@ from bench.report import Figures, command
 from bench.rounds import figures_by_key
 from bench.table import BUCKETS, fill, mixed, planned, seconds
 from freshet.types import OffsetRange
-from tests.unit.tables.building import group, rule, store_of
+from tests.fixtures.tables import group, rule, store_of
 
 UNIQUE, DIM, THREADS = 46_000, 16, 2
 KEYS = ("lookups_per_s", "updates_per_s")

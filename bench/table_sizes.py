@@ -29,7 +29,7 @@ from bench.table import BUCKETS, FEATURES, mixed, planned, seconds
 from freshet.config.spec.layout import Group
 from freshet.tables import Plan, Store
 from freshet.types import F32, U64, OffsetRange
-from tests.unit.tables.building import BatchKeys, group, hedge_group, rule, store_of
+from tests.fixtures.tables import BatchKeys, group, hedge_group, rule, store_of
 
 BATCH = 46_000  # unique rows of a batch of 2 x 2048 samples of 26 features
 GROWTH_BATCH = 2_000  # new rows at once while growing: more than a batch of training has

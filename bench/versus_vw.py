@@ -42,7 +42,7 @@ from bench.streams import SOURCES, make
 from freshet.apps.backtest import FRESHET, backtest_into
 from freshet.config.spec import Spec, load_spec
 from freshet.evaluation import LabelKind
-from freshet.evaluation.auc import bins_of
+from freshet.evaluation.descriptors import bins_of
 from freshet.evaluation.predictions import LearnerFigures, Scored
 from freshet.recordings.sources import ONLINE_RETAIL
 from freshet.terminal import table

@@ -27,7 +27,7 @@ import freshet
 from bench.codecs import shard_in, spec_of
 from freshet.apps.local import Local
 from freshet.config.spec.layout import layout_of
-from freshet.coordination.slices import Owners
+from freshet.coordination.assignment import Owners
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described

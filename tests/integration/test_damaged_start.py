@@ -20,8 +20,8 @@ from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
 from freshet.config.spec.model import Spec
+from freshet.testing.waiting import wait_until
 from tests.servers.processes import lasting_ports
-from tests.system.waiting import wait_until
 
 WITHIN_S = 30.0
 

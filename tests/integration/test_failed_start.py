@@ -19,8 +19,8 @@ from freshet.apps.rank_batches import Wire
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import Settings, load_settings
 from freshet.config.spec import load_spec
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics

@@ -27,8 +27,8 @@ from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
+from freshet.testing.waiting import wait_until
 from freshet.types import Bucket, Fence
-from tests.system.waiting import wait_until
 
 DEADLINE_S = 60.0
 ROWS = 4_096

@@ -7,7 +7,7 @@ import pytest
 from bench.freshness import Clicks, spec_of_rows_only
 from bench.load import Background
 from freshet.apps.local import local
-from tests.system.running import told_by
+from tests.fixtures.commands import told_by
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
