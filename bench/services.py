@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.system.waiting import wait_until
+from freshet.testing.waiting import wait_until
 
 __all__ = ["ready_service", "running", "wait_until_ready"]
 
