@@ -22,7 +22,7 @@ from freshet.http.admin import Admin
 from freshet.observability.audit import read_audit
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, OIP, messages
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.fixtures.gateway import Running as Gateway
 from tests.fixtures.gateway import ranked, start
 from tests.fixtures.serving import TOKEN, bearer, write_tokens

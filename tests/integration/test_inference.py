@@ -42,7 +42,7 @@ from freshet.inference.service import MAX_QUERIES, run
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
 from freshet.testing.clock import SettableClock
-from freshet.testing.waiting import wait_for, wait_until
+from freshet.testing.conditions import wait_for, wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.serving import FEED, JSON, running, schema, settings
 from tests.fixtures.trained_model import World

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
 from tests.integration.test_inference import COLUMNS, SPEC, Running, greedy, serving, trained

@@ -22,7 +22,7 @@ from tritonclient.utils import np_to_triton_dtype
 from freshet.inference.batcher import Batcher
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import JSON
 from tests.integration.test_inference import (
     CANDIDATES,

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from freshet.process.ports import free_ports
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.integration import oip_clients
 from tests.integration.test_inference import SPEC, Running, greedy, serving, trained
 from tests.integration.test_inference_grpc import KSERVE

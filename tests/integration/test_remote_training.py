@@ -26,7 +26,7 @@ from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import Bucket, Fence
 from tests.perf.workload import Workload, append, plain_spec
 

@@ -10,8 +10,8 @@ from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
+from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
-from freshet.testing.waiting import wait_until
 from tests.perf.workload import Workload, append, plain_spec
 
 ROWS = 1_024

@@ -26,7 +26,7 @@ from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.redis.row_store import open_url
 from freshet.rows.service import KeyGroup, Push
 from freshet.tables import Plan
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import F32, I64, Bucket, Fence, OffsetRange, TimeMs
 from tests.perf.codecs import GOLDEN, spec_of
 from tests.perf.redis import IN_MEMORY

@@ -27,7 +27,7 @@ from freshet.apps.local import Local, local
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import Topics, topics_of
 from freshet.log import EventLog
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, applied, status, url_of
 from tests.servers.jumping_clock import JumpingClock, JumpingClocks, build_clock

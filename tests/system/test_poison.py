@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from freshet.apps.local import local
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
-from freshet.testing.waiting import wait_until, wait_until_nothing_differs
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
 from tests.fixtures.members import read_to

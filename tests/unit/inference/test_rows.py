@@ -28,7 +28,7 @@ from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables.runs import runs_of
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from freshet.types import (
     F32,
     Append,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tests.perf.__main__ as bench
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.perf.__main__ import BY_HAND, NAMES, main
 from tests.perf.runner import run_measurement
 
