@@ -12,8 +12,8 @@ from threading import Event
 
 from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.joiner.service import JoinerStatus, Pace
 from freshet.process.lifecycle import stop_on_signals
 from tests.fixtures.join_events import label, plan_of

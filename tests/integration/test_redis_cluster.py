@@ -15,7 +15,7 @@ from redis.crc import key_slot
 
 from freshet.adapters import open_rowstore
 from freshet.errors import ConfigError, Corrupt, DataLost, Unavailable
-from freshet.rows.redis import reads
+from freshet.rows.redis import pages
 from freshet.rows.redis.scripts import COMMIT, SLACK_BYTES
 from freshet.rows.store import FlushOutcome, OnServers, RowStore
 from freshet.testing.conditions import wait_until
@@ -69,7 +69,7 @@ def merge_every_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge pages after every flush, however few they are."""
     at_once = COMMIT.replace(f"base / 2 + {SLACK_BYTES}", "0")
     assert at_once != COMMIT
-    monkeypatch.setattr("freshet.rows.redis.writes.COMMIT", at_once)
+    monkeypatch.setattr("freshet.rows.redis.pages.COMMIT", at_once)
 
 
 # Failovers
@@ -228,7 +228,7 @@ def test_a_reader_never_sees_a_large_bucket_torn(
     cluster: RedisCluster, opened, name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Read by HSCANs, which see rows of before and after a flush, and are done again then."""
-    monkeypatch.setattr(reads, "BYTES_AT_ONCE", 1000)
+    monkeypatch.setattr(pages, "BYTES_AT_ONCE", 1000)
     url = f"redis://{cluster.addresses}/{name}"
     store, rows = opened(url), 20_000
     store.create(identity(), starting())

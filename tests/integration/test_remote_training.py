@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.rank_batches import FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
@@ -28,7 +29,6 @@ from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.conditions import wait_until
 from freshet.types import Bucket, Fence
-from tests.perf.workload import Workload, append, plain_spec
 
 DEADLINE_S = 60.0
 ROWS = 4_096

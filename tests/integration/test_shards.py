@@ -24,8 +24,8 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
+from freshet.coordination.assignment import ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.shard import Shard, ShardContext

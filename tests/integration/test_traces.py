@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.rank_batches import FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
@@ -27,7 +28,6 @@ from freshet.types import BytesColumn, TopicPartition
 from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.fixtures.spans import Recorded, recording
 from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
-from tests.perf.workload import Workload, append, plain_spec
 
 __all__ = ["start"]  # a fixture
 

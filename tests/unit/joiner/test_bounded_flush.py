@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 
 import pytest
 
-from freshet.coordination.partition_assignment import PartitionAssignment
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.errors import Mismatch, TooLarge
 from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit

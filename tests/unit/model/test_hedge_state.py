@@ -13,8 +13,7 @@ import pytest
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, SplitStep, build_model
-from freshet.model.heads import he_uniform, uniform
-from freshet.model.hedge import HedgeDense
+from freshet.model.hedge import HedgeDense, he_uniform, uniform
 from freshet.types import I32, U32
 from tests.fixtures.specs import make_batch, make_spec
 

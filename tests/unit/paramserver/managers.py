@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import Bounds, LoadBalancer

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from freshet.config.spec.identity import SpecHash
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
 from freshet.observability.metrics import register
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport, error_of, method_name, open_channel, transport_of
 from freshet.rpc.failures import failure_of
 from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
