@@ -23,8 +23,8 @@ from bench.redis import IN_MEMORY
 from bench.report import Figures, command
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import topics_of
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.redis.row_store import open_url
 from freshet.rows.service import KeyGroup, Push
@@ -63,10 +63,7 @@ def measure(quick: bool = False, rows: int = 2_000_000) -> Figures:
         RedisCluster(Path(folder) / "redis", IN_MEMORY) as cluster,
     ):
         log = SqliteEventLog(Path(folder) / "log")
-        for plan in topics_of(spec).plans:
-            log.create_topic(
-                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-            )
+        ensure_topics(log, spec)
         store = open_url(f"redis://{cluster.addresses}/perf")
         fences = count(1)
 

@@ -27,7 +27,7 @@ from freshet.testing.conditions import wait_until
 from freshet.types import BytesColumn, TopicPartition
 from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.fixtures.spans import Recorded, recording
-from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
+from tests.integration.embedder_run import DEADLINE_S, ROWS, scene, shards
 
 __all__ = ["start"]  # a fixture
 
