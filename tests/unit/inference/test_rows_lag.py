@@ -20,7 +20,7 @@ from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
 from freshet.types import Records, TopicPartition, bucket_of
 from tests.fixtures.tables import keys_of
-from tests.unit.inference.test_rows import BUCKETS, TOPIC, Shard, serving_table
+from tests.unit.inference.row_source import BUCKETS, TOPIC, Shard, serving_table
 
 KEYS = [
     next(
