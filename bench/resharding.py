@@ -42,7 +42,7 @@ from freshet.log.topics import ensure_topics
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import I64, U64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process
 

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
 __all__ = ["RedisCluster", "RedisServer"]
