@@ -30,10 +30,9 @@ from freshet.adapters import open_eventlog
 from freshet.apps.local import with_absolute_paths
 from freshet.config.settings import load_settings
 from freshet.config.spec import load_spec
-from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.coordination.assignment import SEATS, ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
