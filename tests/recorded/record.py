@@ -25,7 +25,7 @@ from pathlib import Path
 
 from freshet.config.settings import RunFolder
 from freshet.process.run_state import read_state
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, own_ports
 from tests.fixtures.traffic import Traffic

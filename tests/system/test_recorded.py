@@ -20,7 +20,7 @@ import pytest
 from freshet.apps.local import local
 from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.topics import topics_of
-from freshet.testing.waiting import wait_until, wait_until_nothing_differs
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures import audit
 from tests.fixtures.commands import drain, told_by, url_of
 from tests.fixtures.members import read_to
