@@ -330,7 +330,7 @@ def topics_of(spec: Spec) -> Topics:
     named = {"served": events.served.topic, "action": events.action.topic}
     if events.shown is not None:
         named["shown"] = events.shown.topic
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"shown": None}
     plans = []
     for kind in KINDS_OF_TOPICS:
         if kind.role == "shown" and events.shown is None:
@@ -341,7 +341,8 @@ def topics_of(spec: Spec) -> Topics:
         may_have_more = kind.role in (*named, "joiner")
         plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group, may_have_more))
         names[kind.role] = name
-    return Topics(**{"shown": None, **names}, plans=tuple(plans))
+    del names["schemas"]  # of all models
+    return Topics(**names, plans=tuple(plans))
 
 
 def _retention_ms(spec: Spec, kind: TopicKind) -> int | None:
