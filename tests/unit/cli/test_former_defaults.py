@@ -265,15 +265,24 @@ def _ranks(own: str, before: str, settings: Settings) -> None:
     state.sync(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
 
 
+class _OneTry(threading.Event):
+    """Ends a service where it would wait for its next try."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
 def _served_rows(own: str, before: str, settings: Settings) -> None:
     _write_rows(settings.common.rows_url, before)
     rows, log = open_rowstore(settings.common.rows_url), open_eventlog(settings.common.log_url)
     follower = RowFollower(log, rows, "t", cast(Any, None), spec_hash=own, wait_s=0.01)
     try:
-        follower._follow(threading.Event())
+        follower.run(_OneTry())
     finally:
         rows.close()
         log.close()
+    raise Mismatch(follower.state.reason)
 
 
 def _served_version(own: str, before: str, settings: Settings) -> None:
@@ -291,7 +300,7 @@ def _served_version(own: str, before: str, settings: Settings) -> None:
 
 def _prepared(own: str, before: str, settings: Settings) -> None:
     _write_rows(settings.common.rows_url, before)
-    prepare._rows(load_spec(QUICKSTART), settings.common.rows_url)
+    prepare.check_rows(load_spec(QUICKSTART), settings.common.rows_url)
 
 
 def _started(own: str, before: str, settings: Settings) -> None:
