@@ -61,7 +61,7 @@ def command(
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
-    if common.log_url == f"sqlite:{common.run.log}":
+    if common.log_url == common.run.log_url:
         existing_folder(folder)
     log = open_eventlog(common.log_url)
     try:

@@ -112,9 +112,9 @@ def _with_urls(common: Common) -> Common:
     run = common.run
     return replace(
         common,
-        log_url=common.log_url or f"sqlite:{run.log}",
-        rows_url=common.rows_url or f"sqlite:{run.rows / 'rows.sqlite'}",
-        versions_url=common.versions_url or f"file:{run.versions}",
+        log_url=common.log_url or run.log_url,
+        rows_url=common.rows_url or run.rows_url,
+        versions_url=common.versions_url or run.versions_url,
     )
 
 
