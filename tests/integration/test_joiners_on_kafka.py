@@ -15,8 +15,7 @@ import pytest
 
 from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
-from freshet.joiner.commit import Commit
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import Commit, Ledger
 from tests.integration.joiner_process import PARTITIONS, PLAN
 from tests.servers.kafka import Kafka
 from tests.servers.processes import Process

@@ -11,7 +11,7 @@ import orjson
 
 from freshet.config.expression import Column, compile_condition, compile_value
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
-from freshet.joiner.decode import Refused
+from freshet.joiner.decoder import Refused
 from freshet.joiner.plan import JoinPlan, LabelPlan
 from freshet.types import BytesColumn, Records
 

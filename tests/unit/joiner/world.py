@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,7 @@ import numpy as np
 
 from freshet.config.spec.topics import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
 from freshet.errors import Unavailable
-from freshet.joiner.partition import Topics
-from freshet.joiner.plan import JoinPlan
+from freshet.joiner.plan import JoinContext, JoinPlan, Topics
 from freshet.joiner.service import JoinerService, Pace
 from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -65,10 +64,10 @@ class LostAnswer:
     """A writer of which a share of the appends fail, before or after they are written."""
 
     def __init__(self, inner: Writer, chance: random.Random, share: float) -> None:
-        self._inner, self._chance, self._share = inner, chance, share
+        self._inner, self._chance, self.share = inner, chance, share
 
     def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        fails = self._chance.random() < self._share
+        fails = self._chance.random() < self.share
         done = self._chance.random() < 0.5
         if fails and not done:
             raise Unavailable("not written")
@@ -119,9 +118,8 @@ class World:
             self.partitions,
         )
 
-    def joiner(self, pace: Pace | None = None) -> JoinerService:
-        pace = pace or Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
-        return JoinerService(
+    def context(self, open_writer: Callable[[str], Writer] | None = None) -> JoinContext:
+        return JoinContext(
             self.log,
             "m",
             self.plan,
@@ -130,8 +128,12 @@ class World:
             range(self.partitions),
             all_partitions=not self.log.traits.many_hosts,
             clock=self.clock,
-            pace=pace,
+            open_writer=open_writer,
         )
+
+    def joiner(self, pace: Pace | None = None, context: JoinContext | None = None) -> JoinerService:
+        pace = pace or Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
+        return JoinerService(context or self.context(), pace=pace)
 
     def send(self, events: Sequence[Event | bytes], time_ms: int | None = None) -> None:
         """Append events to the partition of their request, and bytes that are no event to the first."""
