@@ -35,10 +35,9 @@ from freshet.config.spec.model import Explore, Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import BadInput, Unavailable
 from freshet.features import EventExtractor
-from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
-from freshet.inference.service import MAX_QUERIES, run
+from freshet.inference.service import MAX_QUERIES, label_delay_ms, run
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
 from freshet.testing.clock import SettableClock
@@ -101,12 +100,10 @@ def serving(world: World, **variables: str) -> Iterator[Running]:
 
     def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
         run(
-            world.parts,
+            replace(world.parts, clock=clock, rng=random.Random(3)),
             made.inference,
             made.common,
             stop=stop,
-            clock=clock,
-            rng=random.Random(3),
             ready=ready,
             beside=inference_grpc_listener(made.inference, made.common),
             guard=inference_authenticator(made.inference, made.common, clock),

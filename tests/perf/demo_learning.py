@@ -34,8 +34,8 @@ from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Pace, Readers
 from freshet.evaluation import auc
 from freshet.features import EventExtractor, JsonTranscoder, SampleDecoder
-from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline
+from freshet.inference.requests import events_of, order, parse_rank
 from freshet.inference.served_log import served_events
 from freshet.joiner.plan import RAMP
 from freshet.model import GroupInputs, Labels, ModelInputs, build_model

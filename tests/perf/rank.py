@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from freshet.config.spec.model import Explore
-from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline, Scored
+from freshet.inference.requests import events_of, order, parse_rank
 from freshet.inference.served_log import served_events
 from freshet.model import build_model
 from tests.integration.test_inference import SPEC, greedy, trained
