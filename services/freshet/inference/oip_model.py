@@ -22,7 +22,7 @@ from freshet.config.avro.schema import Array, Fixed, Record, Type, Union, field_
 from freshet.config.avro.types import leaf_name
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput
 from freshet.features import Decoded, JsonTranscoder, SampleDecoder
 from freshet.http.responses import HttpError

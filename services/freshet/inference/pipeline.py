@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.config.avro.schema import Record
-from freshet.config.expression import Expression, compile_score
-from freshet.config.expression.arithmetic import postfix_of
+from freshet.config.expression import Expression, compile_score, postfix_of
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import BadInput, TooLarge

@@ -16,7 +16,7 @@ import orjson
 
 from freshet import _native
 from freshet.config.avro.schema import Primitive, Record, field_at
-from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.inputs import UNIT_NS
 from freshet.config.spec.model import Explore, Spec, Stream, TimeField
 from freshet.errors import BadInput, TooLarge
 from freshet.json_text import MOST_LEVELS, kind_of, shown, too_deep, written

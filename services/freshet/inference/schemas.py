@@ -11,7 +11,7 @@ from typing import Any
 
 from freshet.config.avro.schema import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
 from freshet.config.spec.model import Spec
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import ConfigError
 
 __all__ = [

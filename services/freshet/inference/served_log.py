@@ -31,8 +31,8 @@ from freshet.config.avro.schema import (
     Union,
     served_schema,
 )
+from freshet.config.spec.inputs import unit_hint, written_in_larger_unit
 from freshet.config.spec.model import Spec
-from freshet.config.spec.time_units import unit_hint, written_in_larger_unit
 from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, TooLarge, Unavailable, first_line
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, Transcoded, partition_of
@@ -40,7 +40,7 @@ from freshet.inference import metrics
 from freshet.inference.requests import Order, get_path, merged
 from freshet.json_text import written
 from freshet.log import Writer
-from freshet.log.concurrent_appends import append_gathered
+from freshet.log.records import append_gathered
 from freshet.observability.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
 from freshet.observability.spans import RankAnswer, record_served_sends, request_text
 from freshet.observability.tracing import now_ns, traced

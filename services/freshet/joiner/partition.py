@@ -27,7 +27,7 @@ from freshet.joiner.core import (
 from freshet.joiner.decoder import EventDecoder, Refused, refuse_too_large
 from freshet.joiner.plan import JoinPlan, Topics
 from freshet.joiner.watermark import Now, TimeRules, Watermark, judge_times
-from freshet.log.dead_letters import letter
+from freshet.log.records import letter
 from freshet.observability.spans import JoinedEvent
 from freshet.observability.tracing import traced
 from freshet.types import I64, U8, Append, BytesColumn, Records

@@ -12,7 +12,7 @@ from freshet.joiner.commit import Commit
 from freshet.joiner.partition import Task, part_of
 from freshet.joiner.plan import JoinContext, Topics
 from freshet.log import EventLog, Reader
-from freshet.log.tail import newest
+from freshet.log.records import newest
 from freshet.types import Records, TopicPartition
 
 __all__ = ["last_commits", "load", "stream"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import structlog
 
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import LEASE_S
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.errors import Unavailable
 from freshet.joiner.commit import EventCounts, Ledger
 from freshet.joiner.decoder import RefusalStreaks

@@ -13,8 +13,8 @@ import structlog
 from numpy.typing import NDArray
 
 from freshet.clock import CONFIRMED_S, Clock, SteadyClock
+from freshet.config.spec.inputs import YEAR_2000_S, unit_hint, written_in_larger_unit
 from freshet.config.spec.model import TimeField
-from freshet.config.spec.time_units import YEAR_2000_S, unit_hint, written_in_larger_unit
 from freshet.joiner.core import JoinColumns
 from freshet.joiner.decoder import Disputed, Refused
 from freshet.types import I64, Records, TopicPartition

@@ -24,7 +24,7 @@ from freshet.inference.rank import FastPath
 from freshet.inference.requests import Filling, Order, events_of, parse_rank
 from freshet.inference.served_log import Served, served_events
 from freshet.types import BytesColumn
-from tests.integration.serving import FEED, schema
+from tests.fixtures.serving import FEED, schema
 
 SPEC, RANKED = load_spec(FEED / "freshet.toml"), schema("ranked")
 PIPELINE, FILLING = Pipeline(SPEC, RANKED), Filling.of(SPEC.events.served, RANKED)

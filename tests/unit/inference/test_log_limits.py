@@ -24,8 +24,8 @@ from freshet.inference.rank import FastPath
 from freshet.inference.requests import Filling, Order, RankRequest, events_of, parse_rank, refuse_expanded
 from freshet.inference.served_log import Loggable, Served, served_events
 from freshet.types import BytesColumn
-from tests.integration.serving import FEED, schema
-from tests.unit.joiner.world import limits_for
+from tests.fixtures.joiner import limits_for
+from tests.fixtures.serving import FEED, schema
 
 NOW_MS = 1_700_000_000_000
 MOST = 4

@@ -11,9 +11,8 @@ from freshet.features.blocks import MAX_SAMPLES, read_blocks
 from freshet.joiner.core import ImpressionColumns, Samples, block_bounds, encode_samples
 from freshet.joiner.decoder import Refused, refuse_too_large
 from freshet.types import BytesColumn, Records
-
-from .support import Served, impressions
-from .world import limits_for
+from tests.fixtures.join_events import Served, impressions
+from tests.fixtures.joiner import limits_for
 
 
 def samples_of(requests: list[tuple[int, int, int]]) -> Samples:

@@ -13,8 +13,7 @@ from freshet.features import read_blocks
 from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, spans, unspan
 from freshet.joiner.core import Joiner, Samples, block_bounds, encode_samples
 from freshet.types import BytesColumn
-
-from .support import label, plan_of
+from tests.fixtures.join_events import label, plan_of
 
 COMMIT = Commit(
     next={"served": 7, "action": 9},

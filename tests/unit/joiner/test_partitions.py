@@ -15,11 +15,11 @@ from freshet.joiner.decoder import EventDecoder
 from freshet.joiner.partitions import Partitions
 from freshet.joiner.watermark import JoinerClocks
 from freshet.log import Writer
+from freshet.testing.conditions import wait_until
 from freshet.types import Append
-from tests.system.waiting import wait_until
+from tests.fixtures.joiner import World
 
 from .support import JsonDecoder, label, plan_of
-from .world import World
 
 DEADLINE_S = 30.0
 PLAN = plan_of(label("click", 300), grace_ms=100)

@@ -21,7 +21,7 @@ from freshet.joiner.core import Joiner
 from freshet.joiner.decoder import Refused, SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.types import BytesColumn, Records
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 SPEC = parse_spec("""
 name = "shop"
