@@ -119,7 +119,7 @@ class JoinerService:
             self.context,
             self.clocks,
             shared=self.assignment is not None,
-            stopping=lambda: self.stop.is_set(),
+            stopping=self.stop.is_set,
             on_change=self._on_partitions_changed,
             on_flushed=self._on_flushed,
         )

@@ -17,9 +17,8 @@ from freshet.joiner.watermark import JoinerClocks
 from freshet.log import Writer
 from freshet.testing.conditions import wait_until
 from freshet.types import Append
+from tests.fixtures.join_events import JsonDecoder, label, plan_of
 from tests.fixtures.joiner import World
-
-from .support import JsonDecoder, label, plan_of
 
 DEADLINE_S = 30.0
 PLAN = plan_of(label("click", 300), grace_ms=100)
