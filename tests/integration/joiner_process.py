@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import PartitionAssignment
-from freshet.joiner.service import JoinerStatus, Pace
+from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.process.lifecycle import stop_on_signals
-from tests.unit.joiner.support import label, plan_of
-from tests.unit.joiner.world import World
+from tests.fixtures.join_events import label, plan_of
+from tests.fixtures.joiner import World
 
 PARTITIONS = 4
 PLAN = plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120)
@@ -32,11 +33,10 @@ def main() -> None:
     stop_on_signals(stop)
     log = open_eventlog(url)
     world = World(Path(), PLAN, PARTITIONS, other_log=log)
-    joiner = world.joiner(PACE)
     claims = Claims(log, "m.control")
-    joiner.assignment = PartitionAssignment(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
-    joiner.clock, joiner.stop, joiner.on_status = SYSTEM_CLOCK, stop, say
-    joiner.run()
+    assignment = PartitionAssignment(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
+    context = replace(world.context(), clock=SYSTEM_CLOCK)
+    JoinerService(context, assignment=assignment, pace=PACE, stop=stop, on_status=say).run()
     claims.close()
     log.close()
 

@@ -22,12 +22,12 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.features import read_blocks
-from freshet.joiner.events import ExternalSchemas
+from freshet.joiner.decoder import ExternalSchemas
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
 from freshet.log import EventLog
+from freshet.log.records import newest
 from freshet.log.schema_registry import Access, RestRegistry
-from freshet.log.tail import newest
 from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, TopicPartition
 from tests.servers.kafka import Kafka

@@ -27,7 +27,7 @@ from freshet.features import (
     rows_by_id,
     take,
 )
-from freshet.log.dead_letters import letter
+from freshet.log.records import letter
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry
 from freshet.types import I64, U64, BytesColumn
 

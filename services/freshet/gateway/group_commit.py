@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway import metrics
 from freshet.log import Writer
-from freshet.log.concurrent_appends import append_gathered
+from freshet.log.records import append_gathered
 from freshet.types import Append, BytesColumn
 
 __all__ = ["Committer", "Done", "Entry", "QueueAccount", "QueueLimits", "group_entries", "offsets_of"]

@@ -15,7 +15,7 @@ import yaml
 from freshet.http.tls import CertificateFiles
 from freshet.http.token_files import read_tokens
 from freshet.http.tokens import matching_entry
-from freshet.log.kafka.url import parse_url
+from freshet.log.kafka.connection import parse_url
 from freshet.observability.audit import read_audit
 
 ROOT = Path(__file__).parents[3]

@@ -28,10 +28,10 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Files, Spec, TimeField
 from freshet.config.spec.parse import load_spec
 from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDecoder, key_of, table_salt
-from freshet.inference.fields import request_schema
+from freshet.inference.schemas import request_schema
 from freshet.recordings.sample_files import event_rows, read_samples
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 VALUES = int(os.environ.get("FRESHET_TEST_KEYS", "20000"))
 ROWS = 200

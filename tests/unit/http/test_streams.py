@@ -18,8 +18,8 @@ from freshet.errors import BadInput
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.messages import BodyLimits, Request
-from tests.integration.serving import answering
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
+from tests.fixtures.serving import answering
 
 PIECE = b"x" * 65_536
 DRAIN_S = 4
@@ -94,7 +94,7 @@ class Running:
         return time.monotonic() - began
 
 
-def admit(headers: object) -> None:
+def check(headers: object) -> None:
     if b"x-refused" in dict(headers):  # type: ignore[call-overload]
         raise BadInput("not by this door")
 
@@ -106,7 +106,7 @@ def server() -> Iterator[Running]:
         CollectorRegistry(),
         BodyLimits(1_000, 1),
         headers=((b"x-with-all", b"yes"),),
-        check=admit,
+        check=check,
         max_streams=MAX_STREAMS,
         streams_setting="FRESHET_TEST_MAX_STREAMS",
     )

@@ -28,8 +28,8 @@ from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.service_client import ask
 from freshet.http.tls import seconds_left
 from freshet.process.metrics import service_registry
-from tests.integration.serving import answering
-from tests.system.waiting import wait_for
+from freshet.testing.conditions import wait_for
+from tests.fixtures.serving import answering
 
 DEADLINE_S = 20.0
 DRAIN_S = 5.0  # of `answering`

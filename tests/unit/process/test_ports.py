@@ -15,13 +15,12 @@ from freshet.errors import ConfigError
 from freshet.http.addresses import Address, reachable_host
 from freshet.http.admin import Admin
 from freshet.http.app import App
-from freshet.http.messages import BodyLimits
 from freshet.http.server import bind
 from freshet.http.service_client import why_unready
 from freshet.process.ports import free_ports, owner_of_port
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import FrameServer
-from tests.integration.serving import answering
+from tests.fixtures.serving import answering
 
 
 def listening(proc: Path, port: int) -> None:

@@ -17,8 +17,8 @@ from freshet.http.endpoint import Endpoint
 from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.tokens import TokenEntry, digest_of
 from freshet.observability.tracing import install
-from tests.spans import Recorded, recording
-from tests.unit.http.in_process import answered
+from tests.fixtures.asgi import answered
+from tests.fixtures.spans import Recorded, recording
 
 PATH = "/v1/things"
 GOOD, OTHER = b"Bearer good", b"Bearer other"
