@@ -68,16 +68,16 @@ REQUESTS = Metric(
     "counter",
     "requests",
     "Requests answered, or given up by clients that went away (status `gone`); by `door`: `passed`, or "
-    "`refused` before anybody was let in, as without a token, too often for this client, from a page of "
-    "another site, or with a path or method that there is not.",
+    "`refused` without a token, beyond a rate limit, from a page of another site, or for a path or method "
+    "that does not exist.",
     ("route", "status", "door"),
 )
 REQUEST_SECONDS = Metric(
     "freshet_http_request_seconds",
     "histogram",
     "seconds",
-    "Time from a request's head to its answer, of those that passed the door; of one that waited to be "
-    "scored and was given up, until that was seen.",
+    "Time from a request's head to its answer, without refused requests; if the client disconnected while "
+    "the request waited to be scored, the time until that was noticed.",
     ("route",),
     buckets=ANSWER_BUCKETS,
 )
@@ -134,7 +134,7 @@ class _Counts:
 class _Resource:
     """A path with its methods: an ASGI application, called by Starlette's router or by `App` itself."""
 
-    name: str  # label of metrics: bounded, whatever paths clients invent
+    name: str  # label of metrics; bounded, as clients may send any path
     answer: Callable[[_Resource, Scope, Receive, Send], Awaitable[None]]
     methods: dict[str, tuple[Handler, Endpoint]] = field(default_factory=dict)
 

@@ -103,7 +103,7 @@ class AllowedSites:
             raise HttpError(
                 403,
                 "host",
-                "this port is not asked for by this name",
+                "this port does not have this name",
                 expected=["localhost", "an IP address", "a name without dots", *sorted(self._names)],
                 found=text[:SHOWN_CHARS],
                 hint=f"add the name to {self._settings}, or have the proxy send a Host that is expected",

@@ -127,7 +127,7 @@ CODES = (
     ErrorCode(
         "host",
         403,
-        "the port is not asked for by this name",
+        "the port does not have this name",
         "use localhost, or add it to FRESHET_COMMON_HOSTS",
     ),
     ErrorCode(

@@ -140,7 +140,7 @@ def _entry(words: Sequence[str], where: str) -> TokenEntry:
     if TOKEN.fullmatch(name):
         raise ConfigError(
             where, "", "the first word is a token itself", f"a name: {NAME_TEXT}",
-            "whoever has read the file may use that token: make another, and drop it",
+            "all readers of the file know that token: make another, and drop it",
         )  # fmt: skip
     if not NAME.fullmatch(name):
         raise ConfigError(where, "", "the first word is no name", NAME_TEXT)

@@ -52,7 +52,7 @@ CONNECT_MS = 2_000
 """Longest attempt, with its TLS handshake: three round trips, on a machine that may be busy."""
 
 RETRY_AFTER_S = 0.2
-"""Told to a peer that is refused as overloaded."""
+"""Delay before a retry, for a peer that is refused as overloaded."""
 
 TOKENS_CHECK_S = 1.0
 """Seconds between two checks of the tokens' file: a change takes at most so long."""

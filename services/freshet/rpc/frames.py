@@ -93,7 +93,7 @@ class Kind(enum.IntEnum):
     BATCH = 7  # samples to train on
     GRADIENTS = 8  # of a batch → GIVEN
     GIVEN = 9
-    ASK = 10  # a call without arguments → TOLD
+    ASK = 10  # a call without arguments → its answer
     TOLD = 11
     PIECE = 12  # of a message above the size limit: see `freshet.rpc.chunking`
 

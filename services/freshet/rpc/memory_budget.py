@@ -70,7 +70,7 @@ class MemoryBudget:
         self._waiting: dict[Priority, dict[Reservation, None]] = {p: {} for p in Priority}  # oldest first
         self._numbers = self._granted = 0  # reservations made and granted so far
         self._idle: dict[Reservation, None] = {}  # streams without a message, the longest idle first
-        self._ending: set[Reservation] = set()  # streams that were told to end
+        self._ending: set[Reservation] = set()  # streams that must end
         self._timer: asyncio.TimerHandle | None = None
 
     @property

@@ -1,7 +1,7 @@
 """The gRPC listener for external clients, on a service's own event loop beside its HTTP listener.
 
 Handlers take and return the bytes of protobuf messages, on the loop of the HTTP handlers, so that they share
-state without locks. A handler's exception ends the call with the status that tells the client how to proceed.
+state without locks. A handler's exception ends the call with the status of its family.
 
 Every method reads its messages itself, also those that clients know as unary (the same on the wire): so a
 message that gRPC drops for its size is noticed and counted.
@@ -52,7 +52,7 @@ KEEPALIVE_TIMEOUT_MS = 60_000
 minute for one large message, during which the connection must not end."""
 
 CLIENT_PING_MS = 10_000
-"""Clients that ping more often without sending data are told that they ping too much."""
+"""Shortest interval of pings without data; gRPC closes connections that ping more often."""
 
 WINDOW_BYTES = 64 << 10
 """Bytes of a call that its client may send before its message is read. By default gRPC grows it with the

@@ -294,7 +294,7 @@ class FrameServer(GrpcServer):
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("requests were cut off by the end of the drain", bytes=self._work)
+            log.warning("requests were cancelled at the end of the drain", bytes=self._work)
         await self.close(STOP_GRACE_S)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Pages of other sites: by which names a port may be asked, by which pages, with which content types."""
+"""Host names, origins and content types that HTTP ports accept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refusal(headers: dict[bytes, bytes], sites: AllowedSites = SITES) -> str | N
     return None
 
 
-def test_a_refusal_names_the_setting_that_lets_in() -> None:
+def test_a_refusal_names_the_setting() -> None:
     for headers in ({b"host": b"evil.example"}, {b"origin": b"null"}):
         with pytest.raises(HttpError) as caught:
             SITES.check(headers)
@@ -52,7 +52,7 @@ def test_a_refusal_names_the_setting_that_lets_in() -> None:
         socket.gethostname(),
     ],
 )
-def test_names_that_no_page_can_have_or_that_are_set_may_be_asked(host: str) -> None:
+def test_safe_and_configured_host_names_are_accepted(host: str) -> None:
     assert refusal({b"host": host.encode()}) is None
 
 
@@ -92,11 +92,11 @@ def test_pages_of_other_sites_are_refused(origin: str, host: bytes) -> None:
         (b"gateway", b"https://a.cluster.local"),
     ],
 )
-def test_pages_of_the_ports_own_name_and_those_that_are_set_may_ask(host: bytes, origin: bytes) -> None:
+def test_pages_of_own_and_configured_sites_are_accepted(host: bytes, origin: bytes) -> None:
     assert refusal({b"host": host, b"origin": origin, b"sec-fetch-site": b"cross-site"}) is None
 
 
-def test_a_picture_of_another_page_is_refused_and_a_link_followed() -> None:
+def test_cross_site_images_are_refused_and_links_accepted() -> None:
     headers = {b"host": b"localhost", b"sec-fetch-site": b"cross-site"}
     assert refusal({**headers, b"sec-fetch-mode": b"no-cors"}) == "origin"
     assert refusal(headers) == "origin"
@@ -110,7 +110,7 @@ def test_no_bytes_of_a_header_break_the_check(text: bytes) -> None:
 
 
 @given(st.text(max_size=40))
-def test_a_name_is_never_longer_than_what_it_was_read_from(host: str) -> None:
+def test_a_name_is_never_longer_than_its_header(host: str) -> None:
     assert len(host_name(host)) <= len(host.lower())
 
 
@@ -122,7 +122,7 @@ def test_other_names_are_other_machines(name: str) -> None:
 @pytest.mark.parametrize(
     "kind", [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data; boundary=x", None]
 )
-def test_what_a_form_could_post_is_refused_with_what_to_send(kind: bytes | None) -> None:
+def test_content_types_of_forms_are_refused_with_a_hint(kind: bytes | None) -> None:
     headers = {} if kind is None else {b"content-type": kind}
     with pytest.raises(HttpError) as caught:
         require_json(Request("POST", "/", "", headers, b"{}"))

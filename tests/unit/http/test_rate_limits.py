@@ -1,4 +1,4 @@
-"""Token limiter: how often a client may come, what it owes, and how many are remembered."""
+"""Token buckets: rates, overdrawn buckets, and the number of remembered clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_rate_below_one_lets_one_come_now_and_then() -> None:
     assert limiter.take_request("a", 0.1, 10.0) == 0
 
 
-def test_what_was_taken_on_credit_is_earned_before_more_is_given() -> None:
+def test_an_overdrawn_bucket_refills_before_it_grants() -> None:
     limiter = RateLimiter()
     limiter.charge_events("a", 100, 0.0, 350)
 
@@ -40,7 +40,7 @@ def test_what_was_taken_on_credit_is_earned_before_more_is_given() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.sampled_from("ab")), max_size=200), st.floats(0.5, 50))
-def test_nobody_gets_more_than_the_burst_and_the_rate(steps: list[tuple[float, str]], rate: float) -> None:
+def test_no_client_exceeds_burst_and_rate(steps: list[tuple[float, str]], rate: float) -> None:
     limiter, now, given_ = RateLimiter(), 0.0, {"a": 0, "b": 0}
     for pause, key in steps:
         now += pause
@@ -50,7 +50,7 @@ def test_nobody_gets_more_than_the_burst_and_the_rate(steps: list[tuple[float, s
     assert max(given_.values()) <= max(1, rate) + rate * now + 1e-6
 
 
-def test_only_so_many_are_remembered_and_the_quietest_is_forgotten() -> None:
+def test_a_new_client_replaces_the_longest_idle_one() -> None:
     limiter = RateLimiter(max_clients=100)
     for i in range(1000):
         limiter.take_request("busy", 1000, i / 1000)
@@ -61,7 +61,7 @@ def test_only_so_many_are_remembered_and_the_quietest_is_forgotten() -> None:
     assert limiter.take_request("address 0", 1, 1.0) == 0
 
 
-def test_a_client_with_both_limits_is_one_of_those_that_fit() -> None:
+def test_a_client_with_both_limits_counts_once() -> None:
     authenticator = Authenticator(None, SettableClock(), limits=RateLimits(requests_per_s=1, events_per_s=10))
     authenticator._limiter = RateLimiter(max_clients=100)
     for i in range(100):
@@ -71,7 +71,7 @@ def test_a_client_with_both_limits_is_one_of_those_that_fit() -> None:
     assert outcomes(authenticator, 1, None, "192.0.2.0") == [429], "it is still known, and what it owes, too"
 
 
-def test_requests_and_events_are_held_back_each_by_its_own_limit() -> None:
+def test_requests_and_events_have_their_own_limits() -> None:
     limiter = RateLimiter()
     limiter.charge_events("a", 100, 0.0, 350)
 
@@ -80,7 +80,7 @@ def test_requests_and_events_are_held_back_each_by_its_own_limit() -> None:
     assert limiter.events_wait_s("a", 100, 0.0) == 2.5
 
 
-def test_who_is_refused_for_what_it_owes_is_not_forgotten_while_it_keeps_coming() -> None:
+def test_an_overdrawn_client_that_keeps_asking_is_not_replaced() -> None:
     clock = SettableClock()
     authenticator = Authenticator(None, clock, limits=RateLimits(events_per_s=1))
     authenticator._limiter = RateLimiter(max_clients=10)
@@ -90,7 +90,7 @@ def test_who_is_refused_for_what_it_owes_is_not_forgotten_while_it_keeps_coming(
         authenticator.charge_events(authenticator.authenticate("send", None, f"198.51.100.{i}").allowance, 1)
 
 
-def test_who_is_refused_for_coming_too_often_is_not_forgotten_while_it_keeps_coming() -> None:
+def test_a_limited_client_that_keeps_asking_is_not_replaced() -> None:
     limiter = RateLimiter(max_clients=10)
     assert limiter.take_request("busy", 0.001, 0.0) == 0
     for i in range(100):
@@ -118,9 +118,7 @@ def test_all_addresses_of_an_ipv6_network_are_one_client() -> None:
         (b"[2001:db8::1]", 1, "2001:db8::1"),
     ],
 )
-def test_an_address_is_believed_only_of_proxies_that_are_ours(
-    forwarded: bytes | None, proxies: int, address: str
-) -> None:
+def test_only_trusted_proxies_set_the_address(forwarded: bytes | None, proxies: int, address: str) -> None:
     assert forwarded_address("10.0.0.1", forwarded, proxies) == address
 
 
@@ -147,7 +145,7 @@ def entry(name: str, **more: float) -> TokenEntry:
     return TokenEntry(name, frozenset({"send"}), digest_of(name.encode()), None, **more)
 
 
-def test_tokens_are_held_back_each_by_its_own_limit_wherever_they_come_from() -> None:
+def test_each_token_has_its_own_limit_at_all_addresses() -> None:
     authenticator = Authenticator(
         None,
         SettableClock(),
@@ -161,7 +159,7 @@ def test_tokens_are_held_back_each_by_its_own_limit_wherever_they_come_from() ->
     assert outcomes(authenticator, 9, b"Bearer c") == [202] * 9
 
 
-def test_two_tokens_of_one_name_are_held_back_each_by_its_own_line() -> None:
+def test_tokens_of_one_name_have_their_own_limits() -> None:
     old = TokenEntry("shop", frozenset({"send"}), digest_of(b"old"), None, 2.0, 100.0)
     new = TokenEntry("shop", frozenset({"send"}), digest_of(b"new"), None, 4.0, 1000.0)
     clock = SettableClock()
@@ -180,7 +178,7 @@ def test_two_tokens_of_one_name_are_held_back_each_by_its_own_line() -> None:
     assert outcomes(authenticator, 1, b"Bearer new") == [202]
 
 
-def test_addresses_are_held_back_where_no_tokens_are_asked_for() -> None:
+def test_addresses_are_limited_without_tokens() -> None:
     clock = SettableClock()
     authenticator = Authenticator(None, clock, limits=RateLimits(requests_per_s=1))
 

@@ -15,6 +15,7 @@ from freshet.errors import ConfigError
 from freshet.http.addresses import Address, reachable_host
 from freshet.http.admin import Admin
 from freshet.http.app import App
+from freshet.http.messages import BodyLimits
 from freshet.http.server import bind
 from freshet.http.service_client import why_unready
 from freshet.process.ports import free_ports, owner_of_port

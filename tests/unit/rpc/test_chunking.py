@@ -1,4 +1,4 @@
-"""Messages in pieces: each fits, together they are the message, and nothing else is taken for one."""
+"""Messages in pieces: each fits the limit, together they are the message, and others are refused."""
 
 import random
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def put_together(whole: MessageAssembler, frames: Sequence[Frame]) -> list[Frame
 
 
 @given(rows=st.integers(0, 60), floats=st.sampled_from([0, 1, 6]), beside=st.integers(-80, 80))
-def test_a_message_near_the_limit_fits_in_pieces_that_are_the_message(rows, floats, beside):
+def test_pieces_of_a_message_assemble_to_the_message(rows, floats, beside):
     data = a_message(rows, floats=floats)
     limit = max(MIN_LIMIT_BYTES, len(data) + beside)
     pieces = list(split_message(data, limit))
@@ -61,7 +61,7 @@ def test_messages_follow_each_other_in_pieces_of_any_length(rows, limit):
     assert [encode_frame(one) for one in made] == sent
 
 
-def test_pieces_in_another_order_doubled_lost_or_mixed_are_refused():
+def test_reordered_repeated_or_lost_pieces_are_refused():
     mine = frames_of(list(split_message(a_message(50), 400)))
     other = frames_of(list(split_message(a_message(50, frame_id=8), 400)))
     plain = decode_frame(a_message(1), max_bytes=LIMIT)
@@ -79,7 +79,7 @@ def test_pieces_in_another_order_doubled_lost_or_mixed_are_refused():
             put_together(MessageAssembler(LIMIT), wrong)
 
 
-def test_what_pieces_hold_is_checked_as_any_message_and_is_no_piece_again():
+def test_an_assembled_message_is_checked_and_is_not_a_piece():
     inner = encode_frame(Frame(Kind.PIECE, 7, sections={(Part.BYTES, 0): np.ones(500, np.uint8)}))
     with pytest.raises(BadFrame, match="hold kind"):
         put_together(MessageAssembler(LIMIT), frames_of(list(split_message(inner, 400))))
@@ -89,21 +89,21 @@ def test_what_pieces_hold_is_checked_as_any_message_and_is_no_piece_again():
         put_together(MessageAssembler(LIMIT), frames_of(list(split_message(bytes(damaged), 400))))
 
 
-def test_a_message_beyond_what_is_put_together_is_refused_at_its_first_piece():
+def test_a_too_long_message_is_refused_at_its_first_piece():
     data = a_message(50)
     first = frames_of(list(split_message(data, 400)))[0]
     with pytest.raises(LargeFrame, match=f"at most {len(data) - 1} bytes in pieces, found {len(data)}"):
         MessageAssembler(len(data) - 1).add_frame(first)
 
 
-def test_a_message_beyond_all_pieces_is_not_sent_and_told_what_to_raise():
+def test_a_message_beyond_all_pieces_names_the_setting():
     data = bytes(MAX_PIECES * 400 + 1)
     check_message_size(len(data) - 1, 400)
     with pytest.raises(TooLarge, match=r"FRESHET_GRPC_MAX_MESSAGE_BYTES \(400\) to 401"):
         check_message_size(len(data), 400)
 
 
-def test_what_is_dropped_is_awaited_and_not_kept():
+def test_pieces_of_a_discarded_message_are_not_kept():
     whole, frames = MessageAssembler(LIMIT), frames_of(list(split_message(a_message(50), 400)))
     assert whole.add_frame(frames[0]) is None
     whole.discard()
@@ -113,7 +113,7 @@ def test_what_is_dropped_is_awaited_and_not_kept():
     assert made.kind == Kind.ROWS
 
 
-def test_a_limit_without_room_for_bytes_is_refused():
+def test_a_limit_below_a_header_is_refused():
     with pytest.raises(ValueError, match=f"at least {MIN_LIMIT_BYTES} bytes"):
         list(split_message(a_message(50), MIN_LIMIT_BYTES - 1))
 

@@ -59,7 +59,7 @@ def granted(*places: Reservation) -> list[bool]:
     return [place.granted.done() for place in places]
 
 
-def test_as_many_read_as_largest_messages_fit_and_others_wait_in_priority() -> None:
+def test_as_many_reads_as_largest_messages_fit() -> None:
     async def scene() -> None:
         budget = MemoryBudget(250, LARGEST, IDLE_S)
         a, b, c, d = (budget.reserve() for _ in range(4))
@@ -79,7 +79,7 @@ def test_as_many_read_as_largest_messages_fit_and_others_wait_in_priority() -> N
     on_loop(scene)
 
 
-def test_one_message_is_taken_however_little_room_there_is() -> None:
+def test_one_message_always_fits() -> None:
     async def scene() -> None:
         budget = MemoryBudget(1, LARGEST, IDLE_S)
         a, b = budget.reserve(), budget.reserve()
@@ -88,7 +88,7 @@ def test_one_message_is_taken_however_little_room_there_is() -> None:
     on_loop(scene)
 
 
-def test_who_waits_no_more_is_passed_over() -> None:
+def test_a_cancelled_reservation_is_skipped() -> None:
     async def scene() -> None:
         budget = MemoryBudget(LARGEST, LARGEST, IDLE_S)
         a, b, c, d = (budget.reserve() for _ in range(4))
@@ -100,7 +100,7 @@ def test_who_waits_no_more_is_passed_over() -> None:
     on_loop(scene)
 
 
-def test_quiet_streams_end_the_longest_first_and_only_as_many_as_others_wait() -> None:
+def test_one_idle_stream_ends_for_each_waiter_the_longest_first() -> None:
     async def scene() -> None:
         budget = MemoryBudget(3 * LARGEST, LARGEST, IDLE_S)
         ended: list[int] = []
@@ -126,7 +126,7 @@ def test_quiet_streams_end_the_longest_first_and_only_as_many_as_others_wait() -
     on_loop(scene)
 
 
-def test_a_stream_is_left_alone_for_a_while_though_others_wait() -> None:
+def test_an_idle_stream_stays_for_a_while_though_others_wait() -> None:
     async def scene() -> None:
         budget = MemoryBudget(LARGEST, LARGEST, IDLE_S)
         began = asyncio.get_running_loop().time()
@@ -152,7 +152,7 @@ async def idle(budget: MemoryBudget) -> None:
 
 
 async def waited(budget: MemoryBudget, priority: Priority) -> float:
-    """How long somebody waits whose message is there."""
+    """Return how long a call waits whose message has arrived."""
     began = asyncio.get_running_loop().time()
     place = budget.reserve(None if priority is Priority.CALL else lambda: None, priority)
     await place.granted
@@ -164,7 +164,7 @@ async def waited(budget: MemoryBudget, priority: Priority) -> float:
 @pytest.mark.parametrize(
     ("priority", "within_s"), [(Priority.CALL, 2), (Priority.SENDING, 2), (Priority.OPENED, 10)]
 )
-def test_two_hundred_idle_streams_hold_up_nobody_for_long(priority: Priority, within_s: float) -> None:
+def test_two_hundred_idle_streams_delay_others_briefly(priority: Priority, within_s: float) -> None:
     async def scene() -> None:
         budget = MemoryBudget(31 * LARGEST, LARGEST, 10.0)
         async with asyncio.TaskGroup() as tasks:
@@ -180,7 +180,7 @@ def test_two_hundred_idle_streams_hold_up_nobody_for_long(priority: Priority, wi
     at_once(scene)
 
 
-def test_calls_that_go_on_coming_leave_some_room_to_streams() -> None:
+def test_steady_calls_leave_some_grants_to_streams() -> None:
     async def scene() -> None:
         budget = MemoryBudget(LARGEST, LARGEST, 10.0)
         calls = [budget.reserve()]

@@ -1,4 +1,4 @@
-"""Tokens between services: several in a file, read again; and how long a refusal is borne."""
+"""Tokens between services: several in a file, read again; and the grace time of a refusal."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def test_a_change_is_taken_up_at_the_next_look_and_not_before(file: Path) -> Non
 @pytest.mark.parametrize(
     "wrong", [None, "", "\n", "two words\n", "Schlüssel\n", "x\n" + "\n".join(map(str, range(MAX_TOKENS)))]
 )
-def test_a_file_that_turns_bad_leaves_the_former_tokens_valid_until_it_is_mended(
-    file: Path, wrong: str | None
-) -> None:
+def test_a_wrong_token_file_leaves_the_former_tokens_valid(file: Path, wrong: str | None) -> None:
     clock = SettableClock()
     tokens = PeerTokens(str(file), clock)
     if wrong is None:
