@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+import uvloop
 from grpc import aio
 
 from freshet.config.spec.identity import explain_defaults
@@ -237,9 +238,7 @@ class FrameServer(GrpcServer):
     def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound."""
         listening: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(listening)), name="grpc", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run_loop, args=(listening,), name="grpc", daemon=True)
         self._thread.start()
         listening.result()
 
@@ -277,6 +276,10 @@ class FrameServer(GrpcServer):
                 self._answer_bytes -= size
 
     # --- the loop
+
+    def _run_loop(self, listening: Future[None]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(listening))
 
     async def _serve(self, listening: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()

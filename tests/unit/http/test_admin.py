@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.http.admin import MOST_CONNECTIONS, Admin, _Server
+from freshet.http.admin import MAX_CONNECTIONS, Admin, _Server
 from freshet.process.lifecycle import Cleanup
 
 
@@ -78,7 +78,7 @@ def test_a_status_that_fails_is_an_error_like_any_other() -> None:
 
 
 def test_a_new_connection_closes_the_oldest(admin: Admin) -> None:
-    silent = [socket.create_connection(("127.0.0.1", admin.port)) for _ in range(MOST_CONNECTIONS)]
+    silent = [socket.create_connection(("127.0.0.1", admin.port)) for _ in range(MAX_CONNECTIONS)]
 
     assert get(admin, "/health/live")[0] == 200
 
