@@ -33,7 +33,7 @@ void read(const Program& features, const Program& events, const std::vector<uint
   const Program* programs[] = {&features};
   const auto decoded = decode_features(plan, programs, {}, bytes, ends, times, true);
   demand(decoded.size + decoded.bad.size() == 2);
-  // Without room after it the record is not read by steps: the outcome must be the same.
+  // At the end of the buffer the record is not read by steps: the outcome must be the same.
   const std::vector<uint8_t> tight(data, data + size);
   const auto alone = decode_features(plan, programs, {}, tight, {ends.data(), 1}, {times.data(), 1}, true);
   demand(alone.size + 1 == decoded.size || (alone.bad.size() == 1 && decoded.bad.size() == 1));

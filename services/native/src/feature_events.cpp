@@ -256,7 +256,7 @@ struct EventChecker {
 
   bool is_good(const Found& found, const Found& wanted) const {
     if ((found.parts & wanted.parts) != wanted.parts || (wanted.id && !found.id)) return false;
-    return wanted.time == kNoTime || !is_doubtful_time(found.time, latest_ms);
+    return wanted.time == kNoTime || !is_implausible_time(found.time, latest_ms);
   }
 
   void elements_begin(const uint8_t*) {}

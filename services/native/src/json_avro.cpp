@@ -30,8 +30,8 @@ bool is_below_one(std::string_view number) {
   return place + std::clamp(exponent, -kFar, kFar) < 0;  // place of the first digit: 0 for units
 }
 
-// The whole number that a JSON number with a fraction or exponent is, such as 5.0; only below 2^53, as readers of JSON
-// that make a double of it cannot tell larger ones apart.
+// The whole number of a JSON number with a fraction or exponent, such as 5.0; only below 2^53, as JSON readers that
+// convert to double cannot distinguish larger ones.
 bool whole(std::string_view number, int64_t& v) {
   constexpr double kMost = 9007199254740992;
   double d = 0;

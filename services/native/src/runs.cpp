@@ -166,8 +166,7 @@ class Merger {
     out_.directory.push_back(run);
   }
 
-  // Of equal keys the first is the newest: parts are given newest first, and within one its rows before what it
-  // removed.
+  // The first of equal keys is the newest: parts come newest first, and within a part its rows before its removed keys.
   void sort_out() {
     known_.clear();
     for (uint32_t p = 0; p < parts_.size(); p++) {

@@ -51,7 +51,7 @@ void Store::check_bucket(uint32_t bucket) const {
     refuse("expected a bucket below " + std::to_string(spec_.buckets) + ", found " + std::to_string(bucket));
 }
 
-// A batch comes from a plan, or from the network as somebody's plan: nothing in it is believed.
+// A batch comes from a plan, or from the network: everything in it is checked.
 void Store::check_keys(uint32_t group, const Keys& keys) const {
   if (group >= groups_.size())
     refuse("expected a store group below " + std::to_string(groups_.size()) + ", found " + std::to_string(group));

@@ -54,7 +54,7 @@ TEST(Features, ABadRecordLeavesNoTraceInItsNeighbours) {
   }
 }
 
-// A record with room after it is read by steps, one at the buffer's end by the walker: both must see the same.
+// A record with bytes after it is read by steps, one at the buffer's end by the walker: both must read the same.
 TEST(Features, ARecordIsReadAlikeAtTheEndOfABufferAndBeforeIt) {
   const Program program = fixture::builder(For::kFeatures).build();
   const Program* programs[] = {&program};

@@ -217,8 +217,7 @@ class Walker {
         if (branch < 0 || static_cast<uint64_t>(branch) >= words[0]) return because(Why::kUnion);
         const auto child = static_cast<uint32_t>(words[1 + branch]);
         const bool good = run(child, nodes_[child].end);
-        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; the array in it has told its own
-                                             // begin
+        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; its array has reported its begin
           if (node.explode) handler_.elements_begin(index);
         }
         return good;

@@ -22,7 +22,7 @@ struct HeapArray {
   size_t size = 0;
 
   static HeapArray zeroed(size_t n) { return of(std::calloc(n ? n : 1, sizeof(T)), n); }
-  // Nothing may look at an element before it is written.
+  // No element may be read before it is written.
   static HeapArray unwritten(size_t n) {
     return of(n > SIZE_MAX / sizeof(T) ? nullptr : std::malloc(n ? n * sizeof(T) : 1), n);
   }

@@ -59,7 +59,7 @@ class FeatureTile {
   size_t row() const { return row_; }
   const std::vector<uint64_t>& list(size_t l) const { return lists_[l]; }
 
-  // Of the present row: its keys, key column c's at keys()[c * kTileRows], and its dense numbers.
+  // The keys of the current row, that of column c at keys()[c * kTileRows], and its dense numbers.
   uint64_t* keys() { return lines_.empty() ? nullptr : lines_.data()->keys + lane(); }
   float* dense() { return arrays_.dense + row_ * plan_.log1p.size(); }
 

@@ -167,7 +167,7 @@ class HedgeLane {
   const StepGradients& gradients(size_t group) const { return steps_[group].made; }
 
   // Losses (L, K) and rows (L) of the batch as far as it has been advanced, of weighted rows.
-  void told(double* expert_losses, double* rows) const;
+  void losses_of_batch(double* expert_losses, double* rows) const;
 
   // All of it at once: one step of rows, one dense step.
   void forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses,

@@ -14,8 +14,8 @@
 
 namespace freshet {
 
-// count: the value tells how often the row was stepped: count_value of the bucket of that number. A step whose gradient
-// of this slot is above 0 does not count (HedgeLane::mark_uncounted).
+// count: the value is count_value of the bucket of the number of steps of the row. A step whose gradient of this slot
+// is above 0 does not count (HedgeLane::mark_uncounted).
 enum class Rule : uint8_t { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop, count };
 
 // Steps of a row in buckets 0, 1, 2-3 (that is 1 + n from 2^b to 2^(b+1) - 1), ..., the last without an end.
@@ -110,7 +110,7 @@ class RowLayout {
   void initial_state(const float* values, float* out) const;
   // Copy the row's values out, (S,) floats.
   void load(Row row, float* out) const;
-  // Set the row's values from (S,) floats; state is left alone.
+  // Set the row's values from (S,) floats; the state stays.
   void store(Row row, const float* values) const;
   // The row's optimiser state, (T,) floats: of all slots, in their order.
   float* state(Row row) const { return reinterpret_cast<float*>(row.head + sizeof(Header)) + head_floats_; }
@@ -130,8 +130,7 @@ class RowLayout {
     step(&copy, gradient, 1, &stepped);
     return stepped != 0;
   }
-  // Set the counts among `n` rows' values (n, S) to those that their states (n, T) tell: a lossy codec may have rounded
-  // them.
+  // Set the counts among `n` rows' values (n, S) from their states (n, T): a lossy codec may have rounded them.
   void restore_counts(float* values, const float* states, size_t n) const;
 
   void pack(Row row, uint8_t* out) const;

@@ -1,6 +1,6 @@
-// Rows as pages of Redis hashes. A bucket's rows are one hash. Each field of it is a page: a run of one table as one
-// flush wrote it, or a part of one. Of several pages that know a key the one of the highest seq decides. Here are the
-// arguments that write runs as pages, and the runs that pages add up to.
+// Rows as pages of Redis hashes: the arguments of commands that write runs as pages, and the runs of given pages. The
+// rows of a bucket are one hash. Each field is a page: a run of one table as one flush wrote it, or a part of one. If
+// several pages have a key, the one of the highest seq decides.
 #pragma once
 
 #include <span>

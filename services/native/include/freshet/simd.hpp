@@ -29,7 +29,7 @@ FRESHET_INLINE void prefetch_write(const void* p) { __builtin_prefetch(p, 1); }
 // places, one thread of a Zen 4: 14 ns each, 24 with prefetch_read).
 FRESHET_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Between two looks at what another core is to change: 10 to 40 ns.
+// A pause of 10 to 40 ns between two reads of a value that another core will change.
 FRESHET_INLINE void spin_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
