@@ -1,4 +1,4 @@
-"""Online Retail II as UCI offers it (Excel) to the csv that `freshet replay online-retail` reads.
+"""Convert Online Retail II from UCI's Excel file to the csv that `freshet replay online-retail` reads.
 
     python convert.py online_retail_II.xlsx FOLDER
 
