@@ -25,9 +25,8 @@ from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
 from freshet.apps.training import Stores, Training
 from freshet.config.settings import load_settings
-from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.model import Spec
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import topics_of
 from freshet.coordination.assignment import SLICES, ShardMap
@@ -35,7 +34,7 @@ from freshet.coordination.claims import Claims
 from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
 from freshet.rpc.value_formats import RowCodec
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from tests.servers.processes import Process, lasting_ports
 

@@ -30,8 +30,9 @@ from bench.rounds import Figure, interleaved, rate
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.core import FlushBook
 from freshet.paramserver.flusher import records_of
 from freshet.paramserver.shard import Shard, ShardContext
@@ -94,13 +95,7 @@ class Batches:
 def shard_in(folder: Path, spec: Spec, fence: Fence) -> Iterator[Shard]:
     """Open a shard on the stores in a folder; it is neither loaded nor started."""
     log, rows = SqliteEventLog(folder / "log"), SqliteRowStore(folder / "rows.sqlite")
-    topics = topics_of(spec)
-    there = log.topics()
-    for plan in topics.plans:
-        if plan.name not in there:
-            log.create_topic(
-                plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-            )
+    ensure_topics(log, spec)
     shard = Shard(ShardContext(spec, "hash", log, rows), fence=fence)
     yield shard
     rows.close()

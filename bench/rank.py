@@ -27,8 +27,8 @@ from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.served_log import served_events
 from freshet.model import build_model
+from tests.fixtures.inference import SPEC, greedy, trained
 from tests.fixtures.trained_model import World
-from tests.integration.test_inference import SPEC, greedy, trained
 
 CANDIDATES, BODIES = 100, 64
 RATE = 600.0

@@ -27,7 +27,7 @@ from freshet.features import JsonTranscoder, encode_blocks
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics
 from freshet.process.ports import free_ports
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn
 from tests.fixtures.serving import FEED
 

@@ -30,10 +30,9 @@ from freshet.adapters import open_eventlog
 from freshet.apps.local import with_absolute_paths
 from freshet.config.settings import load_settings
 from freshet.config.spec import load_spec
-from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.coordination.assignment import SEATS, ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
@@ -42,7 +41,7 @@ from freshet.log.topics import ensure_topics
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import I64, U64, Fence, OffsetRange, TimeMs, bucket_of
 from tests.servers.processes import Process
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 __all__ = ["ready_service", "running", "wait_until_ready"]
 

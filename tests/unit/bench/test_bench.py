@@ -10,7 +10,7 @@ import pytest
 import bench.__main__ as bench
 from bench.__main__ import BY_HAND, NAMES, main
 from bench.runner import run_measurement
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 
 @pytest.fixture

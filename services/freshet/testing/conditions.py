@@ -1,4 +1,4 @@
-"""Wait for conditions, each with a deadline; a test that sleeps is slow or flaky."""
+"""Conditions that a test waits for, each with a deadline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 POLL_S = 0.05
 
 
-def wait_until(what: str, holds: Callable[[], bool], *, within_s: float, poll_s: float = POLL_S) -> float:
+def wait_until(name: str, holds: Callable[[], bool], *, within_s: float, poll_s: float = POLL_S) -> float:
     """Wait until a condition holds; returns how many seconds that took.
 
     Args:
-        what: the condition in words, for the error.
+        name: the condition in words, for the error.
         holds: is called every `poll_s`.
 
     Raises:
@@ -23,7 +23,7 @@ def wait_until(what: str, holds: Callable[[], bool], *, within_s: float, poll_s:
     pause = threading.Event()
     while not holds():
         waited = time.monotonic() - began
-        assert waited < within_s, f"after {within_s:g} s still not: {what}"
+        assert waited < within_s, f"after {within_s:g} s still not: {name}"
         pause.wait(poll_s)
     return time.monotonic() - began
 
