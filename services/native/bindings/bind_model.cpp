@@ -64,7 +64,7 @@ void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups,
   lane.forward_backward(batch.view, learn_dense, predictions.data(), losses.data(), rows.data());
 }
 
-// A batch that a lane steps rows of: what it reads and writes, held until it is done.
+// A batch whose rows a lane steps: its inputs and outputs, kept until it is done.
 struct InSteps {
   Batch batch;
   std::vector<const RowSteps*> steps;

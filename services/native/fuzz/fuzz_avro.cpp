@@ -48,7 +48,7 @@ void read(const Program& features, const Program& events, const std::vector<uint
   for (size_t i = 0; i < alone.dense.size; ++i) {
     demand(std::memcmp(&alone.dense.data[i], &decoded.dense.data[i], sizeof(float)) == 0);
   }
-  demand(decoded.bad.size() <= refused.size());  // the check is stricter: it wants UTF-8, and walks what is skipped
+  demand(decoded.bad.size() <= refused.size());  // the check is stricter: it requires UTF-8, and walks skipped fields
   const auto extracted = extract_events(event_plan, events, bytes, ends, false);
   demand(extracted.events.size() + extracted.bad.size() == 2);
   demand(!extracted.events.empty() && extracted.events.back() == 1);

@@ -78,7 +78,7 @@ class Scattered {
   std::vector<size_t> next_;  // (P,) where the next row of each goes
 };
 
-// `encoded` (E,) framed records of bodies with `counts`; `values` (E,) what the log is to hold of each.
+// `encoded` (E,) framed records of bodies with `counts`; `values` (E,) the values for the log.
 Intake settle(const IntakeRules& rules, const BytesColumn& encoded, std::vector<int64_t> counts,
               std::span<const Text> values) {
   const auto events = extract_events(rules.plan, rules.program, encoded.data, encoded.ends, true);

@@ -22,7 +22,7 @@ struct Part {
   bool present = false;
 };
 
-// What one event, or one element of it, says of its identity.
+// The identity of one event, or of one of its elements.
 struct Envelope {
   std::vector<Part> parts;
   int64_t time = kNoTime;
@@ -148,7 +148,7 @@ struct EventHandler {
     }
   }
 
-  // The event was read to its end: append its rows, or say what it lacks.
+  // The event was read to its end: append its rows, or report the missing field.
   Why finish(int64_t index, int64_t start, int64_t end) {
     const size_t rows = plan->explode ? count : 1;
     const size_t first = out->impressions.size();

@@ -55,7 +55,7 @@ struct Entry {
   uint32_t sample;
 };
 
-// By code, equal ones in the order in which they stand.
+// By code, equal ones in their order.
 void sort_entries(std::vector<Entry>& entries, uint64_t largest) {
   constexpr uint32_t digit = 11;
   std::vector<Entry> other(entries.size());

@@ -111,7 +111,7 @@ void HedgeLane::forward(const BatchView& batch, int64_t first, int n) {
   if (heads.counts_expert >= 0) counts(batch, first, n);
 }
 
-// Dense columns for the linear weights, each standardised whatever the spec says of it, then the missing flags.
+// Dense columns for the linear weights, each standardised whatever its transform in the spec, then the missing flags.
 void HedgeLane::columns(const BatchView& batch, int64_t first, int n) {
   const InputPlan& in = model_.plan().input;
   const Standard standard = model_.standard();
@@ -213,7 +213,7 @@ float HedgeLane::stacked(int label, const float* z, const float* bias) const {
   return sum;
 }
 
-// Mixture of the experts with the model's own biases: what would be served.
+// Mixture of the experts with the model's own biases, as it would be served.
 void HedgeLane::predict(int n, float* predictions) const {
   const int L = model_.labels(), K = model_.experts(), stack = model_.heads().stack_expert;
   const std::vector<float>& w = model_.weights();

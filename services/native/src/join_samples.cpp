@@ -13,7 +13,7 @@ void SampleBuffer::push(const ReadySample& sample, const double* aggregates) {
   aggregates_.insert(aggregates_.end(), aggregates, aggregates + aggregate_count_);
 }
 
-// By the time of the request's first impression here, so that a request's samples stand together; within a request
+// By the time of the request's first impression here, so that a request's samples are together; within a request
 // by time and place. A total order, so that it does not depend on the order of decisions.
 std::vector<uint32_t> SampleBuffer::order() const {
   std::unordered_map<uint64_t, int64_t> first;

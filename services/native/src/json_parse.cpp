@@ -268,7 +268,7 @@ void JsonParser::unescape(const JsonNode& node, std::vector<uint8_t>& out) const
 
 namespace {
 
-// Bytes of numbers, names and words that stand outside of strings, JSON's own and others' (NaN, None, 0x1F, 1_000).
+// Bytes of numbers, names and words outside of strings, JSON's own and others' (NaN, None, 0x1F, 1_000).
 bool is_bare(uint8_t c) {
   const uint8_t lower = c | 0x20;
   return is_digit(c) || (lower >= 'a' && lower <= 'z') || c == '+' || c == '-' || c == '.' || c == '_';

@@ -41,7 +41,7 @@ std::string member(std::string_view name, std::string_view value) {
   return out.append(name).append("\":").append(value);
 }
 
-// The members of an object as they stand; empty of an empty one.
+// The text of an object's members; empty for an empty one.
 std::string_view inside(const JsonParser& parser, const JsonNode& object) {
   return object.count ? parser.text(object).substr(1, object.size - 2) : std::string_view{};
 }

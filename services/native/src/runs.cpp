@@ -130,7 +130,7 @@ class Merger {
 
   void add(uint32_t source, const RunEntry& run) { parts_.push_back({source, sources_[source].of(run), &run, false}); }
 
-  // All that was added, as one table of one bucket. Returns what is wrong with source `failed`, or an empty string.
+  // All that was added, as one table of one bucket. Returns the fault of source `failed`, or an empty string.
   std::string write(uint32_t width, size_t& failed) {
     const RunEntry& first = *parts_.front().run;
     const bool as_it_is =

@@ -1,4 +1,4 @@
-// The walker, the decoder, events, JSON, columns and blocks, from C++: what Python's oracles do not reach.
+// The walker, the decoder, events, JSON, columns and blocks, from C++: the parts that Python's oracles do not reach.
 #include <gtest/gtest.h>
 
 #include <cmath>

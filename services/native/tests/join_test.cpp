@@ -229,7 +229,7 @@ TEST(Joiner, KnowsWhatItHasDecidedAfterTheWatermarkIsSetBack) {
     if (n % 2 == 0) EXPECT_EQ(one.act(n), n < 14 ? Outcome::kTooLate : Outcome::kDuplicate) << n;
   }
   EXPECT_EQ(one.emitted(), 0u);
-  EXPECT_EQ(one.serve(22), Outcome::kNew);  // what is new is joined
+  EXPECT_EQ(one.serve(22), Outcome::kNew);  // a new one is joined
   EXPECT_EQ(one.act(22), Outcome::kNew);
   EXPECT_EQ(one.emitted(), 1u);
   one.joiner.advance(100'000);

@@ -21,7 +21,7 @@
 
 namespace freshet {
 
-// Items that take no bytes (nulls, empty records) a record may hold: else ten bytes could ask for 2^62 of them.
+// The most items without bytes (nulls, empty records) of a record: otherwise ten bytes could announce 2^62 of them.
 inline constexpr int64_t kMaxEmptyItems = 1 << 16;
 
 // Levels of a record inside itself, as replies to replies. A level takes up to 1 KB of the thread's stack, 3 KB under
@@ -39,7 +39,7 @@ class Walker {
         handler_(handler),
         buffer_end_(buffer_end) {}
 
-  // Walk the record [begin, end). On failure `failure()` says why; the handler may have seen some of the values.
+  // Walk the record [begin, end). On failure `failure()` has the reason; the handler may have seen some of the values.
   bool walk(const uint8_t* begin, const uint8_t* end) {
     p_ = begin;
     end_ = end;

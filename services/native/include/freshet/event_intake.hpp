@@ -1,4 +1,4 @@
-// Bodies of requests to what the log takes: events checked, encoded, and put in the order of their partitions.
+// From bodies of requests to records of the log: events are checked, encoded and ordered by partition.
 #pragma once
 
 #include <cstdint>

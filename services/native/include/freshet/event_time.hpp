@@ -1,4 +1,4 @@
-// Times of events, as a spec says that they are written, in milliseconds since 1970.
+// Times of events, read in the unit of the spec, in milliseconds since 1970.
 #pragma once
 
 #include <cmath>

@@ -49,9 +49,9 @@ class FeatureTile {
   }
   // The record was good; the next begins another row.
   void finish_row(int64_t time_ms);
-  // The record was not, or is read again: forget what it has written.
+  // The record is invalid, or is read again: discard its values.
   void undo_row();
-  // After the last row: write what is still in the tile.
+  // After the last row: write the rest of the tile.
   void finish() {
     if (lane()) spill(lane());
   }

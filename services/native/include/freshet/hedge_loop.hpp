@@ -24,7 +24,7 @@ struct LoopGroup {
   std::vector<const uint32_t*> ends;  // per feature: null (a key a sample), or (N,) ends of each sample's keys
 };
 
-// N samples and what they teach.
+// N samples with their labels.
 struct LoopSamples {
   int64_t size = 0;
   std::vector<LoopGroup> groups;

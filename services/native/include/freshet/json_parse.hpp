@@ -42,7 +42,7 @@ class JsonParser {
   std::string_view text(const JsonNode& node) const {
     return {reinterpret_cast<const char*>(text_.data()) + node.start, node.size};
   }
-  // The first name of the object that stood there before, escapes resolved; kNone if each stands once.
+  // The first name that the object has twice, escapes resolved; kNone if each is unique.
   uint32_t repeated(uint32_t object) const;
   // Append a string's value, escapes resolved, as UTF-8.
   void unescape(const JsonNode& node, std::vector<uint8_t>& out) const;

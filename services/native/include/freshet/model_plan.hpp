@@ -16,7 +16,7 @@ struct FeaturePlan {
   bool mean = false;  // pooling of a list
 };
 
-// Where a group's rows keep what the model reads. Scalars of all experts form one canonical run per sample
+// The places of the model's inputs in a group's rows. Scalars of all experts form one canonical run per sample
 // ([wide L][cross L][linear L], those that exist); a group's rows hold a contiguous part of it.
 struct GroupPlan {
   int slots = 0;         // S
@@ -75,7 +75,7 @@ struct BatchView {
   const float* weight = nullptr;           // (B,)
 };
 
-// Throws std::invalid_argument, naming what is wrong, unless every index of the batch stays inside its arrays.
+// Throws std::invalid_argument, which names the fault, unless every index of the batch is inside its arrays.
 void check(const InputPlan& plan, const BatchView& batch, int labels);
 
 // Throws std::invalid_argument unless the plan's columns and slots stay inside rows, input and canonical run.

@@ -29,7 +29,7 @@ inline int bucket_of_value(float value) {
   return std::clamp(static_cast<int>(value * 32.0f + 0.5f), 0, kCountBuckets - 1);
 }
 
-// A run of floats of a row that one optimiser steps, as the spec's layout says it.
+// A run of floats of a row that one optimiser steps, as in the spec's layout.
 struct SlotSpec {
   uint32_t start = 0;  // first float in the row
   uint32_t width = 0;
@@ -51,7 +51,7 @@ struct Slot {
   uint32_t state_floats = 0;
 };
 
-// Rows stand one behind the other in 4-byte steps, so a key need not start at a multiple of 8.
+// Rows follow each other in 4-byte steps, so a key need not start at a multiple of 8.
 struct __attribute__((packed, aligned(4))) Header {
   uint64_t key;
   uint32_t meta;     // see Meta
@@ -65,7 +65,7 @@ constexpr uint32_t kDirtyFlush = 1u << 9;
 constexpr uint32_t kStored =
     1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
 constexpr uint32_t kCountShift = 16;  // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
-constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // what leaves in a packed record
+constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // the bits of a packed record
 }  // namespace meta
 
 // A row in memory. Head: header (16 bytes) | values of all slots but the last | all optimiser state. Tail: values of
@@ -84,7 +84,7 @@ struct Place {
   Header* header;   // null: a copy
 };
 
-// Where everything stands in the rows of one store group.
+// The layout of the rows of one store group.
 //
 // In memory: head and tail, padded to 4 bytes. Where it costs at most 30 % more, rows take whole cache lines and the
 // tail starts one, so that none is read for a neighbour's sake. Packed: head and tail without the key: meta uint32_t,

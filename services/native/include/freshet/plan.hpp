@@ -1,4 +1,4 @@
-// The plan of a batch in one store group: unique rows in order of their buckets, and who uses them.
+// The plan of a batch in one store group: unique rows in order of their buckets, and the samples that use them.
 #pragma once
 
 #include <memory>

@@ -41,7 +41,7 @@ struct RankOrder {
   std::span<const float> scores, predictions, propensity;
 };
 
-// The `k` candidates with the highest scores, best first, ties in the order of the request; what is not a number is
+// The `k` candidates with the highest scores, best first, ties in the order of the request; not-a-number is
 // last.
 std::vector<int64_t> best(std::span<const float> scores, size_t k);
 
@@ -64,7 +64,7 @@ class RankText {
   // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument
   // if columns do not fit the request.
   std::string items(const RankRules& rules, const RankOrder& order) const;
-  // The event with the items in their order, each with what was served, on one line. Throws as `items`.
+  // The event on one line, with the items in their order, each with its served score. Throws as `items`.
   std::string served(const RankRules& rules, const RankOrder& order, int64_t version, bool explored) const;
 
  private:
@@ -72,7 +72,7 @@ class RankText {
     uint32_t start, size;  // of its members' text in the body
     uint64_t has;          // bit p: it has a field `places[p]`
   };
-  // Where the event's pieces stand in the parsed body, and what it adds to them.
+  // The places of the event's parts in the parsed body, and the added parts.
   struct Parts {
     uint32_t context = kNoNode, candidates = kNoNode;
     bool adds_id = false, adds_time = false;

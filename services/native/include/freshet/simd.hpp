@@ -98,7 +98,7 @@ FRESHET_INLINE uint16_t float_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Round up with the probability that the part cut off stands for; `noise` is uniform in 32 bits. `x` is finite.
+// Round up with the probability of the truncated part; `noise` is uniform in 32 bits. `x` is finite.
 FRESHET_INLINE uint16_t float_to_bf16_stochastic(float x, uint32_t noise) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + (noise & 0xffffu)) >> 16);
 }

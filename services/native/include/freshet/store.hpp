@@ -69,7 +69,7 @@ struct Missing {
   bool unread;
 };
 
-// Keys of buckets that are being loaded, about which memory knows nothing yet: (n,) each.
+// Keys of loading buckets that are neither in memory nor known to be absent: (n,) each.
 struct Unread {
   std::vector<int64_t> buckets, fences;
   std::vector<uint64_t> keys;
@@ -147,7 +147,7 @@ class Store {
   // known_pushes: (buckets, partitions) the applied offsets of each bucket with keys when its rows were read.
   std::optional<Missing> lookup(uint32_t group, const Keys& keys, float* out, bool create, uint8_t* found,
                                 uint32_t* touched = nullptr, float* states = nullptr, int64_t* known_pushes = nullptr);
-  // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before
+  // Apply gradients with their (n, 3) ranges: partition, start, stop. Every bucket is checked before
   // any is touched. Running out of memory in the middle ends the process: half a push must never be flushed. owned:
   // (buckets,) which are meant, all of which must be held; null: those that are held. No others are touched.
   Pushed push(const int64_t* ranges, size_t n, int64_t clock_ms, const std::vector<PushGroup>& groups,
@@ -189,14 +189,14 @@ class Store {
   }
 
   // --- runs of packed rows (store_runs.cpp)
-  // Checked before any is taken, but for checksums: std::invalid_argument says which row is wrong and why.
+  // Checked before any is taken, but for checksums: std::invalid_argument names the row and the fault.
   void import_runs(const RunsView& runs);
   // Values of packed rows, table by table, for a serving store to take; nothing is stored here.
   std::vector<UnpackedTable> unpack_runs(const RunsView& runs) const;
   RecordWidths packed_widths() const;
 
   // --- rows by key, in any order (store_rows.cpp)
-  // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument says which is wrong and
+  // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument names the row and
   // why.
   void import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes);
   void export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found) const;
@@ -305,7 +305,7 @@ class Store {
   std::array<std::unique_ptr<Admission>, 256> admission_;
   mutable std::vector<BucketState> states_;
   std::unique_ptr<Applied[]> applied_;  // (partitions, buckets)
-  std::vector<uint8_t> held_;  // (buckets,) as their states say; changed while no push is under way, so pushes read it
+  std::vector<uint8_t> held_;  // (buckets,) as in their states; changed while no push is under way, so pushes read it
   std::unique_ptr<std::mutex[]> partition_locks_;
   std::array<std::atomic<int64_t>, 256> rows_{}, evicted_of_{};
   std::array<std::atomic<int64_t>, kConsumers> pending_{};

@@ -14,7 +14,7 @@
 
 namespace freshet {
 
-// Says what could not be had, and what to do.
+// Thrown with the lack and the remedy.
 class NoMemory : public std::bad_alloc {
  public:
   explicit NoMemory(const std::string& what);
