@@ -151,6 +151,8 @@ class StepForm:
         return {"anyOf": [name, table]}
 
 
+# --- Times, and the detection of those in another unit than the spec states.
+
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
 """Nanoseconds of a tick, by unit of numeric times."""
 
@@ -217,6 +219,8 @@ def unit_hint(time: TimeField, role: str, time_ms: int, now_ms: int) -> str:
         f'"{time.path}:{unit}" in events.{role} of the spec'
     )
 
+
+# --- Files, streams, join, labels.
 
 ENCODINGS = (
     "utf-8", "utf-16", "latin-1", "iso-8859-2", "iso-8859-9", "iso-8859-15", "cp1250", "cp1251", "cp1252",
@@ -318,7 +322,7 @@ class Stream:
     )
 
     @property
-    def theirs(self) -> bool:
+    def external(self) -> bool:
         """Whether only external writers write the topic; freshet then does not set its retention."""
         return self.format in ("confluent", "bare")
 
@@ -430,6 +434,9 @@ class Label:
     given: str | None = option(
         "identity", "learn it only from impressions for which this label is true", NAME, default=None
     )
+
+
+# --- Tables and features.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
