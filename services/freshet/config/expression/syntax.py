@@ -280,9 +280,8 @@ class _Parser:
             self.expect(")")
             return inner
         if token.kind == "name":
-            return (
-                self.call(token) if self.current.text == "(" and self.current.kind == "sign" else self.field(token)
-            )
+            called = self.current.text == "(" and self.current.kind == "sign"
+            return self.call(token) if called else self.field(token)
         hint = "null stands only after is: x is null" if token.text == "null" else ""
         raise Ill(token.at, "a value", hint)
 
