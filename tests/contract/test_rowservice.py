@@ -11,7 +11,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import Topics, topics_of
-from freshet.coordination.slices import Owners
+from freshet.coordination.assignment import Owners
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.paramserver.shard import Shard, ShardContext

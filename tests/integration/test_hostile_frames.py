@@ -41,8 +41,8 @@ from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange
 from tests.contract.test_rowservice import SPEC, shard_of, topics_made
+from tests.fixtures.embedder import RemoteScene
 from tests.integration.hostile import MESSAGES, answers, hostile, sealed
-from tests.unit.embedder.scene import RemoteScene
 
 TRANSPORT = Transport(token="sesame-of-the-test", max_message_bytes=MIB)
 REFUSALS = (Corrupt, TooLarge, Mismatch, BadInput)

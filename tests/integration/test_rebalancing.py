@@ -13,7 +13,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from freshet.coordination.slices import slices_of
+from freshet.coordination.assignment import slices_of
 from freshet.errors import Unavailable
 from freshet.rows.service import KeyGroup
 from freshet.types import I64, bucket_of

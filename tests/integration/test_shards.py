@@ -24,18 +24,18 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
+from freshet.coordination.assignment import ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import ShardMap, seat_of, slices_of
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
+from freshet.testing.waiting import wait_until
 from freshet.types import I64, U64, Bucket, Fence, OffsetRange, TimeMs, bucket_of
+from tests.fixtures.zombies import stop_between_transactions
 from tests.servers.processes import Process, lasting_ports
-from tests.system.waiting import wait_until
-from tests.system.zombies import stop_between_transactions
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)

@@ -23,7 +23,7 @@ import numpy as np
 from freshet.batches.frames import Names, RequestHeader, batch_of, flush_frame, gradients_frame, take_frame
 from freshet.batches.stream import TrainBatch
 from freshet.errors import FreshetError, Overloaded
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32

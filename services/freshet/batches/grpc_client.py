@@ -22,7 +22,7 @@ from freshet.clock import Clock
 from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, Mismatch
 from freshet.log import EventLog
 from freshet.model.inputs import ModelInputs
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32, Fence, TopicPartition

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from freshet.console.history import parsed
 from freshet.errors import DataLost
 from freshet.log import Bounds, EventLog
-from freshet.log.tail import newest as last_records
+from freshet.log.records import newest as last_records
 from freshet.types import Records, TopicPartition
 
 __all__ = ["Commits", "Follower", "newest", "records_from"]

@@ -20,7 +20,7 @@ from freshet.console.history import parsed
 from freshet.console.instances import Instance
 from freshet.console.services import PATIENCE_S
 from freshet.console.tracing import GIVE_UP_S, Trace, Traces, furthest, offsets_of, published_by
-from freshet.coordination.slices import slices_of
+from freshet.coordination.assignment import slices_of
 from freshet.errors import DataLost, FreshetError
 from freshet.http.service_client import ask
 from freshet.log import EventLog, Reader

@@ -16,9 +16,9 @@ from freshet.testing.contracts.batches import await_any_batch, await_batch, flus
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
+from freshet.testing.waiting import wait_for
 from freshet.types import Fence
-from tests.system.waiting import wait_for
-from tests.unit.embedder.scene import RemoteScene
+from tests.fixtures.embedder import RemoteScene
 
 DEADLINE_S = 20.0
 

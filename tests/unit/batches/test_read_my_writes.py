@@ -17,8 +17,8 @@ from freshet.tables import KnownPushes
 from freshet.testing.contracts.batches import await_batch, gradients_of
 from freshet.testing.contracts.rowservice import BUCKETS, WIDTH, A, B, C, keys_of
 from freshet.types import F32, OffsetRange, bucket_of
-from tests.unit.embedder.linked import HeldRows
-from tests.unit.embedder.scene import SPEC, PipelinedScene, RemoteScene
+from tests.fixtures.embedder import SPEC, PipelinedScene, RemoteScene
+from tests.fixtures.row_services import HeldRows
 
 DEADLINE_S = 20.0
 BATCH = 4

@@ -16,8 +16,8 @@ from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from tests.system.waiting import wait_for
-from tests.unit.embedder.scene import IdDecoder, RemoteScene
+from freshet.testing.waiting import wait_for
+from tests.fixtures.embedder import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0
 LEASE_S = 0.6

@@ -12,8 +12,8 @@ from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
-from tests.unit.embedder.linked import HeldRows, LossyRows
-from tests.unit.embedder.scene import IdDecoder, PipelinedScene
+from tests.fixtures.embedder import IdDecoder, PipelinedScene
+from tests.fixtures.row_services import HeldRows, LossyRows
 
 DEADLINE_S = 20.0
 BATCH = 4

@@ -27,7 +27,7 @@ from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.trainer.lanes import Lanes
 from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
 from freshet.types import F32, I64, Append, BytesColumn
-from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
+from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
 TEXT = f"""
 name = "steps"
