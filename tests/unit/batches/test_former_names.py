@@ -4,7 +4,7 @@ import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.contracts.batches import firsts, gradients_of
-from tests.unit.embedder.scene import LocalScene
+from tests.fixtures.embedder import LocalScene
 
 
 def test_former_names_of_a_stream_warn_and_work(tmp_path: Path) -> None:
