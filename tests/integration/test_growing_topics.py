@@ -21,7 +21,7 @@ from freshet.joiner.ledger import Ledger
 from freshet.joiner.partitioners import PartitionerDetector
 from freshet.joiner.service import JoinerService, Pace
 from freshet.log.topics import ensure_topic
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, Served
 from tests.fixtures.joiner import World, _where

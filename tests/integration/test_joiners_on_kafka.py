@@ -17,7 +17,7 @@ from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
 from freshet.joiner.commit import Commit
 from freshet.joiner.ledger import Ledger
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures.join_events import Event
 from tests.fixtures.joiner import World, random_events
 from tests.integration.joiner_process import PARTITIONS, PLAN

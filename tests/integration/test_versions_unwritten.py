@@ -10,8 +10,8 @@ from freshet.apps.metrics import trainer_readings
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
+from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
-from freshet.testing.waiting import wait_until
 from freshet.versions import VersionStore
 from tests.fixtures.trainers import own_trainer
 

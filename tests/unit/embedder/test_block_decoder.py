@@ -28,7 +28,7 @@ from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
-from tests.unit.features.test_decoder import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
+from tests.fixtures.samples import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), min_size=1, max_size=3)
 LABELS = 2
