@@ -60,8 +60,8 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
     trainer = trainer_of(pipeline, lanes=1)
     rows = trainer.source
     assert isinstance(rows, OwnRows)
-    for held in rows._held[1:]:
-        held.release()
+    for lease in rows._leases[1:]:
+        lease.release()
     claims = Claims(pipeline.log, pipeline.topics.control)
     embedder = Embedder(
         pipeline.context,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from freshet.apps.batch_sources import RankCounts
 
 import freshet
+from freshet.apps.batch_sources import RankCounts
 from freshet.apps.metrics import trainer_readings
 from freshet.paramserver.flusher import ShardCounts
 from freshet.process.metrics import PROCESS_METRICS

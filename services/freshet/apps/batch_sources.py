@@ -15,7 +15,7 @@ from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream
 from freshet.config.avro.schema import Record
 from freshet.coordination.assignment import ShardMap, slices_of
-from freshet.coordination.claims import Claims, Held
+from freshet.coordination.claims import Claims, Lease
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.core import embedders_of, partitions_of_lane
 from freshet.embedder.lane import DenseApplied, LanePartitions
@@ -148,7 +148,7 @@ class OwnRows:
         self._model, self._recent = rank.model, rank.recent
         spec, clock = rank.model.spec, rank.model.clock
         owner, deadline = f"trainer-{os.getpid()}", clock.monotonic() + CLAIM_WAIT_S
-        self._held: Sequence[Held] = [
+        self._leases: Sequence[Lease] = [
             rank.claims.acquire_all(things, owner, deadline, stop)
             for things in (
                 list(slices_of(spec.buckets)),
@@ -156,7 +156,7 @@ class OwnRows:
                 ["trainer:0"],
             )
         ]
-        slices, self._partitions, self._lease = self._held
+        slices, self._partitions, self._lease = self._leases
         self.shard = Shard(
             ShardContext(spec, rank.model.spec_hash, rank.model.log, rows, clock),
             fence=slices.fence,
@@ -204,7 +204,7 @@ class OwnRows:
     def attach(self, trainer: Trainer) -> None:
         """Stop the trainer if a claim is lost or the shard fails."""
         self.shard.on_failed = trainer.stop.set
-        for held in self._held:
+        for held in self._leases:
             held.on_lost(trainer.stop.set)
 
     def start(self) -> None:
@@ -223,7 +223,7 @@ class OwnRows:
 
     def check(self) -> None:
         """Raise Fenced if a claim was lost, and the error of the shard if it failed."""
-        for held in self._held:
+        for held in self._leases:
             if held.lost.is_set():
                 raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
         if self.shard.failed is not None:
@@ -233,7 +233,7 @@ class OwnRows:
         """Return None, or why this process cannot train: a failed shard, a lost claim, refused samples."""
         if self.shard.failed is not None:
             return str(self.shard.failed)
-        lost = [held.what for held in self._held if held.lost.is_set()]
+        lost = [held.what for held in self._leases if held.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self._decoders.refused.trouble()
 
     def seconds(self) -> dict[str, float]:

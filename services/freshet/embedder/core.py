@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freshet.clock import Clock
-from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claim_rules import Claim
-from freshet.coordination.claims import Claims
 from freshet.types import I64, BytesColumn, OffsetRange, Records
 
 __all__ = [
+    "PARTITION",
     "Assembler",
     "BatchPlan",
     "address_of",
@@ -25,10 +23,10 @@ __all__ = [
     "lanes_for",
     "partitions_of_lane",
     "rewind_offsets",
-    "shares_of",
 ]
 
-SEAT, PARTITION = "embedder", "partition"
+PARTITION = "partition"
+"""Kind of the claims of partitions of `samples`."""
 
 
 def address_of(owner: str) -> str:
@@ -44,11 +42,6 @@ def embedders_of(living: Mapping[str, Claim]) -> dict[int, str]:
         for what, claim in living.items()
         if what.startswith(f"{PARTITION}:") and address_of(claim.owner)
     }
-
-
-def shares_of(claims: Claims, name: str, owner: str, partitions: int, clock: Clock) -> PartitionAssignment:
-    """Return an embedder's partition assignment; `owner` is `name@host:port/life`, unique to the process."""
-    return PartitionAssignment(claims, SEAT, PARTITION, name, owner, partitions, clock)
 
 
 SAMPLE_BYTES = 37

@@ -29,7 +29,7 @@ from freshet.batches.stream import TrainBatch
 from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.embedder.block_decoder import BlockDecoders, refused_metrics, refused_readings
-from freshet.embedder.core import shares_of
+from freshet.embedder.core import PARTITION
 from freshet.embedder.lane import LanePartitions
 from freshet.embedder.pipeline import BatchPipeline
 from freshet.errors import Fenced, FreshetError, Unavailable
@@ -334,7 +334,9 @@ class Embedder:
         self._server.start()
         name, context = self._place.name, self._context
         owner = f"{name}@{Address(self._place.host, self._server.port)}/{uuid.uuid4().hex}"
-        partitions = shares_of(self._claims, name, owner, context.spec.partitions, context.clock)
+        partitions = PartitionAssignment(
+            self._claims, "embedder", PARTITION, name, owner, context.spec.partitions, context.clock
+        )
         try:
             partitions.join(2 * LEASE_S)
             self._partitions = partitions
