@@ -288,9 +288,7 @@ def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -
     async def main() -> None:
         commit = committer(writer)
         under_way = asyncio.ensure_future(append(commit, [entry(b"a")]))
-        under_way.add_done_callback(
-            lambda _: writer.gate.set()
-        )  # cancelled at the end of the drain
+        under_way.add_done_callback(lambda _: writer.gate.set())  # cancelled at the end of the drain
         while not commit.appending:
             await asyncio.sleep(0)
         assert await commit.close(0.01, last_s=10) == 1
