@@ -104,7 +104,6 @@ class Client(Protocol):
 class _HttpClient:
     topic: str
     reply: Reply
-    span: Context | None = None
     in_columns = False
 
     def acknowledged(self, body: bytes) -> None:
@@ -223,13 +222,13 @@ class StreamEndpoint:
 
     def _submit(self, requests: Sequence[_Queued]) -> None:
         """Submit the events of requests of one kind."""
-        taken = self._accept(requests)
-        if taken is None:
+        accepted = self._accept(requests)
+        if accepted is None:
             for request in requests:
                 self._submit_by_event(request)
             return
-        if len(taken.partitions):
-            if self._holds_too_large(taken):
+        if len(accepted.partitions):
+            if self._holds_too_large(accepted):
                 if len(requests) > 1:
                     for request in requests:  # only one that holds a too large event is read by event
                         self._submit([request])
@@ -237,14 +236,14 @@ class StreamEndpoint:
                     self._submit_by_event(requests[0])
                 return
             try:
-                self._append(requests, taken)
+                self._append(requests, accepted)
             except Overloaded as error:
                 if len(requests) == 1:
                     raise
                 self._submit_singly(requests, error)
                 return
-        if (taken.counts < 0).any():
-            for i in (taken.counts < 0).nonzero()[0].tolist():
+        if (accepted.counts < 0).any():
+            for i in (accepted.counts < 0).nonzero()[0].tolist():
                 self._submit_by_event(requests[i])
 
     def _accept(self, requests: Sequence[_Queued]) -> AcceptedBodies | None:
@@ -259,15 +258,15 @@ class StreamEndpoint:
             )
         return self._codec.accept_json(bodies, latest_ms=latest, max_events=self._rules.max_events)
 
-    def _holds_too_large(self, taken: AcceptedBodies) -> bool:
+    def _holds_too_large(self, accepted: AcceptedBodies) -> bool:
         """Return whether a record derived from one of these events would exceed its topic's limit."""
-        if taken.size <= self._safe_bytes:
+        if accepted.size <= self._safe_bytes:
             return False
-        sizes = np.diff(taken.records.ends, prepend=0) + np.diff(taken.keys.ends, prepend=0)
+        sizes = np.diff(accepted.records.ends, prepend=0) + np.diff(accepted.keys.ends, prepend=0)
         if int(sizes.max()) <= self._safe_bytes:
             return False
         large = np.flatnonzero(sizes > self._safe_bytes)
-        return any(self._too_large(taken.records[i], len(taken.keys[i])) for i in large.tolist())
+        return any(self._too_large(accepted.records[i], len(accepted.keys[i])) for i in large.tolist())
 
     def _too_large(self, record: bytes, key_bytes: int) -> tuple[str, str] | None:
         """Return (expected, found) if a record derived from this event would exceed its topic's limit."""
@@ -293,40 +292,42 @@ class StreamEndpoint:
             return expected, _bytes(together)
         return None
 
-    def _append(self, requests: Sequence[_Queued], taken: AcceptedBodies) -> None:
-        events = len(taken.partitions)
-        sends = _sends_of_bodies(self._codec, self.topic, taken, requests)
+    def _append(self, requests: Sequence[_Queued], accepted: AcceptedBodies) -> None:
+        events = len(accepted.partitions)
+        sends = _sends_of_bodies(self._codec, self.topic, accepted, requests)
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if sends:
-                offsets = outcome if isinstance(outcome, Exception) else taken.offsets(outcome)
+                offsets = outcome if isinstance(outcome, Exception) else accepted.offsets(outcome)
                 end_event_sends(sends, offsets)
             if isinstance(outcome, Exception):
-                _fail([r for r, n in zip(requests, taken.counts.tolist(), strict=True) if n >= 0], outcome)
+                _fail([r for r, n in zip(requests, accepted.counts.tolist(), strict=True) if n >= 0], outcome)
                 return
             self._count("accepted", events)
             if requests[0].client.in_columns:
-                self._acknowledge_in_columns(requests, taken, outcome)
+                self._acknowledge_in_columns(requests, accepted, outcome)
                 return
-            for request, body in zip(requests, taken.answers(self._topic, outcome), strict=True):
+            for request, body in zip(requests, accepted.answers(self._topic, outcome), strict=True):
                 if body:
                     try:
                         request.client.acknowledged(body)
                     except Exception as error:
                         _log_unanswered(error)
 
-        self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
+        self._committer.submit(
+            accepted.appends(self._stream.topic), events=events, size=accepted.size, done=done
+        )
         for i, request in enumerate(requests):
-            if request.allowance is not None and taken.counts[i] > 0:
-                self._charge(request.allowance, int(taken.counts[i]))
+            if request.allowance is not None and accepted.counts[i] > 0:
+                self._charge(request.allowance, int(accepted.counts[i]))
 
     @staticmethod
     def _acknowledge_in_columns(
-        requests: Sequence[_Queued], taken: AcceptedBodies, firsts: Sequence[int]
+        requests: Sequence[_Queued], accepted: AcceptedBodies, firsts: Sequence[int]
     ) -> None:
-        partitions, offsets = taken.partitions.tolist(), taken.offsets(firsts).tolist()
+        partitions, offsets = accepted.partitions.tolist(), accepted.offsets(firsts).tolist()
         at = 0
-        for request, events in zip(requests, taken.counts.tolist(), strict=True):
+        for request, events in zip(requests, accepted.counts.tolist(), strict=True):
             if events >= 0:
                 acks = Acks(partitions[at : at + events], offsets[at : at + events], ())
                 at += events
@@ -475,30 +476,32 @@ def _events_of(request: Request) -> tuple[bytes, str]:
 
 @traced
 def _sends_of_bodies(
-    tracer: Tracer, codec: StreamCodec, topic: str, taken: AcceptedBodies, asked: Sequence[_Queued]
+    tracer: Tracer, codec: StreamCodec, topic: str, accepted: AcceptedBodies, queued: Sequence[_Queued]
 ) -> list[EventSend]:
-    """Start the spans of the traced events of bodies that were taken together."""
-    requests = codec.requests(taken.records)
-    rows = taken.starts[:-1][taken.partitions] + taken.positions  # of each event, in the order of arrival
-    bodies = np.repeat(np.arange(len(taken.counts)), np.maximum(taken.counts, 0))
+    """Start the spans of the traced events of bodies that were accepted together."""
+    requests = codec.requests(accepted.records)
+    rows = (
+        accepted.starts[:-1][accepted.partitions] + accepted.positions
+    )  # of each event, in the order of arrival
+    bodies = np.repeat(np.arange(len(accepted.counts)), np.maximum(accepted.counts, 0))
     sends = []
     for at in np.flatnonzero(tracer.ids.sampled(requests[rows])).tolist():
-        row, one = int(rows[at]), asked[int(bodies[at])]
-        event = int(requests[row]), taken.keys[row], int(taken.partitions[at])
+        row, one = int(rows[at]), queued[int(bodies[at])]
+        event = int(requests[row]), accepted.keys[row], int(accepted.partitions[at])
         sends.append((start_event_send(tracer, codec.role, topic, event, one.came_ns, one.span), at))
     return sends
 
 
 @traced
 def _sends_of_entries(
-    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], asked: _Queued
+    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], queued: _Queued
 ) -> list[EventSend]:
     """Start the spans of the traced events of a request that was validated event by event."""
     requests = codec.requests(BytesColumn.of(entry.value for entry in entries))
     sends = []
     for at in np.flatnonzero(tracer.ids.sampled(requests)).tolist():
         event = int(requests[at]), entries[at].key, entries[at].partition
-        sends.append((start_event_send(tracer, codec.role, topic, event, asked.came_ns, asked.span), at))
+        sends.append((start_event_send(tracer, codec.role, topic, event, queued.came_ns, queued.span), at))
     return sends
 
 
