@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.rpc.chunking import MIN_LIMIT_BYTES
+from freshet.rpc.pieces import MIN_LIMIT_BYTES
 from freshet.testing.contracts.batches import BatchStreamContract, Scene
 from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 

@@ -20,7 +20,7 @@ from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.chunking import MIN_LIMIT_BYTES
+from freshet.rpc.pieces import MIN_LIMIT_BYTES
 from freshet.rpc.server import FrameServer
 from freshet.tables import RowSteps
 from freshet.testing.contracts.rowservice import (

@@ -25,7 +25,6 @@ from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport, method_name, open_channel
-from freshet.rpc.chunking import split_message
 from freshet.rpc.errors import failure_of
 from freshet.rpc.frames import (
     BadFrame,
@@ -38,6 +37,7 @@ from freshet.rpc.frames import (
     decode_frame,
     encode_frame,
 )
+from freshet.rpc.pieces import split_message
 from freshet.rpc.server import FrameServer
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange

@@ -34,7 +34,6 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.channel import Transport
-from freshet.rpc.chunking import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.rpc.frames import (
     BadFrame,
     Frame,
@@ -46,6 +45,7 @@ from freshet.rpc.frames import (
     read_values,
     value_type,
 )
+from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 
 __all__ = [

@@ -126,7 +126,7 @@ class _Counts:
         counters[1].observe(seconds)
 
     def untimed(self, route: str, status: str) -> None:
-        """Count a streamed response, or a request whose client disconnected within its body."""
+        """Count a streamed response, or a client that disconnected within the body."""
         self._requests.labels(route, status, "passed").inc()
 
 
@@ -225,7 +225,7 @@ class App:
         resource.methods[endpoint.method] = (handler, endpoint)
 
     def route_hot(self, endpoint: Endpoint, handler: HotHandler) -> None:
-        """As `route`, for a hot path without `{name}`, whose handler replies by a callback."""
+        """As `route`, for a hot path without `{name}` and a handler that replies by a callback."""
 
         async def answer(request: Request) -> Response:
             answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -432,8 +432,8 @@ class App:
 
 
 async def _yielding_to_loop(pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Pass pieces on, and let the loop run between them: otherwise a stream whose pieces are always ready
-    would not notice that its client disconnected."""
+    """Pass pieces on, and let the loop run between them: otherwise a stream with pieces
+    that are always ready would not notice that its client disconnected."""
     try:
         async for piece in pieces:
             yield piece

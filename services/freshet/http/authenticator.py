@@ -90,7 +90,7 @@ class RateLimits:
 
     requests_per_s: float = 0.0
     events_per_s: float = 0.0
-    trusted_proxies: int = 0  # proxies whose X-Forwarded-For is trusted
+    trusted_proxies: int = 0  # number of proxies that are trusted to set X-Forwarded-For
 
 
 class EventAllowance(NamedTuple):
@@ -169,7 +169,7 @@ def _level(bucket: _Bucket | None, rate: float, now: float) -> float:
 
 
 class Principal(NamedTuple):
-    """A client whose request was accepted."""
+    """The client of an accepted request."""
 
     name: str  # name of the token; "" where none is required
     address: str

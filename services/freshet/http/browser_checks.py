@@ -1,8 +1,8 @@
 """Checks against pages in browsers that can reach our ports: any open page can send requests there.
 
 A page of another site cannot read responses, but its requests take effect: events would train the model,
-rankings would be logged as served (cross-site request forgery). A page whose host name was made to resolve to
-a port's address (DNS rebinding) can read responses, too. So every HTTP port checks three headers, with and
+rankings would be logged as served (cross-site request forgery). A page with a host name that was made to
+resolve to a port's address (DNS rebinding) can read responses, too. So every HTTP port checks three headers, with and
 without tokens:
 
 - the name in `Host`: rebinding needs a name in the public DNS, so a name with a dot must be known;
@@ -61,7 +61,7 @@ def is_this_machine(name: str) -> bool:
 
 
 class AllowedSites:
-    """Host names by which HTTP ports may be addressed, and sites whose pages may send requests."""
+    """Host names by which HTTP ports may be addressed, and sites with pages that may send requests."""
 
     def __init__(self, *names: str, settings: Sequence[str] = ("FRESHET_COMMON_HOSTS",)) -> None:
         """Args:

@@ -323,7 +323,7 @@ class BodyReader:
             self._deadlines.pop(task, None)
 
     def release(self, body: bytes) -> None:
-        """Release a body whose request is answered."""
+        """Release the body of an answered request."""
         self._held -= len(body)
 
     def _cancel_late(self, loop: asyncio.AbstractEventLoop) -> None:

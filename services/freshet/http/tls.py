@@ -257,7 +257,7 @@ class HttpTls:
         self.files, self.client_certs = files, client_certs
         self._pems = files.now()
         self._server_context = self._for_server(self._pems)
-        self._client_context = _context(ssl.PROTOCOL_TLS_CLIENT, self._pems)
+        self._client_context = _context(self._pems, server=False)
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context for all connections of a listener; its certificates are renewed."""
@@ -274,11 +274,11 @@ class HttpTls:
         pems = self.files.now()
         if pems is not self._pems:
             self._server_context = self._for_server(pems)
-            self._client_context = _context(ssl.PROTOCOL_TLS_CLIENT, pems)
+            self._client_context = _context(pems, server=False)
             self._pems = pems
 
     def _for_server(self, pems: Pems) -> ssl.SSLContext:
-        context = _context(ssl.PROTOCOL_TLS_SERVER, pems)
+        context = _context(pems, server=True)
         if self.client_certs != "none":
             required = self.client_certs == "required"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
@@ -299,8 +299,8 @@ class HttpTls:
             )
 
 
-def _context(protocol: ssl._SSLMethod, pems: Pems) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+def _context(pems: Pems, *, server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     pems.load_into(context)
     return context

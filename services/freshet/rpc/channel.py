@@ -20,7 +20,7 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.http.tls import CertificateFiles, Pems
-from freshet.rpc.chunking import MAX_PIECES
+from freshet.rpc.pieces import MAX_PIECES
 
 __all__ = [
     "MIB",
@@ -144,7 +144,7 @@ class Transport:
 
     @property
     def whole_bytes(self) -> int:
-        """Size of the longest message, all its pieces together (`freshet.rpc.chunking`)."""
+        """Size of the longest message, all its pieces together (`freshet.rpc.pieces`)."""
         return MAX_PIECES * self.max_message_bytes
 
     @property

@@ -95,7 +95,7 @@ class Kind(enum.IntEnum):
     GIVEN = 9
     ASK = 10  # a call without arguments → its answer
     TOLD = 11
-    PIECE = 12  # of a message above the size limit: see `freshet.rpc.chunking`
+    PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
 
 
 class RowCodec(enum.IntEnum):
@@ -103,7 +103,7 @@ class RowCodec(enum.IntEnum):
 
     FP32 = 0
     BF16 = 1
-    FP16 = 2  # beyond ±65504: infinite, so only for tables whose rows are known to be small
+    FP16 = 2  # beyond ±65504: infinite, so only for tables with rows known to be small
     INT8 = 3  # scale of a row: its largest magnitude / 127; a row that is not finite is decoded as NaN
 
 

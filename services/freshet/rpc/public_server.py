@@ -62,7 +62,7 @@ Handler = Callable[[bytes, Principal], Awaitable[bytes]]
 """Makes the answer to a message of a principal."""
 
 Failed = Callable[[bytes, CallStatus], bytes]
-"""Makes the answer to a message whose handler raised an exception."""
+"""Makes the answer to a message after an exception of its handler."""
 
 
 def _options(transport: Transport) -> list[tuple[str, int]]:
@@ -115,7 +115,7 @@ class PublicServer(GrpcServer):
         self._stopping = False
 
     def add_open_call(self, service: str, method: str, answer: Callable[[], bytes]) -> None:
-        """Add a method without scope, whose message is empty: it is not read, however long it is."""
+        """Add a method without scope. Its message is empty, so it is not read, however long it is."""
 
         async def serve(_: AsyncIterator[bytes], context: Context) -> bytes:
             began = perf_counter()
@@ -154,7 +154,7 @@ class PublicServer(GrpcServer):
             service: name with its package.
             method: name in the service.
             handler: makes the answer to one message.
-            failed: makes the answer to a message whose handler raised an exception.
+            failed: makes the answer to a message after an exception of the handler.
             scope: scope that a token must have, at the start of the stream and at each message.
         """
 

@@ -23,9 +23,9 @@ from freshet.config.spec.identity import explain_defaults
 from freshet.errors import BadInput, ConfigError, FreshetError, Overloaded, Unavailable
 from freshet.observability.grpc_metrics import ListenerCounts
 from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, peer_options
-from freshet.rpc.chunking import MessageAssembler, check_message_size, split_message
 from freshet.rpc.errors import failure_frame, shortened
 from freshet.rpc.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
+from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
 
 __all__ = ["STREAMS", "WORK_BYTES", "Answer", "Context", "FrameServer", "GrpcServer"]
 
@@ -195,7 +195,7 @@ class FrameServer(GrpcServer):
         self._thread: threading.Thread | None = None
 
     def add_stream(self, service: str, method: str, answer: Answer) -> None:
-        """Add a method whose streams of frames are answered by `answer`."""
+        """Add a method for streams of frames, answered by `answer`."""
         self.add_sessions(service, method, lambda: nullcontext(answer))
 
     def add_sessions(

@@ -23,8 +23,8 @@ from freshet.features import Decoded, GroupKeys
 from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.chunking import MAX_PIECES
 from freshet.rpc.frames import RowCodec
+from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES
 from freshet.tables import KnownPushes
 from freshet.types import BytesColumn, Fence, OffsetRange

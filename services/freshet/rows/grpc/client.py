@@ -29,9 +29,9 @@ from freshet.observability.tracing import current
 from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, open_channel
-from freshet.rpc.chunking import MessageAssembler, check_message_size, split_message
 from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, RowCodec, decode_frame, encode_frame
+from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, TooLarge
 from freshet.rows.grpc.frames import rows_frame
-from freshet.rpc.chunking import (
+from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, Part, RowCodec, decode_frame, encode_frame
+from freshet.rpc.pieces import (
     MAX_PIECES,
     MIN_LIMIT_BYTES,
     MessageAssembler,
     check_message_size,
     split_message,
 )
-from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, Part, RowCodec, decode_frame, encode_frame
 from freshet.tables import KnownPushes
 
 LIMIT = 1 << 20
