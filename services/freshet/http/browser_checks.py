@@ -2,8 +2,8 @@
 
 A page of another site cannot read responses, but its requests take effect: events would train the model,
 rankings would be logged as served (cross-site request forgery). A page with a host name that was made to
-resolve to a port's address (DNS rebinding) can read responses, too. So every HTTP port checks three headers, with and
-without tokens:
+resolve to a port's address (DNS rebinding) can read responses, too. So every HTTP port checks three headers,
+with and without tokens:
 
 - the name in `Host`: rebinding needs a name in the public DNS, so a name with a dot must be known;
 - the site in `Origin`, which browsers send with every POST, and which no page can change;

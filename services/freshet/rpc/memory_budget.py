@@ -6,8 +6,8 @@ clients. A stream keeps its reservation while its client sends nothing or stops 
 the same; it must end when it has been idle for a while and others wait.
 
 Whether a message is on its way is not known either, so reservations are granted first to calls, as their
-only message is on its way; then to streams that have sent a message; last to streams that were just opened, which
-may have ended as idle before. So idle streams that are opened again do not keep others out.
+only message is on its way; then to streams that have sent a message; last to streams that were just opened,
+which may have ended as idle before. So idle streams that are opened again do not keep others out.
 """
 
 from __future__ import annotations
