@@ -125,7 +125,7 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
         pushing.go_on(100)
         np.testing.assert_array_equal(looked_up(run), pushing.expected())
         assert rows.asked.is_set()
-        assert heir.shard.loader.progress.buckets == SPEC.buckets, "nothing is loaded"
+        assert heir.shard.buckets.progress.buckets == SPEC.buckets, "nothing is loaded"
         assert heir.status()["loading"]["buckets"] == SPEC.buckets
         assert heir.ready() is None
         assert {b: meta.seq for b, meta in store.metas(ALL).items()} == {
@@ -133,7 +133,7 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
         }, "nothing is flushed"
 
         rows.let_go.set()
-        wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")
+        wait_for(lambda: heir.shard.buckets.progress.buckets == 0, "everything is loaded")
         np.testing.assert_array_equal(looked_up(run), pushing.expected())
         pushing.go_on(150)
     np.testing.assert_array_equal(stored(run), pushing.expected())
@@ -150,7 +150,7 @@ def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_re
         write_by_old_owner(store, touched)
         rows.let_go.set()
         wait_for(lambda: heir.manager.counts.doubted == 1, "a slice is doubted")
-        wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")
+        wait_for(lambda: heir.shard.buckets.progress.buckets == 0, "everything is loaded")
         run.wait_for_owners(1)
         pushing.go_on(150)
         np.testing.assert_array_equal(looked_up(run), pushing.expected())

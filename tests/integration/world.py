@@ -22,7 +22,7 @@ from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
-from freshet.paramserver.core import FlushBook
+from freshet.paramserver.flusher import FlushBook
 from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.rows.store import RowStore, StoreIdentity

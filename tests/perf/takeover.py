@@ -74,9 +74,9 @@ def measure(quick: bool = False, rows: int = 2_000_000) -> Figures:
             return Shard(ShardContext(spec, "hash", log, store), name="perf")
 
         former = shard()
-        former.create()
+        former.buckets.create()
         everything = [Bucket(b) for b in range(spec.buckets)]
-        former.claim_buckets(everything, Fence(next(fences)), whole=True)
+        former.buckets.claim(everything, Fence(next(fences)), whole=True)
         for first in range(0, per_table, PUSHED):
             ids = np.arange(first, min(first + PUSHED, per_table))
             push_of(former, spec, group_of(spec, np.tile(ids, (TABLES, 1))), first)
@@ -107,7 +107,7 @@ def taken_over(shard: Shard, buckets: list[Bucket], fence: Fence, batch: KeyGrou
     out: F32 = np.empty((len(batch.keys), shard.store.layout.groups[0].width), np.float32)
     began = time.perf_counter()
     passed: Callable[[], float] = lambda: time.perf_counter() - began  # noqa: E731 - it is used four times
-    shard.claim_buckets(buckets, fence, whole=whole)
+    shard.buckets.claim(buckets, fence, whole=whole)
     figures: Figures = {"served_s": passed()}
     shard.start()
     shard.lookup([batch], [out])
@@ -115,9 +115,9 @@ def taken_over(shard: Shard, buckets: list[Bucket], fence: Fence, batch: KeyGrou
     again = time.perf_counter()
     shard.lookup([batch], [out])
     figures["same_batch_again_ms"] = (time.perf_counter() - again) * 1e3
-    wait_until("all is loaded", lambda: not shard.loader.progress.buckets, within_s=LOADED_S, look_s=0.005)
+    wait_until("all is loaded", lambda: not shard.buckets.progress.buckets, within_s=LOADED_S, look_s=0.005)
     figures["loaded_s"] = passed()
-    figures["keys_read"] = shard.loader.keys_read
+    figures["keys_read"] = shard.buckets.keys_read
     shard.stop()
     return figures
 

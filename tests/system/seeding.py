@@ -17,7 +17,7 @@ from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.core import FlushBook
+from freshet.paramserver.flusher import FlushBook
 from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import FlushOutcome
@@ -42,7 +42,7 @@ def seed_rows(spec: Spec, folder: Path, count: int, seed: int, *, used_ms: int =
     log, rows = open_eventlog(common.log_url), open_rowstore(common.rows_url)
     topics = ensure_topics(log, spec)
     hash_ = identity_hash(spec, load_schemas(spec))
-    Shard(ShardContext(spec, hash_, log, rows)).create()
+    Shard(ShardContext(spec, hash_, log, rows)).buckets.create()
     claims = Claims(log, topics.control)
     held = claims.acquire_all(list(slices_of(spec.buckets)), "seed", SYSTEM_CLOCK.monotonic() + CLAIM_S)
     book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)

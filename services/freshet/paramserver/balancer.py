@@ -14,7 +14,8 @@ from freshet.coordination.assignment import SEATS, seat_of, slices_of
 from freshet.coordination.claim_rules import Load, Plan, SliceLoad
 from freshet.coordination.claims import Claims, Held
 from freshet.errors import Unavailable
-from freshet.paramserver.balance_rules import BalanceRules, Decision, LoadMeter, PlanReason
+from freshet.paramserver.placement import BalanceRules, Decision, PlanReason
+from freshet.paramserver.server import LoadMeter
 from freshet.paramserver.shard import Shard
 from freshet.types import F64, I64
 
@@ -201,14 +202,14 @@ class LoadBalancer:
 
     def _stored_rows(self, name: str) -> int:
         buckets = self._slices[name]
-        return int(self._shard.stored_rows[buckets.start : buckets.stop].sum())
+        return int(self._shard.buckets.stored_rows[buckets.start : buckets.stop].sum())
 
     def _used_bytes(self) -> int:
         return self._shard.store.memory_bytes
 
     def _expected_bytes(self) -> int:
         """Memory of the rows once loading buckets are complete; of those only the number of rows is known."""
-        return self._used_bytes() + int(self._shard.loader.progress.rows * self._bytes_a_row())
+        return self._used_bytes() + int(self._shard.buckets.progress.rows * self._bytes_a_row())
 
     def _set_expected_sizes(self, now_s: float) -> None:
         """Size unreported slices by the rows in the row store, as soon as it answers.
@@ -217,7 +218,7 @@ class LoadBalancer:
         """
         if self._stored is None and now_s >= self._count_from_s:
             try:
-                self._stored = self._by_slice(self._shard.count_stored())
+                self._stored = self._by_slice(self._shard.buckets.count_stored())
             except Unavailable as error:
                 log.warning("stored rows are not counted, tried again", reason=str(error))
                 self._count_from_s = now_s + COUNT_RETRY_S
@@ -231,13 +232,13 @@ class LoadBalancer:
     def _sample(self, found: list[str], sizes: Mapping[str, float], free: float) -> list[str]:
         """Return as many slices as measure bytes per row: at least one with rows, and all without."""
         few = _fitting(found, sizes, max(0.0, free - self._bounds.memory_bytes * (1 - MEASURED_BY)))
-        begun = self._rows_here() or self._shard.loader.progress.rows or any(sizes[name] for name in few)
+        begun = self._rows_here() or self._shard.buckets.progress.rows or any(sizes[name] for name in few)
         return few if begun else few + [name for name in found if sizes[name]][:1]
 
     def _is_measured(self) -> bool:
         """Check that bytes per row are known, from many rows or from all that are expected here."""
         rows = self._rows_here()
-        return rows >= MEASURED_ROWS or (rows > 0 and not self._shard.loader.progress.rows)
+        return rows >= MEASURED_ROWS or (rows > 0 and not self._shard.buckets.progress.rows)
 
     def _rows_here(self) -> int:
         return sum(self._shard.store.memory().rows.values())

@@ -1,12 +1,16 @@
-"""The gRPC service `Rows` of a shard, on any row service that knows its buckets."""
+"""The gRPC service `Rows` of a shard, on any row service that knows its buckets, and its load by slice.
+
+S slices (of a row in `lookup`), B buckets, U keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from freshet.errors import Unavailable
 from freshet.observability.tracing import within
 from freshet.rows.grpc.frames import (
     Described,
@@ -22,9 +26,9 @@ from freshet.rows.grpc.frames import (
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import GrpcServer
-from freshet.types import F32, Bucket
+from freshet.types import F32, F64, I64, U32, Bucket
 
-__all__ = ["ROWS", "HeldRows", "identity_of", "serve_rows"]
+__all__ = ["ROWS", "HeldRows", "LoadMeter", "MeteredRows", "identity_of", "serve_rows"]
 
 ROWS = "Rows"
 
@@ -50,6 +54,85 @@ class HeldRows(Protocol):
 
     def held(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
+
+
+class LoadMeter:
+    """Rows looked up and pushed, by slice. Thread-safe: numpy holds the GIL for arrays this short.
+
+    Each group of a lookup or push costs one numpy call, about a microsecond.
+    """
+
+    def __init__(self, buckets: int, slices: int) -> None:
+        """Start at zero; `slices` must divide `buckets`."""
+        self._step = buckets // slices
+        self._starts: I64 = np.zeros(slices + 1, np.int64)  # start offsets of the slices, summed over groups
+        self._read = (0.0, self.rows)
+
+    def count(self, bucket_starts: U32) -> None:
+        """Add a group's `bucket_starts`, shape (B + 1,) uint32: where each bucket's keys start."""
+        self._starts += bucket_starts[:: self._step]
+
+    @property
+    def rows(self) -> I64:
+        """(S,) int64 rows looked up and pushed so far."""
+        return np.diff(self._starts)
+
+    def rates(self, now_s: float) -> F64:
+        """Return (S,) float64 rows per second since the last call, or since the start."""
+        (before_s, before), rows = self._read, self.rows
+        self._read = (now_s, rows)
+        rates: F64 = (rows - before) / max(now_s - before_s, 1e-3)
+        return rates
+
+
+class MeteredRows:
+    """Rows of a shard as its clients see them: metered, and without new rows while memory is full."""
+
+    def __init__(self, rows: HeldRows, meter: LoadMeter, full: Callable[[], str | None]) -> None:
+        """Serve `rows`; `full` returns the reason why no row may be added, or None."""
+        self._rows, self._meter, self._full = rows, meter, full
+        self.refused = 0  # lookups
+
+    def lookup(
+        self,
+        groups: Sequence[KeyGroup],
+        out: Sequence[F32],
+        *,
+        create: bool = True,
+        states: RowStates | None = None,
+    ) -> None:
+        """As `RowService.lookup`; out: (U, S) float32 for each group.
+
+        Raises Unavailable if `create` is set while memory is full: training waits and loses nothing. Pushes
+        are still accepted.
+        """
+        if create:
+            self._check_memory()
+        self._rows.lookup(groups, out, create=create, states=states)
+        self._count(groups)
+
+    def push(self, push: Push) -> bool:
+        """As `RowService.push`."""
+        applied = self._rows.push(push)
+        self._count(push.groups)
+        return applied
+
+    def applied(self) -> Mapping[int, Sequence[int]]:
+        """As `RowService.applied`."""
+        return self._rows.applied()
+
+    def held(self) -> Sequence[Bucket]:
+        """The owned buckets, rising."""
+        return self._rows.held()
+
+    def _check_memory(self) -> None:
+        if (reason := self._full()) is not None:
+            self.refused += 1
+            raise Unavailable(reason)
+
+    def _count(self, groups: Sequence[KeyGroup]) -> None:
+        for group in groups:
+            self._meter.count(group.bucket_starts)
 
 
 def identity_of(model: str, spec_hash: str) -> dict[str, str]:

@@ -36,11 +36,15 @@ class Rows:
         self.given_at_once: list[int] = []
         self.dropped: list[int] = []
         self.on_drop: Callable[[Sequence[Bucket]], None] = lambda _: None
-        self.loading: list[Bucket] = []
+        self.still_loading: list[Bucket] = []
+        self.buckets = self
+        self.progress = SimpleNamespace(rows=0)
         self.store = SimpleNamespace(
             memory_bytes=1_000, tables=(), resident_bytes=int, memory=lambda: SimpleNamespace(rows={})
         )
-        self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
+
+    def loading(self) -> list[Bucket]:
+        return self.still_loading
 
     def pop_conflicted(self) -> list[Bucket]:
         return []
@@ -48,7 +52,7 @@ class Rows:
     def count_stored(self) -> I64:
         return np.zeros(BUCKETS, np.int64)
 
-    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.loaded += buckets
         return 0
 

@@ -61,7 +61,7 @@ def push(shard: Shard, partition: int, at: int) -> None:
 
 
 def interrupted(shard: Shard) -> Interrupting:
-    shard._flusher._writer = writer = Interrupting(shard._flusher._writer)  # type: ignore[assignment]
+    shard.flusher._writer = writer = Interrupting(shard.flusher._writer)  # type: ignore[assignment]
     return writer
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Refused, Unavailable
-from freshet.paramserver.balance_rules import LoadMeter, MeteredRows
+from freshet.paramserver.server import LoadMeter, MeteredRows
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes
 from freshet.types import F32, Bucket, Fence, OffsetRange, TimeMs

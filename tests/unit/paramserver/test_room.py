@@ -15,8 +15,7 @@ from freshet.coordination.claim_rules import Load, SliceLoad
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver import balancer, shard_manager
-from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
-from freshet.paramserver.placement import Memory, next_plan, overfull
+from freshet.paramserver.placement import BalanceRules, Decision, Memory, PlanReason, next_plan, overfull
 from freshet.types import I64, Bucket, Fence
 from tests.unit.paramserver.managers import BUCKETS, SLICES, Managed, Rows, step_until, steps
 
@@ -43,15 +42,15 @@ class Counted(Rows):
     def count_stored(self) -> I64:
         return np.full(BUCKETS, ROWS)
 
-    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.here.update(buckets)
-        self.loading = sorted({*self.loading, *buckets})
+        self.still_loading = sorted({*self.still_loading, *buckets})
         self.stored_rows[buckets] = ROWS
         self._count()
-        return super().claim_buckets(buckets, fence, whole=whole)
+        return super().claim(buckets, fence, whole=whole)
 
     def load(self, buckets: int = BUCKETS) -> None:
-        self.loading = self.loading[buckets:]
+        self.still_loading = self.still_loading[buckets:]
         self._count()
 
     def revoke(self, buckets: Sequence[Bucket]) -> None:
@@ -60,8 +59,8 @@ class Counted(Rows):
         super().revoke(buckets)
 
     def _count(self) -> None:
-        self.store.memory_bytes = (len(self.here) - len(self.loading)) * SLICE_BYTES
-        self.loader.progress.rows = len(self.loading) * ROWS
+        self.store.memory_bytes = (len(self.here) - len(self.still_loading)) * SLICE_BYTES
+        self.progress.rows = len(self.still_loading) * ROWS
         self.most = max(self.most, len(self.here) * SLICE_BYTES)
 
 
@@ -180,7 +179,7 @@ def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
     """Otherwise each slice would count as large as all together, and would fit no shard."""
     first, rows = two.add_shard(), two.rows[0]
     step_until(two.joined, lambda: first.manager.slices)
-    number = rows.loading[0]
+    number = rows.still_loading[0]
     rows.load(1)
     balance = first.manager._balancer._rules
     step_until(two.joined, lambda: balance.reported_owner(number) == "shard:a")
