@@ -45,23 +45,15 @@ from freshet.config.avro.types import (
     time_unit,
 )
 from freshet.errors import ConfigError
-from freshet.features.avro_values import UNFIT, encode_value
+from freshet.features.writer import MAX_NODES, OPS, UNFIT, encode_value, least_bytes, nullable, op_of
 from freshet.types import I64, BytesColumn
 
 __all__ = ["ANY_KEY", "NUMBERS", "TEXTS", "Compiled", "Want", "compile_program", "written_path"]
 
-OPS = {
-    "null": 0, "boolean": 1, "int": 2, "long": 3, "float": 4, "double": 5, "bytes": 6, "string": 7,
-    "fixed": 8, "enum": 9, "record": 10, "array": 11, "map": 12, "union": 13,
-    "recursion": 14, "default": 15, "convert": 16, "refuse": 17,
-}  # fmt: skip
 UNRESOLVED = 16  # `Why` in avro_program.hpp: a value that does not resolve to the reader's schema
 FLOAT_OF_INT, DOUBLE_OF_INT, SCALED_INT, DECIMAL, UUID, SYMBOLS = range(6)  # Conversion in avro_program.hpp
 EXACT_DIGITS = 15
 """Digits up to which each decimal is a distinct double."""
-MAX_NODES = 100_000
-"""Largest number of types, each use of a named type counted: a few lines of JSON can expand to 2^32."""
-
 NUMBERS = frozenset({"boolean", "int", "long", "float", "double"})
 TEXTS = frozenset({"string", "bytes", "fixed", "enum"})
 ANY_KEY = NUMBERS | TEXTS
@@ -595,31 +587,3 @@ def explain_all(failures: I64, programs: Sequence[Compiled]) -> list[str]:
         f"record {index}: {programs[program].explain(why, node, offset)}"
         for index, program, why, node, offset in failures.tolist()
     ]
-
-
-def nullable(type_: Type) -> tuple[int, Type]:
-    """Return the position of null in a union of null and one type, 1 or 2, with that type; else 0 and the
-    type itself."""
-    if isinstance(type_, Union) and len(type_.branches) == 2 and type_.nullable:
-        first, second = type_.branches
-        return (1, second) if is_null(first) else (2, first)
-    return 0, type_
-
-
-def op_of(type_: Type) -> str:
-    """Return the name of a type's operation in `OPS`."""
-    return type_.name if isinstance(type_, Primitive) else type(type_).__name__.lower()
-
-
-def least_bytes(type_: Type) -> int:
-    """Return the fewest bytes of a value. The recursion ends, as recursive records do so in a union, array or
-    map, which has at least one byte."""
-    match type_:
-        case Primitive(name):
-            return {"null": 0, "float": 4, "double": 8}.get(name, 1)
-        case Fixed(_, size):
-            return size
-        case Record(_, fields):
-            return sum(least_bytes(f.type) for f in fields)
-        case _:
-            return 1

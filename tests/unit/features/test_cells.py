@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Fixed, Primitive
 from freshet.config.spec.events import Files
-from freshet.features.cells import (
-    CellFormat,
-    Misfit,
-    read_booleans,
-    read_floats,
-    read_integers,
-    read_texts,
-    read_times,
-)
+from freshet.features.arrow_arrays import CellFormat, Misfit
+from freshet.features.cell_times import read_integers, read_times
+from freshet.features.cells import read_booleans, read_floats, read_texts
 
 TYPED, CELLS = CellFormat(Files()), CellFormat(Files(), cells=True)
 WIDE = Context(prec=100)

@@ -16,7 +16,7 @@ from freshet.config.avro.schema import Record, parse_schema, sample_schema
 from freshet.config.spec.model import Stream, TimeField
 from freshet.errors import ConfigError
 from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, rows_by_id, strip_frames, take
-from freshet.features.avro_values import write_long
+from freshet.features.writer import write_long
 from freshet.types import BytesColumn
 from tests.unit.features import oracle
 from tests.unit.features.test_decoder import ITEM, LONG, SERVED, TEXT
