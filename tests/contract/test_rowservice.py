@@ -202,7 +202,7 @@ def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
         for at in range(3):
             if at:  # first the even buckets of each shard, then the odd ones
                 for shard in made:
-                    mine = np.isin(np.arange(BUCKETS), shard.held()) & (np.arange(BUCKETS) % 2 == at - 1)
+                    mine = np.isin(np.arange(BUCKETS), shard.owned()) & (np.arange(BUCKETS) % 2 == at - 1)
                     assert shard.push(only(push, mine))
             remote.lookup([keys], [values[at]], states=looked[at].states)
         known = [one.states.known for one in looked]

@@ -73,8 +73,8 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
     pipeline = Pipeline(spec, folder / "run", 2)
     assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
     rows = Training(spec, pipeline.stores, spec_hash=pipeline.spec_hash, lanes=1)
-    for held in rows._held[1:]:
-        held.release()
+    for lease in rows._leases[1:]:
+        lease.release()
     decoder = SampleDecoder(spec, layout_of(spec), pipeline.registry.get)
     claims = Claims(pipeline.log, pipeline.topics.control)
     refused = RefusedSamples(lambda letters: None, SYSTEM_CLOCK.monotonic)

@@ -24,7 +24,7 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
-from freshet.coordination.assignment import ShardMap, seat_of, slices_of
+from freshet.coordination.assignment import ShardMap, lease_of, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
@@ -112,11 +112,11 @@ class Run:
         wait_for(balanced, f"{shards} shards own all buckets")
 
     def is_as_planned(self) -> bool:
-        """Does every slice belong to whom the last plan gives it."""
+        """Whether every slice belongs to its owner by the last plan."""
         plan, owners = self.claims.plan(), self.claims.owners()
         claims = [owners[what] for what in slices_of(SPEC.buckets) if what in owners]
-        seats = [None if claim.released else seat_of(claim.owner) for claim in claims]
-        return plan is not None and list(plan.seats) == seats
+        members = [None if claim.released else lease_of(claim.owner) for claim in claims]
+        return plan is not None and list(plan.owners) == members
 
     def close(self) -> None:
         for client in self.clients:

@@ -16,7 +16,7 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.coordination.assignment import slices_of
-from freshet.coordination.claims import Claims, Held
+from freshet.coordination.claims import Claims, Lease
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import lanes_for
 from freshet.embedder.local_stream import LocalStream
@@ -76,7 +76,7 @@ class Training:
             self._open(cleanup, spec_hash, lanes, device, stop, most_bytes)
             self._cleanup = cleanup.pop_all()
         self.shard.on_failed = self.trainer.stop.set
-        for held in self._held:
+        for held in self._leases:
             held.on_lost(self.trainer.stop.set)
 
     def _open(
@@ -95,7 +95,7 @@ class Training:
         claims = Claims(stores.log, topics.control, clock)
         cleanup.add("claims", claims.close)
         deadline = clock.monotonic() + CLAIM_WAIT_S
-        self._held: Sequence[Held] = [
+        self._leases: Sequence[Lease] = [
             claims.acquire_all(things, owner, deadline, stop)
             for things in (
                 list(slices_of(spec.buckets)),
@@ -103,11 +103,11 @@ class Training:
                 ["trainer:0"],
             )
         ]
-        shard_claim, partitions_claim, seat = self._held
+        shard_lease, partitions_lease, member_lease = self._leases
         self.shard = Shard(
             ShardContext(spec, spec_hash, stores.log, stores.rows, clock),
-            fence=shard_claim.fence,
-            held=lambda: not shard_claim.lost.is_set(),
+            fence=shard_lease.fence,
+            held=lambda: not shard_lease.lost.is_set(),
             most_bytes=most_bytes,
         )
         if most_bytes:
@@ -136,7 +136,7 @@ class Training:
             rows=self.shard,
             decoder=lambda: BlockDecoder(decoder, len(spec.labels), self.refused, clock, spec.bounds),
             dense_applied=self.ledger.applied_offsets,
-            fence=partitions_claim.fence,
+            fence=partitions_lease.fence,
             lanes=lanes,
             clock=clock,
             batch_rows=spec.train.batch_rows,
@@ -161,7 +161,7 @@ class Training:
             training_loop,
             VersionTarget(stores.versions, writer, topics, spec_hash, pins),
             recent=self.stream.recent,
-            fence=seat.fence,
+            fence=member_lease.fence,
             clock=clock,
         )
         self.trainer.begin()
@@ -186,7 +186,7 @@ class Training:
                 self._flush_last()
             finally:
                 self._cleanup.run(self._left_s())
-        for held in self._held:
+        for held in self._leases:
             if held.lost.is_set():
                 raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
         if self.shard.failed is not None:
@@ -211,7 +211,7 @@ class Training:
         """Return None, or the reason why this process does not train."""
         if self.shard.failed is not None:
             return str(self.shard.failed)
-        lost = [held.what for held in self._held if held.lost.is_set()]
+        lost = [held.what for held in self._leases if held.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self.refused.trouble()
 
     def stuck(self) -> str | None:

@@ -77,7 +77,7 @@ class Plan:
 
     by: str  # membership lease of the adviser
     fence: Fence  # of that lease when it wrote the plan
-    seats: tuple[str, ...]  # membership lease of the advised owner of each slice, in order
+    owners: tuple[str, ...]  # membership lease of the advised owner of each slice, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def releases_record(things: Iterable[str], fence: Fence) -> bytes:
 
 def plan_record(plan: Plan) -> bytes:
     """Encode advice on the owners of slices; the last record in the log counts."""
-    return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.seats))
+    return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.owners))
 
 
 def load_record(load: Load) -> bytes:
@@ -139,7 +139,7 @@ def load_record(load: Load) -> bytes:
 def state_record(upto: int, claims: Iterable[Claim], plan: Plan | None) -> bytes:
     """Encode all claims and the plan as of offset `upto`, below which records may then be trimmed."""
     rows = [[c.what, c.owner, c.fence, c.released] for c in claims]
-    advice = None if plan is None else [plan.by, plan.fence, list(plan.seats)]
+    advice = None if plan is None else [plan.by, plan.fence, list(plan.owners)]
     return _dump("state", upto=upto, claims=rows, plan=advice)
 
 
@@ -230,7 +230,7 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
     if plan is not None and not (
         isinstance(plan, list)
         and [type(cell) for cell in plan] == [str, int, list]
-        and all(isinstance(seat, str) for seat in plan[2])
+        and all(isinstance(owner, str) for owner in plan[2])
     ):
         raise Corrupt(f"{where}: expected `[by, fence, seats]` as plan of a state record, found {plan!r}")
 
@@ -308,8 +308,8 @@ class ClaimBook:
             self._claims[what] = Claim(what, owner, Fence(fence), released)
             self._mark_alive(what)
         if (plan := record.get("plan")) is not None:
-            by, fence, seats = plan
-            self.plan = Plan(by, Fence(fence), tuple(seats))
+            by, fence, owners = plan
+            self.plan = Plan(by, Fence(fence), tuple(owners))
         self.changes += 1
 
     def observe(self, now_s: float) -> None:

@@ -29,7 +29,7 @@ from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
 from freshet.log import EventLog, Reader
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
-__all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Held"]
+__all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Lease"]
 
 _log = structlog.get_logger(__name__)
 
@@ -50,13 +50,13 @@ _STATE_EVERY = 100_000
 s of reading."""
 
 
-class Held:
+class Lease:
     """A claim of this process, of one or several things; valid until `lost` is set or `release` is called."""
 
     def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
         self._claims = claims
         self.owner, self.fence = owner, fence
-        self.things = frozenset(things)  # those still held; each may be lost or released separately
+        self.things = frozenset(things)  # those still owned; each may be lost or released separately
         self.what = _named(sorted(self.things))  # for messages
         self.lost = threading.Event()  # set when another owner has claimed one of them
         self._on_lost: list[Callable[[], None]] = []
@@ -108,9 +108,9 @@ class Claims:
         self._heartbeat_s = heartbeat_s
         self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
         self._writer, self._reader = log.writer(), log.reader()
-        self._held: dict[Fence, Held] = {}
+        self._leases: dict[Fence, Lease] = {}
         self._unwritten: list[bytes] = []  # releases that are not known to be written
-        self._changed = threading.Condition()  # guards the book, `_held` and the fields below
+        self._changed = threading.Condition()  # guards the book, `_leases` and the fields below
         self._next = 0  # offset up to which the book has applied the log
         self._start = 0
         self._beat_due = clock.monotonic()
@@ -120,7 +120,7 @@ class Claims:
         self._thread = threading.Thread(target=self._run, name=f"claims {topic}", daemon=True)
         self._thread.start()
 
-    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Held:
+    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Lease:
         """Claim `what` as soon as it is free, at the latest at `deadline`, an instant of the clock's
         `monotonic`.
 
@@ -132,7 +132,7 @@ class Claims:
 
     def acquire_all(
         self, things: Sequence[str], owner: str, deadline: float, stop: threading.Event | None = None
-    ) -> Held:
+    ) -> Lease:
         """Claim several things with one record and one fence, as soon as all of them are free.
 
         Raises:
@@ -159,11 +159,11 @@ class Claims:
                 while self._next <= fence:
                     self._wait(deadline, f"the claim of {_named(things)} could not be read back")
                 if self._is_mine(fence, things):
-                    self._held[fence] = held = Held(self, owner, fence, things)
+                    self._leases[fence] = lease = Lease(self, owner, fence, things)
                     self._beat_due = self._clock.monotonic()
-                    return held
+                    return lease
 
-    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Held | None:
+    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Lease | None:
         """Claim `what` in place of the claim with the fence `former` (None: there was none), even if its
         lease runs: for callers that decide by other rules. Returns None if another claim came first. A former
         claim of this process is forgotten, not lost.
@@ -173,7 +173,7 @@ class Claims:
         """
         with self._changed:
             self._refuse_unknown_claims()
-            renewed = self._held.pop(former, None) if former is not None else None
+            renewed = self._leases.pop(former, None) if former is not None else None
         try:
             fence = Fence(self._append(claim_record(what, owner, former)))
             with self._changed:
@@ -182,15 +182,15 @@ class Claims:
                 if not self._is_mine(fence, [what]):
                     return None
                 renewed = None
-                self._held[fence] = held = Held(self, owner, fence, [what])
+                self._leases[fence] = lease = Lease(self, owner, fence, [what])
                 self._beat_due = self._clock.monotonic()
-                return held
+                return lease
         finally:
             if renewed is not None:  # the thread finds out whether it is still valid
                 with self._changed:
-                    self._held[renewed.fence] = renewed
+                    self._leases[renewed.fence] = renewed
 
-    def free(self, things: Iterable[str]) -> list[str]:
+    def available(self, things: Iterable[str]) -> list[str]:
         """Return the things that may be claimed now."""
         with self._changed:
             return [what for what in things if self._book.claimable(what)]
@@ -249,8 +249,8 @@ class Claims:
 
     def close(self, *, release: bool = True) -> None:
         """Release all claims, unless `release` is False, and stop. Idempotent."""
-        for held in list(self._held.values()) if release else ():
-            held.release()  # if that cannot be written, the lease runs out
+        for lease in list(self._leases.values()) if release else ():
+            lease.release()  # if that cannot be written, the lease runs out
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -282,16 +282,16 @@ class Claims:
         claims = [self._book.claim(what) for what in things]
         return all(claim is not None and claim.fence == fence for claim in claims)
 
-    def _release(self, held: Held, things: frozenset[str]) -> None:
+    def _release(self, lease: Lease, things: frozenset[str]) -> None:
         with self._changed:
-            given = sorted(things & held.things) if held.fence in self._held else []
-            held.things -= things
-            if not held.things:
-                self._held.pop(held.fence, None)
+            given = sorted(things & lease.things) if lease.fence in self._leases else []
+            lease.things -= things
+            if not lease.things:
+                self._leases.pop(lease.fence, None)
         if not given:
             return
         one = len(given) == 1
-        record = release_record(given[0], held.fence) if one else releases_record(given, held.fence)
+        record = release_record(given[0], lease.fence) if one else releases_record(given, lease.fence)
         try:
             self._append(record)
         except Unavailable as error:
@@ -300,9 +300,9 @@ class Claims:
             with self._changed:
                 self._unwritten.append(record)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, lease: Lease) -> None:
         with self._changed:
-            self._held.pop(held.fence, None)
+            self._leases.pop(lease.fence, None)
 
     def _append(self, record: bytes) -> int:
         return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]
@@ -339,16 +339,16 @@ class Claims:
                 _log.error("claims stopped", reason=str(error))
                 with self._changed:
                     self._error = error if isinstance(error, FreshetError) else FreshetError(repr(error))
-                    lost = list(self._held.values())
-                    self._held.clear()
+                    lost = list(self._leases.values())
+                    self._leases.clear()
                     self._changed.notify_all()
-                for held in lost:  # they get no more heartbeats, and their loss would not be noticed
-                    held._lose(held.things)
+                for lease in lost:  # they get no more heartbeats, and their loss would not be noticed
+                    lease._lose(lease.things)
                 return
 
     def _step(self, reader: Reader) -> None:
         found = reader.poll(10_000, _POLL_S)
-        lost: list[tuple[Held, frozenset[str]]] = []
+        lost: list[tuple[Lease, frozenset[str]]] = []
         with self._changed:
             for _, records in found:
                 for offset, value in zip(records.offsets.tolist(), records.values, strict=True):
@@ -358,19 +358,19 @@ class Claims:
                 self._next = records.next_offset
             if not found:
                 self._book.observe(self._clock.monotonic())
-            for fence, held in list(self._held.items()):
-                gone = frozenset(what for what in held.things if not self._is_mine(fence, [what]))
+            for fence, lease in list(self._leases.items()):
+                gone = frozenset(what for what in lease.things if not self._is_mine(fence, [what]))
                 if gone:
-                    lost.append((held, gone))
-                if gone == held.things:
-                    del self._held[fence]
-            fences = list(self._held)
+                    lost.append((lease, gone))
+                if gone == lease.things:
+                    del self._leases[fence]
+            fences = list(self._leases)
             due = bool(fences) and self._clock.monotonic() >= self._beat_due
             if due:
                 self._beat_due = self._clock.monotonic() + self._heartbeat_s
             self._changed.notify_all()
-        for held, gone in lost:
-            held._lose(gone)
+        for lease, gone in lost:
+            lease._lose(gone)
         self._write_releases()
         if due:
             self._append(heartbeat_record(fences))

@@ -305,7 +305,7 @@ class BalanceRules:
 
     def record_reports(self, loads: Mapping[str, Load], now_s: float) -> None:
         """Record the new reports among {shard: its last report}."""
-        new = [load for seat, load in loads.items() if self._last.get(seat) is not load]
+        new = [load for shard, load in loads.items() if self._last.get(shard) is not load]
         for load in sorted(new, key=lambda load: load.fence):
             self._last[load.by] = load
             self._reports += 1

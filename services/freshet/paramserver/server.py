@@ -28,12 +28,12 @@ from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import GrpcServer
 from freshet.types import F32, F64, I64, U32, Bucket
 
-__all__ = ["ROWS", "HeldRows", "LoadMeter", "MeteredRows", "identity_of", "serve_rows"]
+__all__ = ["ROWS", "LoadMeter", "MeteredRows", "OwnedRows", "identity_of", "serve_rows"]
 
 ROWS = "Rows"
 
 
-class HeldRows(Protocol):
+class OwnedRows(Protocol):
     """A row service for some of a model's buckets."""
 
     def lookup(
@@ -52,7 +52,7 @@ class HeldRows(Protocol):
     def applied(self) -> Mapping[int, Sequence[int]]:
         """As `RowService.applied`, for the owned buckets."""
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
 
 
@@ -88,7 +88,7 @@ class LoadMeter:
 class MeteredRows:
     """Rows of a shard as its clients see them: metered, and without new rows while memory is full."""
 
-    def __init__(self, rows: HeldRows, meter: LoadMeter, full: Callable[[], str | None]) -> None:
+    def __init__(self, rows: OwnedRows, meter: LoadMeter, full: Callable[[], str | None]) -> None:
         """Serve `rows`; `full` returns the reason why no row may be added, or None."""
         self._rows, self._meter, self._full = rows, meter, full
         self.refused = 0  # lookups
@@ -121,9 +121,9 @@ class MeteredRows:
         """As `RowService.applied`."""
         return self._rows.applied()
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
-        return self._rows.held()
+        return self._rows.owned()
 
     def _check_memory(self) -> None:
         if (reason := self._full()) is not None:
@@ -140,7 +140,7 @@ def identity_of(model: str, spec_hash: str) -> dict[str, str]:
     return {"freshet-model": model, "freshet-spec": spec_hash}
 
 
-def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None:
+def serve_rows(server: GrpcServer, rows: OwnedRows, described: Described) -> None:
     """Register the methods of `Rows` with a gRPC server."""
     served = _Rows(rows, described, server)
     server.answered(ROWS, "Lookup", served.lookup)
@@ -150,7 +150,7 @@ def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None
 
 
 class _Rows:
-    def __init__(self, rows: HeldRows, described: Described, server: GrpcServer) -> None:
+    def __init__(self, rows: OwnedRows, described: Described, server: GrpcServer) -> None:
         self._rows, self._described, self._server = rows, described, server
 
     def lookup(self, frame: Frame) -> bytes:
@@ -199,7 +199,7 @@ class _Rows:
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:
-        held = self._rows.held()  # first: a bucket added in between is missing here, and sent next time
+        held = self._rows.owned()  # first: a bucket added in between is missing here, and sent next time
         return applied_frame(frame.id, self._rows.applied(), held)
 
     def describe(self, frame: Frame) -> bytes:

@@ -271,9 +271,9 @@ class Shard:
         """{partition: distinct offsets that buckets have applied up to}."""
         return self._store.applied()
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
-        return self._store.held()
+        return self._store.owned()
 
     # --- publish and flush
 
@@ -316,7 +316,7 @@ class Shard:
             if self._stop.is_set():
                 return
             if not self.buckets.loading():
-                log.info("buckets are loaded", buckets=len(self._store.held()))
+                log.info("buckets are loaded", buckets=len(self._store.owned()))
 
     def evict(self) -> None:
         """Evict some rows beyond the tables' limits; the flush thread calls it between two flushes."""

@@ -357,7 +357,7 @@ class Store:
         """Remove a bucket with its rows, and free their memory."""
         self._native.drop_bucket(bucket)
 
-    def held(self) -> list[Bucket]:
+    def owned(self) -> list[Bucket]:
         """Return the owned buckets, rising."""
         return [Bucket(b) for b in self._native.held()]
 

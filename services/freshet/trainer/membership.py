@@ -24,7 +24,7 @@ import orjson
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.coordination.claims import LEASE_S, Claims, Held
+from freshet.coordination.claims import LEASE_S, Claims, Lease
 from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped import skip
 from freshet.trainer.ranks import LocalProcessGroup, ProcessGroup, RankLost
@@ -196,7 +196,7 @@ class Membership:
         self._claims, self._options, self._stop, self._clock = claims, options, stop, clock
         self._owner = f"{socket.gethostname()}:{os.getpid()}/{uuid.uuid4().hex[:12]}"
         self._pause = threading.Event()
-        self._lease: Held | None = None
+        self._lease: Lease | None = None
         self._member = -1
         self._store: object | None = None  # of the present quorum, if this rank hosts it
         self.quorum: Quorum | None = None  # the one that this rank is in, or was in last

@@ -117,7 +117,7 @@ def next_owner(log: EventLog, rows: SqliteRowStore) -> Shard:
 def test_a_lookup_is_answered_before_buckets_are_loaded(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
-    assert shard.held() == EVERY_BUCKET
+    assert shard.owned() == EVERY_BUCKET
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
     assert rows.keys_read == [10], "only what was keys_read for is read"
@@ -264,7 +264,7 @@ def test_a_bucket_written_during_loading_is_dropped(
     load(shard)
     assert shard.buckets.pop_conflicted() == {3}
     assert shard.buckets.pop_conflicted() == set()
-    assert shard.held() == [b for b in EVERY_BUCKET if b != 3]
+    assert shard.owned() == [b for b in EVERY_BUCKET if b != 3]
     shard.flush()
     assert rows.metas([Bucket(3)])[Bucket(3)].applied[0] == 1, "nothing that it learned was written"
 
@@ -323,7 +323,7 @@ def test_buckets_can_be_revoked_while_they_load(
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     shard.buckets.revoke(EVERY_BUCKET)
     load(shard)
-    assert (shard.held(), shard.buckets.pop_conflicted(), shard.buckets.progress.buckets) == ([], set(), 0)
+    assert (shard.owned(), shard.buckets.pop_conflicted(), shard.buckets.progress.buckets) == ([], set(), 0)
     assert shard.store.memory().rows == {0: 0, 1: 0}
     assert pushes(next_owner(log, rows), initial, STORED) == dict.fromkeys(STORED, 1)
 
@@ -383,10 +383,10 @@ def test_a_claim_that_loses_the_log_owns_no_bucket(
     faulty.script("bounds", nth=starts + 1, error=Unavailable("the log is away"))
     with pytest.raises(Unavailable):
         shard.buckets.claim(EVERY_BUCKET, Fence(11))
-    assert list(shard.held()) == []
+    assert list(shard.owned()) == []
     assert shard.flusher.book.smallest_applied() == {}
     shard.buckets.claim(EVERY_BUCKET, Fence(12))
-    assert list(shard.held()) == EVERY_BUCKET
+    assert list(shard.owned()) == EVERY_BUCKET
 
 
 def test_a_new_owner_returns_the_pushes_its_rows_contain(
@@ -497,7 +497,7 @@ def test_a_stop_ends_a_whole_load(log: EventLog, rows: Watched, initial: object)
         heir.load(stop)
 
     assert len(pieces) == 2
-    assert heir.held() == []
+    assert heir.owned() == []
 
 
 # Damage
@@ -518,7 +518,7 @@ def test_damaged_buckets_are_dropped_and_others_loaded(shard: Shard, rows: Watch
 
     load(shard)
 
-    assert set(shard.held()) == set(EVERY_BUCKET) - damaged
+    assert set(shard.owned()) == set(EVERY_BUCKET) - damaged
     assert shard.buckets.pop_conflicted() == damaged
     assert shard.failed is None
 
@@ -538,4 +538,4 @@ def test_a_whole_load_refuses_damaged_rows_by_name(
     taken = shard_of(log, rows, "heir")
     with pytest.raises(Corrupt, match="buckets of the row store are damaged, bucket"):
         taken.buckets.claim(EVERY_BUCKET, Fence(90), whole=True)
-    assert not taken.held()
+    assert not taken.owned()

@@ -82,7 +82,7 @@ def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[Manag
 def test_a_loading_slice_is_not_revoked(shards: list[Managed]) -> None:
     a, b, c = shards
     a.rows.still_loading = [Bucket(i) for i in range(BUCKETS)]
-    step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.seats)
+    step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.owners)
     steps(shards, 5)
     assert (a.rows.given, b.rows.given) == ([], []), "and others wait for their turn"
     a.rows.still_loading = []

@@ -227,5 +227,5 @@ def test_a_dropped_bucket_leaves_no_rows_or_changes() -> None:
 
     assert store.memory().rows == {0: 0}
     assert store.pending_flush() == store.pending_publish() == 0
-    assert store.held() == []
+    assert store.owned() == []
     assert len(store.collect_publish(10)) == 0

@@ -72,7 +72,7 @@ def test_rows_of_a_bucket_not_held_refuse_the_push_and_stop_the_lookup() -> None
     assert store.push([OffsetRange(0, 0, 10)], 0, [], []) is PushOutcome.APPLIED
     with pytest.raises(Unavailable, match=f"bucket {gone} "):
         look_up(store, keys_of(7))
-    assert gone not in store.held()
+    assert gone not in store.owned()
 
 
 def test_an_unknown_partition_or_two_ranges_of_one_are_errors() -> None:

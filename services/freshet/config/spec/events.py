@@ -141,7 +141,7 @@ class Stream:
     )
 
     @property
-    def theirs(self) -> bool:
+    def external(self) -> bool:
         """Whether only external writers write the topic; freshet then does not set its retention."""
         return self.format in ("confluent", "bare")
 

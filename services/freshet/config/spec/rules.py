@@ -330,7 +330,7 @@ class _Rules:
                     nearest_hint(name, names) or f'there is no label "{name}"',
                 )
         stream = self.spec.events.served
-        if serve.log_served and stream.theirs:
+        if serve.log_served and stream.external:
             raise self.error(
                 "serve.log_served",
                 True,

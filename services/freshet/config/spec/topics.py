@@ -115,7 +115,7 @@ class RecordLimits:
         Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
         """
         topics = topics_of(spec)
-        external = {stream.topic for stream in streams_of(spec) if stream.theirs}
+        external = {stream.topic for stream in streams_of(spec) if stream.external}
         for plan in topics.plans:
             if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
                 raise ConfigError(
