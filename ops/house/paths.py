@@ -24,6 +24,7 @@ import httpx
 import numpy as np
 
 import freshet
+from bench.codecs import shard_in, spec_of
 from freshet.apps.local import Local
 from freshet.config.spec.layout import layout_of
 from freshet.coordination.assignment import Owners
@@ -39,7 +40,6 @@ from ops.house.hook.sitecustomize import Entered
 from ops.house.limits import Measure
 from ops.house.sources import ROOT
 from ops.house.windows import Windows, path_of
-from tests.perf.codecs import shard_in, spec_of
 
 EXAMPLE = ROOT / "examples" / "quickstart"
 SPEC_CHANGES = {

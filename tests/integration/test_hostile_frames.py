@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from freshet.batches.frames import RequestHeader, decode_header, gradients_frame, settle_frame, take_frame
+from freshet.batches.frames import RequestHeader, decode_header, flush_frame, gradients_frame, take_frame
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
@@ -41,8 +41,8 @@ from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange
 from tests.contract.test_rowservice import SPEC, shard_of, topics_made
+from tests.fixtures.embedder import RemoteScene
 from tests.integration.hostile import MESSAGES, answers, hostile, sealed
-from tests.unit.embedder.scene import RemoteScene
 
 TRANSPORT = Transport(token="sesame-of-the-test", max_message_bytes=MIB)
 REFUSALS = (Corrupt, TooLarge, Mismatch, BadInput)
@@ -164,7 +164,7 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
         take_frame(1, a_header(), {0: 0, 1: 5}),
         gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowCodec.FP32),
         gradients_frame(3, a_header(), {0: 3}, 1, None, RowCodec.FP32),
-        settle_frame(4, a_header(), {0: 3}),
+        flush_frame(4, a_header(), {0: 3}),
         *a_piece(),
     ]
     chance = random.Random(6)

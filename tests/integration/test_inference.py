@@ -42,10 +42,10 @@ from freshet.inference.service import MAX_QUERIES, run
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
 from freshet.testing.clock import SettableClock
+from freshet.testing.waiting import wait_for, wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.integration.serving import FEED, JSON, running, schema, settings
-from tests.integration.world import World
-from tests.system.waiting import wait_for, wait_until
+from tests.fixtures.serving import FEED, JSON, running, schema, settings
+from tests.fixtures.trained_model import World
 
 NOW = 1_700_000_000_000
 SPEC = load_spec(FEED / "freshet.toml")

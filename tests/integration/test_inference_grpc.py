@@ -20,11 +20,11 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
+from freshet.testing.waiting import wait_for
+from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
-from tests.integration.serving import TOKEN, write_tokens
 from tests.integration.test_inference import COLUMNS, SPEC, Running, greedy, serving, trained
 from tests.servers.certificates import issued
-from tests.system.waiting import wait_for
 
 M = messages(OIP)
 DEADLINE_S = 20.0

@@ -22,7 +22,8 @@ from tritonclient.utils import np_to_triton_dtype
 from freshet.inference.batcher import Batcher
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
-from tests.integration.serving import JSON
+from freshet.testing.waiting import wait_for
+from tests.fixtures.serving import JSON
 from tests.integration.test_inference import (
     CANDIDATES,
     COLUMNS,
@@ -33,7 +34,6 @@ from tests.integration.test_inference import (
     serving,
     trained,
 )
-from tests.system.waiting import wait_for
 
 M = messages(OIP)
 DEADLINE_S = 20.0

@@ -27,9 +27,10 @@ from freshet.testing.contracts.rowstore import (
     rows_of,
     starting,
 )
+from freshet.testing.waiting import wait_until
 from freshet.types import Bucket, Fence
-from tests.integration.redis_world import ALL, Owner, Reader, every, large_flush, stamp_of
-from tests.servers.redis_cluster import RedisCluster, RedisServer, wait_until
+from tests.fixtures.bucket_owner import ALL, Owner, Reader, every, large_flush, stamp_of
+from tests.servers.redis_cluster import RedisCluster, RedisServer
 
 HASTY = "?timeout=300ms&patience=4s"
 Open = Callable[..., RowStore]
@@ -374,9 +375,9 @@ def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCl
         node.make_room()
     next(node for node in cluster.nodes if "role:slave" in node.ask("INFO", "replication")).kill()
     wait_until(
+        "a master without a replica",
         lambda: sorted(server.replicas for server in store.servers()) == [0, 1, 1],
         within_s=30,
-        what="a master without a replica",
     )
 
 

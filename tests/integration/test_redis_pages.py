@@ -24,7 +24,7 @@ from freshet.testing.contracts.rowstore import (
     starting,
 )
 from freshet.types import Bucket, BucketMeta, Fence
-from tests.integration.redis_world import ALL, large_flush
+from tests.fixtures.bucket_owner import ALL, large_flush
 from tests.servers.redis_cluster import RedisServer
 
 ROWS = 2_000

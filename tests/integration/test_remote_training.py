@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.rank_batches import FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
@@ -26,9 +27,8 @@ from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
+from freshet.testing.waiting import wait_until
 from freshet.types import Bucket, Fence
-from tests.perf.workload import Workload, append, plain_spec
-from tests.system.waiting import wait_until
 
 DEADLINE_S = 60.0
 ROWS = 4_096

@@ -32,10 +32,10 @@ from freshet.paramserver.shard import Shard, ShardContext
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
+from freshet.testing.waiting import wait_until
 from freshet.types import I64, U64, Bucket, Fence, OffsetRange, TimeMs, bucket_of
+from tests.fixtures.zombies import stop_between_transactions
 from tests.servers.processes import Process, lasting_ports
-from tests.system.waiting import wait_until
-from tests.system.zombies import stop_between_transactions
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)

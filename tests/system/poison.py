@@ -22,7 +22,7 @@ from freshet.features import encode_block
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.system.running import LEDGER
+from tests.fixtures.commands import LEDGER
 
 __all__ = ["BODIES", "RANK_BODIES", "Bad", "Found", "Poisoner"]
 

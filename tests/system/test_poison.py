@@ -24,15 +24,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from freshet.apps.local import local
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
+from freshet.testing.waiting import wait_until, wait_until_nothing_differs
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
+from tests.fixtures.members import read_to
+from tests.fixtures.traffic import Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system import audit
 from tests.system.fleet import Fleet
-from tests.system.members import read_to
 from tests.system.poison import BODIES, RANK_BODIES, Found, Poisoner
-from tests.system.running import LEDGER, applied, drain, told_by, url_of
-from tests.system.traffic import Traffic
-from tests.system.waiting import wait_until, wait_until_nothing_differs
 
 MORE = int(os.environ.get("FRESHET_TEST_POISON", "0"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)

@@ -22,8 +22,8 @@ from freshet.demo.start_time import RunStart
 from freshet.errors import ConfigError
 from freshet.process.ports import free_ports
 from freshet.process.run_state import read_state
-from tests.system.running import status, told_by
-from tests.system.waiting import wait_until
+from freshet.testing.waiting import wait_until
+from tests.fixtures.commands import status, told_by
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

@@ -20,7 +20,7 @@ from freshet.process.metrics import PROCESS_METRICS
 from freshet.tables.store import Counts
 from freshet.trainer.state_sync import Progress
 from ops.reference.metrics_page import SERVICES
-from tests.unit.tables.building import counting_group, store_of
+from tests.fixtures.tables import counting_group, store_of
 
 METRICS = {m.name for metrics in (*SERVICES.values(), PROCESS_METRICS) for m in metrics}
 

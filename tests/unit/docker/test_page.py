@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs.markdown import ROOT, blocks
+from tests.fixtures.pages import ROOT, blocks
 
 COMPOSE, TOKENS = (
     yaml.safe_load((ROOT / name).read_text())["services"]

@@ -16,7 +16,7 @@ from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
 from freshet.features import SampleDecoder, key_of
 from freshet.types import F32, BytesColumn
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 SPEC = parse_spec("""
 name = "shop"

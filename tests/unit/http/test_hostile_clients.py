@@ -18,8 +18,8 @@ from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request, header_map
 from freshet.http.responses import Response
-from tests.integration.serving import answering
-from tests.system.waiting import wait_for
+from freshet.testing.waiting import wait_for
+from tests.fixtures.serving import answering
 from tests.unit.http.test_hot_routes import Running, asking, bodies, running_server, server
 
 __all__ = ["server"]

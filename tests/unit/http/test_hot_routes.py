@@ -20,8 +20,8 @@ from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
 from freshet.http.responses import Response
 from freshet.http.routes import Reply
-from tests.integration.serving import answering
-from tests.system.waiting import wait_for
+from freshet.testing.waiting import wait_for
+from tests.fixtures.serving import answering
 
 LIMIT = 1_000
 

@@ -28,6 +28,7 @@ from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables.runs import runs_of
+from freshet.testing.waiting import wait_for
 from freshet.types import (
     F32,
     Append,
@@ -40,8 +41,7 @@ from freshet.types import (
     TopicPartition,
     bucket_of,
 )
-from tests.system.waiting import wait_for
-from tests.unit.tables.building import batch_of, counting_group, keys_of, push, store_of
+from tests.fixtures.tables import batch_of, counting_group, keys_of, push, store_of
 
 BUCKETS = 16
 TOPIC = "shop.rows"

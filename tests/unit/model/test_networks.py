@@ -13,8 +13,8 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.model.custom import Inputs, Model, Shape
+from tests.fixtures.specs import make_batch, make_spec
 from tests.unit.model.oracle import Oracle
-from tests.unit.model.specs import make_batch, make_spec
 
 KINDS = ("dlrm", "deepfm", "dcnv2", "tests.unit.model.test_networks:Own")
 OPTIONS: dict[str, Any] = {

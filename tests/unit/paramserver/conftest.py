@@ -9,7 +9,7 @@ import pytest
 
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import SqliteEventLog
-from tests.unit.paramserver.shards import TOPICS
+from tests.fixtures.shards import TOPICS
 
 
 @pytest.fixture

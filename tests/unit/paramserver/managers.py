@@ -16,8 +16,8 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import Bounds, LoadBalancer
 from freshet.paramserver.shard import Shard
 from freshet.paramserver.shard_manager import ShardManager
+from freshet.testing.waiting import wait_until
 from freshet.types import I64, Bucket, Fence
-from tests.system.waiting import wait_until
 
 BUCKETS = 64
 SLICES = list(slices_of(BUCKETS))

@@ -22,9 +22,9 @@ from freshet.paramserver.shard_manager import ShardManager
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
+from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
-from tests.system.waiting import wait_until
-from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of
+from tests.fixtures.shards import PARSED, TOPICS, shard_of
 
 SAMPLES = TopicPartition(TOPICS.samples, 0)
 SLICES = list(slices_of(PARSED.buckets))

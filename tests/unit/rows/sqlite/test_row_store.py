@@ -38,7 +38,7 @@ from freshet.testing.contracts.rowstore import (
     starting,
 )
 from freshet.types import Bucket, Fence, RowRuns
-from tests.integration.redis_world import KEYS, Owner
+from tests.fixtures.bucket_owner import KEYS, Owner
 
 
 @pytest.fixture
