@@ -23,7 +23,7 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> KafkaAdmin:
     made = KafkaAdmin(
         parse_url("kafka://127.0.0.1:1/x"), {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     )
-    monkeypatch.setattr(made, "ask_ids", lambda topics: {})
+    monkeypatch.setattr(made, "request_ids", lambda topics: {})
     return made
 
 

@@ -18,7 +18,7 @@ UNKNOWN = frozenset[str]()
 
 
 class Sender:
-    """In the place of `Transactions`: nothing is sent."""
+    """In the place of `TransactionalSender`: nothing is sent."""
 
     def __init__(self, client: object, name: str) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Brokers:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[KafkaEventLog]:
     """Of brokers that are not there. The fixture's parameter: what the URL says."""
-    monkeypatch.setattr(kafka_event_log, "Transactions", Sender)
+    monkeypatch.setattr(kafka_event_log, "TransactionalSender", Sender)
     opened = open_url("kafka://127.0.0.1:1/x" + getattr(request, "param", ""))
     yield opened
     opened.close()

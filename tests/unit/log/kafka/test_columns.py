@@ -57,7 +57,7 @@ def test_every_record_is_handed_out_once_in_order_and_positions_reach_the_end(st
     position = {T0: 0, T1: 0}
 
     def take(most: int) -> bool:
-        found = ahead.take(most)
+        found = ahead.pop_records(most)
         assert sum(len(part) for _, part in found) <= most
         for at, part in found:
             assert list(part.values) == [b"%d" % offset for offset in part.offsets.tolist()]
@@ -85,7 +85,7 @@ def test_a_long_partition_does_not_starve_the_others() -> None:
     ahead = Ahead({T0: 0, T1: 0})
     ahead.add(T0, records(0, 100))
     ahead.add(T1, records(0, 1))
-    assert {at for _ in range(2) for at, _ in ahead.take(1)} == {T0, T1}
+    assert {at for _ in range(2) for at, _ in ahead.pop_records(1)} == {T0, T1}
 
 
 class Message:
