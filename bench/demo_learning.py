@@ -98,7 +98,7 @@ class Learner:
             tables = [self._spec.table(self._spec.features[f].table or "").id for f in group.features]
             plan = Plan(tables=np.array(tables, np.uint8), buckets=self._spec.buckets)
             rows = np.empty((plan.build(keys.keys, keys.feature_starts), group.width), np.float32)
-            self.store.lookup(group.index, plan.keys, plan.tables, plan.bucket_starts, rows)
+            self.store.lookup(group.index, plan, rows)
             inputs.append(GroupInputs(rows, plan.positions, keys.feature_starts, keys.list_ends))
             pushed.append(KeyGroup(group.index, plan.keys, plan.tables, plan.bucket_starts))
         labels = Labels(

@@ -209,7 +209,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
             shards.append(_shard(number, file, folder))
             seat = f"{SHARD_LEASES}{number}"
             wait_until(
-                "its seat", lambda: seat in {c.what for c in claims.alive(SHARD_LEASES)}, within_s=START_S
+                "its seat", lambda: seat in {c.thing for c in claims.alive(SHARD_LEASES)}, within_s=START_S
             )
             return shards[-1]
 

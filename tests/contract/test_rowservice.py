@@ -152,7 +152,7 @@ del Remote  # not a suite of its own
 
 
 LIMITS = (SMALLEST_LIMIT, 1000, 4096, MIB)
-"""Of a message: lookups, their answers with states and pushes of 118 rows lie on both sides of them."""
+"""Limits of a message, between the sizes of lookups, their answers with states, and pushes of 118 rows."""
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -186,9 +186,7 @@ def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int, l
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
-    tmp_path: Path, shards: int
-) -> None:
+def test_rows_know_a_push_only_if_their_bucket_has_it(tmp_path: Path, shards: int) -> None:
     """What a lookup meets that runs beside a push, which goes from bucket to bucket, and to every shard."""
     spec = parse_spec(SPEC)
     rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]

@@ -40,7 +40,7 @@ ALL = [Bucket(b) for b in range(SPEC.buckets)]
 
 
 class HeldBack:
-    """A row store whose scans wait until they are let go."""
+    """A row store with scans that wait until the test releases them."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
@@ -117,7 +117,7 @@ def looked_up(run: Run):
     return out[:, VECTOR]
 
 
-def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: Run, store: RowStore) -> None:
+def test_the_heir_of_a_killed_shard_answers_before_it_loads(run: Run, store: RowStore) -> None:
     pushing = killed_after_a_flush(run, store)
     before = store.metas(ALL)
     rows = HeldBack(store)
@@ -139,9 +139,7 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_replayed(
-    run: Run, store: RowStore
-) -> None:
+def test_buckets_written_while_they_load_are_claimed_anew(run: Run, store: RowStore) -> None:
     pushing = killed_after_a_flush(run, store)
     rows = HeldBack(store)
     with shard_in_this_process(run, rows) as heir:

@@ -128,8 +128,7 @@ class Run:
 
 
 class Pushing:
-    """An embedder of one partition after another: begins at what is applied, goes on, begins again when
-    told."""
+    """An embedder of one partition after another, from the applied offsets on, and again on request."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -140,8 +139,7 @@ class Pushing:
         self.longest_wait_s = 0.0
 
     def go_on(self, upto: int, held_up: Callable[[], None] = lambda: None) -> None:
-        """Push until every partition has applied so many samples; `held_up` is told of each push that was
-        Unavailable."""
+        """Push until every partition has applied so many samples; calls `held_up` after each Unavailable."""
         deadline = time.monotonic() + DEADLINE_S
         acknowledged = time.monotonic()
         while not self._next or min(self._next.values()) < upto or self._run.rows.ownership() != self._number:
@@ -225,7 +223,7 @@ def killed(run: Run) -> None:
 
 
 def paused(run: Run) -> None:
-    """Frozen for longer than its lease; when it comes back its slices are somebody else's."""
+    """Frozen for longer than its lease; afterwards its slices belong to another shard."""
     stop_between_transactions(run.shards["a"].pid, run.folder)
 
 
@@ -255,7 +253,7 @@ def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_hap
 
 
 @pytest.mark.parametrize("cut", [Process.pause, Process.kill], ids=["silent", "refused"])
-def test_a_link_to_a_shard_that_is_cut_holds_pushes_up_and_every_sum_is_exact(
+def test_sums_are_exact_after_a_reset_link_to_a_shard(
     run: Run, tmp_path: Path, cut: Callable[[Process], None]
 ) -> None:
     (port,) = lasting_ports(1)
@@ -294,7 +292,7 @@ def test_eight_writers_at_the_same_rows_lose_and_double_nothing(run: Run) -> Non
     pushes, writers_of_each = 100, 2
     run.start("a")
     run.start("b")
-    run.wait_for_owners(2, least=SPEC.buckets // 2)  # no slice moves any more: nobody here asks for `applied`
+    run.wait_for_owners(2, least=SPEC.buckets // 2)  # no slice moves any more: no client here calls `applied`
     everything = np.arange(len(KEYS))
 
     def write(rows: RemoteRows, partition: int) -> int:
@@ -331,7 +329,7 @@ def test_a_shard_joins_and_leaves_while_rows_are_pushed(run: Run) -> None:
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_a_shard_with_a_bound_evicts_the_rows_least_recently_used(run: Run) -> None:
+def test_a_bounded_shard_evicts_the_least_recently_used_rows(run: Run) -> None:
     run.start("a", settings={"FRESHET_PARAMSERVER_EVICT_BYTES": "1000000"})  # a table may have 10,000 rows
     run.wait_for_owners(1, least=SPEC.buckets)
     chance = np.random.default_rng(5)

@@ -186,9 +186,9 @@ class Training:
                 self._flush_last()
             finally:
                 self._cleanup.run(self._left_s())
-        for held in self._leases:
-            if held.lost.is_set():
-                raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
+        for lease in self._leases:
+            if lease.lost.is_set():
+                raise Fenced(f"{lease.thing} was claimed by another process; this one has stopped")
         if self.shard.failed is not None:
             raise self.shard.failed
 
@@ -211,7 +211,7 @@ class Training:
         """Return None, or the reason why this process does not train."""
         if self.shard.failed is not None:
             return str(self.shard.failed)
-        lost = [held.what for held in self._leases if held.lost.is_set()]
+        lost = [lease.thing for lease in self._leases if lease.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self.refused.trouble()
 
     def stuck(self) -> str | None:

@@ -118,14 +118,14 @@ class ShardMap:
 
     def _read(self) -> None:
         claims = self._claims.owners()
-        owned = {what: claim for what in self._slices if (claim := claims.get(what)) and _answers(claim)}
-        fences = {what: int(claim.fence) for what, claim in owned.items()}
+        owned = {thing: claim for thing in self._slices if (claim := claims.get(thing)) and _answers(claim)}
+        fences = {thing: int(claim.fence) for thing, claim in owned.items()}
         if fences == self._fences:
             return
         addresses = sorted({address_of(claim.owner) or "" for claim in owned.values()})
         of_bucket: I64 = np.full(self._buckets, NO_OWNER, np.int64)
-        for what, claim in owned.items():
-            buckets = self._slices[what]
+        for thing, claim in owned.items():
+            buckets = self._slices[thing]
             of_bucket[buckets.start : buckets.stop] = addresses.index(address_of(claim.owner) or "")
         self._fences = fences
         self._owners = Owners(self._owners.number + 1, tuple(addresses), of_bucket)
@@ -201,8 +201,8 @@ class PartitionAssignment:
         if self._membership is not None:
             self._membership.check()
         living = self._claims.living()
-        members = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
-        wanted = assigned_partitions([what for _, what in members], self.member, self.partitions)
+        members = sorted((c.fence, thing) for thing, c in living.items() if thing.startswith(self._kind))
+        wanted = assigned_partitions([thing for _, thing in members], self.member, self.partitions)
         kept = wanted & self.fences.keys()
         revoked = {p: self._leases.pop(p) for p in self._leases.keys() - kept}  # first: no new use begins
         if revoked:

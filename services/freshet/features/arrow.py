@@ -1,8 +1,8 @@
 """Encoder from Arrow record batches of csv, Parquet and Arrow files to Avro records of the user's schema.
 
 The schema decides the type of a column, never the file. A value that does not fit its field exactly is
-refused with its row. A column belongs to the field whose path is its name (`user.id`), or to the field of a
-struct (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
+refused with its row. A column belongs to the field of the path that is its name (`user.id`), or to the field
+of a struct (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
 """
 
 from __future__ import annotations

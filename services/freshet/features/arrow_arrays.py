@@ -223,7 +223,7 @@ def quote_text(text: str, most: int = 60) -> str:
 
 
 def wrong_column(array: Any, expected: str, hint: str = "") -> Misfit:
-    """Return the error, at the first value, for a column whose type fits no value of the field."""
+    """Return the error, at the first value, for a column of a type that fits no value of the field."""
     nulls = nulls_of(array)
     row = 0 if nulls is None else int((~nulls).argmax())
     if hasattr(array.type, "value_type"):

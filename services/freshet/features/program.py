@@ -133,7 +133,7 @@ def compile_program(
         schema: Writer's schema.
         wants: Values to pass on, in the order in which sinks of one field run.
         reader: Schema that the records are read as, to which paths refer; None uses the writer's.
-        explode: Path of the array whose elements are impressions (event programs only).
+        explode: Path of the array of impressions (event programs only).
         checked: Paths of values that are only validated: they must resolve to the reader's schema.
         where: Name of the writer's schema in errors.
         names: Require equal names of records, enums and fixed outside of unions, too.
@@ -309,7 +309,7 @@ class _Compiler:
     # --- skipped values
 
     def skip(self, type_: Type, path: str) -> int:
-        """Append the subtree of a type whose values are skipped; return its node's index."""
+        """Append the subtree of skipped values; return its node's index."""
         null_branch, inner = nullable(type_)
         index = len(self.nodes)
         if isinstance(inner, Recursion) and inner.name not in self.skipped_around:
@@ -355,7 +355,7 @@ class _Compiler:
     # --- wanted values
 
     def read(self, written: Type, read: Type, trie: _Trie, path: str) -> int:
-        """Append the subtree of a writer's type whose values are read as a reader's; return its node's index.
+        """Append the subtree of a writer's type, to be read as a reader's; return its node's index.
 
         Raises _UnresolvedError, after appending a part of it, if no value resolves.
         """

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from freshet.config.spec.topics import BLOCK_BYTES, block_bytes
+from freshet.features import SampleColumns
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.core import Samples
 from freshet.types import BytesColumn
@@ -33,12 +34,14 @@ def encode(samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MA
         parts.append(
             encode_blocks(
                 int(schemas[last]),
-                sample_ids=samples.ids[start:stop],
-                event_times_ms=samples.times_ms[start:stop],
-                request_ids=samples.requests[start:stop],
-                values=samples.values[start:stop],
-                weights=samples.weights[start:stop],
-                labels=samples.labels[start:stop],
+                SampleColumns(
+                    sample_ids=samples.ids[start:stop],
+                    event_times_ms=samples.times_ms[start:stop],
+                    request_ids=samples.requests[start:stop],
+                    values=samples.values[start:stop],
+                    weights=samples.weights[start:stop],
+                    labels=samples.labels[start:stop],
+                ),
                 payloads=samples.payloads.slice(start, stop),
                 block_ends=ends[first : last + 1] - start,
             )

@@ -32,7 +32,7 @@ class Bounds:
     end: int
 
     def lost(self, at: TopicPartition, offset: int) -> DataLost:
-        """Return the error for a reader of this partition whose next record, at `offset`, is not there."""
+        """Return the error for a reader of this partition: its next record, at `offset`, is not there."""
         if offset > self.end:
             return DataLost(
                 f"{at}: offset {offset} lies beyond the log's end, {self.end}: "

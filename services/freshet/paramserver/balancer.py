@@ -82,14 +82,14 @@ class LoadBalancer:
 
         Args:
             lease: membership lease of this shard.
-            loaded: owned slices whose rows are loaded.
+            loaded: owned slices, as far as their rows are loaded.
             owned: all slices served here.
 
         Raises:
             Unavailable: not everything was written; the next round continues.
         """
         now_s = self._clock.monotonic()
-        alive = [claim.what for claim in self._claims.alive(SHARD_LEASES)]
+        alive = [claim.thing for claim in self._claims.alive(SHARD_LEASES)]
         plan = self._claims.plan()
         current: Sequence[str | None]
         if plan is not None and len(plan.owners) == len(self._slices):
@@ -100,7 +100,7 @@ class LoadBalancer:
         self._set_expected_sizes(now_s)
         self._rules.record_reports(self._claims.loads(), now_s)
         self._report(lease, list(loaded), list(owned), current, alive, now_s)
-        if not alive or alive[0] != lease.what:
+        if not alive or alive[0] != lease.thing:
             return
         decision = self._rules.decide(current, alive, now_s)
         unplanned = plan is None or len(plan.owners) != len(self._slices)
@@ -108,7 +108,7 @@ class LoadBalancer:
             # Shards act on plans only, so the first one is published even if it changes nothing.
             decision = Decision(tuple(filter(None, current)), PlanReason.MEMBERS)
         if decision is not None:
-            self._claims.advise(Plan(lease.what, lease.fence, decision.owners))
+            self._claims.advise(Plan(lease.thing, lease.fence, decision.owners))
             reason = decision.reason.value
             self.plans[reason] += 1
             moved = sum(was != owner for was, owner in zip(current, decision.owners, strict=True))
@@ -197,7 +197,9 @@ class LoadBalancer:
         total = sum(1 + self._stored_rows(name) for name in owned)
         size = self._expected_bytes() * reported // max(reported, total, 1)
         self._reported = None
-        self._claims.report_load(Load(lease.what, lease.fence, size, self._bounds.memory_bytes, tuple(parts)))
+        self._claims.report_load(
+            Load(lease.thing, lease.fence, size, self._bounds.memory_bytes, tuple(parts))
+        )
         self._reported = loaded
 
     def _stored_rows(self, name: str) -> int:

@@ -188,7 +188,7 @@ class OwnedBuckets:
 
         Raises:
             Unavailable: the row store is away; rows read until then are kept for the next try. Also for a
-                damaged page, whose bucket the load thread drops, so that clients wait for its next owner.
+                damaged page: the load thread drops its bucket, so clients wait for the next owner.
         """
         try:
             with self._reading:
@@ -325,7 +325,7 @@ class OwnedBuckets:
         return found
 
     def _release_conflicted(self, changed: Mapping[Bucket, BucketMeta]) -> None:
-        """Release buckets that still load, whose stored metas are not those of the claim."""
+        """Release buckets that still load, with stored metas that are not those of the claim."""
         with self._flusher.lock:  # no bucket is claimed between the check and the release
             changed = {b: changed[b] for b in sorted(changed.keys() & set(self.loading()))}
             self._flusher.book.found_stored(changed)

@@ -118,7 +118,7 @@ class FlushBook:
         self._owned[buckets] = False
 
     def found_stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        """Lower the offsets of buckets whose stored metas are older than written, or another owner's."""
+        """Lower the offsets of buckets if stored metas are older than written, or another owner's."""
         for bucket, meta in metas.items():
             applied = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
             self._applied[bucket] = np.minimum(self._applied[bucket], applied)

@@ -90,8 +90,8 @@ def next_plan(
 def unevenness(plan: Sequence[str | None], shards: Sequence[str], weights: F64) -> float:
     """Return the largest relative deviation of a shard from its fair share; 0.5: half too much or too little.
 
-    Fair shares are equal, except for shards whose one slice (weights: (S,) float64) exceeds an equal share:
-    the others share the rest. So 0 is possible with any hot slice, up to the granularity of slices.
+    Fair shares are equal, except for shards with one slice (weights: (S,) float64) beyond an equal share: the
+    others share the rest. So 0 is possible with any hot slice, up to the granularity of slices.
     """
     placement = _Placement(plan, sorted(set(shards)), weights, None)
     return float(max(0.0, placement.over().max(), placement.under().max()))
@@ -228,7 +228,7 @@ class _Placement:
 
 
 def _fair_share(weights: F64, shards: int) -> float:
-    """Load of each shard under the most even plan, not counting shards whose one slice is heavier."""
+    """Load of each shard under the most even plan, not counting shards with one heavier slice."""
     rest, left = float(weights.sum()), shards
     for heaviest in np.sort(weights)[::-1].tolist():
         if left == 1 or heaviest * left <= rest:

@@ -94,7 +94,7 @@ class Shard:
         """
         spec, layout = context.spec, layout_of(context.spec)
         self._spec, self._fence, self._held = spec, fence, held
-        self._store = Store.of(spec, layout, held=False, most_bytes=most_bytes)
+        self._store = Store.of(spec, layout, owned=False, most_bytes=most_bytes)
         self.counts = ShardCounts()
         self.flusher = Flusher(context, self._store, self.counts, name=name, alone=fence is not None)
         self.buckets = OwnedBuckets(context, self._store, self.flusher)
@@ -197,19 +197,9 @@ class Shard:
         known: I64 | None = None,
     ) -> None:
         """Look one group up. Unread rows are first read from the row store, for all groups together."""
-        k = group
         while True:
             try:
-                self._store.lookup(
-                    k.group,
-                    k.keys,
-                    k.tables,
-                    k.bucket_starts,
-                    rows,
-                    create=create,
-                    states=states,
-                    known=known,
-                )
+                self._store.lookup(group.group, group, rows, create=create, states=states, known=known)
                 return
             except RowsUnread:
                 self.buckets.read_by_key(groups)

@@ -1,6 +1,6 @@
 """The shard manager: claims, serves and releases the slices of a shard among others (PROTOCOL 9 and 10).
 
-Each shard has a membership lease. The living shard whose lease has the lowest fence leads: it publishes plans
+Each shard has a membership lease. The living shard with the lowest fence leads: it publishes plans
 by the reported load (`freshet.paramserver.placement`). A plan is a proposal; ownership is by claims. A
 shard claims its planned slices once they are unclaimed, released, or their owner's lease has expired. It
 revokes a slice by flushing it and releasing the claim.
@@ -159,7 +159,7 @@ class ShardManager:
         with self._round:
             self._revoke(list(self._owned))
             self._release_retention()
-            if self._left and any(claim.what != self._member for claim in self._claims.alive(SHARD_LEASES)):
+            if self._left and any(claim.thing != self._member for claim in self._claims.alive(SHARD_LEASES)):
                 log.warning(
                     "no other shard serves these slices yet; the log is held for them until this one is "
                     "started again",
@@ -200,7 +200,7 @@ class ShardManager:
             self.counts.lost += len(lost)
 
     def _release_conflicted(self) -> None:
-        """Release slices whose rows changed while they loaded.
+        """Release slices with rows that changed while they loaded.
 
         Their learned rows are lost. The release is an owner change, so clients replay (PROTOCOL 7).
         """

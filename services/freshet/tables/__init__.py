@@ -6,7 +6,7 @@ first use.
     plan = Plan(tables=feature_tables, buckets=1024)
     plan.build(keys, feature_starts)
     store = Store.of(spec, layout)
-    store.lookup(group, plan.keys, plan.tables, plan.bucket_starts, out)
+    store.lookup(group, plan, out)
     store.push(ranges, clock_ms, [KeyGroup(group, plan.keys, plan.tables, plan.bucket_starts)], [gradients])
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from freshet.tables.changes import BucketChanges, Flushed, KnownPushes, Published, PublishedTable
-    from freshet.tables.plan import Plan, RowKeys, RowSteps
+    from freshet.tables.plan import KeyGroup, Plan, RowSteps, UniqueKeys
     from freshet.tables.store import (
         Evicted,
         Memory,
@@ -32,17 +32,18 @@ __all__ = [
     "BucketChanges",
     "Evicted",
     "Flushed",
+    "KeyGroup",
     "KnownPushes",
     "Memory",
     "Plan",
     "Published",
     "PublishedTable",
     "PushOutcome",
-    "RowKeys",
     "RowSteps",
     "RowsUnread",
     "Store",
     "TableOptions",
+    "UniqueKeys",
     "UnpackedTable",
     "UnreadKeys",
 ]
@@ -51,8 +52,9 @@ _HOME = {
     **dict.fromkeys(("BucketChanges", "Flushed", "Published", "PublishedTable"), "changes"),
     "KnownPushes": "changes",
     "Plan": "plan",
-    "RowKeys": "plan",
+    "KeyGroup": "plan",
     "RowSteps": "plan",
+    "UniqueKeys": "plan",
     **dict.fromkeys(
         (
             "Evicted",

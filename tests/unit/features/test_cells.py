@@ -87,7 +87,7 @@ def test_a_text_of_nanoseconds_is_read_or_refused(second: int, nanos: int) -> No
             read_integers(array, CELLS, Primitive("long"), "us")
 
 
-def test_a_column_of_two_kinds_of_times_is_refused_with_the_reason() -> None:
+def test_a_column_of_two_kinds_of_times_is_refused() -> None:
     with pytest.raises(Misfit) as refused:
         read_times(pa.array([b"1790000000000", b"2026-01-31"]), CELLS, "ms", "ms")
 

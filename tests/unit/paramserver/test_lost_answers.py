@@ -71,7 +71,7 @@ def test_the_age_of_an_unwritten_flush_is_reported(log: EventLog, rows: Unsure) 
     def hang(_flush: Flush) -> None:
         clock.advance(12)
         seen.append(shard.unwritten_s)
-        raise Unavailable("nobody answers")
+        raise Unavailable("no answer")
 
     shard.flush()
     clock.advance(60)

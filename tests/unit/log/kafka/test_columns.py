@@ -32,7 +32,7 @@ class Step:
     again: int  # records before them that come once more
     twice: bool  # all of these twice
     gap: int  # markers behind them
-    take: int  # records asked for; 0: none
+    take: int  # records to return at most; 0: none
 
 
 STEPS = st.lists(
@@ -50,7 +50,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_every_record_is_handed_out_once_in_order_and_positions_reach_the_end(steps: list[Step]) -> None:
+def test_every_record_is_returned_once_in_order_up_to_the_end(steps: list[Step]) -> None:
     ahead, ends = Ahead({T0: 0, T1: 0}), {T0: 0, T1: 0}
     came: dict[TopicPartition, list[int]] = {T0: [], T1: []}
     got: dict[TopicPartition, list[int]] = {T0: [], T1: []}
