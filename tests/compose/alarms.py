@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from freshet.demo.spec import DEMO_SPEC
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.compose.breaking import STACKS, Broken, Group, Stacked, wait_for
 from tests.compose.filled import fill
 from tests.compose.prometheus import Prometheus

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from freshet.config.spec import Spec
 from freshet.config.spec.topics import topics_of
-from freshet.testing.waiting import wait_until_nothing_differs
+from freshet.testing.conditions import wait_until_nothing_differs
 from tests.compose.stack import Stack
 from tests.fixtures import audit
 from tests.fixtures.members import read_to

@@ -22,8 +22,8 @@ from freshet.adapters import open_eventlog
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import append_to
-from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.compose.loading import Load
 from tests.compose.stack import PROJECT, Stack
 from tests.fixtures.commands import LEDGER

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from freshet.demo.spec import DEMO_SPEC
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.filled import fill, wait_for_rows
 from tests.compose.prometheus import Prometheus

@@ -28,7 +28,7 @@ from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
 from freshet.load.open_loop import Figures
 from freshet.log import EventLog
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from tests.compose.auditing import differences
 from tests.compose.figures import memory_mb, volumes_mb

@@ -11,7 +11,7 @@ import pytest
 
 from freshet.config.spec import load_spec
 from freshet.load.open_loop import Figures
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.compose.auditing import assert_exact
 from tests.compose.loading import Load
 from tests.compose.stack import Stack

@@ -12,7 +12,7 @@ import pytest
 
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.compose.auditing import assert_exact
 from tests.compose.stack import Stack
 from tests.compose.striking import ON_S, kill_each, learned_past

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from freshet.demo.spec import DEMO_SPEC
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.compose.stack import Stack
 
 HASHES = "/run/freshet/doors/tokens"

@@ -26,7 +26,7 @@ from pathlib import Path
 from freshet.apps.supervised import is_ready
 from freshet.config.settings import variables
 from freshet.process.ports import free_ports
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures.pages import Block
 
 LONG_S = 180.0

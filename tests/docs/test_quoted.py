@@ -10,8 +10,7 @@ import pytest
 from freshet.process.metrics import PROCESS_METRICS
 from ops.reference.logs_page import calls
 from ops.reference.metrics_page import SERVICES
-from tests.docs.promql import assert_promql, labels_divided, quoted
-from tests.docs.test_operators import RULES
+from tests.docs.promql import RULES, assert_promql, labels_divided, quoted
 from tests.fixtures.pages import ROOT
 
 RUNBOOKS = sorted((ROOT / "ops" / "runbooks").glob("*.md"))

@@ -21,7 +21,7 @@ from freshet.cli import cli
 from freshet.client import Ack, EventsRefused, Receipt
 from freshet.config.spec import load_spec
 from freshet.errors import BadInput, Unavailable
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.examples.loading import EXAMPLES, example
 from tests.fixtures.commands import status
 

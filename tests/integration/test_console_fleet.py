@@ -13,7 +13,7 @@ from freshet.config.settings import RunFolder
 from freshet.console.instances import Places, listed_places
 from freshet.console.services import Services
 from freshet.console.tracing import STAGES
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.integration.console_world import ConsoleWorld, Fake, acting
 
 

@@ -20,7 +20,7 @@ from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
 from freshet.config.spec.model import Spec
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.servers.processes import lasting_ports
 
 WITHIN_S = 30.0

@@ -14,7 +14,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.servers.processes import Process, lasting_ports
 
 pytestmark = pytest.mark.redis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.servers.disk import Disk
 from tests.servers.processes import Process
 

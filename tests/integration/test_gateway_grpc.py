@@ -19,7 +19,7 @@ from freshet.errors import Unavailable
 from freshet.log.schema_ids import frame
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, messages
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from freshet.types import TopicPartition
 from tests.fixtures.gateway import Running, action, avro, ranked, start
 from tests.fixtures.serving import TOKEN, write_tokens

@@ -14,7 +14,7 @@ from freshet.errors import ConfigError
 from freshet.gateway.service import codecs_of, run
 from freshet.log.sqlite.event_log import open_url
 from freshet.process.lifecycle import KILL_AFTER_S
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.fixtures.gateway import SCHEMAS, SPEC, Running, action, gateway, start
 from tests.fixtures.serving import settings
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from freshet.errors import Unavailable
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.fixtures.gateway import Running, action, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from freshet.log.kafka.event_log import KafkaEventLog, open_url
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import answered, append_to
-from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka
 

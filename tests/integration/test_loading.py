@@ -20,7 +20,7 @@ from freshet.rows.store import RowStore
 from freshet.rpc.channel import MIB, Transport
 from freshet.types import Bucket, RowRuns
 from tests.fixtures.shards import write_by_old_owner
-from tests.integration.test_shards import (
+from tests.integration.shard_run import (
     BUCKETS_OF_KEYS,
     DEADLINE_S,
     GROUP,

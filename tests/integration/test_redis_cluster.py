@@ -18,6 +18,7 @@ from freshet.errors import ConfigError, Corrupt, DataLost, Unavailable
 from freshet.rows.redis import pages
 from freshet.rows.redis.scripts import COMMIT, SLACK_BYTES
 from freshet.rows.store import FlushOutcome, OnServers, RowStore
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.rowstore import (
     Change,
     flush_of,
@@ -27,7 +28,6 @@ from freshet.testing.contracts.rowstore import (
     rows_of,
     starting,
 )
-from freshet.testing.waiting import wait_until
 from freshet.types import Bucket, Fence
 from tests.fixtures.bucket_owner import ALL, Owner, Reader, every, large_flush, stamp_of
 from tests.servers.redis_cluster import RedisCluster, RedisServer

@@ -28,7 +28,7 @@ from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from freshet.types import F32, I64
 from tests.integration.closed_loop import SCORE, SPEC, Answer, Logged, Loop
 

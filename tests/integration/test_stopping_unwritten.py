@@ -24,7 +24,7 @@ from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
 from freshet.rows.store import RowStore, StoreServer
 from freshet.rpc.channel import MIB, Transport
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 WITHIN_S = 30.0
 

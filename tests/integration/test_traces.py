@@ -23,11 +23,11 @@ from freshet.observability.tracing import install
 from freshet.rows.grpc.frames import lookup_frame, span_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 from freshet.rpc.value_formats import RowCodec
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import BytesColumn, TopicPartition
 from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.fixtures.spans import Recorded, recording
-from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
+from tests.integration.embedder_run import DEADLINE_S, ROWS, scene, shards
 
 __all__ = ["start"]  # a fixture
 

@@ -11,8 +11,8 @@ from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
+from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
-from freshet.testing.waiting import wait_until
 
 ROWS = 1_024
 FULL = "versions/0000000001: cannot write: No space left on device"

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.page import worlds
 from tests.page.scripted import TOKEN, Scripted
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures.members import Members, role_of
 from tests.servers.disk import Disk
 from tests.servers.jumping_clock import JumpingClock, build_clock

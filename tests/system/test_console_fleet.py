@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from freshet.testing.waiting import wait_until, wait_until_nothing_differs
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from tests.fixtures.commands import LEDGER
 from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka

@@ -28,7 +28,7 @@ from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
 from freshet.log import EventLog
-from freshet.testing.waiting import wait_until, wait_until_nothing_differs
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from freshet.types import Bucket
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER

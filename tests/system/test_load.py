@@ -16,7 +16,7 @@ from freshet.cli.load import command
 from freshet.config.settings import load_settings
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures import audit
 from tests.fixtures.commands import status, told_by, url_of
 

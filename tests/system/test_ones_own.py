@@ -35,7 +35,7 @@ from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import F32
 from tests.fixtures.commands import drain, own_ports, status, told_by, url_of
 

@@ -14,7 +14,7 @@ import freshet
 from freshet.adapters import open_versions
 from freshet.apps.local import local
 from freshet.errors import ConfigError
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures.commands import LEDGER, status
 from tests.fixtures.distributions import distribution
 

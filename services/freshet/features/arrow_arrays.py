@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from freshet.config.spec.events import Files
+from freshet.config.spec.inputs import Files
 from freshet.types import Bool, BytesColumn
 
 __all__ = [

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freshet.config.avro.schema import Primitive, spell
-from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.inputs import UNIT_NS
 from freshet.features.arrow_arrays import (
     UNIT_WORDS,
     CellFormat,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.resolution import definitions
 from freshet.config.avro.schema import (
     Array,
     Enum,
@@ -28,7 +27,7 @@ from freshet.config.avro.schema import (
     is_null,
     spell,
 )
-from freshet.config.avro.types import decimal_scale
+from freshet.config.avro.types import decimal_scale, definitions
 from freshet.errors import ConfigError
 from freshet.types import BytesColumn
 

@@ -12,11 +12,11 @@ from freshet.rpc.frames import Frame
 from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.clock import SettableClock
+from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import await_any_batch, await_batch, flush, gradients_of, spans
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
-from freshet.testing.waiting import wait_for
 from freshet.types import Fence
 from tests.fixtures.embedder import RemoteScene
 

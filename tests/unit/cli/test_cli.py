@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from click.testing import CliRunner
 
-from freshet.cli import VERBS, cli, main
+from freshet.cli import VERBS, main
 from freshet.errors import BadInput, ConfigError
 from freshet.process.memory import machine_memory_bytes
+from tests.unit.cli.verbs import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart" / "freshet.toml"
@@ -35,10 +35,6 @@ user  = { field = "user", table = "all" }
 item  = { field = "item.id", table = "all" }
 price = { field = "item.price", dense = ["log1p", "standard"], missing = "flag" }
 """
-
-
-def run(*arguments, catch=False):
-    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=catch)
 
 
 @pytest.fixture
@@ -299,5 +295,5 @@ def test_every_verb_takes_json():
         assert "--json" in run("rows", command, "--help").output
     for command in ("set-back", "join"):
         assert "--json" in run("late", command, "--help").output
-    for command in ("online-retail", "files", "topics"):
+    for command in ("files", "topics"):
         assert "--json" in run("replay", command, "--help").output

@@ -39,7 +39,7 @@ from freshet.log import EventLog
 from freshet.observability.skipped import skipped
 from freshet.paramserver.placement import BalanceRules
 from freshet.testing.clock import SettableClock
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
 CONTROL = TopicPartition("control", 0)

@@ -24,7 +24,7 @@ from freshet.features import SampleColumns, SampleDecoder
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
 from tests.fixtures.blocks import encode_block
-from tests.unit.features.test_decoder import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
+from tests.fixtures.samples import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), min_size=1, max_size=3)
 LABELS = 2

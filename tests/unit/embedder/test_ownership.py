@@ -14,9 +14,9 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
+from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from freshet.testing.waiting import wait_for
 from tests.fixtures.embedder import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Fixed, Primitive
-from freshet.config.spec.events import Files
+from freshet.config.spec.inputs import Files
 from freshet.features.arrow_arrays import CellFormat, Misfit
 from freshet.features.cell_times import read_integers, read_times
 from freshet.features.cells import read_booleans, read_floats, read_texts

@@ -19,7 +19,7 @@ from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, r
 from freshet.features.writer import write_long
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
-from tests.unit.features.test_decoder import ITEM, LONG, SERVED, TEXT
+from tests.fixtures.samples import ITEM, LONG, SERVED, TEXT
 
 Unit = Literal["s", "ms", "us", "iso"]
 

@@ -15,7 +15,7 @@ from freshet.errors import ConfigError
 from freshet.features import JsonTranscoder, RefusedEvent
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
-from tests.unit.features.test_decoder import SAMPLE, SAMPLES
+from tests.fixtures.samples import SAMPLE, SAMPLES
 
 EVENT = parse_schema(
     {

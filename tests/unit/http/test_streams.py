@@ -18,7 +18,7 @@ from freshet.errors import BadInput
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures.serving import answering
 
 PIECE = b"x" * 65_536

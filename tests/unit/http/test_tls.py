@@ -30,7 +30,7 @@ from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.service_client import ask
 from freshet.process.metrics import service_registry
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
 
 DEADLINE_S = 20.0

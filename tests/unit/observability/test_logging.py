@@ -22,7 +22,7 @@ from freshet.observability.log_keys import ALWAYS
 from freshet.observability.logging import configure_logging, debug_on_signal
 from freshet.release import RELEASE
 from freshet.testing.clock import SettableClock
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 
 class FullDisk(io.StringIO):

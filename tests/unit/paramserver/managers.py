@@ -16,7 +16,7 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import Bounds, LoadBalancer
 from freshet.paramserver.shard import Shard
 from freshet.paramserver.shard_manager import ShardManager
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import I64, Bucket, Fence
 
 BUCKETS = 64

@@ -18,7 +18,7 @@ from freshet.errors import Corrupt, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES
 from freshet.paramserver.shard_manager import DAMAGED_RETRY_S
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.types import Append, Bucket, BytesColumn, Fence, TopicPartition
 from tests.unit.paramserver.managers import (
     BUCKETS,

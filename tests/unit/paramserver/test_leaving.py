@@ -20,9 +20,9 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import Bounds, LoadBalancer
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
-from freshet.testing.waiting import wait_until
 from freshet.types import TopicPartition
 from tests.fixtures.shards import PARSED, TOPICS, shard_of
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from freshet.errors import Unavailable
 from freshet.paramserver.service import STORE_METRICS, StoreWatch
 from freshet.rows.store import StoreServer
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 
 class Servers:

@@ -28,7 +28,7 @@ from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
 from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
 from freshet.process import traces
 from freshet.process.traces import span_readings, start_traces
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from tests.fixtures.asgi import Message, answered
 from tests.fixtures.spans import recording
 from tests.servers.otlp import Receiver, receiver

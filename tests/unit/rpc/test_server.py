@@ -23,7 +23,7 @@ from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
 from freshet.rpc.pieces import MOST_PIECES, Whole, pieces_of
 from freshet.rpc.server import GRPC_METRICS, Answer, GrpcServer, grpc_readings
 from freshet.testing.clock import SettableClock
-from freshet.testing.waiting import wait_for
+from freshet.testing.conditions import wait_for
 
 PLAIN = Transport(max_message_bytes=1 << 16)
 ECHO = method_name("Test", "Echo")

@@ -11,7 +11,7 @@ import pytest
 
 from freshet.coordination.claims import Claims
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.testing.waiting import wait_until
+from freshet.testing.conditions import wait_until
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.torch_import import Loading
 

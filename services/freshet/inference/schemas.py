@@ -1,0 +1,98 @@
+"""Schemas of requests: the fields of the user's schema that features read, all optional.
+
+A request may lack fields, such as an item's position, which is not known yet: they are null, and null has no
+row. Types are those of the user's schema, so that values have the same keys as in events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from freshet.config.avro.schema import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import feature_fields
+from freshet.errors import ConfigError
+
+__all__ = [
+    "request_schema",
+    "row_schema",
+]
+
+_NULL = Primitive("null")
+
+
+def row_schema(sample: Record, paths: Iterable[str]) -> Record:
+    """Reduce a sample's schema to these fields, all optional. Raises ConfigError if a path does not exist."""
+    return _record(sample, _tree(sample, paths), "row", None, ())
+
+
+def request_schema(spec: Spec, served: Record) -> Record:
+    """Reduce the served event's schema to the fields of features, key and time.
+
+    All are optional except the exploded array.
+    """
+    stream = spec.events.served
+    paths = [*feature_fields(spec), *stream.key, stream.time.path]
+    if stream.explode is not None:
+        paths.append(stream.explode)
+    explode = tuple(stream.explode.split(".")) if stream.explode else ()
+    return _record(served, _tree(served, paths), "request", explode or None, ())
+
+
+Tree = Mapping[str, "Tree"]
+
+
+def _tree(schema: Record, paths: Iterable[str]) -> Tree:
+    tree: dict[str, Any] = {}
+    for path in paths:
+        field_at(schema, path)  # raises ConfigError if the field does not exist
+        node = tree
+        for part in path.split("."):
+            node = node.setdefault(part, {})
+    return tree
+
+
+def _record(
+    record: Record, tree: Tree, name: str, explode: tuple[str, ...] | None, at: tuple[str, ...]
+) -> Record:
+    fields = []
+    for f in record.fields:
+        if f.name not in tree:
+            continue
+        here = (*at, f.name)
+        inner = _only(f.type, tree[f.name], f"{name}_{f.name}", explode, here)
+        if explode is not None and explode[: len(here)] == here:
+            fields.append(AvroField(f.name, inner))  # on the way to the impressions: must be there
+        else:
+            fields.append(AvroField(f.name, _optional(inner), True, None))
+    return Record(name, tuple(fields))
+
+
+def _only(type_: Type, tree: Tree, name: str, explode: tuple[str, ...] | None, at: tuple[str, ...]) -> Type:
+    """Reduce a type to the fields of the tree."""
+    match type_:
+        case Record():
+            # a record needs a field: an exploded array's element of which none is used keeps its first
+            return _record(type_, tree or {type_.fields[0].name: {}}, name, explode, at)
+        case Array(items):
+            return Array(_only(items, tree, name, explode, at))
+        case Map(values):
+            return Map(_only(values, next(iter(tree.values()), {}), name, explode, at))
+        case Union(branches):
+            kept = tuple(
+                _only(b, tree, f"{name}_{i}", explode, at) for i, b in enumerate(branches) if b != _NULL
+            )
+            return kept[0] if len(kept) == 1 else Union(kept)
+        case _:
+            if tree:
+                raise ConfigError(
+                    "Avro schema", ".".join(at), str(type_), "a record, as a field within is wanted"
+                )
+            return type_
+
+
+def _optional(type_: Type) -> Type:
+    if isinstance(type_, Union):
+        return Union((_NULL, *type_.others))
+    return Union((_NULL, type_))

@@ -1,0 +1,465 @@
+"""Scoring with what is served, by adaptive batching.
+
+Requests that wait at the same moment are decoded, looked up and scored together.
+No request waits for others: a batch holds the requests that arrived while the last one was scored. Results
+go to callbacks, so that a request needs no task. Requests that cannot be batched (`Solo`) wait in the same
+queue, so that one bound on the waiting time holds for requests of all routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Generic, TypeVar, cast
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter
+
+from freshet.clock import Clock
+from freshet.config.settings import Inference as Settings
+from freshet.errors import Overloaded, Unavailable
+from freshet.features import Decoded
+from freshet.http.responses import ClientGoneError
+from freshet.inference import metrics
+from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
+from freshet.inference.rows import RowFollower
+from freshet.inference.versions import ServingVersion, VersionFollower
+
+__all__ = [
+    "SHED_WHYS",
+    "Batcher",
+    "ByVersion",
+    "Outcome",
+    "Pace",
+    "Scoring",
+    "ServingState",
+    "Solo",
+    "Tally",
+    "Throughput",
+    "Totals",
+    "Watch",
+    "freshness_ms",
+]
+
+log = structlog.get_logger(__name__)
+
+Result = TypeVar("Result")
+
+FIRST_GUESS_S = 5e-6
+"""Initial estimate of the seconds per candidate."""
+
+FORGET = 0.1
+"""Weight of the newest batch in the estimates."""
+
+SHED_WHYS = ("wait", "gone")
+
+RETRY_AFTER_S = 1.0
+"""Retry-After of refused requests: by then most waiting requests are answered or abandoned."""
+
+
+class Throughput:
+    """Estimates the duration of turns of the loop: a constant and a part per candidate.
+
+    The fit is least squares with exponentially decaying weights. A turn includes the loop's other work.
+    """
+
+    def __init__(self) -> None:
+        self._sums: tuple[float, ...] = (0.0,) * 5
+
+    def wait_s(self, turns: float, candidates: float) -> float:
+        """Return the expected seconds of `turns` turns that hold `candidates` together."""
+        n, x, y, xx, xy = (of + GUESSED * guess for of, guess in zip(self._sums, GUESS, strict=True))
+        candidate_s = max(0.0, (n * xy - x * y) / (n * xx - x * x))
+        turn_s = (y - candidate_s * x) / n
+        return turns * turn_s + candidates * candidate_s if turn_s > 0 else candidates * y / x
+
+    def observe(self, candidates: int, seconds: float) -> None:
+        """Add a turn's duration; a pause of the process is limited to `SLOWEST` times the expectation."""
+        if candidates:
+            seconds = min(seconds, SLOWEST * self.wait_s(1, candidates))
+            turn = _sums_of(candidates, seconds)
+            self._sums = tuple((1 - FORGET) * of + one for of, one in zip(self._sums, turn, strict=True))
+
+
+def _sums_of(candidates: float, seconds: float) -> tuple[float, ...]:
+    return 1.0, candidates, seconds, candidates**2, candidates * seconds
+
+
+EMPTY_S = 1e-3
+"""Initial estimate of a turn's constant part."""
+
+GUESS = tuple(map(sum, zip(_sums_of(0, EMPTY_S), _sums_of(1e3, EMPTY_S + 1e3 * FIRST_GUESS_S), strict=True)))
+"""Prior of the fit: two turns of different sizes, so that it is determined while all turns are small."""
+
+GUESSED = 1e-4
+"""Weight of the prior; the newest turn has 1."""
+
+SLOWEST = 5.0
+"""Limit of a measured cost, as a multiple of the estimate: one pause raises the estimate by half."""
+
+
+class Pace:
+    """Estimates the seconds per candidate, and how many requests fit a time budget."""
+
+    def __init__(self, budget_s: float) -> None:
+        """`budget_s`: longest time to score one batch; 0: one request at a time."""
+        self.budget_s = budget_s
+        self.candidate_s = FIRST_GUESS_S
+
+    def fits(self, waiting: Iterable[int]) -> int:
+        """Return how many waiting requests, given by their candidates, form a batch: at least one."""
+        taken = candidates = 0
+        for more in waiting:
+            candidates += more
+            if taken and candidates * self.candidate_s > self.budget_s:
+                break
+            taken += 1
+        return taken
+
+    def turns(self, waiting: int, candidates: int) -> float:
+        """Return the approximate number of batches for `waiting` requests."""
+        fit = candidates * self.candidate_s / self.budget_s if self.budget_s else waiting
+        return min(waiting, 1 + fit)
+
+    def observe(self, candidates: int, seconds: float) -> None:
+        """Add a batch's duration, limited to `SLOWEST` times the expectation."""
+        if candidates:
+            cost_s = min(seconds / candidates, SLOWEST * self.candidate_s)
+            self.candidate_s += FORGET * (cost_s - self.candidate_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solo(Generic[Result]):
+    """A request that is not batched."""
+
+    candidates: int
+    score: Callable[[], Result]  # an exception is the request's outcome
+    size: int = 0  # bytes that it holds while it waits
+
+
+Watch = Callable[[], Callable[[], bool]]
+"""Begins to watch a request's client; the function returned reports whether it has disconnected."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting(Generic[Result]):
+    request: Encoded | Solo[Result]
+    done: Callable[[Result | Exception], None]
+    watch: Watch | None  # None: not needed any more
+    is_gone: Callable[[], bool] | None  # None: the client is not watched yet
+
+
+class Batcher(Generic[Result]):
+    """Queues requests and scores them in batches, on the event loop's thread."""
+
+    def __init__(
+        self,
+        score: Callable[[Sequence[Encoded]], Sequence[Result | Exception]],
+        *,
+        budget_s: float,
+        most_wait_s: float = float("inf"),
+        most_bytes: float = float("inf"),
+        observe: Callable[[int], None] = lambda requests: None,
+        shed: Callable[[str], None] = lambda why: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Queue no request yet.
+
+        Args:
+            score: returns a result or an error per request; if it raises, each request is scored alone.
+            budget_s: longest time to score one batch; 0: one request at a time.
+            most_wait_s: longest expected wait; above it requests are refused.
+            most_bytes: bound of the waiting requests' bytes; an empty queue accepts any request.
+            observe: called with the number of requests of each batch.
+            shed: called per unscored request: "wait" if refused, "gone" if its client has disconnected.
+        """
+        self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
+        self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
+        self._candidates = 0  # of waiting requests
+        self._bytes, self._most_bytes = 0, most_bytes
+        self._solo = self._solo_candidates = 0  # of waiting `Solo` requests
+        self._before: tuple[float, int] | None = None  # start, candidates of a turn that left requests
+        self._waiting: deque[_Waiting[Result]] = deque()
+        self._unwatched: list[_Waiting[Result]] = []  # that came since the last turn
+        self._due = False  # whether a turn is scheduled
+
+    def submit(
+        self,
+        request: Encoded | Solo[Result],
+        done: Callable[[Result | Exception], None],
+        watch: Watch | None = None,
+        *,
+        is_gone: Callable[[], bool] | None = None,
+    ) -> None:
+        """Queue a request; a later turn of the running loop scores it.
+
+        Args:
+            done: called with the result or the error; an exception that it raises is logged.
+            watch: begins to watch the client, once the request has waited for a turn: most requests are
+                scored in the first one, and watching costs a task.
+            is_gone: whether the client has disconnected, where that needs no watch. `done` then gets a
+                ClientGoneError.
+
+        Raises:
+            Overloaded: the expected wait or the queue's bytes exceed their bounds.
+        """
+        self.refuse_if_late()
+        if self._waiting and self._bytes + request.size > self._most_bytes:
+            self._shed("wait")
+            raise Overloaded(
+                f"{len(self._waiting)} requests of {self._bytes:,} bytes wait to be scored; at most "
+                f"{self._most_bytes:,} bytes (FRESHET_INFERENCE_MAX_BODIES_BYTES)",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        waiting = _Waiting(request, done, watch, is_gone)
+        self._waiting.append(waiting)
+        self._unwatched.append(waiting)
+        self._count(request, 1)
+        if not self._due:
+            self._due = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._turn, loop)
+
+    def refuse_if_late(self) -> None:
+        """Raises Overloaded if the expected wait is too long: a check before a body is parsed."""
+        waiting = len(self._waiting)
+        if not waiting:
+            return
+        batched = self._candidates - self._solo_candidates
+        turns = self._solo + self._pace.turns(waiting - self._solo, batched)
+        wait_s = self._throughput.wait_s(turns, self._candidates)
+        if wait_s > self._most_wait_s:
+            self._shed("wait")
+            raise Overloaded(
+                f"{waiting} requests wait to be scored, for which {wait_s:.1f} s are expected; at most "
+                f"{self._most_wait_s:g} s (FRESHET_INFERENCE_QUEUE_WAIT)",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _count(self, request: Encoded | Solo[Result], n: int) -> None:
+        self._candidates += n * request.candidates
+        self._bytes += n * request.size
+        if isinstance(request, Solo):
+            self._solo += n
+            self._solo_candidates += n * request.candidates
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Score one batch; schedule the next turn if requests wait."""
+        began = self._clock()
+        if self._before is not None:  # the last turn and the loop's work since
+            self._throughput.observe(self._before[1], began - self._before[0])
+        taken = self._next_batch()
+        candidates = sum(one.request.candidates for one in taken)
+        try:
+            if taken:
+                for one, result in zip(taken, self._score_batch(taken, candidates), strict=True):
+                    _answer(one.done, result)
+        finally:  # later requests must be scored after any error
+            self._before = None
+            self._due = bool(self._waiting)
+            if self._due:
+                self._watch_waiting()
+                self._before = (began, candidates)
+                loop.call_soon(self._turn, loop)
+            else:
+                self._throughput.observe(candidates, self._clock() - began)
+            self._unwatched.clear()
+
+    def _watch_waiting(self) -> None:
+        """Watch the clients of requests that came since the turn before and still wait."""
+        for one in self._unwatched:
+            if one.watch is not None:
+                one.is_gone, one.watch = one.watch(), None
+
+    def _next_batch(self) -> list[_Waiting[Result]]:
+        """Return the next batch or `Solo` request, without requests of clients that have disconnected."""
+        together = takewhile(lambda one: not isinstance(one.request, Solo), self._waiting)
+        fit = self._pace.fits(one.request.candidates for one in together)
+        taken = []
+        for _ in range(max(1, fit)):
+            one = self._waiting.popleft()
+            one.watch = None
+            self._count(one.request, -1)
+            if one.is_gone is not None and one.is_gone():
+                self._shed("gone")
+                _answer(one.done, ClientGoneError("the client went away while its request waited"))
+            else:
+                taken.append(one)
+        return taken
+
+    def _score_batch(self, taken: list[_Waiting[Result]], candidates: int) -> Sequence[Result | Exception]:
+        first = taken[0].request
+        if isinstance(first, Solo):  # its duration does not count for batches
+            try:
+                return [first.score()]
+            except Exception as error:
+                return [error]
+        started = self._clock()
+        results = self._score_or_split([one.request for one in taken if not isinstance(one.request, Solo)])
+        self._pace.observe(candidates, self._clock() - started)
+        self._observe(len(taken))
+        return results
+
+    def _score_or_split(self, requests: Sequence[Encoded]) -> Sequence[Result | Exception]:
+        try:
+            return self._score(requests)
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+        return [result for one in requests for result in self._score_or_split([one])]
+
+
+def _answer(done: Callable[[Result | Exception], None], result: Result | Exception) -> None:
+    try:
+        done(result)
+    except Exception as error:
+        log.error("a rank request could not be answered", exc_info=error)
+
+
+class ServingState:
+    """The two followers' rows and version. Thread-safe."""
+
+    def __init__(self, rows: RowFollower, versions: VersionFollower, clock: Clock) -> None:
+        self._rows, self._versions, self._clock = rows, versions, clock
+
+    def version(self) -> ServingVersion | None:
+        """Return the version served; None before rows and a version are loaded."""
+        return self._versions.state.serving if self._rows.state.sink is not None else None
+
+    def now(self) -> tuple[Lookup, ServingVersion]:
+        """Return rows and version to score with. Raises Unavailable before both are loaded."""
+        table, serving = self._rows.state.sink, self._versions.state.serving
+        if table is None:
+            raise Unavailable(f"rows are not served yet: {self._rows.state.reason}")
+        if serving is None:
+            raise Unavailable(f"no version is served yet: {self._versions.state.reason}")
+        return cast(Lookup, table), serving
+
+    def rows_freshness_ms(self) -> int | None:
+        """Return the freshness of rows without versions; `freshness_ms` until rows have learned."""
+        rows_ms = self._rows.state.event_time_ms
+        return freshness_ms(self._clock.now_ms(), rows_ms, 0) if rows_ms > 0 else self.freshness_ms()
+
+    def freshness_ms(self) -> int | None:
+        """Return now minus the newest event learned from; None before any."""
+        serving = self._versions.state.serving
+        dense_ms = serving.manifest.event_time_ms if serving is not None else 0
+        return freshness_ms(self._clock.now_ms(), self._rows.state.event_time_ms, dense_ms)
+
+
+def freshness_ms(now_ms: int, rows_ms: int, dense_ms: int) -> int | None:
+    """Return now minus the newest event time that rows or weights have learned from; None before any."""
+    newest = max(rows_ms, dense_ms)
+    return max(0, now_ms - newest) if newest > 0 else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the server's start."""
+
+    requests: int = 0  # answered with scores, including those of the Open Inference Protocol
+    candidates: int = 0  # scored
+    explored: int = 0  # requests ordered at random
+
+
+class Tally:
+    """Counts scored requests for `/status` (`totals`) and Prometheus."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.totals = Totals()
+        self._candidates = metrics.CANDIDATES.counter(registry)
+        self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
+        self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
+        self._explored = metrics.EXPLORED.counter(registry)
+
+    def scored(self, scored: Scored) -> None:
+        """Count a scored request."""
+        self.totals.requests += 1
+        self.totals.candidates += len(scored.scores)
+        self._candidates.inc(len(scored.scores))
+        for feature, n in scored.unknown.items():
+            counter = self._unknown_of.get(feature)
+            if counter is None:
+                counter = self._unknown_of[feature] = self._unknown.labels(feature)
+            counter.inc(n)
+
+    def explored(self) -> None:
+        """Count a request that was ordered at random."""
+        self.totals.explored += 1
+        self._explored.inc()
+
+
+ByVersion = tuple[Scored, ServingVersion]
+"""Scores, and the version that made them."""
+
+Outcome = ByVersion | Exception
+
+
+class Scoring:
+    """Scores requests of all routes with the rows and weights served at that moment, on one event loop.
+
+    Requests of `/v1/rank` are scored in batches; requests with `explain` and samples of the Open Inference
+    Protocol are scored one at a time.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, live: ServingState, settings: Settings, registry: CollectorRegistry
+    ) -> None:
+        """Register the metrics of the queue and of scored requests."""
+        self.pipeline, self.live, self.tally = pipeline, live, Tally(registry)
+        shed = metrics.SHED.counter(registry)
+        counted = {why: shed.labels(why).inc for why in SHED_WHYS}
+        self.queue: Batcher[ByVersion] = Batcher(
+            self._score_all,
+            budget_s=settings.batch_budget_ms / 1e3,
+            most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
+            most_bytes=settings.max_bodies_bytes,
+            shed=lambda why: counted[why](),
+            observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
+        )
+
+    def explained(self, request: Encoded) -> Solo[ByVersion]:
+        """Return a request that is scored alone, with existence and age of its rows."""
+
+        def score() -> ByVersion:
+            table, serving = self.live.now()
+            return self.pipeline.score_one(request, table, serving.scorer, explain=True), serving
+
+        return Solo(request.candidates, score, request.size)
+
+    async def score_samples(self, count: int, decode: Callable[[], Decoded]) -> ByVersion:
+        """Score `count` samples; `decode` makes them just before, as that takes the loop's time, too.
+
+        A cancelled call is neither decoded nor scored.
+
+        Raises:
+            BadInput: the samples do not fit.   Unavailable: no model is served yet.
+        """
+
+        def score() -> ByVersion:
+            table, serving = self.live.now()
+            return self.pipeline.score(decode(), table, serving.scorer), serving
+
+        answered: asyncio.Future[ByVersion] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Outcome) -> None:
+            if answered.done():  # its task was cancelled
+                return
+            if isinstance(outcome, Exception):
+                answered.set_exception(outcome)
+            else:
+                answered.set_result(outcome)
+
+        self.queue.submit(Solo(count, score), done, is_gone=answered.done)
+        return await answered
+
+    def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Outcome]:
+        table, serving = self.live.now()
+        return [
+            one if isinstance(one, Exception) else (one, serving)
+            for one in self.pipeline.score_all(requests, table, serving.scorer)
+        ]
