@@ -14,7 +14,6 @@ from freshet.errors import Unavailable
 from freshet.observability.tracing import within
 from freshet.rows.grpc.frames import (
     Described,
-    GroupKeys,
     applied_frame,
     described_frame,
     lookup_of,
@@ -23,7 +22,7 @@ from freshet.rows.grpc.frames import (
     rows_frame,
     span_of,
 )
-from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import GrpcServer
 from freshet.types import F32, F64, I64, U32, Bucket
@@ -33,24 +32,8 @@ __all__ = ["ROWS", "LoadMeter", "MeteredRows", "OwnedRows", "identity_of", "serv
 ROWS = "Rows"
 
 
-class OwnedRows(Protocol):
+class OwnedRows(RowService, Protocol):
     """A row service for some of a model's buckets."""
-
-    def lookup(
-        self,
-        groups: Sequence[KeyGroup],
-        out: Sequence[F32],
-        *,
-        create: bool = True,
-        states: RowStates | None = None,
-    ) -> None:
-        """As `RowService.lookup`; out: (U, S) float32 for each group."""
-
-    def push(self, push: Push) -> bool:
-        """As `RowService.push`."""
-
-    def applied(self) -> Mapping[int, Sequence[int]]:
-        """As `RowService.applied`, for the owned buckets."""
 
     def owned(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
@@ -168,7 +151,7 @@ class _Rows:
         with self._server.making(self._answer_bytes(groups, with_states=with_states)):
             return self._lookup_rows(frame, groups, create=create, with_states=with_states)
 
-    def _answer_bytes(self, groups: Sequence[GroupKeys], *, with_states: bool) -> int:
+    def _answer_bytes(self, groups: Sequence[KeyGroup], *, with_states: bool) -> int:
         """Size of the answer's rows and states, reserved before they are allocated."""
         widths, states = self._described.widths, self._described.states
         floats = sum(
@@ -177,25 +160,21 @@ class _Rows:
         return 4 * floats
 
     def _lookup_rows(
-        self, frame: Frame, groups: Sequence[GroupKeys], *, create: bool, with_states: bool
+        self, frame: Frame, groups: Sequence[KeyGroup], *, create: bool, with_states: bool
     ) -> bytes:
         widths = self._described.widths
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
-        key_groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
         if not with_states:
-            self._rows.lookup(key_groups, list(out.values()), create=create)
+            self._rows.lookup(groups, list(out.values()), create=create)
             return rows_frame(frame.id, out, frame.codec)
         floats = self._described.states
         state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
         states = RowStates(list(state_rows.values()))
-        self._rows.lookup(key_groups, list(out.values()), create=create, states=states)
+        self._rows.lookup(groups, list(out.values()), create=create, states=states)
         return rows_frame(frame.id, out, frame.codec, state_rows, states.known)
 
     def push(self, frame: Frame) -> bytes:
-        request = push_of(frame, self._described.buckets, self._described.widths)
-        groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in request.groups]
-        ranges, fence, clock_ms = request.ranges, request.fence, request.clock_ms
-        push = Push(ranges, fence, clock_ms, groups, request.gradients, request.owned, span_of(frame))
+        push = push_of(frame, self._described.buckets, self._described.widths)
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:
