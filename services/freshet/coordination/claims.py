@@ -222,6 +222,11 @@ class Claims:
         self._append(load_record(load))
 
     @property
+    def read_upto(self) -> int:
+        """Offset up to which the log has been read."""
+        return self._next
+
+    @property
     def changes(self) -> int:
         """Number that increases with every valid claim and release; cheap."""
         return self._book.changes

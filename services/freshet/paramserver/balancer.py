@@ -61,7 +61,7 @@ class LoadBalancer:
         self._shard, self._claims, self._bounds, self._clock = shard, claims, bounds, clock
         self._slices = slices_of(buckets)
         self._number = {name: i for i, name in enumerate(self._slices)}
-        self._rules = BalanceRules(len(self._slices), bound=bounds.unevenness, interval_s=bounds.interval_s)
+        self.rules = BalanceRules(len(self._slices), bound=bounds.unevenness, interval_s=bounds.interval_s)
         self.meter = LoadMeter(buckets, len(self._slices))
         self.meter.rates(clock.monotonic())
         self._report_s = min(REPORT_S, bounds.interval_s / 12)
@@ -98,11 +98,11 @@ class LoadBalancer:
             owners = self._claims.owners()
             current = [lease_of(owners[name].owner) if name in owners else None for name in self._slices]
         self._set_expected_sizes(now_s)
-        self._rules.record_reports(self._claims.loads(), now_s)
+        self.rules.record_reports(self._claims.loads(), now_s)
         self._report(lease, list(loaded), list(owned), current, alive, now_s)
         if not alive or alive[0] != lease.thing:
             return
-        decision = self._rules.decide(current, alive, now_s)
+        decision = self.rules.decide(current, alive, now_s)
         unplanned = plan is None or len(plan.owners) != len(self._slices)
         if decision is None and unplanned and all(owner in alive for owner in current):
             # Shards act on plans only, so the first one is published even if it changes nothing.
@@ -116,13 +116,13 @@ class LoadBalancer:
 
     def reported_owner(self, name: str) -> str | None:
         """The shard that last reported a slice as loaded."""
-        return self._rules.reported_owner(self._number[name])
+        return self.rules.reported_owner(self._number[name])
 
     def next_to_move(self, slices: Sequence[str]) -> list[str]:
         """Return the hottest of these slices, within MOVED_SLICES and MOVED_ROWS."""
         if not slices:
             return []
-        weights = self._rules.weights()
+        weights = self.rules.weights()
         heat: F64 = np.zeros(len(self._slices)) if weights is None else weights
         chosen = sorted(slices, key=lambda name: -heat[self._number[name]])[:MOVED_SLICES]
         rows = np.cumsum([self._stored_rows(name) for name in chosen])
@@ -135,7 +135,7 @@ class LoadBalancer:
             return list(wanted)
         if self._stored is None:
             return []
-        sizes = dict(zip(self._slices, self._rules.sizes().tolist(), strict=True))
+        sizes = dict(zip(self._slices, self.rules.sizes().tolist(), strict=True))
         free = limit - self._expected_bytes()
         # Last first, because a plan that takes slices from this shard begins with the first.
         found = _fitting(list(reversed(wanted)), sizes, free)
@@ -184,13 +184,13 @@ class LoadBalancer:
             rates = self.meter.rates(now_s).round()
             self._rates = {name: int(rates[self._number[name]]) for name in loaded}
             self.rate, self._due_s = float(rates.sum()), now_s + self._report_s
-            self.unevenness = self._rules.unevenness(current, alive)
+            self.unevenness = self.rules.unevenness(current, alive)
         elif loaded == self._reported:
             return
         parts = []
         for name in loaded:
             i = self._number[name]
-            rate = self._rates.get(name, self._rules.last_rate(i))
+            rate = self._rates.get(name, self.rules.last_rate(i))
             parts.append(SliceLoad(i, rate, self._stored_rows(name)))
         # The loaded slices' share of memory; rows that are loading take the rest.
         reported = sum(1 + part.rows for part in parts)
@@ -228,7 +228,7 @@ class LoadBalancer:
                     self._stored = np.zeros(len(self._slices))
         row_bytes = self._bytes_a_row()
         if self._stored is not None and abs(row_bytes - self._row_bytes) > 0.02 * row_bytes:
-            self._rules.set_expected_sizes(self._stored * row_bytes)
+            self.rules.set_expected_sizes(self._stored * row_bytes)
             self._row_bytes = row_bytes
 
     def _sample(self, found: list[str], sizes: Mapping[str, float], free: float) -> list[str]:

@@ -138,7 +138,7 @@ def test_retention_is_released_once_others_report_the_slices(shards: list[Manage
 
     def note(buckets: Sequence[Bucket]) -> None:
         slices = [what for what, of in slices_of(BUCKETS).items() if not set(of).isdisjoint(buckets)]
-        reporters.extend(former.manager._balancer.reported_owner(what) for what in slices)
+        reporters.extend(former.balancer.reported_owner(what) for what in slices)
 
     former.rows.on_drop = note
     given = former.rows.given

@@ -84,11 +84,11 @@ class Shards:
     def add_full_shard(self) -> Managed:
         """Add the next shard, and wait until it has claimed and reported 40 slices."""
         number, one = len(self.joined), self.add_shard()
-        reported_owner = one.manager._balancer._rules.reported_owner
+        reported_owner = one.balancer.rules.reported_owner
 
         def is_full() -> bool:
             self.rows[number].load()
-            return sum(reported_owner(i) == one.manager._member for i in range(len(SLICES))) == 40
+            return sum(reported_owner(i) == one.member for i in range(len(SLICES))) == 40
 
         step_until(self.joined, is_full)
         return one
@@ -165,7 +165,7 @@ def test_a_joining_shard_claims_the_slices_that_are_revoked(
     first = made.add_shard()
     made.load_until_all_is_served()
     assert len(first.manager.slices) == len(SLICES)
-    full_balancer = first.manager._balancer
+    full_balancer = first.balancer
     monkeypatch.setattr(full_balancer, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
 
     made.add_shard()
@@ -181,7 +181,7 @@ def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
     step_until(two.joined, lambda: first.manager.slices)
     number = rows.still_loading[0]
     rows.load(1)
-    balance = first.manager._balancer._rules
+    balance = first.balancer.rules
     step_until(two.joined, lambda: balance.reported_owner(number) == "shard:a")
 
     assert balance.sizes()[number] == pytest.approx(SLICE_BYTES, rel=0.01)
@@ -193,9 +193,7 @@ def test_an_unclaimed_slice_does_not_block_revocations(two: Shards, monkeypatch:
     first = two.add_full_shard()
     second = two.add_shard()
     planned = tuple("shard:a" if i < 34 else "shard:b" for i in range(len(SLICES)))
-    monkeypatch.setattr(
-        first.manager._balancer._rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS)
-    )
+    monkeypatch.setattr(first.balancer.rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS))
     two.load_until_all_is_served()
 
     assert len(second.manager.slices) == 30
@@ -240,5 +238,5 @@ def test_a_silent_store_does_not_hide_the_reason_of_a_claim(
     assert waiting
     assert list(first.manager.slices) == []
 
-    first.manager._balancer._count_until_s = 0.0
+    first.balancer._count_until_s = 0.0
     step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))
