@@ -25,7 +25,6 @@ __all__ = [
     "TopicPlan",
     "Topics",
     "block_bytes",
-    "largest_records",
     "topics_of",
 ]
 
@@ -62,30 +61,6 @@ _FRAME_BYTES = 5
 def block_bytes(samples: int, payload_bytes: int) -> int:
     """Return the length of a block of samples with `payload_bytes` of payloads in all."""
     return _BLOCK_HEAD_BYTES + -(-_SAMPLE_BYTES * samples // 8) * 8 + payload_bytes
-
-
-def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> Mapping[str, int]:
-    """Return the largest record that a served event can cause, by role of the topic.
-
-    Args:
-        event_bytes: length of the event's record in the log.
-        key_bytes: length of its key.
-        limits: limits of the model's topics; dead letters are truncated to fit.
-    """
-    block = max(BLOCK_BYTES, block_bytes(1, event_bytes))
-    letter = 4 * -(-event_bytes // 3) + _ENVELOPE_BYTES
-    return {
-        "served": event_bytes + key_bytes,
-        "samples": block,
-        "late": block,
-        "dead_letters": min(letter, limits.dead_letter_bytes),
-        "refused": min(letter, limits.refused_bytes),
-    }
-
-
-_ENVELOPE_BYTES = 64 << 10
-"""Limit on a dead letter without the bytes of its record; its texts are truncated
-(`freshet.log.records`)."""
 
 
 @dataclass(frozen=True, slots=True)
