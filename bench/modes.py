@@ -31,7 +31,7 @@ from freshet.apps.backtest import write_samples
 from freshet.apps.local import with_absolute_paths
 from freshet.apps.pipeline import Pipeline
 from freshet.config.spec import Spec, load_spec
-from freshet.trainer.training_loop import Mode
+from freshet.trainer.service import Mode
 
 SPEC_FILE = Path(__file__).parents[1] / "examples" / "online-retail" / "freshet.toml"
 Case = tuple[float, str, int]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from freshet.config.spec.topics import BLOCK_BYTES, MAX_EXPANDED_BYTES, RecordLimits, block_bytes
 from freshet.features.blocks import MAX_SAMPLES, read_blocks
 from freshet.joiner.core import ImpressionColumns, Samples, block_bounds, encode_samples
-from freshet.joiner.decoder import Refused, refuse_too_large
+from freshet.joiner.decoder import Refused, SampleSizes
 from freshet.types import BytesColumn, Records
 from tests.fixtures.join_events import Served, impressions
 from tests.fixtures.joiner import limits_for
@@ -80,7 +80,7 @@ def test_accepted_events_yield_records_that_fit(context: int, elements: list[int
     event = Served("r" * context, tuple("e" * size for size in elements), 7)
     columns = impressions([event])
     refused = Refused()
-    kept = refuse_too_large(columns, records_of(columns), limits, labels, refused)
+    kept = SampleSizes(limits, labels).refuse_too_large(columns, records_of(columns), refused)
 
     sizes = [context + size + len("<||7>") for size in elements]
     fits = all(size <= limits.sample_bytes for size in sizes) and sum(sizes) * labels <= 60_000
