@@ -1,11 +1,11 @@
 """Other learners on the samples of a backtest, in a second pass with the same decoder and batches.
 
 Vowpal Wabbit (package `vowpalwabbit`) gets the same features, rows and label delays. Each feature is a
-namespace. An id is the low 32 bits of its key, so lists, buckets and parts of the time are those of freshet. A
-dense column is a number after the spec's transforms except `standard`, because `--normalized` scales numbers;
-further learners get it centred, as freshet's linear weights do. The better choice depends on the stream:
-centred numbers gained .021 of AUC on one, lost .004 on another. Crosses are omitted, because `-q ::` has every
-pair. Letters: B samples, D dense columns, E batches.
+namespace. An id is the low 32 bits of its key, so lists, buckets and parts of the time are those of freshet.
+A dense column is a number after the spec's transforms except `standard`, because `--normalized` scales
+numbers; further learners get it centred, as freshet's linear weights do. The better choice depends on the
+stream: centred numbers gained .021 of AUC on one, lost .004 on another. Crosses are omitted, because `-q ::`
+has every pair. Letters: B samples, D dense columns, E batches.
 """
 
 from __future__ import annotations
