@@ -141,10 +141,10 @@ class EventIntake:
             self._plan, self._program, writer, bodies, ignore_unknown, prefix, keep_text,
             self._partitions, latest_ms, self._max_events,
         )  # fmt: skip
-        return _taken(result)
+        return _accepted(result)
 
     def avro(self, bodies: list[bytes], *, latest_ms: int, lengths: bool) -> AcceptedBodies:
-        """Convert bodies of framed Avro, whose records stay byte for byte.
+        """Convert bodies of framed Avro; records stay byte for byte.
 
         A body is one record; with `lengths` any number of records, each after its length (u32, big-endian).
         """
@@ -152,10 +152,10 @@ class EventIntake:
             self._plan, self._program, self._schema_id, bodies, lengths,
             self._partitions, latest_ms, self._max_events,
         )  # fmt: skip
-        return _taken(result)
+        return _accepted(result)
 
 
-def _taken(result: _native.IntakeTuple) -> AcceptedBodies:
+def _accepted(result: _native.IntakeTuple) -> AcceptedBodies:
     counts, partitions, positions, starts, records, keys = result
     return AcceptedBodies(counts, partitions, positions, starts, BytesColumn(*records), BytesColumn(*keys))
 
