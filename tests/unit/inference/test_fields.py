@@ -39,7 +39,7 @@ def rows(*tensors: Tensor) -> list[dict[str, Any]]:
     return rows_of({t.name: t for t in tensors}, INPUTS, 10)
 
 
-def test_a_request_needs_the_fields_of_features_key_and_time_only() -> None:
+def test_request_schema_has_features_key_and_time_only() -> None:
     schema = request_schema(FEED, RANKED)
 
     assert names(schema) == ["request_id", "ts", "user", "items"]

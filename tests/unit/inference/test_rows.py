@@ -248,7 +248,7 @@ def test_an_unforeseen_error_is_told_and_following_goes_on(
         thread.join(10)
 
 
-def test_after_a_pause_of_the_log_the_row_store_is_not_read_again(
+def test_row_store_is_not_read_again_after_a_pause_of_the_log(
     shard: Shard, log: EventLog, store: RowStore
 ) -> None:
     """A broker that is silent for a second would else have every server read all rows anew."""
@@ -389,7 +389,7 @@ def test_a_damaged_page_costs_its_rows_and_is_told(
     wait_for(lambda: served(follower, *NUMBERS).tolist() == [2.0] * 40)
 
 
-def test_a_damaged_page_whose_rows_the_log_still_has_costs_nothing(
+def test_damaged_page_costs_nothing_if_the_log_has_its_rows(
     shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path
 ) -> None:
     shard.train(NUMBERS, 1.0)
