@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet import _native
-from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, Measure, bins_of_logits, logits_of
+from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, bins_of_logits, logits_of
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Samples",
     "Table",
     "figures_of",
+    "measures_of",
     "reliability",
     "sum_by_group",
     "table_of",
@@ -150,16 +151,11 @@ def figures_of(
     """Compute the figures of all cells, in the order of their keys."""
     if not len(table.keys):
         return []
-    positive, negative = table.counts.T
-    sums = dict(zip(SUMS, table.sums.T, strict=True))
-    cells = Cells(**sums, cell=table.cell, bins=table.bin, positive=positive, negative=negative)
-    computed = {measure: measure.compute(cells).tolist() for measure in MEASURES}
-    by_kind = [_rows(computed, of) for of in ("logloss", "number")]
-    number = np.array([label.number for label in labels])[table.keys["label"]]
-    curves = _curves(table, ~number & (table.keys["field"] == 0))
+    number = np.array([label.number for label in labels])
+    measures = measures_of(table, number)
+    curves = _curves(table, ~number[table.keys["label"]] & (table.keys["field"] == 0))
     figures = []
     for i, (window, label, field, value) in enumerate(table.keys.tolist()):
-        names, rows = by_kind[labels[label].number]
         start = None if window == TOTAL else window
         figures.append(
             Figures(
@@ -168,19 +164,31 @@ def figures_of(
                 labels[label].name,
                 segments[field - 1] if field else None,
                 value if field else None,
-                dict(zip(names, rows[i], strict=True)),
+                measures[i],
                 curves.get(i),
             )
         )
     return figures
 
 
-def _rows(
-    computed: Mapping[Measure, list[float]], of: str
-) -> tuple[Sequence[str], Sequence[tuple[float, ...]]]:
-    """Return the names of the measures defined for a kind of label, and a tuple of their values per cell."""
-    kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", of)}
-    return list(kept), list(zip(*kept.values(), strict=True))
+def measures_of(table: Table, number: Bool) -> list[dict[str, float]]:
+    """Compute the measures of all cells, by name, in the order of their keys.
+
+    Args:
+        table: C cells.
+        number: (L,) whether a label is a number; a kind of label has the measures defined for it.
+    """
+    positive, negative = table.counts.T
+    sums = dict(zip(SUMS, table.sums.T, strict=True))
+    cells = Cells(**sums, cell=table.cell, bins=table.bin, positive=positive, negative=negative)
+    computed = {measure: measure.compute(cells).tolist() for measure in MEASURES}
+    names, rows = [], []
+    for kind in ("logloss", "number"):
+        kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", kind)}
+        names.append(list(kept))
+        rows.append(list(zip(*kept.values(), strict=True)))
+    kinds = number[table.keys["label"]].tolist()
+    return [dict(zip(names[kind], rows[kind][i], strict=True)) for i, kind in enumerate(kinds)]
 
 
 def _curves(table: Table, wanted: Bool) -> Mapping[int, Reliability]:
@@ -269,6 +277,14 @@ class Table:
         """Return a table without cells."""
         none = np.empty(0, np.int64)
         return cls(np.empty(0, KEY), np.empty((0, len(SUMS))), none, none, np.empty((0, 2)))
+
+    @classmethod
+    def zeros(cls, windows: int, labels: int) -> Table:
+        """Return a table with a cell without samples for each label in the windows 0, 1, …"""
+        keys = np.zeros(windows * labels, KEY)
+        keys["window"], keys["label"] = np.divmod(np.arange(windows * labels), labels)
+        none = np.empty(0, np.int64)
+        return cls(keys, np.zeros((len(keys), len(SUMS))), none, none, np.empty((0, 2)))
 
     @classmethod
     def merge(cls, tables: list[Table]) -> Table:
