@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
-from freshet.inference.rows import BucketView, RowFollower, ServingTable, _Table
+from freshet.inference.rows import BucketView, FollowedTable, RowFollower, ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.observability.skipped import skipped
@@ -531,7 +531,7 @@ def test_any_bytes_are_a_delta_or_left_out(data: bytes, at: int, byte: int) -> N
     whole = encode_rows(RowDelta(0, Fence(5), TimeMs(7), keys_of(1, 2), values, keys_of(3)))
     changed = bytearray(whole)
     changed[at % len(changed)] = byte
-    table = _Table(serving_table(), BucketView(BUCKETS), 0, 0, lambda: 1 << 63)
+    table = FollowedTable(serving_table(), BucketView(BUCKETS), 0, 0, lambda: 1 << 63)
     for record in (data, bytes(changed), whole[: at % len(whole)], whole + data):
         one = np.array([4])
         records = Records(one, one, BytesColumn.of([b""]), BytesColumn.of([record]), 5)

@@ -246,11 +246,11 @@ def test_watch_reports_a_stalled_partition_until_it_stops(
     world.shard.train([KEYS[3]], 1.0)
     world.shard.publish()
     stop = threading.Event()
+    world.watch.poll()
     with capture_logs() as said:
         thread = threading.Thread(target=world.watch.run, args=(stop,))
         thread.start()
         try:
-            wait_for(lambda: world.watch._marks != {})
             assert not said
             world.clock.advance(REPORT_S + 1)
             # A look that began before the clock's step says so of every partition, until the next look.

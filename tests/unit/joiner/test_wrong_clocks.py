@@ -83,7 +83,7 @@ class System:
     def append(self, event: Event) -> None:
         topic = "served" if isinstance(event, Served) else "actions"
         now = self.clocks["log"].now_ms() if self.brokers else self.steady["log"].now_ms()
-        self.world._writer.append(
+        self.world.writer.append(
             [Append(topic, 0, BytesColumn.of([event.record()]), times_ms=np.array([now], np.int64))]
         )
 
@@ -249,7 +249,7 @@ def test_record_dated_ahead_does_not_move_the_watermark(
     system.joiner.clocks.log_counts = append_time
     system.run(8)
     wrong = Served("wrong", ("a",), system.clocks["client"].now_ms() + ahead_s * 1_000)
-    system.world._writer.append(
+    system.world.writer.append(
         [Append("served", 0, BytesColumn.of([wrong.record()]), times_ms=np.array([wrong.time], np.int64))]
     )
     system.run(10)
