@@ -37,14 +37,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.report import Figures, rounded
+from bench.retail import SPEC as RETAIL_SPEC
 from bench.retail import retail_files
 from bench.streams import SOURCES, make
-from freshet.apps.backtest import FRESHET, backtest_into
+from freshet.apps.backtest import FRESHET, BacktestOptions, backtest_into
 from freshet.config.spec import Spec, load_spec
 from freshet.evaluation import LabelKind
 from freshet.evaluation.descriptors import bins_of
 from freshet.evaluation.predictions import LearnerFigures, Scored
-from freshet.recordings.sources import ONLINE_RETAIL
 from freshet.terminal import table
 from freshet.types import F32, F64, I64
 
@@ -167,7 +167,7 @@ def opened(name: str, folder: Path, retail: Path | None, days: int | None) -> _S
     requests = pq.read_table(file, columns=["request_id"])["request_id"].combine_chunks().dictionary_encode()
     codes = requests.indices.to_numpy()
     return _Stream(
-        load_spec(ONLINE_RETAIL), [file], "request_id", np.cumsum(np.diff(codes, prepend=codes[0]) != 0)
+        load_spec(RETAIL_SPEC), [file], "request_id", np.cumsum(np.diff(codes, prepend=codes[0]) != 0)
     )
 
 
@@ -180,7 +180,8 @@ def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
     label = spec.labels[0].name
     began = time.monotonic()
     with Scored(kinds) as scored:
-        outcome = backtest_into(scored, spec, stream.files, request=stream.request, lanes=1, versus=["vw"])
+        options = BacktestOptions(request=stream.request, lanes=1, versus=("vw",))
+        outcome = backtest_into(scored, spec, stream.files, options)
         took_s = time.monotonic() - began
         by_auc, by_logloss = best(outcome.learners, label)
         ours, labels, _ = scored.arrays(FRESHET)

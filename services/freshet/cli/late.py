@@ -150,7 +150,7 @@ def _refuse_beside_joiner(settings: Settings) -> None:
     from freshet.process.run_state import read_state
 
     run = settings.common.run
-    if settings.common.log_url != f"sqlite:{run.log}":
+    if settings.common.log_url != run.log_url:
         return
     try:
         state = read_state(run).get("joiner")
@@ -176,7 +176,7 @@ def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
     from freshet.joiner.start import make
 
     spec, common = load_spec(spec_file), settings.common
-    if common.log_url == f"sqlite:{common.run.log}":
+    if common.log_url == common.run.log_url:
         existing_folder(common.run.path)
     log = open_eventlog(common.log_url)
     try:

@@ -116,9 +116,10 @@ def _store(folder: Path) -> VersionStore:
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
-    if common.stores_versions_itself or common.log_url == f"sqlite:{common.run.log}":
+    run = common.run
+    if common.versions_url == run.versions_url or common.log_url == run.log_url:
         existing_folder(folder)  # with log and versions elsewhere, the folder need not exist
-    if common.stores_versions_itself and not common.run.versions.is_dir():
+    if common.versions_url == run.versions_url and not run.versions.is_dir():
         raise ConfigError(
             "version",
             "--folder",
@@ -138,10 +139,10 @@ def _move(folder: Path, number: int | None, *, pinned: bool, as_json: bool) -> N
 
     store = _store(folder)
     common = load_settings(run_folder=folder).common
-    what: dict[str, object] = {} if number is None else {"version": number}
-    with Audit(common.audit).of("rollback" if pinned else "promote", os_user(), what):
+    details: dict[str, object] = {} if number is None else {"version": number}
+    with Audit(common.audit).of("rollback" if pinned else "promote", os_user(), details):
         if number is None:
-            what["version"] = number = version_to_roll_back_to(store)
+            details["version"] = number = version_to_roll_back_to(store)
         log = open_eventlog(common.log_url)
         try:
             record = move(store, log, number, pinned=pinned, by="operator", now_ms=SYSTEM_CLOCK.now_ms())

@@ -459,7 +459,7 @@ class SpecDecoder:
             extractor: EventExtractor | str = self._compiled(stream, self._schema(stream, schema_id, came_s))
         except KeyError:
             place = (
-                "the schema registry, or one that it refers to" if stream.theirs else "the topic of schemas"
+                "the schema registry, or one that it refers to" if stream.external else "the topic of schemas"
             )
             return f"its schema id {schema_id} is not in {place}"
         except ConfigError as error:

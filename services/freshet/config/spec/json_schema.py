@@ -124,12 +124,12 @@ def _tables() -> Schema:
     return {**_named(table, 0, 254), "properties": {CROSSES: crosses}}
 
 
-def _optimizer(default: str, what: str) -> Schema:
+def _optimizer(default: str, part: str) -> Schema:
     tables = [
         _closed({"name": {"const": rule.name}, **_parameters(rule.parameters)}, ("name",))
         for rule in OPTIMIZERS.values()
     ]
-    about = f"update rule {what}: a name, or a table of its name and parameters (identity)"
+    about = f"update rule {part}: a name, or a table of its name and parameters (identity)"
     return {"anyOf": [{"enum": list(OPTIMIZERS)}, *tables], "default": default, "description": about}
 
 
@@ -280,7 +280,7 @@ def _closed(properties: Schema, required: tuple[str, ...] = (), **more: str) -> 
 
 
 def _named(values: Schema, low: int, high: int, *more: Schema) -> Schema:
-    """Describe a table whose keys are names that the user chooses."""
+    """Describe a table with names chosen by the user as keys."""
     names = NAME.json_schema()
     return {
         "type": "object",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import Literal
+from typing import Any, Literal
 
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import streams_of
@@ -25,16 +25,14 @@ __all__ = [
     "TopicPlan",
     "Topics",
     "block_bytes",
-    "largest_records",
     "topics_of",
 ]
 
 # --- Limits of records.
 #
 # An event is copied: its context into each of its samples, a sample into a block, a refused record into a
-# dead
-# letter. Services that accept events check them against these limits, so that all derived records fit their
-# topics.
+# dead letter. Services that accept events check them against these limits, so that all derived records fit
+# their topics.
 
 BLOCK_BYTES = 1 << 20
 """Largest block of several samples; a larger sample has a block of its own."""
@@ -65,30 +63,6 @@ def block_bytes(samples: int, payload_bytes: int) -> int:
     return _BLOCK_HEAD_BYTES + -(-_SAMPLE_BYTES * samples // 8) * 8 + payload_bytes
 
 
-def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> Mapping[str, int]:
-    """Return the largest record that a served event can cause, by role of the topic.
-
-    Args:
-        event_bytes: length of the event's record in the log.
-        key_bytes: length of its key.
-        limits: limits of the model's topics; dead letters are truncated to fit.
-    """
-    block = max(BLOCK_BYTES, block_bytes(1, event_bytes))
-    letter = 4 * -(-event_bytes // 3) + _ENVELOPE_BYTES
-    return {
-        "served": event_bytes + key_bytes,
-        "samples": block,
-        "late": block,
-        "dead_letters": min(letter, limits.dead_letter_bytes),
-        "refused": min(letter, limits.refused_bytes),
-    }
-
-
-_ENVELOPE_BYTES = 64 << 10
-"""Limit on a dead letter without the bytes of its record; its texts are truncated
-(`freshet.log.records`)."""
-
-
 @dataclass(frozen=True, slots=True)
 class RecordLimits:
     """Limits on the records of a model's topics and on its events."""
@@ -115,7 +89,7 @@ class RecordLimits:
         Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
         """
         topics = topics_of(spec)
-        external = {stream.topic for stream in streams_of(spec) if stream.theirs}
+        external = {stream.topic for stream in streams_of(spec) if stream.external}
         for plan in topics.plans:
             if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
                 raise ConfigError(
@@ -331,7 +305,7 @@ def topics_of(spec: Spec) -> Topics:
     named = {"served": events.served.topic, "action": events.action.topic}
     if events.shown is not None:
         named["shown"] = events.shown.topic
-    names: dict[str, str] = {}
+    names: dict[str, Any] = {"shown": None}
     plans = []
     for kind in KINDS_OF_TOPICS:
         if kind.role == "shown" and events.shown is None:
@@ -342,31 +316,12 @@ def topics_of(spec: Spec) -> Topics:
         may_have_more = kind.role in (*named, "joiner")
         plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group, may_have_more))
         names[kind.role] = name
-    return Topics(
-        served=names["served"],
-        shown=names.get("shown"),
-        action=names["action"],
-        samples=names["samples"],
-        late=names["late"],
-        joiner=names["joiner"],
-        dead_letters=names["dead_letters"],
-        refused=names["refused"],
-        rows=names["rows"],
-        control=names["control"],
-        versions=names["versions"],
-        measures=names["measures"],
-        plans=tuple(plans),
-    )
+    del names["schemas"]  # of all models
+    return Topics(**names, plans=tuple(plans))
 
 
 def _retention_ms(spec: Spec, kind: TopicKind) -> int | None:
     """Return the retention of a topic; None: for ever."""
-    match kind.kept:
-        case "events":
-            return spec.retention.events_ms
-        case "rows":
-            return spec.retention.rows_ms
-        case "measures":
-            return spec.retention.measures_ms
-        case None:
-            return None
+    kept = spec.retention
+    ages = {"events": kept.events_ms, "rows": kept.rows_ms, "measures": kept.measures_ms}
+    return None if kind.kept is None else ages[kind.kept]
