@@ -194,7 +194,7 @@ def test_a_repeat_of_an_event_read_before_the_set_back_is_known(scene: Scene) ->
     scene.set_back()
     samples = scene.once()
     for _, value in late:  # every served event again, as it was sent
-        scene.world._writer.append([Append("served", 0, BytesColumn.of([value]))])
+        scene.world.writer.append([Append("served", 0, BytesColumn.of([value]))])
     scene.step()
     scene.kill()
     scene.world.send(before)
