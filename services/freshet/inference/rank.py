@@ -44,11 +44,7 @@ from freshet.observability.spans import RankAnswer, rank_answer
 from freshet.observability.tracing import Context, active, now_ns
 from freshet.types import BytesColumn
 
-__all__ = [
-    "FastPath",
-    "FastRequest",
-    "Ranker",
-]
+__all__ = ["FastPath", "FastRequest", "Ranker"]
 
 _NOTHING_LOGGED: NativeRules = (None, None, None, 0)
 _NO_ID = '""'
