@@ -13,7 +13,7 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import BadInput, ConfigError
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.extras import how_to_install
 from freshet.features import Decoded, SampleDecoder
 from freshet.recordings.vowpal import CENTRED, Learner, Standardized, learners_of, lines_of
@@ -58,7 +58,7 @@ def run_vw(
     spec: Spec,
     files: Sequence[Path],
     request: str | None,
-    scored: Scored,
+    scored: LearnerPredictions,
     delay_rows: int,
     progress: Callable[[float], None],
 ) -> None:

@@ -16,10 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from freshet.evaluation.progressive import LabelKind, Samples, Table, measures_of, table_of
+from freshet.evaluation.progressive import LabelKind, ScoredSamples, Table, measures_of, table_of
 from freshet.types import F32, I64, U8
 
-__all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "Scored"]
+__all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "LearnerPredictions"]
 
 FIRST_SHARE = 0.2
 """Share of a pass that `after_first` excludes: the rest shows a model that has trained for a while."""
@@ -73,7 +73,7 @@ class LearnerFigures:
         }
 
 
-class Scored:
+class LearnerPredictions:
     """Predictions by learner and sample. Not thread-safe; close it after use.
 
     The id of a sample is the row of the file times L, plus the index of its label. Ids may come in any order
@@ -169,7 +169,7 @@ class Scored:
             window = np.searchsorted(inner, np.arange(at, at + len(ids)), side="right")
             when, label = self._times_ms.read_at(ids), (ids % len(self.labels)).astype(np.uint8)
             ones = np.ones(len(ids), np.float32)
-            samples = Samples(when, label, column.read_at(ids), self._values.read_at(ids), ones, ())
+            samples = ScoredSamples(when, label, column.read_at(ids), self._values.read_at(ids), ones, ())
             tables.append(table_of(samples, window, number, ()))
             begins = np.flatnonzero(np.diff(window, prepend=-1))
             begun = begins[np.isin(begins + at, edges)]

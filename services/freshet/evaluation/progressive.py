@@ -34,7 +34,7 @@ __all__ = [
     "LabelKind",
     "Measures",
     "Reliability",
-    "Samples",
+    "ScoredSamples",
     "Table",
     "figures_of",
     "measures_of",
@@ -51,7 +51,7 @@ PROBABILITY_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class ScoredSamples:
     """B samples that are not grouped yet; each column has the shape (B,)."""
 
     times_ms: I64
@@ -62,7 +62,7 @@ class Samples:
     segments: tuple[U64, ...]  # per segment field
 
     @classmethod
-    def concat(cls, parts: list[Samples]) -> Samples:
+    def concat(cls, parts: list[ScoredSamples]) -> ScoredSamples:
         """Concatenate samples in the order of the parts."""
         return cls(
             np.concatenate([s.times_ms for s in parts]),
@@ -74,7 +74,7 @@ class Samples:
         )
 
 
-def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
+def table_of(samples: ScoredSamples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
     """Group samples: each counts in the cell of all samples and in one cell of each segment field.
 
     Args:
@@ -100,7 +100,7 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
     return Table(keys, added, cell, bin_, both)
 
 
-def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
+def _terms(samples: ScoredSamples, number: Bool) -> tuple[F64, I64, F64]:
     """Return the samples' summands (S, B), bins (B,) and positive and negative weights (2, B).
 
     The weights are 0 for labels that are numbers: these have no histogram.
@@ -385,7 +385,7 @@ class Measures:
         self._number = np.array([label.number for label in labels])
         self._table = Table.empty()
         self._fresh: list[Table] = []  # groups to merge into the table, in order
-        self._waiting: list[Samples] = []
+        self._waiting: list[ScoredSamples] = []
         self._waiting_count = 0
         self._known = [np.empty(0, np.uint64) for _ in segments]
         self._newest_ms = TOTAL
@@ -418,7 +418,7 @@ class Measures:
         none = np.zeros(size, np.uint64)
         columns = tuple(given.get(name, none).copy() for name in self.segments)
         self._waiting.append(
-            Samples(times_ms.copy(), label.copy(), own, value.copy(), weight.copy(), columns)
+            ScoredSamples(times_ms.copy(), label.copy(), own, value.copy(), weight.copy(), columns)
         )
         self._newest_ms = max(self._newest_ms, int(times_ms.max()))
         self._waiting_count += size
@@ -560,7 +560,7 @@ class Measures:
         """Group the waiting samples into a table."""
         if not self._waiting:
             return
-        samples, sizes = Samples.concat(self._waiting), [len(part.label) for part in self._waiting]
+        samples, sizes = ScoredSamples.concat(self._waiting), [len(part.label) for part in self._waiting]
         values = [self._learn_values(i, column, sizes) for i, column in enumerate(samples.segments)]
         window = samples.times_ms - samples.times_ms % self.window_ms
         window[window < self._closed_ms] = TOTAL

@@ -40,7 +40,7 @@ __all__ = [
     "SET_BACK_MARGIN_MS",
     "LateJoin",
     "LateJoined",
-    "Partition",
+    "SetBackPartition",
     "set_back",
     "time_at",
 ]
@@ -50,7 +50,7 @@ SET_BACK_MARGIN_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class SetBackPartition:
     """Watermark of one partition, before and after."""
 
     partition: int
@@ -65,7 +65,7 @@ class Partition:
         return bool(self.recall)
 
 
-def set_back(context: JoinContext, *, dry_run: bool) -> list[Partition]:
+def set_back(context: JoinContext, *, dry_run: bool) -> list[SetBackPartition]:
     """Set back the watermark of every partition that is ahead of the clock, to the present, or to the time of
     the oldest unread event.
 
@@ -84,7 +84,7 @@ def set_back(context: JoinContext, *, dry_run: bool) -> list[Partition]:
         Unavailable: the log cannot be reached.
     """
     horizon_ms = Joiner(context.plan).horizon_ms
-    done: list[Partition] = []
+    done: list[SetBackPartition] = []
     for group in context.groups(context.partitions):
         writer = None if dry_run else context.writer_of(group)
         try:
@@ -101,14 +101,14 @@ def set_back(context: JoinContext, *, dry_run: bool) -> list[Partition]:
 
 def _judge(
     context: JoinContext, horizon_ms: int, partition: int, last: tuple[int, Commit] | None
-) -> Partition:
+) -> SetBackPartition:
     log, now_ms = context.log, context.clock.now_ms()
     commit = None if last is None else last[1]
     if commit is None or commit.watermark_ms is None:
-        return Partition(partition, None, None, {}, {} if commit is None else commit.next)
+        return SetBackPartition(partition, None, None, {}, {} if commit is None else commit.next)
     was_ms = commit.watermark_ms
     if max(was_ms, min(commit.clocks.values(), default=was_ms)) <= now_ms:
-        return Partition(partition, was_ms, was_ms, {}, commit.next)
+        return SetBackPartition(partition, was_ms, was_ms, {}, commit.next)
     places = {role: TopicPartition(topic, partition) for role, topic in context.topics.inputs.items()}
     unread = [time_at(context, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
     to_ms = min([now_ms, was_ms, *(time_ms for time_ms in unread if time_ms is not None)])
@@ -127,13 +127,13 @@ def _judge(
                     "  duplicates of removed events would be joined again: wait until the clock has reached "
                     f"{oldest_ms + horizon_ms}, and repeat the command"
                 )
-    return Partition(partition, was_ms, to_ms, recall, commit.next)
+    return SetBackPartition(partition, was_ms, to_ms, recall, commit.next)
 
 
 def _write(
     context: JoinContext,
     writer: Writer,
-    found: Sequence[Partition],
+    found: Sequence[SetBackPartition],
     last: Mapping[int, tuple[int, Commit] | None],
 ) -> None:
     topics, now_ms = context.topics, context.clock.now_ms()

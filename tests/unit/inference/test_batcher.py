@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from freshet.errors import BadInput, Overloaded
 from freshet.http.responses import ClientGoneError
 from freshet.inference.pipeline import Encoded
-from freshet.inference.scoring import Batcher, Pace, Solo, Throughput
+from freshet.inference.scoring import BatchBudget, Batcher, Solo, Throughput
 from freshet.types import BytesColumn
 
 NOTHING = BytesColumn.of([])
@@ -175,7 +175,7 @@ def test_a_budget_of_nothing_scores_one_by_one() -> None:
 
 @pytest.mark.parametrize("candidates", [1, 10_000])
 def test_a_request_larger_than_the_budget_is_taken_solo(candidates: int) -> None:
-    pace = Pace(1e-9)
+    pace = BatchBudget(1e-9)
 
     assert pace.fits([candidates, 1]) == 1
 
@@ -443,5 +443,5 @@ def test_a_batch_is_found_without_looking_at_all_that_wait() -> None:
     looked: list[int] = []
     waiting = (looked.append(n) or 10 for n in range(1_000))  # type: ignore[func-returns-value]
 
-    assert Pace(0.0).fits(waiting) == 1
+    assert BatchBudget(0.0).fits(waiting) == 1
     assert len(looked) == 2

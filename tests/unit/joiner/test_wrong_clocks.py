@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from freshet.clock import SteadyClock
 from freshet.joiner.commit import Ledger
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.types import Append, BytesColumn
 from tests.fixtures.join_events import Action, Event, Served, label, plan_of
 from tests.fixtures.joiner import World
@@ -71,7 +71,9 @@ class System:
 
     def begun(self) -> JoinerService:
         joiner = self.world.joiner(
-            Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
+            Intervals(
+                flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9
+            )
         )
         joiner.open()
         return joiner
