@@ -168,7 +168,7 @@ class HedgeDense:
         return layers
 
     def named_weights(self, prefix: str, flat: F32) -> dict[str, NDArray[Any]]:
-        """Return the matrices and biases of a padded flat array of weights, by name, without padding."""
+        """Return matrices and biases by name, without padding, from `flat` (N,), the padded weights."""
         parts = {}
         for name, place, shape, real in self._layers():
             parts[f"{prefix}/{name}"] = flat[place].reshape(shape)[real]
