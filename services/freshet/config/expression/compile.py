@@ -38,6 +38,7 @@ __all__ = [
     "LabelValue",
     "Step",
     "compared_in",
+    "comparisons",
     "compile_condition",
     "compile_score",
     "compile_value",
@@ -391,26 +392,19 @@ def compared_in(condition: str) -> dict[str, tuple[Value, ...]]:
     `action.type == 'click' and not action.bot` gives {"type": ("click",)}.
     """
     found: dict[str, dict[Value, None]] = {}
-    for path, value in _pairs(parse(condition, prefix="action.", aggregates=False)):
-        found.setdefault(path, {})[value] = None
+    for path, value, equal in comparisons(parse(condition, prefix="action.", aggregates=False)):
+        if equal:
+            found.setdefault(path, {})[value] = None
     return {path: tuple(values) for path, values in found.items()}
 
 
-def _pairs(node: Node) -> Iterator[tuple[str, Value]]:
-    match node:
-        case Binary(_, "==", Field(_, path), Literal(_, value)) | Binary(
-            _, "==", Literal(_, value), Field(_, path)
-        ):
-            yield path, value
-        case In(_, Field(_, path), items, False):
-            yield from ((path, item.value) for item in items)
-        case Binary(_, _, left, right):
-            yield from _pairs(left)
-            yield from _pairs(right)
-        case Unary(_, _, operand) | IsNull(_, operand, _) | In(_, operand, _, _):
-            yield from _pairs(operand)
-        case Call(_, _, arguments):
-            for argument in arguments:
-                yield from _pairs(argument)
-        case Aggregate() | Literal() | Field():
-            pass
+def comparisons(node: Node) -> Iterator[tuple[str, Value, bool]]:
+    """Yield (path, constant, whether equality is true) of all comparisons of a field with a constant."""
+    for inner in walk(node):
+        match inner:
+            case Binary(_, "==" | "!=" as op, Field(_, path), Literal(_, value)) | Binary(
+                _, "==" | "!=" as op, Literal(_, value), Field(_, path)
+            ):
+                yield path, value, op == "=="
+            case In(_, Field(_, path), items, negated):
+                yield from ((path, item.value, not negated) for item in items)
