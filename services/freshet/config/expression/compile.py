@@ -6,8 +6,8 @@ Shape letters: N rows or actions, G impressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from typing import Literal as OneOf
 
@@ -19,6 +19,7 @@ from freshet.config.expression.syntax import (
     Binary,
     Call,
     Field,
+    HashText,
     Ill,
     In,
     IsNull,
@@ -33,7 +34,6 @@ from freshet.types import F64, Bool
 
 __all__ = [
     "Expression",
-    "HashText",
     "Kind",
     "LabelValue",
     "Step",
@@ -143,10 +143,6 @@ class Kinds:
         return "boolean"
 
 
-HashText = Callable[[str], int]
-"""The unsalted 64-bit hash of text in columns."""
-
-
 @dataclass(frozen=True, slots=True)
 class Expression:
     """A checked expression over columns."""
@@ -252,7 +248,7 @@ def compile_value(
     Raises ConfigError.
     """
     try:
-        node = _bind(parse(text, prefix="action.", aggregates=True), hash_text)
+        node = parse(text, prefix="action.", aggregates=True, hash_text=hash_text)
         checker = Kinds(kinds)
         checker.need(node, "number", "the value of a label is a number")
         found = tuple(n for n in walk(node) if isinstance(n, Aggregate))
@@ -301,7 +297,7 @@ def _compile(
     key: str,
 ) -> Expression:
     try:
-        node = _bind(parse(text, prefix=prefix, aggregates=False), hash_text)
+        node = parse(text, prefix=prefix, aggregates=False, hash_text=hash_text)
         checker = Kinds(kinds)
         checker.need(
             node, kind, "a condition is true or false" if kind == "boolean" else "a score is a number"
@@ -341,22 +337,6 @@ def walk(node: Node) -> Iterator[Node]:
     yield node
     for child in _children(node):
         yield from walk(child)
-
-
-def _bind(node: Node, hash_text: HashText | None) -> Node:
-    """Add the hash to all literals of text."""
-    if hash_text is None:
-        return node
-    if isinstance(node, Literal):
-        return replace(node, hashed=hash_text(node.value)) if isinstance(node.value, str) else node
-    changes: dict[str, Any] = {}
-    for f in fields(node):
-        value: Any = getattr(node, f.name)
-        if isinstance(value, tuple):
-            changes[f.name] = tuple(_bind(v, hash_text) for v in value)
-        elif is_dataclass(value):
-            changes[f.name] = _bind(value, hash_text)  # type: ignore[arg-type]
-    return replace(node, **changes)
 
 
 Step = tuple[str, float | str]
