@@ -93,7 +93,7 @@ class Kind(enum.IntEnum):
     BATCH = 7  # samples to train on
     GRADIENTS = 8  # of a batch → ACCEPTED
     ACCEPTED = 9
-    REQUEST = 10  # a call without arguments → its answer
+    REQUEST = 10  # a call without arguments → RESPONSE
     RESPONSE = 11
     PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
 

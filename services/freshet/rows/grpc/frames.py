@@ -8,7 +8,7 @@ there are several, MOMENT_OF of each group (the pushes that its rows contain) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
 receiver to own), KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: applied
 before |
-| `Applied` | REQUEST | `RESPONSE`: APPLIED (every distinct offset of a partition), NUMBERS (the owned buckets) |
+| `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
 | `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
 
 U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
