@@ -94,7 +94,7 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a joiner: events to samples."""
     from freshet.joiner.service import JoinerStatus
-    from freshet.joiner.start import assignment_of, make, pace_of
+    from freshet.joiner.start import assignment_of, intervals_of, make
 
     with Cleanup() as cleanup:
         log = open_eventlog(settings.common.log_url)
@@ -121,7 +121,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             stuck=pulse.stuck,
         )
         cleanup.add("admin", admin.close)
-        pace = pace_of(
+        intervals = intervals_of(
             log,
             commit_interval_ms=settings.joiner.commit_interval_ms,
             poll_records=settings.joiner.read_records,
@@ -131,7 +131,12 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             cleanup.add("claims", shared[0].close)
         external = external_registry(settings)
         joiner = make(
-            spec, log, assignment=shared and shared[1], external_schemas=external, pace=pace, stop=stop
+            spec,
+            log,
+            assignment=shared and shared[1],
+            external_schemas=external,
+            intervals=intervals,
+            stop=stop,
         )
         joiner.pulse, joiner.on_status = pulse, note
         joiner.run()

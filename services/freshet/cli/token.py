@@ -154,12 +154,10 @@ def _scopes(text: str) -> frozenset[Any]:
 
 
 def _duration_ms(text: str) -> int:
-    from freshet.config.options import Duration, Wrong
+    from freshet.config.options import Duration, Section
 
-    try:
-        return int(Duration(1_000, 100 * 365 * 86_400_000).read(text) or 0)
-    except Wrong as wrong:
-        raise ConfigError("token", "--expires", text, wrong.expected, wrong.hint) from None
+    longest = Duration(1_000, 100 * 365 * 86_400_000)
+    return int(Section("token", "", {"--expires": text}).read_value("--expires", longest))
 
 
 def _value(entry: TokenEntry) -> dict[str, Any]:

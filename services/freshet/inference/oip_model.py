@@ -318,7 +318,7 @@ class OipModel:
         request = read()
         count = max((len(tensor.values) for tensor in request.tensors.values()), default=0)
         scored, serving = await self._scoring.score_samples(count, lambda: self._decoded(request))
-        self._scoring.tally.scored(scored)
+        self._scoring.counts.scored(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
             values[label.name] = scored.predictions[:, i]

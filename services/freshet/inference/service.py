@@ -158,7 +158,7 @@ class Inference:
         self._live = ServingState(self.rows, self.versions, clock)
         self._measure(registry, spec)
         scoring = Scoring(pipeline, self._live, settings, registry)
-        self._tally = scoring.tally
+        self._counts = scoring.counts
         ranker = Ranker(
             spec,
             scoring,
@@ -279,7 +279,7 @@ class Inference:
             "corrupt_deltas": rows.corrupt,
             "not_finite_rows": rows.not_finite,
             "missing_rows": self._missing_rows(),
-            **asdict(self._tally.totals),
+            **asdict(self._counts.totals),
             "rows_next": {str(p): n for p, n in rows.next.items()},
             "rows": rows.reason or self.rows_watch.reason,
             "versions": self.versions.state.reason,
