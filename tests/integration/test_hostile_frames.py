@@ -108,7 +108,7 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
         push_frame(
             4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything
         ),
-        encode_frame(Frame(Kind.ASK, 5)),
+        encode_frame(Frame(Kind.REQUEST, 5)),
         *a_piece(),
     ]
 
