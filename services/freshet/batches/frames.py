@@ -34,9 +34,18 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
-from freshet.rpc.pieces import MOST_PIECES, SMALLEST_LIMIT
-from freshet.rpc.value_formats import RowCodec, value_type
+from freshet.rpc.frames import (
+    BadFrame,
+    Frame,
+    Kind,
+    Part,
+    RowCodec,
+    add_values,
+    encode_frame,
+    read_values,
+    value_type,
+)
+from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 
 __all__ = [
@@ -92,13 +101,13 @@ def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
 def check_messages(spec: Spec, transport: Transport) -> None:
     """Raise ConfigError if the largest batch of the spec exceeds the size of a message in pieces."""
     largest = largest_batch_bytes(spec, layout_of(spec))
-    needed = max(SMALLEST_LIMIT, -(-largest // MOST_PIECES))
+    needed = max(MIN_LIMIT_BYTES, -(-largest // MAX_PIECES))
     if transport.max_message_bytes < needed:
         raise ConfigError(
             "grpc",
             "max_message_bytes",
             transport.max_message_bytes,
-            f"at least {needed}: a batch of {spec.name} may have {largest} bytes, and goes in {MOST_PIECES} "
+            f"at least {needed}: a batch of {spec.name} may have {largest} bytes, and goes in {MAX_PIECES} "
             "messages at most",
             f"raise FRESHET_GRPC_MAX_MESSAGE_BYTES to {needed} on every service of the model, or take fewer "
             "rows in a batch (train.batch.rows, train.batch.behind) or shorter lists (max)",
@@ -277,7 +286,7 @@ def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] 
         if len(values) != rows:  # before the allocation
             raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(values)}", "shape")
         out = np.empty((rows, width), np.float32)
-        values_into(frame, g, out)
+        read_values(frame, g, out)
         gradients.append(out)
     return gradients, counts if counted else None
 
@@ -456,7 +465,7 @@ def _inputs(frame: Frame, size: int, names: Names, memory: Sequence[F32] | None)
         values = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
         fits = memory is not None and len(memory[g]) >= len(values)
         rows = memory[g][: len(values)] if memory is not None and fits else np.empty(values.shape, np.float32)
-        values_into(frame, g, rows)
+        read_values(frame, g, rows)
         groups.append(_group(frame, g, rows, size))
     return ModelInputs(size, groups, dense, labels)
 

@@ -23,8 +23,7 @@ from freshet.batches.stream import TrainBatch
 from freshet.errors import ConfigError, FreshetError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.service import KeyGroup, RowStates
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, decode_frame, encode_frame
 from freshet.tables import KnownPushes
 from freshet.types import F32, U64, Fence, OffsetRange, bucket_of
 

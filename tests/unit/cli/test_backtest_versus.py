@@ -27,7 +27,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.errors import ConfigError
 from freshet.evaluation import LabelKind
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.features import Decoded, SampleDecoder
 
 ROWS = 4_000
@@ -312,7 +312,7 @@ def test_a_plot_that_cannot_be_written_is_refused_first(samples: Path, tmp_path:
 
 def test_the_legend_of_many_learners_stays_within_the_page() -> None:
     names = [f"a learner with a long name {i}" for i in range(9)]
-    with Scored([LabelKind("click", False)]) as scored:
+    with LearnerPredictions([LabelKind("click", False)]) as scored:
         ids = np.arange(4)
         scored.add_samples(ids, np.array([0, 1, 0, 1], np.float32), ids)
         for name in names:
@@ -330,7 +330,7 @@ def test_the_legend_of_many_learners_stays_within_the_page() -> None:
 
 def test_curves_of_any_names_and_figures_are_one_document() -> None:
     kinds = [LabelKind("a<&>\"'\x00\u2028", False), LabelKind("watch", True)]
-    with Scored(kinds) as scored:
+    with LearnerPredictions(kinds) as scored:
         ids = np.arange(6)
         scored.add_samples(ids, np.zeros(6, np.float32), np.full(6, -(1 << 62)))
         scored.add_predictions("x<y>&", ids, np.array([0.5, np.nan, np.inf, 1, 0, 3], np.float32))

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rows.service import KeyGroup, Push
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, add_values, encode_frame, read_values
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 
@@ -166,7 +165,7 @@ def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
     """Copy an answer's rows into `out`, (U, S) float32 for each group. Raises BadFrame if shapes differ."""
     _expect(frame, Kind.ROWS)
     for group, rows in out.items():
-        values_into(frame, group, rows)
+        read_values(frame, group, rows)
 
 
 def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
@@ -226,7 +225,7 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> Push:
         if group.group >= len(widths):
             raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
         rows = np.empty((len(group.keys), widths[group.group]), np.float32)
-        values_into(frame, group.group, rows)
+        read_values(frame, group.group, rows)
         gradients.append(rows)
     decoded = tuple(OffsetRange(*r) for r in ranges)
     return Push(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned, span_of(frame))
