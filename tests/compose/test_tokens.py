@@ -88,7 +88,7 @@ def client(stack: Stack) -> Iterator[Client]:
     made.close()
 
 
-def test_tokens_are_asked_for_and_change_hands_while_everything_runs(stack: Stack, client: Client) -> None:
+def test_tokens_are_required_and_rotate_while_everything_runs(stack: Stack, client: Client) -> None:
     made = {
         name: stack.in_secrets("cat", f"/run/freshet/{part}/{name}.token").strip()
         for name, part in (("client", "client"), *((one, "operator") for one in ("send", "rank", "operate")))

@@ -154,9 +154,7 @@ def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int, l
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
-    tmp_path: Path, shards: int
-) -> None:
+def test_a_push_in_half_of_the_buckets_shows_in_their_rows_only(tmp_path: Path, shards: int) -> None:
     """What a lookup meets that runs beside a push, which goes from bucket to bucket, and to every shard."""
     spec = parse_spec(SPEC)
     rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]

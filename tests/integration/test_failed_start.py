@@ -89,7 +89,7 @@ def test_a_start_that_fails_sends_no_heartbeats(
     assert claims_threads() == before
 
 
-def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
+def test_a_trainer_that_fails_to_start_releases_its_claims(
     world: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "restore_dense", fails)
@@ -140,7 +140,7 @@ def test_a_pipeline_that_fails_leaves_its_log_closed(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("role", "held"), [("trainer", list(slices_of(SPEC.buckets))), ("paramserver", ["shard:a"])]
 )
-def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
+def test_a_start_that_waits_for_a_foreign_claim_can_be_stopped(
     tmp_path: Path, role: str, held: list[str]
 ) -> None:
     made = settings_in(tmp_path)

@@ -185,7 +185,7 @@ def test_it_is_formed_once(nodes: Sequence[Node], tmp_path: Path) -> None:
         (4, "for a moment"),
     ],
 )
-def test_a_node_that_lost_its_volume_joins_as_a_replica_and_no_key_is_lost(
+def test_a_node_that_lost_its_volume_becomes_a_replica(
     nodes: Sequence[Node], tmp_path: Path, lost: int, away: str
 ) -> None:
     formed(nodes, tmp_path)

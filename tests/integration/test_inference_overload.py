@@ -111,7 +111,7 @@ DOORS = [Busy.rank, Busy.explain, Busy.infer, Busy.grpc]
 
 
 @pytest.mark.parametrize("first", DOORS)
-def test_whatever_waits_all_doors_refuse_alike_and_before_they_read(
+def test_all_endpoints_refuse_alike_before_they_read(
     busy: Busy, first: Callable[[Busy], tuple[int, str, str]]
 ) -> None:
     assert busy.figure('freshet_inference_shed_total{why="wait"}') == 0.0, "a series from the start"

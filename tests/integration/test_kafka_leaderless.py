@@ -105,7 +105,7 @@ def numbers(log: KafkaEventLog, at: TopicPartition) -> list[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("places", [[T], [COMMITS, T]], ids=["all-of-it", "a-part-of-it"])
 @pytest.mark.parametrize("end", ["committed", "left-open"])
-def test_what_is_appended_again_after_a_transaction_ended_without_a_leader_is_there_once(
+def test_a_retry_after_a_leaderless_transaction_appends_once(
     brokers: Brokers, log: KafkaEventLog, prefix: str, end: str, places: list[TopicPartition]
 ) -> None:
     log.writer("w").append([append_to(at, [b"0"]) for at in places])

@@ -117,7 +117,7 @@ def looked_up(run: Run):
     return out[:, VECTOR]
 
 
-def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: Run, store: RowStore) -> None:
+def test_a_replacement_shard_answers_before_it_has_loaded(run: Run, store: RowStore) -> None:
     pushing = killed_after_a_flush(run, store)
     before = store.metas(ALL)
     rows = HeldBack(store)
@@ -139,9 +139,7 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_replayed(
-    run: Run, store: RowStore
-) -> None:
+def test_buckets_written_while_they_load_are_claimed_anew(run: Run, store: RowStore) -> None:
     pushing = killed_after_a_flush(run, store)
     rows = HeldBack(store)
     with shard_in_this_process(run, rows) as heir:

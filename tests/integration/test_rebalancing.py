@@ -74,7 +74,7 @@ def test_slices_that_are_hot_are_shared_and_every_sum_is_exact(run: Run) -> None
     share_hot_slices(run)
 
 
-def test_on_kafka_and_redis_slices_that_are_hot_are_shared_and_every_sum_is_exact(
+def test_hot_slices_move_on_kafka_and_redis_with_exact_sums(
     kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path
 ) -> None:
     """What shards tell of their load, the plan and the claims go through a broker, rows that move through
@@ -122,7 +122,7 @@ def share_hot_slices(run: Run) -> None:
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_a_full_shard_says_so_and_trains_on_once_another_takes_slices(run: Run) -> None:
+def test_a_full_shard_goes_on_once_another_takes_slices(run: Run) -> None:
     (port,) = lasting_ports(1)
     limited = {"FRESHET_PARAMSERVER_MEMORY_BYTES": str(LIMIT), "FRESHET_PARAMSERVER_ADMIN_PORT": str(port)}
     run.start("a", settings=QUICK | limited)

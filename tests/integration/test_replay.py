@@ -51,7 +51,7 @@ def run_replay(*arguments):
     return json.loads(result.stdout)
 
 
-def test_the_retail_stream_goes_through_encoding_joiner_and_trainer(retail):
+def test_the_retail_stream_passes_encoder_joiner_and_trainer(retail):
     outcome = run_replay("online-retail", retail, "--lanes", 1)
 
     assert {"samples", "samples_per_s", "auc", "logloss", "ne", "calibration"} <= set(outcome)
@@ -168,7 +168,7 @@ def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_pat
     assert all(commit["kind"] == "commit" for commit in peek("online-retail.joiner"))
 
 
-def test_a_range_of_time_in_which_the_log_took_nothing_holds_no_events(retail, tmp_path):
+def test_a_time_range_without_records_holds_no_events(retail, tmp_path):
     run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     spec = EXAMPLES / "online-retail" / "freshet.toml"
@@ -218,9 +218,7 @@ class _Standing(_Racing):
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_the_same_events_make_the_same_blocks_however_fast_the_machine(
-    retail, tmp_path, monkeypatch, partitions
-):
+def test_the_same_events_make_the_same_blocks_at_any_speed(retail, tmp_path, monkeypatch, partitions):
     spec = replace(load_spec(ONLINE_RETAIL), partitions=partitions)
     blocks = []
     for clock in (_Racing(), _Standing()):

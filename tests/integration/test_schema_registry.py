@@ -181,9 +181,7 @@ def test_topics_of_others_are_joined_as_they_are(shop: Shop, registry: SchemaReg
     assert shop.log.topics()["views"].retention_ms == 12_345_678  # theirs to set
 
 
-def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
-    shop: Shop, registry: SchemaRegistryServer
-) -> None:
+def test_events_wait_for_an_unavailable_registry(shop: Shop, registry: SchemaRegistryServer) -> None:
     schema_id = view_id(registry)
     shop.write("views", framed(schema_id, encoded(VIEW, r="a", ts=5_000, item={"id": 1})))
     registry.kill()
@@ -202,18 +200,18 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
     assert shop.reasons() == []
 
 
-def test_a_topic_of_others_with_other_partitions_is_told_of(kafka: Kafka, shop: Shop) -> None:
+def test_an_external_topic_with_other_partitions_is_an_error(kafka: Kafka, shop: Shop) -> None:
     spec = parse_spec(SPEC.replace("partitions = 1", "partitions = 2"), folder=shop.spec.folder)
     with pytest.raises(Mismatch, match=r"views: expected 2 partitions or more, found 1"):
         make(spec, shop.log, external_schemas=RestRegistry(Access("http://127.0.0.1:1")))
 
 
-def test_without_a_registry_the_start_says_which_setting_is_missing(shop: Shop) -> None:
+def test_without_a_registry_the_start_names_the_missing_setting(shop: Shop) -> None:
     with pytest.raises(ConfigError, match="FRESHET_REGISTRY_URL"):
         make(shop.spec, shop.log)
 
 
-def test_what_was_not_there_is_asked_for_again_after_a_while(registry: SchemaRegistryServer) -> None:
+def test_a_missing_schema_is_requested_again_after_a_while(registry: SchemaRegistryServer) -> None:
     clock = SettableClock()
     client = RestRegistry(Access(registry.url), clock)
     with pytest.raises(KeyError):
@@ -227,13 +225,13 @@ def test_what_was_not_there_is_asked_for_again_after_a_while(registry: SchemaReg
     assert registry.requests("/schemas/ids/100001") == 2
 
 
-def test_a_schema_of_another_kind_is_told_of(registry: SchemaRegistryServer) -> None:
+def test_a_schema_of_another_kind_is_an_error(registry: SchemaRegistryServer) -> None:
     schema_id = registry.register("s", DEED, kind="PROTOBUF")
     with pytest.raises(ConfigError, match="PROTOBUF"):
         RestRegistry(Access(registry.url)).get(schema_id)
 
 
-def test_a_reference_that_was_not_there_is_asked_for_again(
+def test_a_missing_reference_is_requested_again(
     registry: SchemaRegistryServer,
 ) -> None:
     clock = SettableClock()
@@ -269,12 +267,12 @@ def test_secrets_come_from_files_that_may_change(tmp_path: Path, kind: str) -> N
         assert spell(client.get(schema_id)) == "record Deed"
 
 
-def test_the_next_registry_is_asked_where_one_is_away(registry: SchemaRegistryServer) -> None:
+def test_the_next_registry_is_queried_if_one_is_unavailable(registry: SchemaRegistryServer) -> None:
     schema_id = registry.register("s", DEED)
     assert spell(RestRegistry(Access(f"http://127.0.0.1:1,{registry.url}")).get(schema_id)) == "record Deed"
 
 
-def test_a_server_that_is_no_registry_is_unavailable_and_no_unknown_id(
+def test_a_server_that_is_no_registry_counts_as_unavailable(
     registry: SchemaRegistryServer,
 ) -> None:
     with pytest.raises(Unavailable, match="404"):

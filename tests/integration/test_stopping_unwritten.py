@@ -107,7 +107,7 @@ def learn(pipeline: Pipeline, training: Training) -> None:
     wait_until("it learns", lambda: training.status()["samples"] == appended, within_s=WITHIN_S)
 
 
-def test_a_trainer_that_cannot_flush_at_its_end_leaves_its_claims(pipeline: Pipeline, rows: Closing) -> None:
+def test_a_trainer_that_cannot_flush_releases_its_claims(pipeline: Pipeline, rows: Closing) -> None:
     training = trainer(pipeline, rows)
     thread = threading.Thread(target=training.run)
     with capture_logs() as said:
@@ -143,7 +143,7 @@ def test_a_trainer_whose_last_flush_hangs_ends_within_its_drain(pipeline: Pipeli
     [(False, "the row store is away"), (True, "no answer of the row store or the log within")],
     ids=["says so", "hangs"],
 )
-def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
+def test_a_shard_that_cannot_flush_releases_claims_and_port(
     pipeline: Pipeline, rows: Closing, hangs: bool, told: str
 ) -> None:
     server, stop = shard(pipeline, rows), threading.Event()
@@ -165,9 +165,7 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
         taken.bind(("127.0.0.1", server.server.port))
 
 
-def test_a_shard_that_is_stopped_in_a_round_that_hangs_ends_within_its_drain(
-    pipeline: Pipeline, rows: Closing
-) -> None:
+def test_a_shard_stopped_in_a_hanging_round_ends_in_its_drain(pipeline: Pipeline, rows: Closing) -> None:
     server, stop = shard(pipeline, rows), threading.Event()
     rows.away = rows.hangs = True
     thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0}, daemon=True)
@@ -187,9 +185,7 @@ def test_a_shard_that_is_stopped_in_a_round_that_hangs_ends_within_its_drain(
         taken.bind(("127.0.0.1", server.server.port))
 
 
-def test_a_shard_that_hangs_while_it_hands_slices_over_ends_within_its_drain(
-    pipeline: Pipeline, rows: Closing
-) -> None:
+def test_a_shard_that_hangs_in_a_handover_ends_within_its_drain(pipeline: Pipeline, rows: Closing) -> None:
     slices = list(slices_of(pipeline.spec.buckets))
     leaver, heir = shard(pipeline, rows), shard(pipeline, pipeline.stores.rows, "b")
     stops = threading.Event(), threading.Event()

@@ -18,7 +18,7 @@ ROWS = 1_024
 FULL = "versions/0000000001: cannot write: No space left on device"
 
 
-def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path: Path) -> None:
+def test_unwritten_versions_are_reported_and_training_goes_on(tmp_path: Path) -> None:
     pipeline = Pipeline(plain_spec("", 'version_interval = "100ms"'), tmp_path, 2)
     rows = Workload(rows=ROWS, cardinality=100).arrays()
     versions = Faulty(pipeline.stores.versions)

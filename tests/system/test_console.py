@@ -101,7 +101,7 @@ def test_an_action_is_traced_through_every_stage(running: Running) -> None:
     assert times[0] > 0
 
 
-def test_what_rows_an_item_has_is_looked_up_without_asking_as_a_reader(running: Running) -> None:
+def test_rows_of_an_item_are_shown_without_a_request_of_a_reader(running: Running) -> None:
     offered = [{"article": "a1", "topic": TOPICS[1], "age_s": 60.0}]
 
     def known() -> bool:

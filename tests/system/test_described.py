@@ -163,7 +163,7 @@ def differing(world: World, service: str, described: tuple[Metric, ...]) -> list
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_each_service_exposes_just_the_metrics_that_are_described(world: World, service: str) -> None:
+def test_each_service_exposes_exactly_its_described_metrics(world: World, service: str) -> None:
     wait_until(
         f"{service} exposes what is described: {differing(world, service, SERVICES[service])}",
         lambda: not differing(world, service, SERVICES[service]),

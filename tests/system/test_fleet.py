@@ -88,7 +88,7 @@ def healed(kafka: Kafka, redis_cluster: RedisCluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("healed")
-def test_whoever_is_killed_or_stands_still_everything_acknowledged_counts_once(
+def test_kills_and_pauses_lose_or_double_no_acknowledged_event(
     fleet: Fleet, kafka: Kafka, redis_cluster: RedisCluster, stores: Mapping[str, str], tmp_path: Path
 ) -> None:
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_FAULTS={FAULTS} FRESHET_TEST_ROWS={ROWS}")

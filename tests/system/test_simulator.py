@@ -35,7 +35,7 @@ def told(simulator: Simulator, what: str, figure: str) -> float:
     return float(sum(window[what][figure] for window in simulator.status()["windows"]))
 
 
-def test_readers_are_served_and_their_clicks_are_joined_with_what_they_saw(tmp_path: Path) -> None:
+def test_readers_are_served_and_their_clicks_joined(tmp_path: Path) -> None:
     with (
         local(patient(write_spec(tmp_path / "demo")), folder=tmp_path / "run") as system,
         readers(system, 300) as simulator,
@@ -82,7 +82,7 @@ def test_readers_go_on_after_a_kill_and_every_action_arrives(tmp_path: Path, rol
     assert after["actions"]["sent"] + after["actions"]["waiting"] == made
 
 
-def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) -> None:
+def test_a_simulator_goes_on_with_its_seed_and_refuses_another(tmp_path: Path) -> None:
     with local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system:
         with readers(system, 300) as first:
             wait_until("items are shown", lambda: first.status()["impressions"] > 0, within_s=30)

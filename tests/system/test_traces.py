@@ -44,7 +44,7 @@ def collector() -> Iterator[Receiver]:
         yield made
 
 
-def test_an_event_is_followed_from_its_request_to_the_version_that_has_learned_from_it(
+def test_an_event_is_traced_from_request_to_learned_version(
     collector: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRESHET_TRACES_RATIO", "1")

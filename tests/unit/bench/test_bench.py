@@ -72,7 +72,7 @@ def test_only_those_that_are_named_run(modules, capsys):
     assert "one" not in last_line(capsys)
 
 
-def test_a_name_that_there_is_not_is_refused_with_those_there_are(capsys):
+def test_an_unknown_name_is_refused_with_the_known_ones(capsys):
     assert main(["tabel"], {"log": "", "table": ""}) == 2
     assert "there are log, table" in capsys.readouterr().err
 
@@ -107,7 +107,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(modules, tmp_path):
     wait_until("the child has ended", ended, within_s=10)
 
 
-def test_the_list_tells_all_that_there_is(capsys):
+def test_the_list_has_every_measurement(capsys):
     assert main(["--list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in (*NAMES, *BY_HAND))

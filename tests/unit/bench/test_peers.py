@@ -33,7 +33,7 @@ def test_a_base_is_a_peer_without_a_base_of_its_own(name):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_nothing_in_the_package_imports_freshet_whose_packages_a_peers_environment_lacks(file):
+def test_peers_import_nothing_of_freshet(file):
     imported = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -49,7 +49,7 @@ def test_nothing_in_the_package_imports_freshet_whose_packages_a_peers_environme
 @pytest.mark.parametrize(
     "stamp", [None, '{"asked": ["torch==1.0"], "sees": []}'], ids=["half made", "older pins"]
 )
-def test_an_environment_that_is_half_made_or_made_of_other_versions_is_missing(tmp_path, stamp):
+def test_an_incomplete_or_outdated_environment_counts_as_missing(tmp_path, stamp):
     (tmp_path / "torch").mkdir()
     if stamp:
         (tmp_path / "torch" / setup.STAMP).write_text(stamp)
@@ -68,7 +68,7 @@ def test_a_job_runs_in_the_environment_of_its_peer():
     assert environment_of("fbgemm") == "torchrec"
 
 
-def test_a_job_that_there_is_not_is_told_with_those_that_there_are():
+def test_an_unknown_job_is_refused_with_the_known_ones():
     with pytest.raises(JobError, match="no job 'tourch'; there are torch, torchrec, fbgemm"):
         environment_of("tourch")
 
@@ -89,6 +89,6 @@ def test_a_jobs_line_is_its_numbers():
         ("Warming up...", "torch printed 'Warming up...': expected one JSON object"),
     ],
 )
-def test_a_jobs_line_that_is_not_as_agreed_is_told(line, complaint):
+def test_a_malformed_line_of_a_job_is_an_error(line, complaint):
     with pytest.raises(JobError, match=complaint):
         checked(line, ["samples_per_s"], "torch")

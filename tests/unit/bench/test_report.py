@@ -31,7 +31,7 @@ def test_without_json_it_is_a_line_for_each_figure(say):
     assert [line.split() for line in out.splitlines()] == [["read.rows_per_s", "1,235,000"], ["rows", "5"]]
 
 
-def test_arguments_are_passed_only_when_told(say):
+def test_arguments_are_passed_only_if_given(say):
     def measure(quick=False, rows=7):
         return {"rows": rows}
 
@@ -39,7 +39,7 @@ def test_arguments_are_passed_only_when_told(say):
     assert json.loads(say(measure, "--json", "--rows", "9", options={"rows": int})) == {"rows": 9}
 
 
-def test_four_digits_are_told():
+def test_figures_have_four_digits():
     assert rounded(
         {"a": 0.123456, "b": {"c": 123456.7, "d": [1.23456, 2]}, "e": 123456, "f": "x", "g": 0.0}
     ) == {

@@ -8,7 +8,7 @@ import pytest
 from bench.rounds import Figure, interleaved, rate
 
 
-def test_each_case_is_called_once_a_round_and_its_median_is_told():
+def test_each_case_runs_once_a_round_and_yields_its_median():
     values = {"a": iter([3.0, 1.0, 2.0]), "b": iter([30.0, 10.0, 20.0])}
 
     found = interleaved({name: v.__next__ for name, v in values.items()}, 3, unit="rows/s")
@@ -39,7 +39,7 @@ def test_a_figure_of_nothing_is_refused():
         Figure.of([])
 
 
-def test_a_figure_goes_to_json_without_its_unit_which_its_key_tells():
+def test_a_figure_goes_to_json_without_the_unit_in_its_key():
     assert Figure.of([1.0, 2.0, 6.0], "ms").as_json() == {"median": 2, "low": 1, "high": 6, "n": 3}
 
 
