@@ -1,8 +1,7 @@
-"""A trainer rank with its rows in shards, and embedders if wanted, as processes of their own: how fast it
-gets through a log, and how well it predicts.
+"""A trainer rank with shards and embedders as processes of their own: its speed, and how well it predicts.
 
 The shards are `freshet run paramserver`, the embedders `freshet run embedder`; the rank runs in the process
-that measures, made as `freshet run trainer` makes it. They share the machine's cores.
+that measures, as `freshet run trainer` would run it. All share the machine's cores.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.machine import cpu_s
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
 from freshet.apps.training import Stores, Training
 from freshet.config.settings import load_settings
-from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.model import Spec
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import topics_of
 from freshet.coordination.assignment import SLICES, ShardMap
@@ -43,19 +42,19 @@ __all__ = ["Apart", "Passed"]
 
 START_S = 60.0
 FAR = "127.0.0.2"
-"""Where a shard behind a link says that it is; it is at 127.0.0.1."""
+"""The address that a shard behind a link advertises: the link's. The shard listens at 127.0.0.1."""
 LOOK_S = 0.005
 FIRST, LAST = 0.1, 0.97
-"""Shares of the samples between which the rate is taken: after the start, before the last batches come in."""
+"""The rate is taken between these shares of the samples: after the start, before the last batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """What runs beside the rank, and how they talk."""
+    """The processes beside the rank, and their codecs."""
 
     shards: int = 1  # 0: rows, embedder and trainer in one process, as `freshet up` has them
     embedders: int = 0  # 0: the rank looks rows up itself
-    delay_ms: float | None = None  # one way, between whoever looks up and the shards; None: no link between
+    delay_ms: float | None = None  # one way, in a link before each shard; None: no link
     codec: str = "fp32"  # of rows, on every wire, and of gradients
     gradients: str | None = None  # of those, if another
 
@@ -95,7 +94,7 @@ class Apart:
         return self.gradients or self.codec
 
     def _wait_for_owners(self, spec: Spec, log: EventLog) -> None:
-        """Until shards own all buckets and embedders all partitions, each its share."""
+        """Wait until shards own all buckets and embedders all partitions, each its share."""
         claims = Claims(log, topics_of(spec).control)
         owners = ShardMap(claims, spec.buckets)
         least = spec.buckets // self.shards - spec.buckets // SLICES
@@ -149,7 +148,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What training on a log gave. Rates are of its middle, see FIRST and LAST."""
+    """The figures of training on a log. Rates are of its middle, see FIRST and LAST."""
 
     samples: int
     samples_per_s: float
@@ -164,7 +163,7 @@ class Passed:
 
 @dataclass(slots=True)
 class _Seen:
-    """How far it was at one moment."""
+    """The progress at one moment."""
 
     samples: int
     at: float
@@ -174,12 +173,12 @@ class _Seen:
 
 
 def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) -> Passed:
-    """Run it to the end of the log."""
+    """Run a rank to the end of the log."""
     seen: list[_Seen] = []
 
     def now() -> _Seen:
         status = rank.status()
-        cpu = time.process_time(), sum(cpu_s_of(pid) for pid in others)
+        cpu = time.process_time(), sum(cpu_s(pid) for pid in others)
         return _Seen(rank.trainer.progress.samples, time.perf_counter(), *cpu, status)
 
     def look() -> None:
@@ -188,9 +187,6 @@ def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) ->
                 pass
             seen.append(now())
         rank.stop()
-
-    def told(name: str, of: _Seen) -> int:
-        return int(of.status.get(name, 0))  # in one process there is no wire
 
     watcher = threading.Thread(target=look, name="watcher")
     watcher.start()
@@ -203,6 +199,11 @@ def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) ->
         raise RuntimeError(f"it has stopped after {rank.trainer.progress.samples} of {total} samples")
     first, last, _ = seen
     samples, batches = last.samples - first.samples, last.status["batches"] - first.status["batches"]
+
+    def moved(name: str) -> float:
+        """Bytes a sample; in one process there is no wire."""
+        return int(last.status.get(name, 0) - first.status.get(name, 0)) / samples
+
     (measured,) = rank.quality.summary()["training"].values()
     stages = first.status["stage_seconds"], last.status["stage_seconds"]
     return Passed(
@@ -210,8 +211,8 @@ def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) ->
         samples_per_s=samples / (last.at - first.at),
         rank_cpu_us=1e6 * (last.cpu_s - first.cpu_s) / samples,
         others_cpu_us=1e6 * (last.others_cpu_s - first.others_cpu_s) / samples,
-        sent_bytes=(told("sent_bytes", last) - told("sent_bytes", first)) / samples,
-        received_bytes=(told("received_bytes", last) - told("received_bytes", first)) / samples,
+        sent_bytes=moved("sent_bytes"),
+        received_bytes=moved("received_bytes"),
         stages_us={name: 1e6 * (s - stages[0].get(name, 0.0)) / batches for name, s in stages[1].items()},
         auc=measured["auc"],
         logloss=measured["logloss"],
@@ -219,7 +220,7 @@ def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) ->
 
 
 def samples_in(log: EventLog, spec: Spec) -> int:
-    """Samples in all partitions of a log."""
+    """Count the samples in all partitions of a log."""
     reader, total = log.reader(), 0
     for p in range(spec.partitions):
         at = TopicPartition(topics_of(spec).samples, p)
@@ -233,14 +234,8 @@ def samples_in(log: EventLog, spec: Spec) -> int:
     return total
 
 
-def cpu_s_of(pid: int) -> float:
-    """Seconds that a process has had of the cores, its threads together."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 def _service(role: str, number: int, file: Path, folder: Path, own: Mapping[str, str]) -> Process:
-    """`freshet run ROLE`, which lives when this returns."""
+    """Start `freshet run ROLE`."""
     words = [sys.executable, "-m", "freshet", "run", role, str(file), "--folder", str(folder)]
     env = os.environ | {f"FRESHET_{role.upper()}_{name}": value for name, value in own.items()}
     process = Process(words, folder / f"{role}-{number}.log", env)

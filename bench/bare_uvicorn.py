@@ -1,8 +1,8 @@
-"""The gateway's yardstick for single requests: a bare ASGI application under the same uvicorn settings.
+"""A bare ASGI application under the gateway's uvicorn settings: the bound of single requests.
 
     python -m bench.bare_uvicorn ANSWER_BYTES       prints its port, runs until it is killed
 
-It reads the body and answers 202 with JSON of so many bytes: what HTTP alone costs on this machine.
+It reads the body and answers 202 with JSON of ANSWER_BYTES: the cost of HTTP alone on this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from freshet.http.server import BACKLOG, UVICORN
 
 
 def application(answer_bytes: int) -> Any:
-    """Reads a request whole, answers it with 202 and `answer_bytes` bytes."""
+    """Return an application that reads a request and answers it with 202 and `answer_bytes` bytes."""
     answer = b'"' + b"x" * (answer_bytes - 2) + b'"'
     headers = [(b"content-type", b"application/json"), (b"content-length", str(answer_bytes).encode())]
 

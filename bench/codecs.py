@@ -1,4 +1,4 @@
-"""What it costs to hand changed rows on: codecs of rows, publishing and flushing, through the shard's code.
+"""The cost of passing changed rows on: codecs of rows, publishing and flushing, through the shard's code.
 
     python -m bench.codecs [--rows 200000] [--folder FOLDER] [--quick] [--json]
 
@@ -6,11 +6,11 @@ Rows are those of the default model with one label: two scalars and a vector of 
 buckets; `wide` has as many rows in 26 tables, so 26,624 runs of a few rows each. Codecs are bound by memory:
 they copy each row once or twice, and the row deltas pass a CRC-32 over it besides. Publishing and flushing
 write what they copied durably: an append to the log and a transaction of the row store, each with an fsync of
-the disk under FOLDER (default: that of temporary files). Codecs are told per second of processor time;
-publish and flush by the clock, with the processor time of the shard's thread beside it, as that is what
-training loses: of the middle flush, and of the mean one, which has its share of checkpoints and compactions
-(they are seldom: a quick run has none). `flush_of_none` is what a flush costs when no row has changed:
-offsets of all buckets are written all the same. `load` is what a restart reads into the table.
+the disk under FOLDER (default: that of temporary files). Codecs are measured per second of processor time;
+publish and flush by the clock, with the processor time of the shard's thread beside it, which training loses:
+of the median flush, and of the mean one, which has its share of the rare checkpoints and compactions (a quick
+run has none). `flush_of_none` is a flush after no row has changed: it still writes the offsets of all
+buckets. `load` is the reading of all rows at a restart.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ click = { on = "action.type == 'click'", window = "2m" }
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 QUICK_ROUNDS = 3
 DELTA_ROWS = 50_000 // ROWS_PARTITIONS
-"""Of a record of `rows`, when as much has changed as the shard copies out at once."""
+"""Rows of a record of `rows` when a shard copies out as much as it does at once."""
 
 
 def spec_of(precision: str = "fp32", *, tables: int = 2) -> Spec:
-    """A model of so many tables, t0 and on; the last in that precision."""
+    """Return a model of tables t0, t1, …; the last has that precision."""
     names = [f"t{i}" for i in range(tables)]
     lines = [f"{name} = {{ dim = 16 }}" for name in names[:-1]]
     lines += [f'{names[-1]} = {{ dim = 16, precision = "{precision}" }}', "[features]"]
@@ -66,7 +66,7 @@ def spec_of(precision: str = "fp32", *, tables: int = 2) -> Spec:
 
 
 class Batches:
-    """Pushes of all rows of all tables, again and again: each makes every row dirty."""
+    """Pushes of all rows of all tables: each makes every row dirty."""
 
     def __init__(self, spec: Spec, rows: int) -> None:
         per_table = rows // len(spec.tables)
@@ -85,7 +85,7 @@ class Batches:
             self._gradients.append(np.full((len(arrays[0]), group.width), 1e-3, np.float32))
 
     def next(self) -> Push:
-        """The next push: the range after the last one's."""
+        """Return the next push; its range follows the last one's."""
         self._at += 1
         span = (OffsetRange(0, self._at - 1, self._at),)
         return Push(span, Fence(1), TimeMs(self._at), self._groups, self._gradients)
@@ -93,7 +93,7 @@ class Batches:
 
 @contextmanager
 def shard_in(folder: Path, spec: Spec, fence: Fence) -> Iterator[Shard]:
-    """A shard on what lies in the folder, if anything does; it is not loaded nor started."""
+    """Open a shard on the stores in a folder; it is neither loaded nor started."""
     log, rows = SqliteEventLog(folder / "log"), SqliteRowStore(folder / "rows.sqlite")
     ensure_topics(log, spec)
     shard = Shard(ShardContext(spec, "hash", log, rows), fence=fence)
@@ -103,7 +103,7 @@ def shard_in(folder: Path, spec: Spec, fence: Fence) -> Iterator[Shard]:
 
 
 def writes(folder: Path, tables: int, rows: int, rounds: int) -> Figures:
-    """Publish and flush of all rows, and of none, through the shard; then what a restart takes to load."""
+    """Measure publish and flush of all rows and of none through the shard, then the load of a restart."""
     spec = spec_of(tables=tables)
     found: dict[str, list[tuple[float, float]]] = {"publish": [], "flush": [], "flush_of_none": []}
 
@@ -141,8 +141,8 @@ def writes(folder: Path, tables: int, rows: int, rounds: int) -> Figures:
     return figures
 
 
-def made_ready(rows: int, rounds: int) -> Figures:
-    """The pure part of both: from the table to records of `rows`, and to the columns of a flush."""
+def collected(rows: int, rounds: int) -> Figures:
+    """Measure both without I/O: from the table to records of `rows`, and to the columns of a flush."""
     spec = spec_of()
     store, batches = Store.of(spec, layout_of(spec)), Batches(spec, rows)
     book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
@@ -165,7 +165,7 @@ def made_ready(rows: int, rounds: int) -> Figures:
 
 
 def deltas(rounds: int, quick: bool) -> Figures:
-    """Row deltas, the records of `rows`: written and read, in each codec."""
+    """Measure writing and reading row deltas, the records of `rows`, in each codec."""
     rng = np.random.default_rng(0)
     keys = rng.integers(0, 1 << 63, DELTA_ROWS, np.uint64)
     values = rng.normal(0, 0.01, (DELTA_ROWS, 18)).astype(np.float32)
@@ -187,15 +187,15 @@ def deltas(rounds: int, quick: bool) -> Figures:
 
         for name, work in (("encode", write), ("decode", read)):
             cases[f"{name}_{codec.name.lower()}"] = rate(work, DELTA_ROWS * calls, time.thread_time)
-    told = interleaved(cases, rounds, unit="rows/s")
-    figures: Figures = {name: {"rows_per_s": figure.median} for name, figure in told.items()}
+    rates = interleaved(cases, rounds, unit="rows/s")
+    figures: Figures = {name: {"rows_per_s": figure.median} for name, figure in rates.items()}
     for codec_name, size in sizes.items():
         figures[f"encode_{codec_name}"]["bytes_per_row"] = size
     return figures
 
 
 def packed(rows: int, rounds: int) -> Figures:
-    """Packed rows, as the row store keeps them: from a table and into one, with vectors in fp32 and bf16."""
+    """Measure packed rows, as the row store keeps them, out of a table and into one, in fp32 and bf16."""
     cases: dict[str, Callable[[], float]] = {}
     figures: Figures = {}
     for precision in ("fp32", "bf16"):
@@ -208,9 +208,9 @@ def packed(rows: int, rounds: int) -> Figures:
         found, exported = store.export_rows(table, keys)
         if not found.all():
             raise RuntimeError("rows that were pushed are not in the table")
-        taker = Store.of(spec, layout_of(spec))
-        taker.import_rows(exported)
-        export, take = partial(store.export_rows, table, keys), partial(taker.import_rows, exported)
+        other = Store.of(spec, layout_of(spec))
+        other.import_rows(exported)
+        export, take = partial(store.export_rows, table, keys), partial(other.import_rows, exported)
         cases[f"export_{precision}"] = rate(export, len(keys), time.thread_time)
         cases[f"import_{precision}"] = rate(take, len(keys), time.thread_time)
         figures[f"export_{precision}"] = {"bytes_per_row": store.record_bytes(table)}
@@ -220,7 +220,7 @@ def packed(rows: int, rounds: int) -> Figures:
 
 
 def measure(quick: bool = False, rows: int | None = None, folder: Path | None = None) -> Figures:
-    """Codecs of deltas and of packed rows, publish and flush."""
+    """Measure codecs of deltas and of packed rows, publish and flush."""
     rows = rows or (50_000 if quick else 200_000)
     rounds = QUICK_ROUNDS if quick else 7
     writing = QUICK_ROUNDS if quick else 28
@@ -228,16 +228,11 @@ def measure(quick: bool = False, rows: int | None = None, folder: Path | None = 
         return {
             **writes(Path(temporary) / "few", 2, rows, writing),
             "wide": writes(Path(temporary) / "wide", 26, rows, writing),
-            "stages": made_ready(rows, rounds),
+            "stages": collected(rows, rounds),
             "deltas": deltas(rounds, quick),
             "packed": packed(rows, rounds),
         }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"rows": int, "folder": Path})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

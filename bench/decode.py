@@ -1,4 +1,4 @@
-"""How many records a second one core decodes: 40 fields (13 strings, 13 longs, 13 numbers, a label).
+"""Records a second that one core decodes: 40 fields (13 strings, 13 longs, 13 numbers, a label).
 
     python -m bench.decode [--records N] [--quick] [--json]
 
@@ -28,7 +28,7 @@ COUNT = 13
 
 
 def schema_of(nullable: bool) -> Record:
-    """The 40 fields, and the envelope's two."""
+    """Return the 40 fields, and the envelope's two."""
 
     def of(type_: str) -> object:
         return ["null", type_] if nullable else type_
@@ -42,7 +42,7 @@ def schema_of(nullable: bool) -> Record:
 
 
 def spec_of(log1p: bool) -> Spec:
-    """A feature for each field."""
+    """Return a spec with a feature for each field."""
     dense = "log1p" if log1p else "raw"
     features = "".join(
         f's{i} = {{ field = "s{i}", table = "t" }}\nl{i} = {{ field = "l{i}", table = "t" }}\n'
@@ -59,7 +59,7 @@ def spec_of(log1p: bool) -> Spec:
 
 
 def rows_of(schema: Record, rows: int, nullable: bool) -> EncodedRows:
-    """Random rows: strings of 4 to 16 bytes, longs below 2^7 to 2^40, a tenth nulls where there may be."""
+    """Draw rows: strings of 4 to 16 bytes, longs below 2^7 to 2^40, a tenth nulls if allowed."""
     rng = np.random.default_rng(1)
 
     def text() -> BytesColumn:
@@ -79,7 +79,7 @@ def rows_of(schema: Record, rows: int, nullable: bool) -> EncodedRows:
 
 
 def median_rate(run: Callable[[], object], records: int, repeats: int = 7) -> float:
-    """Records a second of CPU time (others may share the core), of the median run."""
+    """Return the records a second of this thread's CPU time in the median run."""
     times = []
     for _ in range(repeats):
         start = time.thread_time()
@@ -89,13 +89,13 @@ def median_rate(run: Callable[[], object], records: int, repeats: int = 7) -> fl
 
 
 def decode_all(decoder: SampleDecoder, rows: BytesColumn, times: I64, calls: int) -> None:
-    """Decode the same batch again and again."""
+    """Decode the same batch several times."""
     for _ in range(calls):
         decoder.decode(rows, 1, times)
 
 
 def measure(quick: bool = False, records: int | None = None) -> Figures:
-    """Rates by case, in records a second on one core."""
+    """Measure the rate of each case on one core."""
     records = records or (40_000 if quick else 200_000)
     out: Figures = {}
     for nullable in (False, True):
@@ -132,10 +132,5 @@ def measure(quick: bool = False, records: int | None = None) -> Figures:
     return out
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"records": int})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

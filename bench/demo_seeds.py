@@ -1,11 +1,11 @@
-"""Does the demo learn? The real system and the real simulator, one seed after the other.
+"""How well the demo learns: the real system and the real simulator, one seed after the other.
 
     python -m bench.demo_seeds --seeds 1 2 3 4 5 --minutes 5
 
-Prints the figures of each seed, then one JSON object. Click rates are expected clicks, by the world's truth,
-of the orders that were really shown: what the clicks themselves say, without their noise ("clicks" has those
-too, over the whole run). AUC is the trainer's own, on the random slates, of what was predicted at serving:
-"whole" over everything, with the first half minute, when early positives make a model look bad and popularity
+Prints the figures of each seed, then one JSON object. Click rates are expected clicks, by the simulator's
+truth, of the orders that were shown: the click rate without its noise ("clicks" has the clicks themselves,
+over the whole run). AUC is the trainer's own, on the random slates, of the predictions at serving: "whole"
+over everything, with the first half minute, in which early positives make a model look bad and popularity
 good; and the mean of its windows after the first minute, weighted by their clicks.
 """
 
@@ -37,7 +37,7 @@ from freshet.terminal import table
 from freshet.types import TopicPartition
 
 LOOK_S = 5.0
-LAST_CLICKS_S = 14.0  # a window is told 8 s after its end
+LAST_CLICKS_S = 14.0  # a window is reported 8 s after its end
 WINDOW_S = 5.0  # of the simulator's figures; their seconds are not those of the drift
 RECENT_S = 15.0  # how many seconds a click rate is the mean of
 DRIFT_S = 150.0
@@ -45,18 +45,18 @@ SETTLED_MS = 60_000
 AUC_OF = ("random", "popularity")
 
 Windows = Mapping[int, Mapping[str, Any]]
-"""The simulator's windows by the second at which they began, from the beginning of the world."""
+"""The simulator's windows by the second at which they began, from the start of the simulation."""
 
 
 def status_of(port: int) -> dict[str, Any]:
-    """`/status` of a service."""
+    """Return the `/status` of a service."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 
 
-def asked(port: int) -> dict[str, Any] | None:
-    """The simulator's status; None while it does not answer, or has not begun."""
+def simulator_status(port: int) -> dict[str, Any] | None:
+    """Return the simulator's status; None before it has begun."""
     try:
         found = status_of(port)
     except OSError:
@@ -65,7 +65,7 @@ def asked(port: int) -> dict[str, Any] | None:
 
 
 def rates(windows: Windows, start_s: float, stop_s: float, what: str = "expected") -> dict[str, float]:
-    """Clicks per item shown, of each kind of slate, in the windows that lie within [start_s, stop_s)."""
+    """Return clicks per item shown, by kind of slate, in the windows within [start_s, stop_s)."""
     chosen = [w for second, w in windows.items() if start_s <= second <= stop_s - WINDOW_S]
 
     def rate(kind: str) -> float:
@@ -77,7 +77,7 @@ def rates(windows: Windows, start_s: float, stop_s: float, what: str = "expected
 
 
 def figures(windows: Windows, drift_s: float, end_s: float) -> dict[str, Any]:
-    """What the acceptance asks for."""
+    """Return the figures of a run: how soon the model beats random slates, and how it follows the drift."""
     starts = range(0, int(end_s - RECENT_S) + 1, 5)
     recent = {s + RECENT_S: rates(windows, s, s + RECENT_S) for s in starts}
     twice = next((at for at, r in recent.items() if r["model"] >= 2 * r["random"]), None)
@@ -104,7 +104,7 @@ def figures(windows: Windows, drift_s: float, end_s: float) -> dict[str, Any]:
 
 
 def play(seed: int, minutes: float, rate: float) -> dict[str, Any]:
-    """One run of all processes."""
+    """Run all processes for one seed."""
     with tempfile.TemporaryDirectory(prefix="freshet-seeds-") as temporary:
         spec = write_spec(Path(temporary) / "spec")
         with freshet.local(spec, folder=Path(temporary) / "run") as system:
@@ -112,7 +112,7 @@ def play(seed: int, minutes: float, rate: float) -> dict[str, Any]:
 
 
 def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, Any]:
-    """Run the simulator beside a system, and gather what it says."""
+    """Run the simulator beside a system, and collect its figures and the trainer's."""
     port = free_ports(1)[0]
     environment = {
         **os.environ,
@@ -124,19 +124,19 @@ def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, An
     words += ["--drift-at", f"{DRIFT_S:g}s", "--drift-every", "none"]
     simulator = subprocess.Popen([sys.executable, "-m", "freshet.cli", *words], env=environment)
     windows: dict[int, Mapping[str, Any]] = {}
-    pause, told = threading.Event(), dict[str, Any]()
+    pause, status = threading.Event(), dict[str, Any]()
     end_s = minutes * 60 + LAST_CLICKS_S
     try:
-        while not told or time.time() < told["began_ms"] / 1_000 + end_s:
+        while not status or time.time() < status["began_ms"] / 1_000 + end_s:
             pause.wait(LOOK_S)
             if simulator.poll() is not None:
                 raise SystemExit(f"the simulator ended with {simulator.returncode}")
-            told = asked(port) or told
-            for window in told.get("windows", ()):
-                windows[round((window["start_ms"] - told["began_ms"]) / 1_000)] = window
+            status = simulator_status(port) or status
+            for window in status.get("windows", ()):
+                windows[round((window["start_ms"] - status["began_ms"]) / 1_000)] = window
         measures = status_of(system.ports["trainer"])["measures"]
         log = open_eventlog(f"sqlite:{RunFolder(system.folder).log}")
-        settled = settled_auc(records(log, "demo.measures"), told["began_ms"] + SETTLED_MS)
+        settled = settled_auc(records(log, "demo.measures"), status["began_ms"] + SETTLED_MS)
         verdicts = Counter(r["verdict"] for r in records(log, "demo.versions") if r["kind"] == "verdict")
         log.close()
     finally:
@@ -145,12 +145,12 @@ def watch(system: Local, seed: int, minutes: float, rate: float) -> dict[str, An
     whole = {f"{of} whole": measures.get(of, {}).get("click", {}).get("auc") for of in AUC_OF}
     auc = settled | whole
     kept: dict[str, Any] = {"versions held": verdicts["held"]}
-    kept |= {k: told[k] for k in ("events", "measured_rate", "errors", "abandoned", "actions")}
+    kept |= {k: status[k] for k in ("events", "measured_rate", "errors", "abandoned", "actions")}
     return {"seed": seed, **figures(windows, DRIFT_S, minutes * 60), "auc": auc, **kept}
 
 
 def settled_auc(found: Iterable[Mapping[str, Any]], from_ms: int) -> dict[str, float]:
-    """AUC of clicks on the random slates, over the windows from a time on."""
+    """Return the AUC of clicks on the random slates, over the windows from a time on."""
     auc = {}
     for of in AUC_OF:
         windows = [
@@ -168,7 +168,7 @@ def settled_auc(found: Iterable[Mapping[str, Any]], from_ms: int) -> dict[str, f
 
 
 def records(log: EventLog, topic: str) -> list[dict[str, Any]]:
-    """The records of a topic of one partition."""
+    """Return the records of a topic of one partition."""
     at = TopicPartition(topic, 0)
     bounds, reader, found = log.bounds(at), log.reader(), list[dict[str, Any]]()
     reader.assign({at: bounds.start})

@@ -1,19 +1,18 @@
-"""Which engine scores the dense part: our native functions, ONNX Runtime or torch; ADR 0004's figures.
+"""Scoring the dense part by our native functions, by ONNX Runtime and by torch; ADR 0004's figures.
 
     python -m bench.dense_engines [SECONDS A CASE]      needs onnx and onnxruntime
 
 One request's 100 rows of the model of the budgets: 26 ids, 13 dense numbers, dim 16, MLP 512-256-1, one
-thread. `whole` is all that serving does after the lookup: rows and positions to predictions (gather, linear
+thread. `whole` is the work of serving after the lookup: rows and positions to predictions (gather, linear
 sums, FM, MLP, biases, mixture). `mlp` is the network alone, from a ready input (100, 432), which flatters the
-engines that would still need a gather before and the hedge after it. Medians of CPU time; every engine's
-predictions are checked against the native ones.
+engines that would still need a gather before and the hedge after it. Medians of CPU time; the predictions of
+every engine are compared with the native ones.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from bench.rounds import micros
 from freshet.config.spec.layout import layout_of
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs
@@ -35,19 +35,8 @@ DEEP = (512, 256)
 SPEC = make_spec(ids=IDS, dense=((False, False),) * DENSE, deep=DEEP, experts=("fm", "deep"))
 
 
-def micros(work: Callable[[], Any], seconds: float) -> float:
-    """Median microseconds of this thread's CPU time for one call."""
-    times = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        started = time.thread_time_ns()
-        work()
-        times.append(time.thread_time_ns() - started)
-    return round(float(np.median(times)) / 1e3, 1)
-
-
 def native_model(precision: str) -> HedgeDense:
-    """A model whose last layer is not zero, so that the MLP counts."""
+    """Return a model whose last layer is not zero, so that the MLP counts."""
     model = HedgeDense(SPEC, training=False, precision="bf16" if precision == "bf16" else "fp32")
     rng = np.random.default_rng(0)
     state = model.state()
@@ -57,7 +46,7 @@ def native_model(precision: str) -> HedgeDense:
 
 
 def request() -> ModelInputs:
-    """100 candidates of one user: half of the ids are the request's, half the candidate's; none is null."""
+    """Return 100 candidates of one user; half of the ids are the request's, half the candidate's."""
     rng = np.random.default_rng(1)
     (group,) = layout_of(SPEC).groups
     shared = np.repeat(np.arange(IDS // 2), ROWS)
@@ -73,7 +62,7 @@ Weights = dict[str, F32]
 
 
 def weights_of(model: HedgeDense) -> Weights:
-    """Weights by name, and the hedge as constants."""
+    """Return the weights by name, and the hedge as constants."""
     state = model.state()
     return {
         **{f"w{i}": state[f"weights/mlp/{i}/weight"] for i in range(len(DEEP))},
@@ -85,7 +74,7 @@ def weights_of(model: HedgeDense) -> Weights:
 
 
 def slots() -> tuple[int, int]:
-    """Where the linear scalar and the vector of a row start."""
+    """Return the offsets of the linear scalar and of the vector in a row."""
     (group,) = layout_of(SPEC).groups
     linear, vector = group.slot("linear"), group.slot("vector")
     assert linear is not None
@@ -97,7 +86,7 @@ def slots() -> tuple[int, int]:
 
 
 def session(nodes: list[Any], inputs: list[Any], constants: dict[str, Any]) -> onnxruntime.InferenceSession:
-    """A session of one thread, the caller's."""
+    """Return a session that runs in the caller's thread."""
     graph = helper.make_graph(
         nodes,
         "dense",
@@ -105,15 +94,15 @@ def session(nodes: list[Any], inputs: list[Any], constants: dict[str, Any]) -> o
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, None])],
         [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in constants.items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(made.SerializeToString(), options, ["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
 
 def mlp_nodes(source: str) -> list[Any]:
-    """The network, from `source` to `deep` (B, 1)."""
+    """Return the nodes of the network, from `source` to `deep` (B, 1)."""
     nodes = []
     for i in range(len(DEEP)):
         nodes += [
@@ -125,7 +114,7 @@ def mlp_nodes(source: str) -> list[Any]:
 
 
 def onnx_mlp(weights: Weights) -> Callable[[F32], F32]:
-    """The network alone."""
+    """Return a function of the network alone."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, weights["w0"].shape[0]])
     last = helper.make_node("Identity", ["deep"], ["y"])
     run = session([*mlp_nodes("x"), last], [x], {k: weights[k] for k in ("w0", "b0", "w1", "b1", "head")}).run
@@ -133,7 +122,7 @@ def onnx_mlp(weights: Weights) -> Callable[[F32], F32]:
 
 
 def onnx_whole(weights: Weights) -> Callable[[ModelInputs], F32]:
-    """Everything after the lookup, as one graph."""
+    """Return a function of everything after the lookup, as one graph."""
     at, vectors = slots()
     node = helper.make_node
     nodes = [
@@ -177,8 +166,8 @@ def onnx_whole(weights: Weights) -> Callable[[ModelInputs], F32]:
     def score(inputs: ModelInputs) -> F32:
         (group,) = inputs.groups
         positions = group.positions.reshape(IDS, inputs.size)
-        made: F32 = run(["y"], {"rows": group.rows, "positions": positions, "dense": inputs.dense})[0]
-        return made
+        scores: F32 = run(["y"], {"rows": group.rows, "positions": positions, "dense": inputs.dense})[0]
+        return scores
 
     return score
 
@@ -187,7 +176,7 @@ def onnx_whole(weights: Weights) -> Callable[[ModelInputs], F32]:
 
 
 def torch_mlp(weights: Weights) -> Callable[[F32], F32]:
-    """The network alone."""
+    """Return a function of the network alone."""
     w = {name: torch.from_numpy(np.ascontiguousarray(value.T)) for name, value in weights.items()}
 
     def score(x: F32) -> F32:
@@ -195,14 +184,14 @@ def torch_mlp(weights: Weights) -> Callable[[F32], F32]:
             h = torch.from_numpy(x)
             for i in range(len(DEEP)):
                 h = torch.nn.functional.linear(h, w[f"w{i}"], w[f"b{i}"]).relu_()
-            made: F32 = torch.nn.functional.linear(h, w["head"]).numpy()
-            return made
+            scores: F32 = torch.nn.functional.linear(h, w["head"]).numpy()
+            return scores
 
     return score
 
 
 def torch_whole(weights: Weights) -> Callable[[ModelInputs], F32]:
-    """Everything after the lookup, eagerly."""
+    """Return a function of everything after the lookup, eager."""
     at, first = slots()
     network = torch_mlp(weights)
     bias, mixture = torch.from_numpy(weights["bias"]), torch.from_numpy(weights["mixture"])
@@ -220,8 +209,8 @@ def torch_whole(weights: Weights) -> Callable[[ModelInputs], F32]:
             )
             deep = torch.from_numpy(network(x.numpy()))[:, 0]
             p = torch.sigmoid(torch.stack([fm, fm + deep], 1) + bias)
-            made: F32 = (p * mixture).sum(1, keepdim=True).numpy()
-            return made
+            scores: F32 = (p * mixture).sum(1, keepdim=True).numpy()
+            return scores
 
     return score
 

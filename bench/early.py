@@ -1,4 +1,4 @@
-"""What early emission costs in quality: requests scored as they come, beside emission when windows close.
+"""The cost of early emission in quality: requests scored as they come, beside emission by windows.
 
     python -m bench.early --file online_retail_ii_events.csv.gz [--samples 300000]
 
@@ -7,7 +7,7 @@ scored as it comes, by a model that has learned what was decided up to a second 
 samples. `early` decides what is bought when its action comes, the rest once window and grace have passed;
 `window` decides all of it then. `served` are figures of these scores. `training` are figures of what the
 model predicts before it learns from a sample: with early emission an invoice is a run of positives, and later
-a run of negatives, so they say little of what is served.
+a run of negatives, so they say little about serving.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from freshet.tables import Plan
 from freshet.types import F32, I64, U64
 
 LAG_MS = 1_000
-"""From a sample's decision until a request is scored by what it taught."""
+"""From the decision of a sample until a request is scored by a model that has learned from it."""
 
 ROWS = 64
 
@@ -55,25 +55,25 @@ class Decoded:
     def of(cls, spec: Spec, file: Path) -> Decoded:
         schemas: list[Record] = []
         decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
-        parts, made = list(ready_samples(spec, [file], "request_id")), []
+        parts, decoded = list(ready_samples(spec, [file], "request_id")), []
         for part in parts:
             if part.schema not in schemas:
                 schemas.append(part.schema)
-            made.append(decoder.decode(part.payloads, schemas.index(part.schema), part.times_ms))
-        groups = range(len(made[0].groups))
+            decoded.append(decoder.decode(part.payloads, schemas.index(part.schema), part.times_ms))
+        groups = range(len(decoded[0].groups))
         return cls(
             [
-                np.concatenate([m.groups[g].keys.reshape(-1, len(m.dense)) for m in made], axis=1)
+                np.concatenate([m.groups[g].keys.reshape(-1, len(m.dense)) for m in decoded], axis=1)
                 for g in groups
             ],
-            np.concatenate([m.dense for m in made]),
+            np.concatenate([m.dense for m in decoded]),
             np.concatenate([p.values for p in parts]),
             np.concatenate([p.requests for p in parts]),
             np.concatenate([p.times_ms for p in parts]),
         )
 
     def groups(self, at: I64) -> list[GroupKeys]:
-        """Keys of these samples."""
+        """Return the keys of some samples."""
         return [
             GroupKeys(
                 np.ascontiguousarray(keys[:, at]).reshape(-1),
@@ -96,7 +96,7 @@ class Model:
         self._learned = 0
 
     def learn(self, at: I64) -> F32:
-        """(N,) predictions of these samples, each from before its batch was learned."""
+        """Learn from some samples; returns their (N,) predictions, each from before its batch was learned."""
         samples = self._samples
         labels = Labels(np.zeros(len(at), np.uint8), samples.labels[at], np.ones(len(at), np.float32))
         ends = block_ends(samples.requests[at], ROWS, self._learned)
@@ -104,7 +104,7 @@ class Model:
         return self._pass.run(samples.groups(at), samples.dense[at], labels, samples.shown_ms[at], ends)[:, 0]
 
     def score(self, at: I64) -> F32:
-        """(N,) scores of these samples; nothing is learned."""
+        """Return (N,) scores of some samples; the model learns nothing."""
         groups = []
         for g, keys in enumerate(self._samples.groups(at)):
             plan, group = self._plans[g], self._layout.groups[g]
@@ -115,7 +115,7 @@ class Model:
 
 
 def predicted(model: Model, samples: Decoded, decided_ms: I64) -> tuple[F32, F32]:
-    """(N,) scores as served, and (N,) predictions before learning."""
+    """Return (N,) scores as served, and (N,) predictions before learning."""
     served, training = np.empty_like(samples.labels), np.empty_like(samples.labels)
     order = np.argsort(decided_ms, kind="stable")
     when, learned = decided_ms[order], 0
@@ -136,7 +136,7 @@ def measure(
     days: int = 200,
     samples: int = 300_000,
 ) -> Figures:
-    """AUC, logloss and calibration by way."""
+    """Measure AUC, logloss and calibration of both ways of emission."""
     spec = spec_of(1, ROWS, None)
     with tempfile.TemporaryDirectory() as name, Scored([LabelKind("buy", False)]) as scored:
         table = samples_of(file, days, spec).slice(0, min(samples, 30_000) if quick else samples)
@@ -166,10 +166,5 @@ def _figures(scored: Scored, learner: str) -> Figures:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"file": Path, "days": int, "samples": int})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

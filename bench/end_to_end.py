@@ -3,14 +3,14 @@
     python -m bench.end_to_end [--quick] [--json] [--rounds 5] [--peers none|torch,torchrec,...]
 
 Everything is on: reading and decoding blocks of the SQLite log, rows, the model's step, measures, publishing,
-flushing, versions. `plain` is the model that peers train (`bench.workload`), at 2 lanes of 2,048 rows
-and of 256; `default` is the default hedge at 2 lanes of 256 and of 64. The log holds the same rows several
-times; the first pass makes the rows of the table and is not counted. A share is that of the roofline
-(`bench.roofline`). Peers whose environment is there (`bench.peers.setup`) train `plain` on the same
-rows in the same rounds, at batches of 4,096; with `--quick` only those that are asked for.
+flushing, versions. `plain` is the model that peers train (`bench.workload`), at 2 lanes of 2,048 rows and of
+256; `default` is the default hedge at 2 lanes of 256 and of 64. The log holds the same rows several times;
+the first pass creates the rows of the table and is not counted. A share is that of the roofline
+(`bench.roofline`). Installed peers (`bench.peers.setup`) train `plain` on the same rows in the same rounds,
+at batches of 4,096; with `--quick` only those that `--peers` names.
 
-Bound by the dense part where batches are large; by fetching rows from memory, and by what is done once a
-batch, where they are small.
+Bound by the dense part where batches are large; by fetching rows from memory, and by the work per batch,
+where they are small.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CASES = {
     "default_64": ("", 64),
 }
 VARIANTS = ("torch_one_lane", "onednn_one_lane", "torch_lanes", "onednn_lanes")
-"""Of the roofline; those of several threads before those whose lanes set one."""
+"""Variants of the roofline; those of several threads before those whose lanes set one."""
 LANES = 2
 PEER_BATCH = 4096
 LOOK_S = 0.01
@@ -54,7 +54,7 @@ LOOK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What one pass over the log gave, its first repetition left out."""
+    """The figures of one run over the log, its first pass left out."""
 
     samples_per_s: float
     cpu_s_per_s: float  # of the whole process
@@ -64,7 +64,7 @@ class Passed:
 
 
 def spec_of(case: str, precision: str) -> Spec:
-    """The spec of a case; staleness is raised so that large batches may be in flight."""
+    """Return the spec of a case. Staleness is raised so that large batches may be in flight."""
     model, rows = CASES[case]
     train = (
         f'precision = "{precision}"\nstaleness_rows = {max(512, rows)}\n'
@@ -93,7 +93,7 @@ def run(case: str, precision: str, data: Path, passes: int) -> Passed:
 
 
 def _observed(training: Training, first: int, total: int) -> Passed:
-    """Run, and compare what is known when the first pass is over with what is known near the end."""
+    """Run, and compare the state after the first pass with the state near the end."""
     seen: list[tuple[int, float, float, int, dict[str, float]]] = []
     done = threading.Event()
 
@@ -126,10 +126,9 @@ def _observed(training: Training, first: int, total: int) -> Passed:
 def measure(
     quick: bool = False, rounds: int | None = None, data: str | None = None, peers: str | None = None
 ) -> Figures:
-    """Ours, the roofline and the peers in interleaved rounds, each in a process of its own.
+    """Measure freshet, the roofline and the peers in interleaved rounds, each in a process of its own.
 
-    peers: their jobs with commas between, or "none"; by default those whose environment is there, and none if
-    `quick`.
+    peers: jobs separated by commas, or "none"; by default all that are installed, and none if `quick`.
     """
     rounds = rounds or (1 if quick else 5)
     passes, seconds = (3, 1.0) if quick else (4, 4.0)
@@ -145,12 +144,12 @@ def measure(
     return found | ({"not_installed": absent} if absent else {})
 
 
-def _peers(asked: str | None) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Jobs that train the plain model, and what to do for those that cannot."""
-    if asked == "none":
+def _peers(wanted: str | None) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return the jobs that train the plain model, and for the others how to install them."""
+    if wanted == "none":
         return (), {}
     every = [job for name, peer in PEERS.items() for job in (name, *peer.also)]
-    advice = {job: not_installed(environment_of(job)) for job in (asked.split(",") if asked else every)}
+    advice = {job: not_installed(environment_of(job)) for job in (wanted.split(",") if wanted else every)}
     return [job for job, missing in advice.items() if not missing], {j: a for j, a in advice.items() if a}
 
 
@@ -164,7 +163,10 @@ def _precision(
     data: Path,
     together: bool,
 ) -> Figures:
-    """`together`: the roofline's variants share a process, which spares three starts of torch in four."""
+    """Measure one precision.
+
+    together: the variants of the roofline share a process, which spares three of four starts of torch.
+    """
     details: dict[str, dict[str, Any]] = {}
 
     def ours(case: str) -> float:
@@ -176,10 +178,10 @@ def _precision(
 
     def roof(*variants: str) -> float:
         words = ["--variant", *variants, "--precision", precision, "--seconds", str(seconds)]
-        told = _child("bench.roofline", words)
-        for variant, figure in told.items():
+        found = _child("bench.roofline", words)
+        for variant, figure in found.items():
             rooflines.setdefault(variant, []).append(float(figure))
-        return max(map(float, told.values()))
+        return max(map(float, found.values()))
 
     sides: dict[str, Callable[[], float]] = {case: partial(ours, case) for case in cases}
     if together:
@@ -208,7 +210,7 @@ def _precision(
 
 
 def _peer(found: Mapping[str, Figure], cases: Sequence[str], name: str) -> Figures:
-    """A peer's figure, and how many times it each of our cases is."""
+    """Return a peer's figure, and each of our cases as a multiple of it."""
     figure = found[f"peer {name}"]
     times = {f"{case}_times": found[case].median / figure.median for case in cases}
     return {"samples_per_s": figure.as_json(), **times}
@@ -232,9 +234,9 @@ def _child(module: str, words: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One pass of a case (as the measurement's own child), or all of it."""
+    """Run one case (as a child of the measurement), or the measurement."""
     if "--case" not in sys.argv:
-        return command(measure, __doc__, {"rounds": int, "data": str, "peers": str})
+        return command(measure, __doc__)
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--precision", choices=("bf16", "fp32"))

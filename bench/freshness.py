@@ -3,12 +3,12 @@
     python -m bench.freshness [--clicks 200] [--rate 5000] [--quick] [--json]
 
 Bound by the waits that services choose, for work to share a commit, and by the fsyncs; near saturation, by
-the processor. Budget: p50 <= 300 ms, p99 <= 1 s at 5,000 other events a second, which `bench.load`
-sends: a page of four articles is an event, so that 14,000 impressions a second are joined and trained on.
-A click is measured from the moment it is sent until `/v1/rank` scores its reader and article differently,
-asked every 5 ms; both are touched by nobody else, and no dense version is written meanwhile, so only the rows
-can have changed. The waterfall tells when it had reached each stage, each from the moment it was sent, as the
-console's tracer sees it by looking every 15 ms: logged (its 202), joined, trained, published, and served (the
+the processor. Budget: p50 <= 300 ms, p99 <= 1 s at 5,000 other events a second, which `bench.load` sends: a
+page of four articles is an event, so that 14,000 impressions a second are joined and trained on. A click is
+measured from the moment it is sent until `/v1/rank`, requested every 5 ms, scores its reader and article
+differently. No other event has this reader or article, and no dense version is written meanwhile, so only the
+rows can have changed. The waterfall shows when the click had reached each stage, from the moment it was sent,
+as the console's tracer sees it every 15 ms: logged (its 202), joined, trained, published, and served (the
 score).
 """
 
@@ -43,14 +43,14 @@ from freshet.joiner.plan import RAMP
 WINDOW_MS, GRACE_MS = 1_000, 500
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart" / "freshet.toml"
 NEVER_MS = 24 * 3_600_000
-RAMPED_S = RAMP * (WINDOW_MS + GRACE_MS) / 1e3 + 1
-"""From then on clicks are learned from at once: early emission has begun in all partitions (ADR 0011)."""
+WARMED_UP_S = RAMP * (WINDOW_MS + GRACE_MS) / 1e3 + 1
+"""After this time clicks are learned from at once: the label-delay warm-up is over (ADR 0011)."""
 GIVE_UP_S = 30.0
-ASK_S = 0.005
+POLL_S = 0.005
 
 
 def spec_of_rows_only() -> Spec:
-    """The quickstart's, with windows of seconds, all events through the gateway and no new dense versions."""
+    """Return the quickstart's spec with windows of seconds, no served log and no new dense versions."""
     spec = load_spec(QUICKSTART)
     return replace(
         spec,
@@ -63,14 +63,14 @@ def spec_of_rows_only() -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class Click:
-    """What one click took, in seconds from when it was sent."""
+    """The delays of one click, in seconds from when it was sent."""
 
     served_s: float
     stages_s: Mapping[str, float]  # "logged", "joined", "trained", "published"
 
 
 class Clicks:
-    """Clicks of readers whom nobody else is, one after the other."""
+    """Clicks of new readers, one after the other."""
 
     def __init__(self, system: Local) -> None:
         self._system = system
@@ -114,12 +114,12 @@ class Clicks:
                             f"the score has not changed {GIVE_UP_S:g} s after the click; "
                             f"it was last {', '.join(trace.stages)}"
                         )
-                    time.sleep(ASK_S)
+                    time.sleep(POLL_S)
                 served_s = time.monotonic() - sent
             finally:
                 stop.set()
                 follower.join()
-        # What had not been seen when the score changed had happened by then.
+        # A stage that was not seen before the score changed had been reached by then.
         stages = {s: min(trace.stages.get(s, np.inf) / 1e3, served_s) for s in STAGES if s != "served"}
         return Click(served_s, stages)
 
@@ -127,8 +127,8 @@ class Clicks:
         url = f"http://127.0.0.1:{self._system.ports['gateway']}/v1/{what}"
         answer = self._http.post(url, content=json.dumps(event), headers={"content-type": "application/json"})
         answer.raise_for_status()
-        told: Figures = answer.json()
-        return told
+        body: Figures = answer.json()
+        return body
 
     def _score(self, body: bytes) -> float:
         url = f"http://127.0.0.1:{self._system.ports['inference']}/v1/rank"
@@ -142,7 +142,7 @@ def _now_ms() -> int:
 
 
 def waterfall(clicks: Sequence[Click]) -> Figures:
-    """Percentiles of when each stage was reached, in milliseconds."""
+    """Return percentiles of the delay until each stage, in milliseconds."""
     figures: Figures = {}
     for stage in STAGES:
         times = [c.served_s if stage == "served" else c.stages_s[stage] for c in clicks]
@@ -152,13 +152,13 @@ def waterfall(clicks: Sequence[Click]) -> Figures:
 
 
 def measure(quick: bool = False, clicks: int | None = None, rate: float = 5_000.0) -> Figures:
-    """Percentiles of the delay of `clicks` clicks beside `rate` other events a second."""
+    """Measure the delay of `clicks` clicks beside `rate` other events a second."""
     clicks = clicks or (40 if quick else 200)
     with local(spec_of_rows_only()) as system, Clicks(system) as probe:
         for _ in range(5):  # first requests open connections and compile schemas
             probe.one()
         with Background(system.ports["gateway"], rate) as background:
-            time.sleep(RAMPED_S)
+            time.sleep(WARMED_UP_S)
             background.begin()
             done = [probe.one() for _ in range(clicks)]
             load = background.figures()
@@ -172,10 +172,5 @@ def measure(quick: bool = False, clicks: int | None = None, rate: float = 5_000.
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"clicks": int, "rate": float})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -1,5 +1,5 @@
--- wrk's side of bench/gateway.py: `wrk ... -s gateway.lua URL -- EVENTS` posts EVENTS actions of the quickstart a
--- request, from requests made before the first one is sent.
+-- The load of bench/gateway.py, for bench/wrk.py: posts args[1] actions of the quickstart a request. All requests are
+-- made before the first one is sent.
 local requests, turn, total = {}, 0, 0
 
 local function event(n)
@@ -24,11 +24,4 @@ end
 function request()
   turn = turn % #requests + 1
   return requests[turn]
-end
-
-function done(summary, latency)
-  local e = summary.errors
-  print(string.format('{"requests":%d,"seconds":%.3f,"not_2xx":%d,"socket_errors":%d,"p50_ms":%.2f,"p99_ms":%.2f}',
-    summary.requests, summary.duration / 1e6, e.status, e.connect + e.read + e.write + e.timeout,
-    latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
 end

@@ -4,10 +4,10 @@
 
 The gateway runs as `freshet run gateway` makes it, with the quickstart's spec and a SQLite log in a temporary
 folder. Beside it runs a bare uvicorn (bench/bare_uvicorn.py) that answers the same requests and keeps
-nothing: what single requests are held against. wrk has one thread; it sends actions of about 115 bytes of
-JSON, in turns to both servers. Budgets, of two cores with wrk on them: single events >= 45 % of what the bare
-uvicorn answers, batches of 500 >= 150,000 events a second. At the end the log is counted: it must hold what
-was acknowledged.
+nothing: the bound of single requests. wrk has one thread; it sends actions of about 115 bytes of JSON, in
+turns to both servers. Budgets, of two cores with wrk on them: single events >= 45 % of what the bare uvicorn
+answers, batches of 500 >= 150,000 events a second. At the end the log is counted: it must hold what was
+acknowledged.
 
 Bound by the event loop's work a request where requests hold one event, by parsing and encoding where they
 hold many, and by the disk where few share an fsync.
@@ -15,21 +15,20 @@ hold many, and by the disk where few share an fsync.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import wrk
+from bench.machine import cpu_s
 from bench.report import Figures, command
+from bench.services import ready_service, running
 from freshet.adapters import open_eventlog
 from freshet.process.ports import free_ports
 from freshet.types import TopicPartition
@@ -41,69 +40,39 @@ TOPIC = "actions"
 ANSWER_BYTES = 80  # of one acknowledged event
 BATCH = 500
 SINGLES, BATCHES = 256, 8  # connections
-START_S = 30.0
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Server:
     """A process that answers on a port of this machine."""
 
-    process: subprocess.Popen[str]
+    pid: int
     port: int
 
-    def cpu_s(self) -> float:
-        """Seconds of CPU that all its threads have used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """End the process with the block, as a stop of the service would."""
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=START_S)
-
-
-@contextlib.contextmanager
-def bare() -> Iterator[Server]:
-    """The bare uvicorn."""
-    command = [sys.executable, "-m", "bench.bare_uvicorn", str(ANSWER_BYTES)]
-    with ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as process:
+@contextmanager
+def bare_uvicorn() -> Iterator[Server]:
+    """Run the bare uvicorn."""
+    words = [sys.executable, "-m", "bench.bare_uvicorn", str(ANSWER_BYTES)]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with running(process):
         assert process.stdout is not None
-        yield Server(process, int(process.stdout.readline()))
+        yield Server(process.pid, int(process.stdout.readline()))
 
 
-@contextlib.contextmanager
+@contextmanager
 def gateway(folder: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A gateway of its own, with its log under `folder`; `more`: variables for it."""
+    """Run a gateway with its log under `folder`; `more` holds further variables of its environment."""
     port = free_ports(1)[0]
-    command = [sys.executable, "-m", "freshet", "run", "gateway", str(QUICKSTART), "--folder", str(folder)]
+    words = [sys.executable, "-m", "freshet", "run", "gateway", str(QUICKSTART), "--folder", str(folder)]
     environment = {**os.environ, "FRESHET_GATEWAY_PORT": str(port), **(more or {})}
-    quiet = subprocess.DEVNULL
-    started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=quiet, stderr=quiet, text=True)
-    with ended(started) as process:
-        wait_until_ready(port, process)
-        yield Server(process, port)
-
-
-def wait_until_ready(port: int, process: subprocess.Popen[str]) -> None:
-    """Return once the service says so. Raises RuntimeError if it ends, or does not get there."""
-    pause = threading.Event()
-    for _ in range(int(START_S / 0.05)):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready"):
-            return
-        if process.poll() is not None:
-            raise RuntimeError(f"the gateway ended with {process.returncode}")
-        pause.wait(0.05)
-    raise RuntimeError(f"the gateway was not ready after {START_S} s")
+    with ready_service(words, environment, port, quiet=True) as process:
+        yield Server(process.pid, port)
 
 
 @dataclass
 class Case:
-    """One kind of load on one server, and what each round of it gave."""
+    """One kind of load on one server, and the figures of each round."""
 
     server: Server
     connections: int
@@ -112,35 +81,30 @@ class Case:
     rounds: list[dict[str, float]] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Load the server for so long. Raises RuntimeError if any answer was not 2xx."""
-        command = ["wrk", "-t1", f"-c{self.connections}", f"-d{seconds}s", "-s", str(SCRIPT)]
-        command += [f"http://127.0.0.1:{self.server.port}", "--", str(self.events)]
-        before = self.server.cpu_s()
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        cpu_s = self.server.cpu_s() - before
-        seen = json.loads(out.strip().splitlines()[-1])
-        if seen["not_2xx"] or seen["socket_errors"]:
-            raise RuntimeError(f"answers that were not 2xx, or errors of sockets: {seen}")
-        events = seen["requests"] * self.events
+        """Load the server for some seconds. Raises RuntimeError if an answer was not 2xx."""
+        before = cpu_s(self.server.pid)
+        found = wrk.load(self.server.port, SCRIPT.read_text(), self.connections, seconds, [str(self.events)])
+        used_s = cpu_s(self.server.pid) - before
+        events = found["requests"] * self.events
         self.acknowledged += events
         self.rounds.append(
             {
-                "events_per_s": events / seen["seconds"],
-                "events_per_cpu_s": events / cpu_s,
-                "cpus": cpu_s / seen["seconds"],
-                "p50_ms": seen["p50_ms"],
-                "p99_ms": seen["p99_ms"],
+                "events_per_s": events / found["seconds"],
+                "events_per_cpu_s": events / used_s,
+                "cpus": used_s / found["seconds"],
+                "p50_ms": found["p50_ms"],
+                "p99_ms": found["p99_ms"],
             }
         )
 
     def figures(self) -> dict[str, float]:
-        """Medians over the rounds."""
+        """Return medians over the rounds."""
         names = self.rounds[0]
         return {name: statistics.median(r[name] for r in self.rounds) for name in names}
 
 
 def events_in_the_log(folder: Path) -> int:
-    """How many actions the log holds."""
+    """Count the actions in the log."""
     log = open_eventlog(f"sqlite:{folder / 'log'}")
     try:
         partitions = range(log.topics()[TOPIC].partitions)
@@ -150,17 +114,13 @@ def events_in_the_log(folder: Path) -> int:
 
 
 def measure(quick: bool = False) -> Figures:
-    """Figures of all cases, and the shares that the budgets are about."""
-    if shutil.which("wrk") is None:
-        raise RuntimeError(
-            "this measurement loads the servers with wrk, which is not on the PATH: install it"
-        )
+    """Measure all cases, and the shares that the budgets limit."""
     rounds, seconds = (2, 2) if quick else (5, 4)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with bare() as bare_server, gateway(folder) as server:
+        with bare_uvicorn() as bare, gateway(folder) as server:
             cases = {
-                "bare": Case(bare_server, SINGLES, 1),
+                "bare": Case(bare, SINGLES, 1),
                 "single": Case(server, SINGLES, 1),
                 "batch": Case(server, BATCHES, BATCH),
             }
@@ -171,14 +131,14 @@ def measure(quick: bool = False) -> Figures:
         kept = events_in_the_log(folder)
     if kept < acknowledged:
         raise RuntimeError(f"{acknowledged} events were acknowledged, but the log holds {kept}")
-    made: Figures = {name: case.figures() for name, case in cases.items()}
+    figures: Figures = {name: case.figures() for name, case in cases.items()}
     shares = [
         s["events_per_s"] / b["events_per_s"]
         for s, b in zip(cases["single"].rounds, cases["bare"].rounds, strict=True)
     ]
-    made["single"]["share_of_bare"] = statistics.median(shares)
-    made["single"]["share_of_bare_least"] = min(shares)
-    return {**made, "batch_events": BATCH, "single_connections": SINGLES, "batch_connections": BATCHES}
+    figures["single"]["share_of_bare"] = statistics.median(shares)
+    figures["single"]["share_of_bare_least"] = min(shares)
+    return {**figures, "batch_events": BATCH, "single_connections": SINGLES, "batch_connections": BATCHES}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""How many events a second one core joins: decoding, state, splicing and blocks, without the log.
+"""Events a second that one core joins: decoding, state, splicing and blocks, without the log.
 
     python -m bench.join [--events 300000] [--quick] [--json]
 
-Bound by the cache misses of its hash tables of open windows and by copying payloads. Processor time is told,
-not the clock's: a joiner shares its core with other services. Events are the retail stream's shape: a request
-with 8 items (an event), every tenth item is bought. Time is told once for single impressions, where every
-event is an impression, and once for lists of 8.
+Bound by the cache misses of its hash tables of open windows and by copying payloads. Rates are per second of
+processor time: a joiner shares its core with other services. Events have the retail stream's shape: a request
+with 8 items (an event), every tenth item is bought. Requests of one item are measured, too.
 """
 
 from __future__ import annotations
@@ -71,19 +70,19 @@ BATCH = 8_192
 
 
 class Schemas:
-    """The two schemas, by id."""
+    """The schemas of both streams, by id."""
 
     def get(self, schema_id: int, came_s: float | None = None) -> Written:
-        """The schema of an id."""
+        """Return the schema of an id."""
         return parse_schema(json.dumps({1: SERVED, 2: ACTION}[schema_id]))
 
     def register(self, schema: Written) -> int:
-        """Id of the one schema that the joiner derives: of its samples."""
+        """Return the id of the only schema that the joiner registers, that of its samples."""
         return 3
 
 
 def varint(n: int) -> bytes:
-    """A long, as Avro writes it."""
+    """Encode a long as Avro does."""
     n = (n << 1) ^ (n >> 63)
     out = bytearray()
     while n > 0x7F:
@@ -93,19 +92,19 @@ def varint(n: int) -> bytes:
 
 
 def served(r: int, ts: int, items: range) -> bytes:
-    """A framed served event."""
+    """Return a framed served event."""
     elements = b"".join(varint(i) + b"\0" * 8 for i in items)
     head = varint(r) + varint(ts) + varint(7) + b"germany" + varint(len(items))
     return b"\0\0\0\0\1" + head + elements + b"\0"
 
 
 def action(r: int, i: int, ts: int) -> bytes:
-    """A framed action."""
+    """Return a framed action."""
     return b"\0\0\0\0\2" + varint(r) + varint(i) + varint(ts) + varint(3) + b"buy"
 
 
 def records(values: list[bytes], start: int, now: int) -> Records:
-    """Records as the log gives them."""
+    """Return records as the log does."""
     n = len(values)
     return Records(
         np.arange(start, start + n),
@@ -117,7 +116,7 @@ def records(values: list[bytes], start: int, now: int) -> Records:
 
 
 def join(emit: str, items: int, events: int) -> Figures:
-    """Join `events` requests of so many items, and the actions on them."""
+    """Join `events` requests of `items` items each, and the actions on them."""
     plan = join_plan(parse_spec(SPEC.format(emit=emit)), hash_text)
     decoder = SpecDecoder(parse_spec(SPEC.format(emit=emit)), plan, Schemas())
     joiner = Joiner(plan)
@@ -161,7 +160,7 @@ def join(emit: str, items: int, events: int) -> Figures:
 
 
 def measure(quick: bool = False, events: int | None = None) -> Figures:
-    """Both shapes in both modes."""
+    """Measure both shapes with both kinds of emission."""
     events = events or (100_000 if quick else 300_000)
     return {
         f"{emit}_{items}_{'item' if items == 1 else 'items'}": join(emit, items, events // items)
@@ -170,10 +169,5 @@ def measure(quick: bool = False, events: int | None = None) -> Figures:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"events": int})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -40,7 +40,7 @@ SENT_AT_ONCE = 65_536
 
 
 def append_speed(log: EventLog, batch: int, total: int, width: int = RECORD_BYTES) -> Figures:
-    """Of one thread, `batch` records to an append, one after the other."""
+    """Measure appends of `batch` records by one thread, one after the other."""
     topic = f"append.{batch}.{width}"
     log.create_topic(topic, partitions=1)
     writer, values, times = log.writer(), column(batch, width), []
@@ -55,7 +55,7 @@ def append_speed(log: EventLog, batch: int, total: int, width: int = RECORD_BYTE
 
 
 def read_speed(log: EventLog, topic: str, total: int, at_once: int) -> Figures:
-    """All records of a topic of one partition, from the first; processor time is the reading process's."""
+    """Read all records of a topic of one partition; processor time is the reading process's."""
     reader, seen, size = log.reader(), 0, 0
     reader.assign({TopicPartition(topic, 0): 0})
     began, cpu = time.perf_counter(), time.process_time()
@@ -72,13 +72,13 @@ def read_speed(log: EventLog, topic: str, total: int, at_once: int) -> Figures:
 
 
 def transaction_speed(log: EventLog, partitions: int, seconds: float, per_commit: int | None) -> Figures:
-    """A named writer that commits to several partitions at once.
+    """Measure a named writer that commits to several partitions at once.
 
     Args:
         log: the log.
         partitions: of the topic; each gets its share of each transaction.
-        seconds: for how long.
-        per_commit: events of a transaction, one begun every COMMIT_S or when the last is done; None: one
+        seconds: duration.
+        per_commit: events of a transaction, which begins every COMMIT_S or when the last is done; None: one
             event, as fast as commits go.
     """
     topic = f"transactions.{per_commit or 1}"
@@ -109,7 +109,7 @@ def transaction_speed(log: EventLog, partitions: int, seconds: float, per_commit
 
 
 def decode_speed(log: EventLog, total: int) -> Figures:
-    """Blocks of samples of 40 fields, read and decoded to keys and columns by one thread."""
+    """Read blocks of samples of 40 fields and decode them to keys and columns, in one thread."""
     schema, spec = schema_of(False), spec_of(False)
     rows = rows_of(schema, BLOCK, False).records
     block = encode_blocks(
@@ -149,13 +149,13 @@ def decode_speed(log: EventLog, total: int) -> Figures:
 
 
 def joiner_speed(log: EventLog, emit: str, items: int, events: int) -> Figures:
-    """A joiner alone, from a backlog to its end; opening its writers is told apart.
+    """Run a joiner through a backlog; opening its writers is measured apart.
 
     Args:
-        log: topics of its own are made on it.
+        log: has no topics of the spec yet.
         emit: `early` or `window`.
         items: impressions of a served event; every tenth gets an action.
-        events: of both kinds.
+        events: served events and actions.
     """
     spec = parse_spec(SPEC.format(emit=emit))
     topics = ensure_topics(log, spec)
@@ -188,7 +188,7 @@ def joiner_speed(log: EventLog, emit: str, items: int, events: int) -> Figures:
 def _send_events(
     log: EventLog, served_topic: str, action_topic: str, partitions: int, items: int, events: int
 ) -> int:
-    """Requests of so many items and the actions on them, over all partitions; how many events those are."""
+    """Append requests of `items` items and the actions on them to all partitions; returns the events."""
     writer, now_ms, sent = log.writer(), 10**7, 0
     requests = round(events / (1 + items / 10))
     for first in range(0, requests, SENT_AT_ONCE):
@@ -209,7 +209,7 @@ def _send_events(
 
 
 def measure(quick: bool = False, brokers: str | None = None) -> Figures:
-    """Rates of appends, reads and transactions."""
+    """Measure appends, reads, transactions and a joiner."""
     total = (50 if quick else 200) * 1024
     with ExitStack() as stack:
         if brokers is None:
@@ -240,10 +240,5 @@ def measure(quick: bool = False, brokers: str | None = None) -> Figures:
     return figures
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"brokers": str})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

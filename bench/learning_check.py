@@ -1,11 +1,11 @@
-"""Does the hedge learn as well as its best member? One pass over synthetic clicks, predict-then-learn.
+"""The hedge beside each of its experts alone: one pass over synthetic clicks, predict-then-learn.
 
     python -m bench.learning_check [samples]
 
 The truth is a factorisation machine over skewed ids, plus noise that nothing can learn; in three streams:
 strong pairs, no pairs (where wide alone is best), and weak pairs under much noise. Every expert is also
-trained alone, with rows of its own. Fails if the hedge's AUC is further under that of the best of them than
-the stream allows.
+trained alone, with rows of its own. Fails if the AUC of the hedge is below that of the best expert by more
+than the stream allows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Setting:
     name: str
     single: float  # deviation of an id's own effect on the log-odds
     pair: float  # deviation of the vectors whose products are the pairs' effects
-    allowed: float  # AUC by which the hedge may be under the best expert
+    allowed: float  # how far the AUC of the hedge may be below that of the best expert
 
 
 SETTINGS = (
@@ -55,8 +55,8 @@ class Truth:
         chance = 1 / np.arange(1, CARDINALITY + 1) ** 1.1
         self.chance = np.cumsum(chance / chance.sum())
 
-    def take(self, n: int) -> tuple[I64, F32, F64]:
-        """(n, FIELDS) ids, (n,) clicks, and the (n,) chances that nobody can do better than."""
+    def draw(self, n: int) -> tuple[I64, F32, F64]:
+        """Draw (n, FIELDS) ids, (n,) clicks, and the (n,) true chances without noise."""
         ids = np.searchsorted(self.chance, self.rng.random((n, FIELDS))).clip(max=CARDINALITY - 1)
         field = np.arange(FIELDS)
         w, v = self.w[field, ids], self.v[field, ids]
@@ -67,7 +67,7 @@ class Truth:
 
 
 class Rows:
-    """All rows of a spec with one group in one array, stepped as the tables do by default."""
+    """All rows of a spec with one group in one array, with the default update rules."""
 
     def __init__(self, spec: Spec, seed: int = 0) -> None:
         [self.group] = layout_of(spec).groups
@@ -95,14 +95,14 @@ class Rows:
 def run(
     setting: Setting, experts: tuple[str, ...], samples: int, precision: str = "fp32"
 ) -> tuple[F64, F32, F64]:
-    """Progressive predictions, clicks and true chances of one pass."""
+    """Return progressive predictions, clicks and true chances of one pass."""
     spec = make_spec(ids=FIELDS, dims=(DIM,), experts=experts)
     model = build_model(spec, training=True, precision="bf16" if precision == "bf16" else "fp32")
     lane, rows, truth = model.lane(), Rows(spec), Truth(setting)
     starts = (np.arange(FIELDS + 1) * BATCH).astype(np.uint32)
     predictions, clicks, chances = [], [], []
     for _ in range(samples // BATCH):
-        ids, y, p = truth.take(BATCH)
+        ids, y, p = truth.draw(BATCH)
         keys = (ids + np.arange(FIELDS) * CARDINALITY).T.reshape(-1)
         unique, positions = np.unique(keys, return_inverse=True)
         group = GroupInputs(rows.values[unique], positions.astype(np.int32), starts, [None] * FIELDS)
@@ -117,7 +117,7 @@ def run(
 
 
 def check(setting: Setting, samples: int) -> dict[str, float]:
-    """AUC of the hedge, of each expert alone and of the truth, over the second half of the stream."""
+    """Return the AUC of the hedge, of each expert alone and of the truth, over the second half."""
     half = samples // 2
     figures: dict[str, float] = {}
     for name, experts in [("hedge", EXPERTS), *((e, (e,)) for e in EXPERTS)]:
@@ -132,7 +132,7 @@ def check(setting: Setting, samples: int) -> dict[str, float]:
 
 
 def main(samples: int) -> int:
-    """Print the figures of each stream; how many streams fail."""
+    """Print the figures of each stream; returns the number of streams that fail."""
     failed = 0
     for setting in SETTINGS:
         figures = check(setting, samples)

@@ -1,12 +1,12 @@
-"""What the machine itself can do: the bounds that the other measurements are held against.
+"""The bounds of the machine, beside which the other measurements are read.
 
     python -m bench.limits [--folder FOLDER] [--quick] [--json]
 
-Each figure is what one resource is bound by: multiply-adds (a matrix product of numpy's BLAS, on all cores),
-memory bandwidth (copying what no cache holds; read and written bytes are counted), memory latency (rows of 64
-bytes, a cache line, at random places of 1 GiB: a miss of all caches, and of the TLB, for each), the disk of
-FOLDER (4 KiB appended and made durable, one at a time; default: the folder of temporary files) and waking a
-thread that sleeps.
+Each figure is bound by one resource: multiply-adds (a matrix product of numpy's BLAS, on all cores),
+memory bandwidth (copying more than caches hold; read and written bytes are counted), memory latency (rows of
+64 bytes, a cache line, at random places of 1 GiB: a miss of all caches, and of the TLB, for each), the disk
+of FOLDER (4 KiB appended and made durable, one at a time; default: the folder of temporary files) and waking
+a thread that sleeps.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from bench.table import seconds
 
 LINE_FLOATS = 16
 COPIED = 256 << 20
-SIDE = 1536
-"""Of the matrices: three of them are 27 MiB."""
+SIDE = 1536  # of the matrices: three of them are 27 MiB
 
 
 def copying(threads: int) -> Callable[[], float]:
-    """GB a second, each thread on arrays of its own."""
+    """Return a case that copies; GB a second, each thread on arrays of its own."""
     arrays = [np.ones((2, COPIED // 8)) for _ in range(threads)]
 
     def copy(thread: int) -> None:
@@ -43,7 +42,7 @@ def copying(threads: int) -> Callable[[], float]:
 
 
 def fetching(rows: np.ndarray, threads: int, count: int) -> Callable[[], float]:
-    """Rows a second that are fetched from random places into a small buffer."""
+    """Return a case that fetches rows from random places into a small buffer; rows a second."""
     rng = np.random.default_rng(threads)
     places = [rng.integers(0, len(rows), (count // 8192, 8192)) for _ in range(threads)]
     out = [np.empty((8192, LINE_FLOATS), np.float32) for _ in range(threads)]
@@ -56,13 +55,13 @@ def fetching(rows: np.ndarray, threads: int, count: int) -> Callable[[], float]:
 
 
 def multiplying() -> Callable[[], float]:
-    """GFLOP a second in fp32."""
+    """Return a case that multiplies matrices; GFLOP a second in fp32."""
     a, b, c = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
     return rate(partial(np.matmul, a, b, c), 2 * SIDE**3 / 1e9)
 
 
 def durable_append_ms(folder: Path, count: int) -> list[float]:
-    """Milliseconds of each append of 4 KiB with fdatasync."""
+    """Return the milliseconds of each append of 4 KiB with fdatasync."""
     times = []
     with (folder / "appended").open("wb", buffering=0) as file:
         for _ in range(count):
@@ -74,14 +73,14 @@ def durable_append_ms(folder: Path, count: int) -> list[float]:
 
 
 def wake_us(count: int) -> list[float]:
-    """Microseconds from a thread's event being set until that thread runs."""
-    asked, woken = threading.Event(), threading.Event()
+    """Return the microseconds from when a thread's event is set until that thread runs."""
+    wanted, woken = threading.Event(), threading.Event()
     at = [0.0]
 
     def wait() -> None:
         for _ in range(count):
-            asked.wait()
-            asked.clear()
+            wanted.wait()
+            wanted.clear()
             at[0] = time.perf_counter()
             woken.set()
 
@@ -90,7 +89,7 @@ def wake_us(count: int) -> list[float]:
     times = []
     for _ in range(count):
         began = time.perf_counter()
-        asked.set()
+        wanted.set()
         woken.wait()
         woken.clear()
         times.append((at[0] - began) * 1e6)
@@ -99,7 +98,7 @@ def wake_us(count: int) -> list[float]:
 
 
 def measure(quick: bool = False, folder: Path | None = None) -> Figures:
-    """Medians over interleaved rounds."""
+    """Measure all, in interleaved rounds."""
     rows = np.ones(((1 << 28) // LINE_FLOATS, LINE_FLOATS), np.float32)
     threads = sorted({1, len(os.sched_getaffinity(0))})
     count = 1 << (18 if quick else 20)
@@ -120,10 +119,5 @@ def measure(quick: bool = False, folder: Path | None = None) -> Figures:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"folder": Path})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -6,7 +6,7 @@
 The retail stream (`bench.retail`), 4,970,510 samples, six features each, no interactions. Both are
 progressive: a sample is scored before it is learned from; Vowpal Wabbit learns from each at once, freshet
 from batches of 256. Each run is a process of its own, from start to exit, on files in the page cache; CPU
-seconds are user and system time of the whole process. `start_s` is what the command takes for 1,000 samples.
+seconds are user and system time of the whole process. `start_s` is the time of the command for 1,000 samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench.peers.setup import python_of
 from bench.report import Figures, command
-from bench.retail import SPECS, RetailFiles, made
+from bench.retail import SPECS, RetailFiles, retail_files
 from bench.rounds import interleaved
 
 __all__ = ["measure"]
@@ -53,14 +53,14 @@ RULES: Mapping[str, tuple[str, str, str]] = {
         '{ name = "adagrad", lr = 0.05 }',
     ),
 }
-"""Of the tables user, item and small, by a grid of our own. A user's own weight can only be wrong here, as
-every invoice holds one bought item in five: it moves least. Vowpal Wabbit has one step size for all; with one
-for all tables, 0.1, FTRL by batches of 256 is as good as it to 0.0002."""
+"""Rules of the tables user, item and small, the best of a grid of our own. A user's own weight can only be
+wrong here, as one item in five of every invoice is bought: it moves least. Vowpal Wabbit has one step size
+for all; with 0.1 for all tables, FTRL by batches of 256 is as good to 0.0002."""
 
 
 @dataclass(slots=True)
 class _Case:
-    """One command; called, it runs and returns its wall seconds."""
+    """A command. Calling it runs it and returns its wall seconds."""
 
     words: Sequence[str]
     logloss_of: Callable[[Mapping[str, float]], float]
@@ -77,9 +77,9 @@ class _Case:
             if child.returncode:
                 raise RuntimeError(f"{' '.join(self.words)}: exit status {child.returncode}")
             out.seek(0)
-            told = json.loads(out.read().splitlines()[-1])
+            figures = json.loads(out.read().splitlines()[-1])
         self.cpu_s.append(used.ru_utime + used.ru_stime)
-        self.logloss = self.logloss_of(told)
+        self.logloss = self.logloss_of(figures)
         return wall_s
 
 
@@ -90,12 +90,12 @@ def _ours(folder: Path, rule: str, file: Path) -> _Case:
         text = text.replace("ttl = false }", f"ttl = false, scalar_optimizer = {update} }}", 1)
     spec.write_text(text)
     words = [sys.executable, "-m", "freshet.cli", "backtest", str(spec), str(file), "--json"]
-    return _Case(words, lambda told: told["logloss"])
+    return _Case(words, lambda figures: figures["logloss"])
 
 
 def _vw(settings: Sequence[str], file: Path, *more: str) -> _Case:
     words = [str(python_of("vw")), str(DRIVER), "-d", str(file), *BASE, *settings, *more]
-    return _Case(words, lambda told: told["logloss"])
+    return _Case(words, lambda figures: figures["logloss"])
 
 
 def _cases(files: RetailFiles, folder: Path, quick: bool) -> dict[str, _Case]:
@@ -115,8 +115,8 @@ def _cases(files: RetailFiles, folder: Path, quick: bool) -> dict[str, _Case]:
 
 
 def measure(quick: bool = False, source: Path = EVENTS, folder: Path = Path("build/retail")) -> Figures:
-    """Wall and CPU seconds, samples a second and progressive logloss of each command, and the ratios."""
-    files = made(source, folder, days=40 if quick else None)
+    """Measure wall and CPU seconds, samples a second and progressive logloss of each command."""
+    files = retail_files(source, folder, days=40 if quick else None)
     with tempfile.TemporaryDirectory() as temporary:
         cases = _cases(files, Path(temporary), quick)
         for file in (files.csv, files.parquet, files.vw):
@@ -140,7 +140,7 @@ def measure(quick: bool = False, source: Path = EVENTS, folder: Path = Path("bui
 
 
 def _starts(files: RetailFiles, folder: Path) -> Figures:
-    """Seconds of each command for the first 1,000 samples: what it takes to start and to end."""
+    """Return the seconds of each command for 1,000 samples: the time to start and to end."""
     few = {end: folder / f"few.{end}" for end in ("csv", "vw")}
     for end, path in few.items():
         with getattr(files, end).open() as file:
@@ -148,10 +148,5 @@ def _starts(files: RetailFiles, folder: Path) -> Figures:
     return {"freshet": _ours(folder, "ftrl", few["csv"])(), "vw": _vw(VW["ftrl_l1"], few["vw"])()}
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"source": Path, "folder": Path})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

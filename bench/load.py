@@ -1,11 +1,11 @@
-"""Events of other readers, so many a second, from a process of its own.
+"""Events of other readers at a fixed rate, from a process of its own.
 
     python -m bench.load PORT EVENTS_PER_S
 
-An open loop: when a request is sent is decided before it starts and does not wait for answers. So that it
-leaves the cores to what is measured, bodies are made beforehand; only times and request ids are put in. Each
+An open loop: the time of each request is drawn beforehand and does not depend on answers. Bodies are made
+beforehand, too, so that the load takes little of the cores; only times and request ids are filled in. Each
 round, 50 a second, is a request with pages and one with clicks on the pages of ten rounds before. Prints its
-figures as a line of JSON for each line on its standard input, and ends with that.
+figures as a line of JSON for each line of its standard input, and ends with that.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ READERS, ARTICLES, TOPICS = 5_000, 2_000, 50
 CLICKED_AFTER = 10  # rounds
 TEMPLATES = 64
 CONNECTIONS = 64
-"""Requests that wait for their answer at once, at most; one more is sent late, and counted as late."""
+"""The most requests on their way at once. A further one waits, and is counted as late."""
 
 ID, NOW = b"@@@@@@@@@", b"1111111111111"
-"""Where a body has the number of its round, and the time in milliseconds."""
+"""Placeholders in a body for the number of its round, and for the time in milliseconds."""
 
 
 class Background:
@@ -56,11 +56,11 @@ class Background:
         self._process.communicate()
 
     def begin(self) -> None:
-        """Figures count from here."""
+        """Start counting anew."""
         self.figures()
 
     def figures(self) -> dict[str, float]:
-        """What was acknowledged since they were told last; see `Load.figures`.
+        """Return the figures since the last call, see `Load.figures`.
 
         Raises RuntimeError if the process has ended.
         """
@@ -70,18 +70,18 @@ class Background:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the load ended with status {self._process.wait()}")
-        told: dict[str, float] = json.loads(line)
-        return told
+        figures: dict[str, float] = json.loads(line)
+        return figures
 
 
 def page(request: str, reader: str, articles: list[int], now_ms: int) -> dict[str, Any]:
-    """An impression of the quickstart: articles shown to a reader."""
+    """Return an impression of the quickstart: articles shown to a reader."""
     items = [{"article": f"article-{n}", "topic": f"topic-{n % TOPICS}", "age_s": float(n)} for n in articles]
     return {"request_id": request, "ts": now_ms, "reader": reader, "items": items}
 
 
 def click(page_: dict[str, Any], now_ms: int) -> dict[str, Any]:
-    """A click on a page's first article."""
+    """Return a click on a page's first article."""
     request, article = page_["request_id"], page_["items"][0]["article"]
     event = f"{request}/{article}"
     return {"event_id": event, "request_id": request, "article": article, "type": "click", "ts": now_ms}
@@ -89,7 +89,7 @@ def click(page_: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Bodies of a round, and how many events each has."""
+    """The bodies of a round, and their events."""
 
     pages: bytes
     n_pages: int
@@ -98,7 +98,7 @@ class Template:
 
 
 def templates(rate: float) -> list[Template]:
-    """Rounds to be sent in turn; together they have the rate, whatever a single one rounds to."""
+    """Return the rounds to send in turn; together they have the rate, however each of them is rounded."""
     rng = random.Random(1)
     made = []
     for i in range(TEMPLATES):
@@ -132,7 +132,7 @@ class Connection:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The loop. One thread; sockets are told apart by `select`."""
+    """The loop: one thread that selects among its sockets."""
 
     port: int
     rate: float
@@ -161,17 +161,18 @@ class Load:
             for fd in readable:
                 if fd:
                     self._receive(self._busy[fd])
-                elif not self._told():
+                elif not self._report():
                     return
 
     def figures(self) -> dict[str, float]:
-        """Since they were told last: events a second acknowledged, events not acknowledged, requests that
-        were late since no connection was free, and percentiles of the time from when a request was due to its
-        202.
+        """Return the figures since the last call.
+
+        Events acknowledged a second, events not acknowledged, requests that were late because no connection
+        was free, and percentiles of the time from when a request was due to its 202.
         """
         now = time.monotonic()
         p50, p99 = np.percentile(self.delays, [50, 99]) if self.delays else (0.0, 0.0)
-        told = {
+        figures = {
             "events_per_s": self.acknowledged / (now - self.began),
             "events_failed": self.failed,
             "requests_late": self.late,
@@ -179,9 +180,9 @@ class Load:
             "ack_p99_ms": float(p99) * 1e3,
         }
         self.began, self.acknowledged, self.failed, self.late, self.delays = now, 0, 0, 0, []
-        return told
+        return figures
 
-    def _told(self) -> bool:
+    def _report(self) -> bool:
         """Answer a line of standard input; False at its end."""
         lines = os.read(0, 4096)
         for _ in range(lines.count(b"\n")):

@@ -25,14 +25,17 @@ RECORD_BYTES, BLOCK = 300, 256
 
 
 def column(count: int, width: int) -> BytesColumn:
-    """`count` random values of `width` bytes."""
+    """Return `count` random values of `width` bytes."""
     data = np.frombuffer(np.random.default_rng(0).bytes(count * width), np.uint8)
     return BytesColumn(data, np.arange(1, count + 1, dtype=np.int64) * width)
 
 
 def append_speed(log: SqliteEventLog, batch: int, total: int) -> Figures:
-    """Of one thread, `batch` records to an append: records a second by the median append, and the slowest
-    appends, which wait for a checkpoint or a busy disk."""
+    """Measure appends of `batch` records by one thread.
+
+    Returns records a second by the median append, and the time of the slowest ones, which wait for a
+    checkpoint or a busy disk.
+    """
     topic = f"append.{batch}"
     log.create_topic(topic, partitions=1)
     writer, values, times = log.writer(), column(batch, RECORD_BYTES), []
@@ -45,7 +48,7 @@ def append_speed(log: SqliteEventLog, batch: int, total: int) -> Figures:
 
 
 def small_append_speed(log: SqliteEventLog, threads: int, each: int) -> float:
-    """Single-record appends a second, each acknowledged on its own, from several threads."""
+    """Return the appends a second of single records from several threads, each acknowledged on its own."""
     topic = f"small.{threads}"
     log.create_topic(topic, partitions=1)
     writer, values = log.writer(), column(1, RECORD_BYTES)
@@ -64,7 +67,7 @@ def small_append_speed(log: SqliteEventLog, threads: int, each: int) -> float:
 
 
 def block_read_speed(log: SqliteEventLog, blocks: int, partitions: int) -> float:
-    """Samples a second, read as blocks, from the page cache; median of 5."""
+    """Return the samples a second, read as blocks from the page cache; the median of 5 reads."""
     topic = f"blocks.{partitions}"
     log.create_topic(topic, partitions=partitions)
     writer, values = log.writer(), column(16, BLOCK * RECORD_BYTES)
@@ -83,7 +86,7 @@ def block_read_speed(log: SqliteEventLog, blocks: int, partitions: int) -> float
 
 
 def event_read_speed(log: SqliteEventLog, topic: str, total: int) -> float:
-    """Records a second of a topic of event records (CRC checked)."""
+    """Return the records a second of a topic of event records (CRC checked)."""
     reader, seen = log.reader(), 0
     reader.assign({TopicPartition(topic, 0): 0})
     begin = time.perf_counter()
@@ -93,7 +96,7 @@ def event_read_speed(log: SqliteEventLog, topic: str, total: int) -> float:
 
 
 def measure(quick: bool = False, folder: Path | None = None) -> Figures:
-    """Rates of appends and reads."""
+    """Measure appends and reads."""
     total = (100 if quick else 400) * 1024
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         log = SqliteEventLog(Path(temporary) / "log")
@@ -114,10 +117,5 @@ def measure(quick: bool = False, folder: Path | None = None) -> Figures:
     return figures
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"folder": Path})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -1,4 +1,4 @@
-"""What a figure was measured on: without it no figure means anything."""
+"""The machine and the code that a figure was measured on, and the processor time of processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from bench.report import Figures
 from freshet._native import instruction_set
 
-__all__ = ["machine"]
+__all__ = ["cpu_s", "machine"]
 
 ROOT = Path(__file__).parents[1]
 
 
 def machine() -> Figures:
-    """The processor, how busy it is now, and the code: told before anything is measured."""
+    """Return the processor, its load and the code. Call it before anything is measured."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -25,6 +25,12 @@ def machine() -> Figures:
         "python": platform.python_version(),
         "commit": _commit(),
     }
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of processor time that a process has used, all its threads together."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu() -> str:
@@ -36,7 +42,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """The commit's short id, with `+` behind it where tracked files differ from it; "" outside of a clone."""
+    """Return the commit's short id, with a `+` if tracked files differ from it; "" outside of a clone."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,12 +1,11 @@
-"""What measuring costs the trainer: processor time of `Quality.add` and `finished_windows` a batch.
+"""The cost of measures in the trainer: processor time of `Quality.add` and `finished_windows` a batch.
 
     python -m bench.measures [--batches 3000] [--beside ../other/services] [--quick] [--json]
 
 Bound by instructions: measures are computed cell by cell, and histograms are merged when windows close.
 Batches of 256 samples at 4,000 a second, two labels (windows of 10 and 20 s), a segment of 100 values, a
-tenth explored, 2,000 items. The time is the thread's own. With `--beside` the code of another checkout is
-measured in turns with this one, in processes of their own, and both are told: machines are shared and their
-speed drifts.
+tenth explored, 2,000 items. The time is the thread's own. `--beside` measures the code of another checkout in
+turns with this one, in processes of their own: the speed of a shared machine drifts.
 """
 
 from __future__ import annotations
@@ -54,12 +53,14 @@ measure_window = "10s"
 BATCH = 256
 RATE = 4_000  # samples a second of event time
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
-TELL_EVERY = 16  # batches: about once a second, as the trainer asks for windows
+WINDOWS_EVERY = 16  # batches: about once a second, as the trainer collects windows
 
 
-def made_of(count: int) -> Iterator[tuple[TrainBatch, F32]]:
-    """Batches with what the model says of them: positives some seconds after they were served, negatives
-    when their windows have closed."""
+def batches_of(count: int) -> Iterator[tuple[TrainBatch, F32]]:
+    """Yield batches with the predictions of them.
+
+    Positives are decided some seconds after they were served, negatives when their windows have closed.
+    """
     rng = np.random.default_rng(0)
     for turn in range(count):
         now_ms = 1_700_000_000_000 + turn * BATCH * 1_000 // RATE
@@ -85,37 +86,37 @@ def made_of(count: int) -> Iterator[tuple[TrainBatch, F32]]:
 
 
 def costs(count: int) -> Figures:
-    """Milliseconds of this thread's time a batch."""
+    """Return the milliseconds of this thread's time for a batch."""
     spec = parse_spec(SPEC)
     quality = Quality(replace(spec, serve=replace(spec.serve, explore=Explore(policy="epsilon", share=0.1))))
-    adding = telling = 0
-    for turn, (batch, predictions) in enumerate(made_of(count)):
+    adding = closing = 0
+    for turn, (batch, predictions) in enumerate(batches_of(count)):
         start = time.thread_time_ns()
         quality.add(batch, predictions)
         added = time.thread_time_ns()
         adding += added - start
-        if turn % TELL_EVERY == TELL_EVERY - 1:
+        if turn % WINDOWS_EVERY == WINDOWS_EVERY - 1:
             quality.finished_windows()
-            telling += time.thread_time_ns() - added
-    return {"add_ms_per_batch": adding / count / 1e6, "windows_ms_per_batch": telling / count / 1e6}
+            closing += time.thread_time_ns() - added
+    return {"add_ms_per_batch": adding / count / 1e6, "windows_ms_per_batch": closing / count / 1e6}
 
 
 def in_turns(folders: dict[str, Path], count: int, rounds: int) -> Figures:
-    """Measure checkouts one after the other, again and again: the medians of each."""
+    """Measure checkouts in turns; returns the medians of each."""
     found: dict[str, list[Figures]] = {name: [] for name in folders}
     for _ in range(rounds):
         for name, folder in folders.items():
             words = [sys.executable, "-m", "bench.measures", "--json", "--batches", str(count)]
             path = os.pathsep.join([str(folder), str(Path.cwd())])
-            told = subprocess.check_output(words, env={**os.environ, "PYTHONPATH": path})
-            found[name].append(json.loads(told))
+            out = subprocess.check_output(words, env={**os.environ, "PYTHONPATH": path})
+            found[name].append(json.loads(out))
     return {name: {k: statistics.median(r[k] for r in runs) for k in runs[0]} for name, runs in found.items()}
 
 
 def measure(
     quick: bool = False, batches: int | None = None, beside: Path | None = None, rounds: int = 3
 ) -> Figures:
-    """This checkout's costs; in turns with those of another, whose folder `services` is `beside`."""
+    """Measure this checkout, in turns with another whose folder `services` is `beside`."""
     count = batches or (600 if quick else 3_000)
     if beside is None:
         return costs(count)
@@ -123,10 +124,5 @@ def measure(
     return in_turns({"beside": beside.resolve(), "here": here}, count, rounds)
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"batches": int, "beside": Path, "rounds": int})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -22,7 +22,7 @@ from tests.fixtures.specs import make_batch, make_spec
 def samples_per_s(
     precision: str, lanes: int, rows: int, seconds: float, kernels: str | None = None
 ) -> tuple[float, str]:
-    """Samples/s over all lanes, and the hot loops used."""
+    """Return samples/s over all lanes, and the name of the kernels used."""
     spec = make_spec(ids=26, dense=((True, False),) * 13, deep=(256, 128))
     model = HedgeDense(
         spec, training=True, precision="bf16" if precision == "bf16" else "fp32", kernels=kernels
@@ -57,7 +57,7 @@ def samples_per_s(
 
 
 def measure(quick: bool = False, seconds: float | None = None) -> Figures:
-    """Both precisions, one lane and two, small batches and larger ones."""
+    """Measure both precisions, one lane and two, small and larger batches."""
     figures: Figures = {}
     for precision in ("fp32", "bf16"):
         figures[precision] = {}
@@ -68,10 +68,5 @@ def measure(quick: bool = False, seconds: float | None = None) -> Figures:
     return figures
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"seconds": float})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -4,9 +4,8 @@
 
 Bound by instructions: Python's and HTTP's, encoding the candidates, the multiply-adds of the dense part.
 Budget: >= 1,200 requests per CPU-second of the inference process, saturated, served log on; at 600 a second
-p50 <= 1 ms and p99 <= 10 ms while a trainer trains, which is held to the last CPU at nice 10. Saturation is
-measured by wrk (closed loop); latency by requests that come by chance at a fixed rate and count from the
-moment that they were due (open loop), see `rank_load`.
+p50 <= 1 ms and p99 <= 10 ms beside a trainer that is pinned to the last CPU at nice 10. Saturation is
+measured by a closed loop (`bench.wrk`), latency by an open one (`bench.open_loop`).
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from bench import rank_system
-from bench.rank_load import closed, opened
+from bench import open_loop, rank_system, wrk
 from bench.rank_system import System
 from bench.report import Figures, command
+from bench.rounds import micros
 from freshet.config.spec.model import Explore
 from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline, Scored
@@ -35,28 +34,17 @@ CANDIDATES, BODIES = 100, 64
 RATE = 600.0
 CLIENTS = (1, 4, 16)
 FED_PER_S = 120_000
-"""Samples for each second of measuring beside training: more than one lane takes, so that it never idles."""
-
-
-def micros(work: Callable[[], Any], seconds: float) -> float:
-    """Median microseconds of CPU time of one call: what other processes take does not count."""
-    times = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        started = time.thread_time_ns()
-        work()
-        times.append(time.thread_time_ns() - started)
-    return float(np.median(times)) / 1e3
+"""Samples for each second of measuring beside training: more than one lane trains on, so it never idles."""
 
 
 def stages(world: World, seconds: float) -> Figures:
-    """Median microseconds of each stage of a request, on one thread, each with warm caches."""
+    """Return the median microseconds of each stage of a request, on one thread, with warm caches."""
     spec = world.spec
     pipeline = Pipeline(spec, world.served)
     model = build_model(spec, training=False)
     model.load_state(world.versions.get(0).tensors, weights_only=True)
-    (asked,) = rank_system.bodies(1, CANDIDATES)
-    request = parse_rank(asked, CANDIDATES)
+    (body,) = rank_system.bodies(1, CANDIDATES)
+    request = parse_rank(body, CANDIDATES)
     context = {**request.context, "request_id": 1}
     events = events_of(spec, context, request.candidates)
     encoded = pipeline.encoded(events, CANDIDATES)
@@ -65,7 +53,7 @@ def stages(world: World, seconds: float) -> Figures:
     assert isinstance(scored, Scored)
     found = order(scored.scores, request.k, Explore(), np.random.default_rng())  # type: ignore[arg-type]
     work: dict[str, Callable[[], Any]] = {
-        "parse": lambda: parse_rank(asked, CANDIDATES),
+        "parse": lambda: parse_rank(body, CANDIDATES),
         "encode": lambda: pipeline.encoded(events, CANDIDATES),
         "decode": lambda: pipeline.requests([encoded]),
         "decode_to_scores": lambda: pipeline.score_all([encoded], table, model),
@@ -77,38 +65,37 @@ def stages(world: World, seconds: float) -> Figures:
     return {f"{name}_us": micros(call, seconds) for name, call in work.items()}
 
 
-def saturated(system: System, bodies: list[bytes], seconds: float, folder: Path) -> Figures:
-    """Requests per CPU-second of inference and a second, by clients."""
+def saturated(system: System, bodies: list[bytes], seconds: float) -> Figures:
+    """Measure requests a second, and a CPU-second of inference, by clients."""
     figures: Figures = {}
+    script = wrk.posts("/v1/rank", bodies)
     for clients in CLIENTS:
         cpu = system.cpu_s("inference")
-        found = closed(system.ports["inference"], bodies, clients, seconds, folder)
+        found = wrk.load(system.ports["inference"], script, clients, seconds)
         cpu = system.cpu_s("inference") - cpu
         requests = found.pop("requests")
         figures[f"clients_{clients}"] = {
             "requests_per_cpu_s": requests / cpu,
-            "requests_per_s": requests / seconds,
+            "requests_per_s": requests / found.pop("seconds"),
             **found,
         }
     return figures
 
 
-def half(system: System, bodies: list[bytes], rate: float, seconds: float) -> Figures:
-    """Latency at a fixed rate, with the share of a CPU that inference took."""
+def half_load(system: System, bodies: list[bytes], rate: float, seconds: float) -> Figures:
+    """Measure latency at a fixed rate, and the share of a CPU that inference used."""
     cpu, began = system.cpu_s("inference"), time.monotonic()
-    found = opened(system.ports["inference"], bodies, rate, seconds)
+    found = open_loop.load(system.ports["inference"], bodies, rate, seconds)
     return {**found, "cpu_share": (system.cpu_s("inference") - cpu) / (time.monotonic() - began)}
 
 
-def beside_training(
-    system: System, bodies: list[bytes], rate: float, seconds: float, folder: Path
-) -> Figures:
-    """The same while the trainer has more samples than it can take. Raises RuntimeError if it ran dry."""
+def beside_training(system: System, bodies: list[bytes], rate: float, seconds: float) -> Figures:
+    """The same beside a busy trainer. Raises RuntimeError if it ran out of samples."""
     system.feed(int(FED_PER_S * seconds * (1 + len(CLIENTS)) + FED_PER_S))
     began, before = time.monotonic(), system.status("trainer")["samples"]
     figures = {
-        "half_load": half(system, bodies, rate, seconds),
-        "saturated": saturated(system, bodies, seconds, folder),
+        "half_load": half_load(system, bodies, rate, seconds),
+        "saturated": saturated(system, bodies, seconds),
     }
     after = system.status("trainer")
     if not after["lag_blocks"]:
@@ -118,29 +105,24 @@ def beside_training(
 
 
 def measure(quick: bool = False, seconds: float | None = None, rate: float = RATE) -> Figures:
-    """Stages; saturated and at a fixed rate, alone and beside a trainer."""
+    """Measure stages; saturated and at a fixed rate, alone and beside a trainer."""
     seconds = seconds or (2.0 if quick else 5.0)
     bodies = rank_system.bodies(BODIES, CANDIDATES)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name in ("world", "system", "wrk"):
+        for name in ("world", "system"):
             (folder / name).mkdir()
         world = trained(folder / "world", greedy(SPEC))
         figures: Figures = {"candidates": CANDIDATES, "stages": stages(world, seconds / 10)}
         world.close()
         with rank_system.system(folder / "system") as system:
-            closed(system.ports["inference"], bodies, 4, 1.0, folder / "wrk")
-            figures["saturated"] = saturated(system, bodies, seconds, folder / "wrk")
-            figures["half_load"] = half(system, bodies, rate, seconds)
-            figures["beside_training"] = beside_training(system, bodies, rate, seconds, folder / "wrk")
+            wrk.load(system.ports["inference"], wrk.posts("/v1/rank", bodies), 4, 1)  # warms caches
+            figures["saturated"] = saturated(system, bodies, seconds)
+            figures["half_load"] = half_load(system, bodies, rate, seconds)
+            figures["beside_training"] = beside_training(system, bodies, rate, seconds)
     best = max(v["requests_per_cpu_s"] for v in figures["saturated"].values())
     return {"requests_per_cpu_s": best, **figures}
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"seconds": float, "rate": float})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ import httpx
 import numpy as np
 import orjson
 
+from bench.machine import cpu_s
+from bench.services import ready_service
 from freshet.adapters import open_eventlog
 from freshet.apps.ports import PORT_SETTINGS
 from freshet.config.avro.schema import parse_schema, sample_schema
@@ -35,13 +35,13 @@ USERS, ITEMS = 50_000, 5_000
 SAMPLES = 20_000  # that differ; they come again under new ids
 BLOCK = 100
 HISTORY = 20  # items a user has seen
-WAIT_S = 60.0  # for a service to be ready, or for training to get anywhere
+WAIT_S = 60.0  # until the trainer has trained on the samples
 NICE = 10
-"""Of the trainer, as one would set it on a machine that serves, too."""
+"""The priority of the trainer, as an operator would set it on a machine that serves, too."""
 
 
 def context(rng: np.random.Generator, now_ms: int) -> dict[str, Any]:
-    """What a request says beside its candidates."""
+    """Draw the context of a request."""
     user = int(rng.zipf(1.2)) % USERS
     seen = (rng.zipf(1.2, HISTORY) % ITEMS).tolist()
     country = ["DE", "FR", "US", None][user % 4]
@@ -54,7 +54,7 @@ def context(rng: np.random.Generator, now_ms: int) -> dict[str, Any]:
 
 
 def candidate(rng: np.random.Generator) -> dict[str, Any]:
-    """One item, as a retrieval would bring it."""
+    """Draw a candidate."""
     return {
         "id": int(rng.zipf(1.2)) % ITEMS,
         "age_s": float(rng.integers(1, 10**6)),
@@ -63,7 +63,7 @@ def candidate(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def bodies(count: int, candidates: int) -> list[bytes]:
-    """Rank requests that differ; each asks for the best ten."""
+    """Draw rank requests for the best ten candidates."""
     rng, now_ms = np.random.default_rng(3), int(time.time() * 1e3)
     return [
         orjson.dumps(
@@ -79,21 +79,20 @@ def bodies(count: int, candidates: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The processes."""
+    """Two services of a run folder."""
 
     folder: Path
     ports: dict[str, int]
     pids: dict[str, int]
 
     def status(self, role: str) -> dict[str, Any]:
-        """The figures of a service."""
+        """Return the `/status` of a service."""
         found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{self.ports[role]}/status", timeout=30).json()
         return found
 
     def cpu_s(self, role: str) -> float:
-        """CPU seconds that a service has used, all threads."""
-        fields = Path(f"/proc/{self.pids[role]}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Return the CPU seconds that a service has used, all threads."""
+        return cpu_s(self.pids[role])
 
     def feed(self, samples: int) -> None:
         """Append samples for the trainer."""
@@ -101,14 +100,14 @@ class System:
 
 
 def background() -> list[str]:
-    """Words before a command that keep it on the last CPU, behind whatever else wants it."""
+    """Return the words before a command that pin it to the last CPU at low priority."""
     pinned = ["taskset", "-c", str((os.cpu_count() or 1) - 1)]
     return [*pinned, "nice", "-n", str(NICE)]
 
 
 @contextmanager
 def system(folder: Path, settings: dict[str, str] | None = None) -> Iterator[System]:
-    """Trainer on the last CPU, nice'd; inference wherever it likes. Ready, with rows to look up."""
+    """Run a trainer, pinned to the last CPU at low priority, and inference, until it has rows to look up."""
     for file in FEED.glob("*.*sc"):
         shutil.copy(file, folder)
     spec = folder / "freshet.toml"
@@ -123,41 +122,18 @@ def system(folder: Path, settings: dict[str, str] | None = None) -> Iterator[Sys
         **(settings or {}),
     }
     append_samples(folder / "run", SAMPLES)
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
+    with ExitStack() as stack:
+        pids = {}
         for role, before in (("trainer", background()), ("inference", [])):
-            command = [*before, sys.executable, "-m", "freshet.cli", "run", role, str(spec)]
-            running[role] = subprocess.Popen(command, env=environment)
-            _wait_until_ready(ports[role], running[role])
-        made = System(folder / "run", ports, {role: one.pid for role, one in running.items()})
-        wait_until_trained(made, SAMPLES)
-        yield made
-    finally:
-        for one in running.values():
-            one.send_signal(signal.SIGTERM)
-        for one in running.values():
-            one.wait(60)
-
-
-def wait_until_trained(made: System, samples: int) -> None:
-    """Until the trainer has taken so many samples in all."""
-    wait_until(
-        f"{samples} samples trained on",
-        lambda: made.status("trainer")["samples"] >= samples,
-        within_s=WAIT_S,
-    )
-
-
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    def ready() -> bool:
-        if process.poll() is not None:
-            raise RuntimeError(f"a service ended with {process.returncode}")
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=5).status_code == 200
-        except httpx.HTTPError:  # it does not listen yet
-            return False
-
-    wait_until(f"the service at port {port} ready", ready, within_s=WAIT_S)
+            words = [*before, sys.executable, "-m", "freshet.cli", "run", role, str(spec)]
+            pids[role] = stack.enter_context(ready_service(words, environment, ports[role])).pid
+        started = System(folder / "run", ports, pids)
+        wait_until(
+            f"{SAMPLES} samples trained on",
+            lambda: started.status("trainer")["samples"] >= SAMPLES,
+            within_s=WAIT_S,
+        )
+        yield started
 
 
 def append_samples(run: Path, count: int) -> None:

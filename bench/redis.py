@@ -1,13 +1,13 @@
-"""Speed of the Redis row store beside what redis-benchmark reaches on the same servers, and memory a row.
+"""Speed of the Redis row store beside redis-benchmark on the same servers, and memory a row.
 
     python -m bench.redis [--quick] [--json]
 
-Three masters with a replica each, all on this machine and without a file on disk: what is measured is Redis's
-and our work, on whatever cores there are, which both share; so the processor's seconds that each took are
-told too. `limit`: redis-benchmark with pipelines of HSET and HMGET of 50 fields of a row each, of 12,800 rows
-again and again (`hot`: they stay in the processor's cache), and of a million. A flush is the store's own:
-1,024 buckets, some 400 rows each, compare-and-set; first of mostly new rows, then of the same once more. Its
-rate is that of all rounds together, as pages are put together in some of them only.
+Three masters with a replica each, all on this machine and without a file on disk: the work measured is that
+of Redis and of the store, which share the cores; so their seconds of processor time are separate figures.
+`limit`: redis-benchmark with pipelines of HSET and HMGET of 50 fields of a row each, over 12,800 rows (`hot`:
+they stay in the processor's cache), and over a million. A flush is the store's own: 1,024 buckets, some 400
+rows each, compare-and-set; first of mostly new rows, then of the same once more. Its rate is that of all
+rounds together, as only some of them merge pages.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from freshet.rows.store import StoreIdentity
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs
 from tests.servers.redis_cluster import RedisCluster
 
-FIELDS = 50
-"""Of one command of redis-benchmark."""
+FIELDS = 50  # of one command of redis-benchmark
 HOT_HASHES, HASHES, ROWS = 256, 20_000, 400
 
 IN_MEMORY = {"appendonly": "no", "cluster-node-timeout": "15000"}
 
 
 def measure(quick: bool = False) -> Figures:
-    """Rows a second, processor seconds a million rows, and bytes a row."""
+    """Measure rows a second, processor seconds a million rows, and bytes a row."""
     turns = 4 if quick else 8
     commands = 20_000 if quick else 40_000
     random = np.random.default_rng(0)
@@ -85,39 +84,39 @@ def measure(quick: bool = False) -> Figures:
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of some work, by the clock, of our processor and of the servers'."""
+    """Seconds of some work: by the clock, of this process and of the servers."""
 
     rows: int = 0
     seconds: float = 0
-    ours: float = 0
-    theirs: float = 0
+    own_cpu_s: float = 0
+    servers_cpu_s: float = 0
     rates: list[float] = field(default_factory=list)  # of each round
 
     def add(self, cluster: RedisCluster, rows: int, work: Callable[[], object]) -> None:
         """Do one round of work."""
-        ours, theirs = time.process_time(), _servers_seconds(cluster)
+        own, servers = time.process_time(), _servers_cpu_s(cluster)
         took = _seconds(work)
         self.rows, self.seconds = self.rows + rows, self.seconds + took
-        self.ours += time.process_time() - ours
-        self.theirs += _servers_seconds(cluster) - theirs
+        self.own_cpu_s += time.process_time() - own
+        self.servers_cpu_s += _servers_cpu_s(cluster) - servers
         self.rates.append(rows / took)
 
     @property
     def rate(self) -> float:
-        """Rows a second, over all rounds."""
+        """Return the rows a second over all rounds."""
         return self.rows / self.seconds
 
-    def figures(self, what: str) -> Figures:
-        """Of all rounds together."""
+    def figures(self, name: str) -> Figures:
+        """Return the figures of all rounds together."""
         return {
-            f"{what}_rows_per_s": self.rate,
-            f"{what}_our_cpu_s_per_million_rows": self.ours / self.rows * 1e6,
-            f"{what}_servers_cpu_s_per_million_rows": self.theirs / self.rows * 1e6,
+            f"{name}_rows_per_s": self.rate,
+            f"{name}_our_cpu_s_per_million_rows": self.own_cpu_s / self.rows * 1e6,
+            f"{name}_servers_cpu_s_per_million_rows": self.servers_cpu_s / self.rows * 1e6,
         }
 
 
-def _servers_seconds(cluster: RedisCluster) -> float:
-    """Of the processor, that all servers have taken."""
+def _servers_cpu_s(cluster: RedisCluster) -> float:
+    """Return the processor time of all servers."""
     total = 0.0
     for node in cluster.nodes:
         lines = (line.partition(":") for line in node.ask("INFO", "cpu").splitlines())
@@ -132,7 +131,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _limits(cluster: RedisCluster, commands: int, hashes: int) -> tuple[float, float]:
-    """Rows a second of HSET and HMGET by redis-benchmark, over all masters; leaves the servers empty."""
+    """Measure the rows a second of HSET and HMGET by redis-benchmark; leaves the servers empty."""
     key = "limit:{tag}:__rand_int__"
     fields = [f"field{i:04}" for i in range(FIELDS)]  # 9 bytes, as ours
     value = "v" * RECORD_BYTES
@@ -150,7 +149,7 @@ def _limits(cluster: RedisCluster, commands: int, hashes: int) -> tuple[float, f
 
 
 def _memory(cluster: RedisCluster) -> int:
-    """Bytes that masters use for data."""
+    """Return the bytes of data in all masters."""
     total = 0
     for node in cluster.nodes:
         if node.ask("ROLE")[0] == "master":
@@ -159,10 +158,5 @@ def _memory(cluster: RedisCluster) -> int:
     return total
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__)
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -4,9 +4,8 @@
 
 26 ids and 13 numbers a sample (`bench.workload`), the default model at 256 rows. `frames`: writing and
 reading a batch and its gradients, no network. `loopback`: embedder and rank in one process with a connection
-between them, rows in the same process, gradients of the real model; what is left of the rate of the same work
-without a connection is `share`. Both ends share an interpreter and two cores: processes of their own do
-better. Bound by the interpreter that both share.
+between them, rows in the same process, gradients of the real model; `share` is that rate over the rate
+without a connection. Bound by the interpreter that both ends share: processes of their own do better.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ HEADER = RequestHeader(1, Fence(1), 0, 1, 1, 0)
 
 
 def spec() -> Spec:
-    """One lane, one partition: what a connection costs, not how lanes share it."""
+    """Return a spec of one lane and one partition: it shows the cost of a connection."""
     train = f"staleness_rows = {STALENESS}\nbatch = {{ rows = {BATCH}, behind = {BATCH} }}"
     return replace(plain_spec("", train), partitions=1)
 
@@ -68,16 +67,16 @@ class Bench:
         self.decoder = SampleDecoder(self.spec, self.layout, self.pipeline.registry.get)
         self.lane: Lane = build_model(self.spec, training=True).lane()
 
-    def stream(self, told: Callable[[], Mapping[int, Sequence[int]]] = dict) -> PipelinedStream:
-        """A new one, from the first sample that the rows have not applied."""
+    def stream(self, applied: Callable[[], Mapping[int, Sequence[int]]] = dict) -> PipelinedStream:
+        """Return a new stream, from the first sample that the rows have not applied."""
         return PipelinedStream(
             spec=self.spec,
             layout=self.layout,
             topic=self.pipeline.topics.samples,
             log=self.pipeline.log,
             rows=self.training.shard,
-            decoder=lambda: BlockDecoder(self.decoder, 1, lambda letters: None),
-            dense_applied=told,
+            decoder=lambda: BlockDecoder(self.decoder, 1, lambda dead: None),
+            dense_applied=applied,
             lanes=[Share((0,), Fence(1))],
             clock=SYSTEM_CLOCK,
             batch_rows=BATCH,
@@ -86,10 +85,10 @@ class Bench:
 
     @contextlib.contextmanager
     def remote(self, codec: RowCodec) -> Iterator[RemoteStream]:
-        """The same over a connection."""
+        """Return the same stream over a connection."""
 
-        def make(shape: LaneShape, told: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
-            return self.stream(partial(told, 0)), [0]
+        def make(shape: LaneShape, applied: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
+            return self.stream(partial(applied, 0)), [0]
 
         names = names_of(self.spec, self.layout)
         batches, server = BatchServer(names, codec, make), GrpcServer("127.0.0.1:0", Transport())
@@ -118,10 +117,10 @@ class Bench:
         server.stop(0.0)
 
     def train(self, stream: BatchStream, batches: int) -> float:
-        """Take, forward, backward, give back; samples a second."""
+        """Train on batches; returns samples a second."""
         samples, began = 0, time.perf_counter()
         for _ in range(batches):
-            batch = taken(stream)
+            batch = batch_from(stream)
             gradients = self.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients
             samples += len(batch)
             stream.push_gradients(0, batch, gradients)
@@ -134,15 +133,15 @@ class Bench:
         self.pipeline.close()
 
 
-def taken(stream: BatchStream) -> TrainBatch:
-    """The next batch."""
+def batch_from(stream: BatchStream) -> TrainBatch:
+    """Wait for the next batch."""
     while (batch := stream.next_batch(0, 1.0)) is None:
         pass
     return batch
 
 
 def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> Figures:
-    """Bytes and times of one batch and its gradients."""
+    """Measure bytes and times of one batch and its gradients."""
     names = names_of(bench.spec, bench.layout)
     gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
     sent = batch_frame(1, 1, batch, names, codec)
@@ -173,13 +172,13 @@ def _us(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(quick: bool = False) -> Figures:
-    """Frames of each codec, then the rate through a connection beside the same without."""
+    """Measure frames of each codec, then the rate with a connection beside that without."""
     batches, seconds = (60, 0.1) if quick else (300, 0.4)
     found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), BATCH * (batches * 6 + 20))
         stream = bench.stream()
-        batch = taken(stream)
+        batch = batch_from(stream)
         found["frames"] = {codec.name.lower(): frames(bench, batch, codec, seconds) for codec in RowCodec}
         stream.push_gradients(0, batch, None)
         bench.train(stream, 16)

@@ -3,8 +3,8 @@
     python -m bench.remote_rows [--rows 200000] [--folder FOLDER] [--quick] [--json]
 
 A batch is 256 samples of 26 ids: 6,656 unique rows here, the most that it can have, of two scalars and a
-vector of 16. Client and shard share one process and the machine's cores, so that what is told is the work of
-both: planning apart, encoding, gRPC twice, decoding. One request is under way at a time; `ahead` has four.
+vector of 16. Client and shard share one process and the machine's cores, so the figures are the work of both
+without planning: encoding, gRPC twice, decoding. One request is under way at a time; `ahead` has four.
 Bytes are those of both directions, of a batch and of its rows each. Bound by copies of the rows and by gRPC's
 and Python's work for each message.
 """
@@ -40,19 +40,19 @@ TRANSPORT = Transport(max_message_bytes=64 * MIB)
 
 
 def batches_of(rows: int, buckets: int) -> list[KeyGroup]:
-    """Batches of unique keys that cover so many rows."""
+    """Return batches of unique keys that cover `rows` rows."""
     size = SAMPLES * IDS
-    made = []
+    batches = []
     for first in range(0, rows - size + 1, size):
         keys = np.arange(first + 1, first + size + 1, dtype=np.uint64) * GOLDEN
         plan = Plan(tables=np.zeros(1, np.uint8), buckets=buckets)
         plan.build(keys, np.array([0, size], np.uint32))
-        made.append(KeyGroup(0, plan.keys.copy(), plan.tables.copy(), plan.bucket_starts.copy()))
-    return made
+        batches.append(KeyGroup(0, plan.keys.copy(), plan.tables.copy(), plan.bucket_starts.copy()))
+    return batches
 
 
 def timed(work: Callable[[], object], rounds: int) -> float:
-    """Seconds of the middle round."""
+    """Return the seconds of the median round."""
     found = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -62,14 +62,13 @@ def timed(work: Callable[[], object], rounds: int) -> float:
 
 
 def measure(quick: bool = False, rows: int = 200_000, folder: Path | None = None) -> Figures:
-    """Figures by way and codec."""
+    """Measure lookups and pushes, in the process and by each codec."""
     rounds = 60 if quick else 400
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        return measured(rows, rounds, Path(temporary))
+        return _measure(rows, rounds, Path(temporary))
 
 
-def measured(rows: int, rounds: int, folder: Path) -> Figures:
-    """The same, in a folder."""
+def _measure(rows: int, rounds: int, folder: Path) -> Figures:
     spec = spec_of(tables=1)
     layout = layout_of(spec)
     group = layout.groups[0]
@@ -117,7 +116,7 @@ def measured(rows: int, rounds: int, folder: Path) -> Figures:
                 Served(spec.name, "hash"), lambda: owners, TRANSPORT, lookup_codec=codec, push_codec=codec
             )
 
-            def told(name: str, work: Callable[[], object], times: int, per_call: int = 1) -> None:
+            def measured(name: str, work: Callable[[], object], times: int, per_call: int = 1) -> None:
                 work()
                 (link,) = remote.counts().values()  # noqa: B023
                 before = link.sent_bytes + link.received_bytes
@@ -129,18 +128,13 @@ def measured(rows: int, rounds: int, folder: Path) -> Figures:
                 for future in [remote.push_soon(next_push()) for _ in range(AHEAD)]:  # noqa: B023
                     future.result()
 
-            told(f"lookup_{codec.name.lower()}", lambda: remote.lookup([next_batch()], [out]), rounds)  # noqa: B023
-            told(f"push_{codec.name.lower()}", lambda: remote.push(next_push()), rounds)  # noqa: B023
-            told(f"push_ahead_{codec.name.lower()}", ahead, rounds // AHEAD, AHEAD)
+            measured(f"lookup_{codec.name.lower()}", lambda: remote.lookup([next_batch()], [out]), rounds)  # noqa: B023
+            measured(f"push_{codec.name.lower()}", lambda: remote.push(next_push()), rounds)  # noqa: B023
+            measured(f"push_ahead_{codec.name.lower()}", ahead, rounds // AHEAD, AHEAD)
             remote.close()
         server.stop(0.0)
     return figures
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"rows": int, "folder": Path})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

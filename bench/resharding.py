@@ -1,14 +1,14 @@
-"""A shard joins two others and leaves again while rows are looked up and pushed: how long does anybody wait.
+"""A shard joins two others and leaves again while rows are looked up and pushed: the longest wait.
 
     python -m bench.resharding [--quick] [--json] [--rows 1000000]
 
-The shards are `freshet run paramserver` on a SQLite run folder; threads of the process that measures do as
-embedders do, each with a partition of its own: they look the rows of a batch up, push gradients of one at
-learning rate 1, and begin again at what is applied when owners change (PROTOCOL 7). So in the end each row
-says how often it was pushed: `rows_wrong` counts those of which one was lost or doubled. `stall` is the
-longest time between two pushes of a partition that were acknowledged, `lookup` the longest of a lookup; both
-with everything tried again, and told of the phase in which they ended. `moved` is the time from a shard's
-seat, or the signal to stop, until all slices have their new owners.
+The shards are `freshet run paramserver` on a SQLite run folder. Threads of the process that measures work as
+embedders, each on a partition of its own: they look the rows of a batch up, push gradients of one at learning
+rate 1, and resume at the applied offset when owners change (PROTOCOL 7). So in the end each row shows how
+often it was pushed: `rows_wrong` counts the rows with a lost or doubled push. `stall` is the longest time
+between two acknowledged pushes of a partition, `lookup` the longest lookup; both include retries, and count
+for the phase in which they end. `moved` is the time from a shard's membership lease, or from the signal to
+stop, until all slices have their new owners.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from freshet.adapters import open_eventlog
 from freshet.apps.local import with_absolute_paths
 from freshet.config.settings import load_settings
 from freshet.config.spec import load_spec
-from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.coordination.assignment import SEATS, ShardMap, seat_of, slices_of
 from freshet.coordination.claims import Claims
@@ -48,29 +47,26 @@ from tests.servers.processes import Process
 
 LEDGER = Path(__file__).parents[1] / "tests" / "system" / "ledger" / "freshet.toml"
 DIM, PARTITIONS = 16, 2
-CHUNK = 20_000
-"""Rows pushed at once while the model is filled."""
-BATCH = 4_096
-"""Unique rows of a batch: about what 256 samples of 26 ids ask for."""
+CHUNK = 20_000  # rows of a push while the model is filled
+BATCH = 4_096  # unique rows of a batch: about those of 256 samples of 26 ids
 STEADY_S, START_S = 5.0, 120.0
-RETRY_S = 0.005
-"""Between two asks who owns what, while slices move."""
+RETRY_S = 0.005  # between two requests for the owners, while slices move
 
 
 @dataclass(slots=True)
 class Phase:
-    """What pushing went through for a while, until it went on again."""
+    """The figures of pushing in one phase."""
 
     name: str
     began_s: float
     batches: int = 0
-    again: int = 0  # of these, pushed before
+    repeated: int = 0  # of these, pushed before
     stall_s: float = 0.0
     lookup_s: float = 0.0
 
 
 class Embedding:
-    """One partition after another of a log that never ends, each on a thread."""
+    """Partitions of a log that never ends, each on a thread."""
 
     def __init__(self, spec: Spec, spec_hash: str, owners: ShardMap, keys: U64) -> None:
         self._group, self._spec, self._keys = layout_of(spec).groups[0], spec, keys
@@ -78,46 +74,46 @@ class Embedding:
         self._vector = next(slot for slot in self._group.slots if slot.name == "vector").start
         self.rows = RemoteRows(Served(spec.name, spec_hash), owners, Transport(max_message_bytes=64 * MIB))
         self.phases: list[Phase] = []
-        self._tops = [0] * PARTITIONS  # batches of each partition that were ever acknowledged
+        self._tops = [0] * PARTITIONS  # highest acknowledged batch of each partition, plus one
         self._acknowledged = [0] * PARTITIONS
         self._stop = threading.Event()
         self._failed: list[BaseException] = []
         self._threads = [threading.Thread(target=self._run, args=(p,)) for p in range(PARTITIONS)]
 
     def start(self) -> None:
-        """Fill the rows, then go on for ever."""
+        """Fill the rows, then push until `stop`."""
         self.phase("steady")
         for thread in self._threads:
             thread.start()
 
     def phase(self, name: str) -> None:
-        """Figures are of this from now on."""
+        """Begin a phase: later figures are of it."""
         self.phases.append(Phase(name, time.monotonic()))
 
     def filled(self) -> bool:
-        """Is every row there. Raises what a thread died of."""
+        """Whether every row was pushed. Raises the error of a thread that has failed."""
         self.check()
         return min(self._tops) > self._chunks
 
     def goes_on(self) -> Callable[[], bool]:
-        """Whether each partition has had pushes that began after this was asked."""
+        """Return whether each partition has had a push that began after this call, as a function."""
         before = list(self._acknowledged)
         return lambda: all(now > was + 1 for now, was in zip(self._acknowledged, before, strict=True))
 
     def check(self) -> None:
-        """Raise what a thread died of."""
+        """Raise the error of a thread that has failed."""
         if self._failed:
             raise self._failed[0]
 
     def stop(self) -> None:
-        """End after the batches in hand."""
+        """End after the current batches."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
         self.check()
 
     def wrong_rows(self) -> int:
-        """Rows that are not what was pushed at them, after `stop`."""
+        """Count the rows that differ from their pushes, after `stop`."""
         self._catch_up()
         expected = np.zeros(len(self._keys))
         for p, top in enumerate(self._tops):
@@ -137,7 +133,7 @@ class Embedding:
         return -(-len(self._keys) // CHUNK // PARTITIONS)
 
     def _chosen(self, partition: int, at: int) -> I64:
-        """Rows of a batch: first all of them in turn, then any. The same again for the same batch."""
+        """Return the rows of a batch, always the same: first all of them in turn, then random ones."""
         if at < self._chunks:
             mine = np.arange(partition, len(self._keys), PARTITIONS)
             return mine[at * CHUNK : (at + 1) * CHUNK]
@@ -171,7 +167,7 @@ class Embedding:
                 acknowledged += waited
                 phase.batches += 1
                 self._acknowledged[partition] += 1
-                phase.again += at < self._tops[partition]
+                phase.repeated += at < self._tops[partition]
                 phase.stall_s = max(phase.stall_s, waited)
                 at += 1
                 self._tops[partition] = max(self._tops[partition], at)
@@ -185,14 +181,14 @@ class Embedding:
         self.phases[-1].lookup_s = max(self.phases[-1].lookup_s, time.monotonic() - began)
 
     def _catch_up(self) -> None:
-        """Push what was lost with the last owners' memory again."""
+        """Repeat the pushes that were lost with the memory of former owners."""
         for p, offsets in self.rows.applied().items():
             for at in range(offsets[0], self._tops[p] if p < PARTITIONS else 0):
                 self.rows.push(self._push_of(p, at, self._keys_of(self._chosen(p, at))))
 
 
 def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
-    """Figures by phase: before anything moves, while one joins, between, while it leaves, after."""
+    """Measure each phase: before, while a shard joins, between, while it leaves, after."""
     rows = min(rows, 100_000) if quick else rows
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -207,8 +203,12 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
 
         def start(number: int) -> Process:
             shards.append(_shard(number, file, folder))
-            seat = f"{SEATS}{number}"
-            wait_until("its seat", lambda: seat in {c.what for c in claims.alive(SEATS)}, within_s=START_S)
+            lease = f"{SEATS}{number}"
+            wait_until(
+                "its membership lease",
+                lambda: lease in {c.what for c in claims.alive(SEATS)},
+                within_s=START_S,
+            )
             return shards[-1]
 
         def shared(by: int) -> Callable[[], bool]:
@@ -233,7 +233,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
             _until("every row is there", embedding.filled, embedding)
             embedding.phase("before")
             _go_on(embedding)
-            embedding.phase("joining")  # the new one's start included: it asks the cores, too
+            embedding.phase("joining")  # the start of the new one included: it needs the cores, too
             third = start(2)
             moved["joining"] = _until("three shards have all", shared(3), embedding)
             _until("pushes go on", embedding.goes_on(), embedding)
@@ -260,7 +260,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
     for phase, end in zip(embedding.phases, ends, strict=True):
         figures[phase.name] = {
             "batches_per_s": phase.batches / (end - phase.began_s),
-            "batches_again": phase.again,
+            "batches_again": phase.repeated,
             "stall_ms": 1e3 * phase.stall_s,
             "lookup_ms": 1e3 * phase.lookup_s,
         } | ({"moved_s": moved[phase.name]} if phase.name in moved else {})
@@ -268,7 +268,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
 
 
 def _spec_in(folder: Path) -> tuple[Spec, Path]:
-    """The ledger's spec with rows of a usual size, where processes can read it."""
+    """Write the ledger's spec, with rows of a usual size, where processes can read it."""
     (folder / "model").mkdir()
     text = LEDGER.read_text().replace("dim = 2", f"dim = {DIM}").replace('flush_interval = "500ms"\n', "")
     made = folder / "model" / LEDGER.name
@@ -301,4 +301,4 @@ def _go_on(embedding: Embedding) -> None:
 
 
 if __name__ == "__main__":
-    command(measure, __doc__, {"rows": int})
+    command(measure, __doc__)

@@ -1,9 +1,9 @@
-"""The retail stream as files of ready samples, one line an impression: csv, parquet and Vowpal Wabbit's text.
+"""The retail stream as tables and files of ready samples: csv, parquet and Vowpal Wabbit's text.
 
-The parquet file tells which were shown together (`request_id`).
 Samples stand in the order of their impressions, whose order within an invoice is shuffled; `buy` says whether
-an order line of the invoice named the item, which the joiner's window of two minutes always sees (delays are
-cut at 100 s). The same files each time.
+an order line of the invoice named the item. The joiner's window of two minutes covers every purchase, as
+delays are at most 100 s. The parquet file has the samples' requests (`request_id`). The files are the same
+each time.
 
     python -m bench.retail PATH FOLDER     PATH: online_retail_ii_events.csv.gz or its folder
 """
@@ -27,17 +27,31 @@ import pyarrow.parquet
 from freshet.recordings.retail import Slice, read_lines, slices
 from freshet.recordings.sources import EVENTS_FILE
 
-__all__ = ["SPECS", "RetailFiles", "made"]
+__all__ = ["SPECS", "RetailFiles", "retail_files", "retail_table"]
 
 SPECS = Path(__file__).parent / "specs"
 BANDS = (0.5, 1, 1.5, 2, 3, 4, 6, 10, 20)
 """Edges of the bucketed price, as in the specs."""
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
+SCHEMA = pa.schema(
+    {
+        "request_id": pa.string(),
+        "ts": pa.int64(),
+        "customer_id": pa.int64(),
+        "country": pa.string(),
+        "items.stock_code": pa.string(),
+        "items.price": pa.float64(),
+        "buy": pa.int8(),
+        "decided_ms": pa.int64(),
+    }
+)
+Bought = dict[tuple[str, str], int]
+"""When an item was bought, in ms, by request and item."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetailFiles:
-    """The same samples three times."""
+    """The same samples in three formats."""
 
     csv: Path
     parquet: Path
@@ -45,13 +59,13 @@ class RetailFiles:
     samples: int
 
 
-def made(source: Path, folder: Path, days: int | None = None) -> RetailFiles:
-    """The files in `folder`, written if they are not there; `days`: only the first ones."""
+def retail_files(source: Path, folder: Path, days: int | None = None) -> RetailFiles:
+    """Return the files in `folder` of the first days, or of all; writes them if they are not there."""
     stem = folder / ("retail" if days is None else f"retail-{days}-days")
     csv, parquet, vw = (stem.with_suffix(f".{end}") for end in ("csv", "parquet", "vw"))
     if not vw.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        table = _table(source, days)
+        table = retail_table(source, days).drop(["decided_ms"])
         pa.parquet.write_table(table, parquet)
         pa.csv.write_csv(table.drop(["request_id"]), csv, pa.csv.WriteOptions(quoting_style="needed"))
         half = vw.with_suffix(".half")
@@ -60,49 +74,56 @@ def made(source: Path, folder: Path, days: int | None = None) -> RetailFiles:
     return RetailFiles(csv, parquet, vw, pa.parquet.ParquetFile(parquet).metadata.num_rows)
 
 
-def _table(source: Path, days: int | None) -> pa.Table:
+def retail_table(source: Path, days: int | None, wait_ms: int = 0) -> pa.Table:
+    """Return the samples of the first days, or of all.
+
+    `decided_ms` is when early emission decides a sample: with the purchase, or `wait_ms` after the
+    impression.
+    """
     file = source / EVENTS_FILE if source.is_dir() else source
-    today = islice(slices(read_lines(file)), days)
-    rows = [row for impressions, bought in _days(today) for row in _rows(impressions, bought)]
-    schema = pa.schema(
-        {
-            "request_id": pa.string(),
-            "ts": pa.int64(),
-            "customer_id": pa.int64(),
-            "country": pa.string(),
-            "items.stock_code": pa.string(),
-            "items.price": pa.float64(),
-            "buy": pa.int8(),
-        }
-    )
-    return pa.table(dict(zip(schema.names, zip(*rows, strict=True), strict=True)), schema)
+    rows = [
+        row
+        for impressions, bought in _days(islice(slices(read_lines(file)), days))
+        for row in _rows(impressions, bought, wait_ms)
+    ]
+    return pa.table(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)
 
 
-def _days(stream: Iterator[Slice]) -> Iterator[tuple[bytes, set[tuple[str, str]]]]:
-    """Each day's impressions and what was bought of them; actions may come with the next day."""
-    before: tuple[bytes, set[tuple[str, str]]] | None = None
+def _days(stream: Iterator[Slice]) -> Iterator[tuple[bytes, Bought]]:
+    """Yield each day's impressions and the purchases of them, some of which come with the next day."""
+    before: tuple[bytes, Bought] | None = None
     for day in stream:
-        actions = [orjson.loads(line) for line in day.actions.splitlines()]
-        bought = {(a["request_id"], a["stock_code"]) for a in actions if a["type"] == "buy"}
+        bought: Bought = {}
+        for action in map(orjson.loads, day.actions.splitlines()):
+            if action["type"] == "buy":
+                bought.setdefault((action["request_id"], action["stock_code"]), action["ts"])
         if before is not None:
-            yield before[0], before[1] | bought
+            yield before[0], bought | before[1]
         before = day.impressions, bought
     if before is not None:
         yield before
 
 
-def _rows(impressions: bytes, bought: set[tuple[str, str]]) -> Iterator[tuple[Any, ...]]:
-    for line in impressions.splitlines():
-        event = orjson.loads(line)
-        request, customer = event["request_id"], event["customer_id"]
+def _rows(impressions: bytes, bought: Bought, wait_ms: int) -> Iterator[tuple[Any, ...]]:
+    for event in map(orjson.loads, impressions.splitlines()):
+        request, customer, shown_ms = event["request_id"], event["customer_id"], event["ts"]
         for item in event["items"]:
             code = item["stock_code"]
-            buy = int((request, code) in bought)
-            yield request, event["ts"], customer, event["country"], code, item["price"], buy
+            bought_ms = bought.get((request, code))
+            yield (
+                request,
+                shown_ms,
+                customer,
+                event["country"],
+                code,
+                item["price"],
+                int(bought_ms is not None),
+                shown_ms + wait_ms if bought_ms is None else bought_ms,
+            )
 
 
 def _vw_text(table: pa.Table) -> bytes:
-    """A line a sample: a namespace of one letter for each feature of the linear spec, null left out."""
+    """Return a line for each sample. A feature of the linear spec is a namespace; nulls are left out."""
     ts = table["ts"].to_numpy()
     price = table["items.price"].to_numpy()
     band = pa.array(np.searchsorted(BANDS, price, side="right"), mask=np.isnan(price))
@@ -122,4 +143,4 @@ def _vw_text(table: pa.Table) -> bytes:
 
 
 if __name__ == "__main__":
-    print(made(Path(sys.argv[1]), Path(sys.argv[2])))
+    print(retail_files(Path(sys.argv[1]), Path(sys.argv[2])))

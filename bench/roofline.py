@@ -1,10 +1,10 @@
-"""The dense roofline: what the plain network alone can do on this machine, without rows, log or measures.
+"""The dense roofline: the plain network alone on this machine, without rows, log or measures.
 
-Forward, backward and Adam of an MLP 432-512-256-1 in torch (429 inputs padded to 16), on input that lies in
-memory. Four variants: `nn.Linear` or a linear by oneDNN (torch's own fp32 may take a slower path), by one
-lane of as many threads as there are cores or by lanes of one thread that sum gradients and step once. The
-roofline is the fastest. Each runs in a process of its own, or, to save torch's loading, all one after the
-other; our figures are taken without torch.
+Forward, backward and Adam of an MLP 432-512-256-1 in torch (429 inputs padded to 16), on input in memory.
+Four variants: `nn.Linear` or a linear by oneDNN (torch's own fp32 may take a slower path), by one lane of as
+many threads as there are cores or by lanes of one thread that sum gradients and step once. The roofline is
+the fastest. Each runs in a process of its own, or, to save torch's loading, all one after the other; our
+figures are taken without torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _OneDnn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Keeps what backward needs."""
+        """Save the tensors of the backward pass."""
         weight, bias = weight.to(x.dtype), bias.to(x.dtype)  # fp32 where the input is bf16
         ctx.save_for_backward(x, weight)
         y: Tensor = _LINEAR(x, weight, bias, "none", [], "")
@@ -37,7 +37,7 @@ class _OneDnn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> Any:
-        """dx, dW, db."""
+        """Return dx, dW, db."""
         x, weight = ctx.saved_tensors
         dy = outputs[0].contiguous()
         dx = _LINEAR(dy, weight.t(), None, "none", [], "") if ctx.needs_input_grad[0] else None
@@ -49,13 +49,13 @@ class OneDnnLinear(nn.Linear):
     """`nn.Linear` by oneDNN."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, out)."""
+        """Return (B, out)."""
         y: Tensor = _OneDnn.apply(x, self.weight, self.bias)
         return y
 
 
 def network(linear: type[nn.Linear]) -> nn.Sequential:
-    """The plain model's dense part."""
+    """Return the plain model's dense part."""
     torch.manual_seed(0)
     first, second = HIDDEN
     return nn.Sequential(
@@ -73,7 +73,7 @@ class Lane:
         self.y = torch.randint(0, 2, (rows, 1)).float()
 
     def forward_backward(self) -> None:
-        """Loss and its gradients, those at the input too, which the rows would get."""
+        """Compute the loss and its gradients, those of the input too, which rows would get."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             logits = self.net(self.x)
         nn.functional.binary_cross_entropy_with_logits(logits.float(), self.y).backward()
@@ -81,7 +81,7 @@ class Lane:
 
 
 def one_lane(linear: type[nn.Linear], rows: int, precision: str, seconds: float) -> float:
-    """Samples/s of one lane with as many threads as there are cores."""
+    """Return samples/s of one lane with as many threads as there are cores."""
     torch.set_num_threads(os.cpu_count() or 1)
     lane = Lane(network(linear), rows, precision)
     adam = torch.optim.Adam(lane.net.parameters(), lr=1e-3, fused=True)
@@ -95,7 +95,7 @@ def one_lane(linear: type[nn.Linear], rows: int, precision: str, seconds: float)
 
 
 def lanes(linear: type[nn.Linear], rows: int, precision: str, seconds: float, count: int) -> float:
-    """Samples/s of `count` lanes of one thread and `rows` rows each, which step together."""
+    """Return samples/s of `count` lanes of one thread and `rows` rows each, which step together."""
     nets = [network(linear) for _ in range(count)]
     for net in nets[1:]:
         for own, shared in zip(net.parameters(), nets[0].parameters(), strict=True):
@@ -154,7 +154,7 @@ VARIANTS: dict[str, tuple[type[nn.Linear], bool]] = {
 
 
 def measure(variant: str, precision: str, rows: int, seconds: float) -> float:
-    """Samples/s of a variant: lanes of `rows` rows, or one lane of as many rows as they all have."""
+    """Return samples/s of a variant: lanes of `rows` rows, or one lane of as many rows as they all have."""
     linear, several = VARIANTS[variant]
     cores = os.cpu_count() or 1
     if several:

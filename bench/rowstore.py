@@ -26,7 +26,7 @@ BUCKETS, PARTITIONS, RECORD_BYTES, ROWS = 1024, 8, 112, 400
 
 
 def random_flush(random: np.random.Generator, most: int, *, seq: int) -> Flush:
-    """About so many random rows in each bucket."""
+    """Return a flush of about `most` random rows in each bucket."""
     records = random.integers(0, 256, (most, RECORD_BYTES), np.uint8)
     none = np.empty(0, np.uint64)
     runs = []
@@ -47,7 +47,7 @@ def random_flush(random: np.random.Generator, most: int, *, seq: int) -> Flush:
 
 
 def measure(quick: bool = False, folder: Path | None = None) -> Figures:
-    """Microseconds a row of flushes and scans."""
+    """Measure flushes, scans and reads by key."""
     turns = 3 if quick else 6
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -83,10 +83,5 @@ def measure(quick: bool = False, folder: Path | None = None) -> Figures:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"folder": Path})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

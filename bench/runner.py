@@ -1,4 +1,4 @@
-"""Running one measurement in a process of its own, and ending it with all that it started."""
+"""Run one measurement in a process of its own, and end it with its children."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from bench.report import Figures
 
 __all__ = ["run_measurement"]
 
-GRACE_S = 10.0
-"""What a process that is asked to end gets for ending its own children."""
+GRACE_S = 10.0  # for a process to end its children after SIGTERM
 
 
 def run_measurement(module: str, words: Sequence[str], limit_s: float) -> Figures | str:
-    """`python -m module --json`: its figures, or why there are none.
+    """Run `python -m module --json`; returns its figures, or why there are none.
 
-    The last line of what it prints is the JSON; what it writes to stderr passes through. It and its children
-    are a process group of their own, which is ended when `limit_s` has passed or this process is interrupted.
+    The last line of its output is the JSON; its stderr passes through. It and its children are a process
+    group of their own, which is ended after `limit_s`, or when this process is interrupted.
     """
     command = [sys.executable, "-m", module, "--json", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -31,7 +30,7 @@ def run_measurement(module: str, words: Sequence[str], limit_s: float) -> Figure
         except subprocess.TimeoutExpired:
             _end(process)
             return f"not done after {limit_s:g} s"
-        except BaseException:  # an interrupt above all: what it started must not outlive this process
+        except BaseException:  # an interrupt above all: its children must not outlive this process
             _end(process)
             raise
     if process.returncode:
@@ -45,7 +44,7 @@ def run_measurement(module: str, words: Sequence[str], limit_s: float) -> Figure
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask the group to end, then end it."""
+    """Terminate the process group; kill it after GRACE_S."""
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -3,9 +3,9 @@
     python -m bench.spread [--quick] [--json] [--rounds 3]
 
 The default model at 2 lanes of 256 rows, 26 ids and 13 numbers a sample (`bench.workload`), everything
-on; each process of its own but for the rank, all on this machine's cores (`bench.apart`). So more
-processes do not make it faster here: what is told is what each way costs. Bytes are those of the rank's wire,
-both directions. Rates are the middle of the rounds, shares those of one process in the same rounds.
+on; each process of its own but for the rank, all on this machine's cores (`bench.apart`). So more processes
+do not make it faster here; the figures show the cost of each way. Bytes are those of the rank's wire, both
+directions. Rates are the middle of the rounds, shares those of one process in the same rounds.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ WAYS = {
 
 
 def spec_in(folder: Path) -> Spec:
-    """The default model on the workload, with a schema of events that other processes can read."""
-    told = to_json(schema())
-    told["fields"].append({"name": "type", "type": "string"})  # of the action
-    (folder / "none.avsc").write_text(json.dumps(told))
+    """Return the default model on the workload, with a schema of events that other processes can read."""
+    events = to_json(schema())
+    events["fields"].append({"name": "type", "type": "string"})  # of the action
+    (folder / "none.avsc").write_text(json.dumps(events))
     train = f"lanes = {LANES}\nbatch = {{ rows = 256, behind = 256 }}"
     return with_absolute_paths(replace(plain_spec("", train), partitions=LANES, folder=str(folder)))
 
 
 def measure(quick: bool = False, rounds: int | None = None, samples: int = 1 << 18) -> Figures:
-    """Rates, processor time and bytes of each way."""
+    """Measure rates, processor time and bytes of each way."""
     rounds, samples = (1, 1 << 15) if quick else (rounds or 3, samples)
     found: dict[str, list[Passed]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
@@ -75,4 +75,4 @@ def _middle(passed: list[Passed], name: str) -> float:
 
 
 if __name__ == "__main__":
-    command(measure, __doc__, {"rounds": int, "samples": int})
+    command(measure, __doc__)

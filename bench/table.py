@@ -26,7 +26,7 @@ FEATURES = 26
 
 
 def mixed(numbers: U64) -> U64:
-    """Well spread keys, none 0."""
+    """Return well spread keys, none 0."""
     x = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x ^= x >> np.uint64(32)
     return x * np.uint64(0xD6E8FEB86659FD93)
@@ -39,7 +39,7 @@ def planned(keys: U64) -> BatchKeys:
 
 
 def seconds(run: Callable[[int], None], threads: int) -> float:
-    """Wall time of `run(thread)` on so many threads at once."""
+    """Return the wall time of `run(thread)` on several threads at once."""
     workers = [threading.Thread(target=run, args=(t,)) for t in range(threads)]
     start = time.perf_counter()
     for worker in workers:
@@ -115,7 +115,7 @@ def steps(store: Store, resident: int, unique: int, batches: int, rounds: int) -
 
 
 def measure(quick: bool = False, resident: int | None = None) -> Figures:
-    """Plans, and the rows of the default model and of plain vectors in fp32 and bf16."""
+    """Measure plans, and rows of the default model and of plain vectors in fp32 and bf16."""
     resident = resident or (200_000 if quick else 1_000_000)
     rounds, share = (3, 2) if quick else (5, 1)
     vector = group(("vector", 16, rule("rowwise_adagrad"), 0.01))
@@ -133,10 +133,5 @@ def measure(quick: bool = False, resident: int | None = None) -> Figures:
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"resident": int})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

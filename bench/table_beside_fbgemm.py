@@ -15,8 +15,8 @@ import contextlib
 import numpy as np
 
 from bench.peers.running import Job
-from bench.peers_run import in_turns
 from bench.report import Figures, command
+from bench.rounds import figures_by_key
 from bench.table import BUCKETS, fill, mixed, planned, seconds
 from freshet.types import OffsetRange
 from tests.fixtures.tables import group, rule, store_of
@@ -41,7 +41,7 @@ class OurTable:
         self.gradients = np.full((UNIQUE, width), 1e-3, np.float32)
 
     def measured(self) -> dict[str, float]:
-        """Both rates."""
+        """Measure both rates."""
         return {"lookups_per_s": self.lookups_per_s(), "updates_per_s": self.updates_per_s()}
 
     def lookups_per_s(self) -> float:
@@ -55,7 +55,7 @@ class OurTable:
         return self.rows / seconds(look, THREADS)
 
     def updates_per_s(self) -> float:
-        """Push gradients of all batches; what publishing and flushing would collect is taken outside."""
+        """Push gradients of all batches; dirty rows are collected outside of the time."""
 
         def step(thread: int) -> None:
             for b in self.work[thread]:
@@ -70,10 +70,10 @@ class OurTable:
 
 
 def measure(quick: bool = False, resident: int | None = None, rounds: int | None = None) -> Figures:
-    """Both sides in turns.
+    """Measure both sides in turns.
 
     Raises:
-        JobError: the environment of torchrec is not there.
+        JobError: the environment of torchrec is not installed.
     """
     resident = resident or (1_000_000 if quick else 20_000_000)
     rounds = rounds or (3 if quick else 7)
@@ -90,17 +90,14 @@ def measure(quick: bool = False, resident: int | None = None, rounds: int | None
         ours = OurTable(resident, batches)
         for job in jobs.values():
             job.ready()
-        told = in_turns({"freshet": ours.measured, **{n: job.measured for n, job in jobs.items()}}, rounds)
-    rates: Figures = {name: {key: of[key].median for key in KEYS} for name, of in told.items()}
+        rates_of = figures_by_key(
+            {"freshet": ours.measured, **{n: job.measured for n, job in jobs.items()}}, rounds
+        )
+    rates: Figures = {name: {key: of[key].median for key in KEYS} for name, of in rates_of.items()}
     best = {key: max(rates[name][key] for name in jobs) for key in KEYS}
     ratios = {f"{key.removesuffix('_per_s')}_ratio": rates["freshet"][key] / best[key] for key in KEYS}
     return {"resident": resident, "unique": UNIQUE, "threads": THREADS, **rates, **ratios}
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"resident": int, "rounds": int})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -4,12 +4,13 @@
 
 Bound by memory: a lookup is a miss of the caches for the index and one for each line of the row, a step also
 writes those back. Keys are well spread 64-bit hashes. A batch holds unique keys, drawn uniformly over the
-resident rows, the worst case for the caches, or by Zipf's law with the skew that the name tells. `pairs`
+resident rows, the worst case for the caches, or by Zipf's law with the skew in the figure's name. `pairs`
 looks a batch up and then steps it, as training does. Rates are rows a second of all threads together, medians
 of interleaved rounds. Sizes without `--resident`: 1e5, 1e6 and 2e7 rows (with `--quick` 1e5 and 1e6); 5e7
 rows of `vectors_fp32` take 5 GB.
 
-Growth is told beside the same batches once they are resident: what of its slowest ones is the machine's.
+The same batches are measured once more when their rows are resident: the slowest of these show the machine's
+share of the slowest ones while growing.
 """
 
 from __future__ import annotations
@@ -30,17 +31,15 @@ from freshet.tables import Plan, Store
 from freshet.types import F32, U64, OffsetRange
 from tests.fixtures.tables import BatchKeys, group, hedge_group, rule, store_of
 
-BATCH = 46_000
-"""Unique rows of a batch of 2 x 2048 samples of 26 features."""
-GROWTH_BATCH = 2_000
-"""New rows at once while growth is watched: more than a batch of training brings."""
+BATCH = 46_000  # unique rows of a batch of 2 x 2048 samples of 26 features
+GROWTH_BATCH = 2_000  # new rows at once while growing: more than a batch of training has
 SKEW = 1.05
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "rowwise_rmsprop", "adam", "ftrl")
 EVERYTHING = 1 << 60
 
 
 def vectors(rule_name: str = "rowwise_adagrad", precision: str = "fp32") -> Group:
-    """Rows of one vector of 16."""
+    """Return the layout of rows of one vector of 16."""
     return group(("vector", 16, rule(rule_name), 0.01), precision=precision)
 
 
@@ -54,8 +53,10 @@ LAYOUTS: dict[str, tuple[Callable[[], Group], int]] = {
 
 
 def zipf(rng: np.random.Generator, n: int, cardinality: int) -> U64:
-    """(n,) numbers below `cardinality`, number r with a probability like (r + 1) ** -SKEW (inverted
-    integral)."""
+    """Draw (n,) numbers below `cardinality`; the probability of r is proportional to (r + 1) ** -SKEW.
+
+    By the inverted integral.
+    """
     top = float(cardinality + 1) ** (1 - SKEW)
     drawn = (1 + rng.random(n) * (top - 1)) ** (1 / (1 - SKEW))
     ranks: U64 = np.minimum(drawn.astype(np.uint64) - np.uint64(1), np.uint64(cardinality - 1))
@@ -63,18 +64,18 @@ def zipf(rng: np.random.Generator, n: int, cardinality: int) -> U64:
 
 
 def uniform(rng: np.random.Generator, n: int, cardinality: int) -> U64:
-    """(n,) numbers below `cardinality`."""
+    """Draw (n,) numbers below `cardinality`."""
     drawn: U64 = rng.integers(0, cardinality, n, np.uint64)
     return drawn
 
 
 def resident_bytes() -> int:
-    """Memory of this process that the machine backs now."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def batch_times(store: Store, resident: int, batch: int) -> list[float]:
-    """Seconds of each batch of lookups of the rows in their order; creates those that are not there."""
+    """Look the rows up in their order, which creates them; returns the seconds of each batch."""
     out = np.empty((batch, store.layout.groups[0].width), np.float32)
     times = []
     for first in range(0, resident, batch):
@@ -86,7 +87,7 @@ def batch_times(store: Store, resident: int, batch: int) -> list[float]:
 
 
 def grow(store: Store, resident: int) -> Figures:
-    """Create the rows by lookups of new keys, and look them up again; how long the batches take."""
+    """Measure lookups of new keys, which create the rows, and the same lookups again."""
     before = resident_bytes()
     figures: Figures = {}
     for name in ("growing", "resident"):
@@ -117,17 +118,17 @@ class Load:
         self.rows = sum(len(b.keys) for mine in self.work for b in mine)
 
     def look(self, t: int, batch: BatchKeys) -> None:
-        """A batch of a thread."""
+        """Look up a batch of a thread."""
         out = self.outs[t][: len(batch.keys)]
         self.store.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out)
 
     def step(self, t: int, batch: BatchKeys) -> None:
-        """Likewise."""
+        """Push gradients of a batch of a thread."""
         at = self.store.applied_of(0)[t]
         self.store.push([OffsetRange(t, at, at + 1)], at, [batch], [self.gradient[: len(batch.keys)]])
 
     def cases(self) -> dict[str, Callable[[], float]]:
-        """Of `interleaved`: rows a second; what was changed is collected outside of the time."""
+        """Return cases for `interleaved`; dirty rows are collected outside of the time."""
         calls = {"lookup": (self.look,), "step": (self.step,), "pairs": (self.look, self.step)}
         return {name: partial(self._rate, called) for name, called in calls.items()}
 
@@ -144,7 +145,7 @@ class Load:
 
 
 def resident_rows(name: str, resident: int, rounds: int, batches: int) -> Figures:
-    """Growth to `resident` rows, then the rates of one and two threads on uniform and on skewed keys."""
+    """Measure growth to `resident` rows, then one and two threads on uniform and on skewed keys."""
     layout, payload = LAYOUTS[name]
     store = store_of(layout(), buckets=BUCKETS)
     figures = grow(store, resident)
@@ -162,7 +163,7 @@ def resident_rows(name: str, resident: int, rounds: int, batches: int) -> Figure
 
 
 def update_rules(resident: int, rounds: int, batches: int) -> Figures:
-    """Steps, and lookups and steps in turn, by two threads, for each rule on vectors of 16."""
+    """Measure steps, and lookups with steps, by two threads for each rule on vectors of 16."""
     cases: dict[str, Callable[[], float]] = {}
     for name in RULES:
         store = store_of(vectors(name), buckets=BUCKETS)
@@ -180,7 +181,7 @@ def update_rules(resident: int, rounds: int, batches: int) -> Figures:
 
 
 def small_tables(rows: int = 1_000) -> Figures:
-    """What 26 tables of one layout and so many rows each cost."""
+    """Measure the memory of 26 tables of one layout and `rows` rows each."""
     before = resident_bytes()
     store = store_of(hedge_group(tuple(range(FEATURES))), buckets=BUCKETS)
     for table in range(FEATURES):
@@ -193,7 +194,7 @@ def small_tables(rows: int = 1_000) -> Figures:
 
 
 def eviction(resident: int) -> Figures:
-    """Memory while rows are there, and after nine in ten were removed."""
+    """Measure memory before and after nine of ten rows are removed."""
     before = resident_bytes()
     store = store_of(vectors(), buckets=BUCKETS)
     batch_times(store, resident, BATCH)
@@ -213,7 +214,7 @@ def eviction(resident: int) -> Figures:
 
 
 def measure(quick: bool = False, resident: int | None = None, layout: str | None = None) -> Figures:
-    """Everything of this module; with `resident` or `layout` only rows, of that many or of that layout."""
+    """Measure all; with `resident` or `layout` only rows, of that number or layout."""
     rounds, batches = (3, 4) if quick else (5, 20)
     sizes = [resident] if resident else [10**5, 10**6] if quick else [10**5, 10**6, 2 * 10**7]
     names = [layout] if layout else list(LAYOUTS)
@@ -233,10 +234,5 @@ def measure(quick: bool = False, resident: int | None = None, layout: str | None
     }
 
 
-def main() -> None:
-    """Measure and print."""
-    command(measure, __doc__, {"resident": int, "layout": str})
-
-
 if __name__ == "__main__":
-    main()
+    command(measure, __doc__)

@@ -2,15 +2,15 @@
 
     python -m bench.tracing [--quick] [--json] [--what gateway,rank,train] [--before CHECKOUT]
 
-Cases take turns in rounds of one run, and what is told are ratios: each round's figure over that of `off` in
-the same round, the median of the rounds. With `--before` another checkout of freshet (one without tracing,
-with its native core built) is a case, too: what the looks whether tracing is on cost. Spans go to a receiver
-in this process that reads requests and keeps nothing. The gateway takes single events and batches of 500 from
-wrk, inference requests of 100 candidates from wrk; the trainer's lanes are those of `bench.end_to_end`,
-the default model at 256 rows. All is counted a CPU second of the server.
+Cases take turns in rounds of one run. The figures are ratios: each round's figure over that of `off` in the
+same round, the median of the rounds. With `--before` another checkout of freshet (one without tracing, with
+its native core built) is a case, too; it shows what the checks cost whether tracing is on. Spans go to a
+receiver in this process that reads requests and keeps nothing. The gateway takes single events and batches of
+500 from wrk, inference requests of 100 candidates from wrk; the trainer's lanes are those of
+`bench.end_to_end`, the default model at 256 rows. Rates are per CPU second of the server.
 
-Bound by Python: a traced event costs some tens of microseconds wherever it is told of, one that is not its
-share of a look at the hashes of a whole request.
+Bound by Python: a traced event costs some tens of microseconds for each span, any other its share of hashing
+the ids of a whole request.
 """
 
 from __future__ import annotations
@@ -24,20 +24,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from bench import rank_system
-from bench.gateway import (
-    BATCH,
-    BATCHES,
-    SINGLES,
-    Case,
-    Server,
-    ended,
-    gateway,
-    wait_until_ready,
-)
+from bench import rank_system, wrk
+from bench.gateway import BATCH, BATCHES, SINGLES, Case, Server, gateway
+from bench.machine import cpu_s
 from bench.rank import BODIES, CANDIDATES
-from bench.rank_load import closed
 from bench.report import Figures, command
+from bench.rounds import turns
+from bench.services import ready_service
 from bench.workload import Workload
 from freshet.config.settings import load_settings
 from freshet.process.ports import free_ports
@@ -52,7 +45,7 @@ Rate = Callable[[], float]
 
 
 def environments(url: str, before: str) -> dict[str, dict[str, str]]:
-    """Variables of each case's process."""
+    """Return the environment variables of each case."""
     cases = {
         name: {"FRESHET_TRACES_RATIO": ratio, "FRESHET_TRACES_ENDPOINT": url}
         for name, ratio in RATIOS.items()
@@ -64,13 +57,10 @@ def environments(url: str, before: str) -> dict[str, dict[str, str]]:
 
 
 def compared(cases: Mapping[str, Rate], rounds: int) -> Figures:
-    """Each case's ratio to `off`, and its own rate; cases take turns."""
+    """Return each case's ratio to `off`, and its own rate."""
     found: dict[str, list[float]] = {name: [] for name in cases}
-    names = list(cases)
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(cases[name]())
+    for name in turns(list(cases), rounds):
+        found[name].append(cases[name]())
     ratios = {
         name: [a / b for a, b in zip(rates, found["off"], strict=True)] for name, rates in found.items()
     }
@@ -86,7 +76,7 @@ def compared(cases: Mapping[str, Rate], rounds: int) -> Figures:
 
 
 def of_gateway(environments: Mapping[str, dict[str, str]], rounds: int, seconds: int) -> Figures:
-    """Events a CPU second, one a request and many."""
+    """Measure events a CPU second, one a request and many."""
     with contextlib.ExitStack() as stack:
         servers = {}
         for name, environment in environments.items():
@@ -110,11 +100,10 @@ def of_gateway(environments: Mapping[str, dict[str, str]], rounds: int, seconds:
 
 
 def of_rank(environments: Mapping[str, dict[str, str]], rounds: int, seconds: int) -> Figures:
-    """Rank requests a CPU second, of inference servers of one model, beside each other."""
-    bodies = rank_system.bodies(BODIES, CANDIDATES)
+    """Measure rank requests a CPU second of inference servers of one model."""
+    script = wrk.posts("/v1/rank", rank_system.bodies(BODIES, CANDIDATES))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        wrk = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(rank_system.system(folder))
         servers = {
             name: stack.enter_context(inference(folder, environment))
@@ -123,9 +112,9 @@ def of_rank(environments: Mapping[str, dict[str, str]], rounds: int, seconds: in
 
         def rate(server: Server) -> Rate:
             def run() -> float:
-                before = server.cpu_s()
-                found = closed(server.port, bodies, CLIENTS, seconds, wrk)
-                return float(found["requests"]) / (server.cpu_s() - before)
+                before = cpu_s(server.pid)
+                found = wrk.load(server.port, script, CLIENTS, seconds)
+                return float(found["requests"]) / (cpu_s(server.pid) - before)
 
             return run
 
@@ -134,7 +123,7 @@ def of_rank(environments: Mapping[str, dict[str, str]], rounds: int, seconds: in
 
 @contextlib.contextmanager
 def inference(folder: Path, more: Mapping[str, str]) -> Iterator[Server]:
-    """One more inference server of a system's model."""
+    """Run one more inference server of a system's model."""
     port = free_ports(1)[0]
     environment = {
         **os.environ,
@@ -143,24 +132,22 @@ def inference(folder: Path, more: Mapping[str, str]) -> Iterator[Server]:
         "FRESHET_COMMON_LOG_LEVEL": "error",
         **more,
     }
-    command = [sys.executable, "-m", "freshet.cli", "run", "inference", str(folder / "freshet.toml")]
-    started = subprocess.Popen(command, env=environment, text=True)  # its errors are ours
-    with ended(started) as process:
-        wait_until_ready(port, process)
-        yield Server(process, port)
+    words = [sys.executable, "-m", "freshet.cli", "run", "inference", str(folder / "freshet.toml")]
+    with ready_service(words, environment, port) as process:
+        yield Server(process.pid, port)
 
 
 def of_training(environments: Mapping[str, dict[str, str]], rounds: int, passes: int) -> Figures:
-    """Samples a CPU second of two lanes, each round in a process of its own."""
+    """Measure samples a CPU second of two lanes, each round in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         Workload(rows=1 << 15).write(Path(folder))
 
         def rate(environment: dict[str, str]) -> Rate:
             run_it = f"end_to_end.run('default_256', 'bf16', Path({folder!r}), {passes})"
-            lines = ["from pathlib import Path", "from bench import end_to_end", f"made = {run_it}"]
+            lines = ["from pathlib import Path", "from bench import end_to_end", f"passed = {run_it}"]
             if environment.get("FRESHET_TRACES_RATIO", "0") != "0":  # else nothing of it is loaded
                 lines[2:] = ["from bench.tracing import begin", "stop = begin()", lines[2], "stop()"]
-            code = "\n".join([*lines, "print(made.samples_per_s / made.cpu_s_per_s)"])
+            code = "\n".join([*lines, "print(passed.samples_per_s / passed.cpu_s_per_s)"])
 
             def run() -> float:
                 done = subprocess.run(
@@ -179,28 +166,22 @@ def of_training(environments: Mapping[str, dict[str, str]], rounds: int, passes:
 
 
 def begin() -> Callable[[], None]:
-    """Trace this process as its settings say; returns what ends it."""
+    """Trace this process as its settings say; the returned function ends it."""
     return start_traces(load_settings(), role="trainer", instance="", model="plain")
 
 
 def measure(quick: bool = False, what: str = "gateway,rank,train", before: str = "") -> Figures:
-    """The ratios of each of `what`."""
+    """Measure the ratios of each part of `what`."""
     rounds, seconds = (2, 1) if quick else (5, 1)
     parts: dict[str, Callable[[Mapping[str, dict[str, str]]], Figures]] = {
         "gateway": lambda cases: of_gateway(cases, rounds, seconds),
         "rank": lambda cases: of_rank(cases, rounds, seconds),
         "train": lambda cases: of_training(cases, rounds, 4 if quick else 12),
     }
-    with _swallowing() as url:
-        cases = environments(url, before)
+    with receiver(keep=False) as traces:
+        cases = environments(traces.url, before)
         return {name: parts[name](cases) for name in what.split(",")}
 
 
-@contextlib.contextmanager
-def _swallowing() -> Iterator[str]:
-    with receiver(keep=False) as made:
-        yield made.url
-
-
 if __name__ == "__main__":
-    command(measure, __doc__, {"what": str, "before": str})
+    command(measure, __doc__)

@@ -1,10 +1,9 @@
 """freshet's defaults beside Vowpal Wabbit on real streams: the same rows, labels equally late.
 
-    python -m bench.versus_vw                               the streams that packages carry; minutes
-    python -m bench.versus_vw flights stops --delay 1 4 8   some of them, at delays of your own
+    python -m bench.versus_vw                               the streams in packages; minutes
+    python -m bench.versus_vw flights stops --delay 1 4 8   some of them, at other delays
     python -m bench.versus_vw flights-2001                  3 million rows
-    python -m bench.versus_vw online-retail --retail PATH   PATH: online_retail_ii_events.csv.gz, or the
-                                                                 folder that holds it
+    python -m bench.versus_vw online-retail --retail PATH   PATH: online_retail_ii_events.csv.gz or its folder
 
 One command: `freshet backtest --versus vw` on one lane, with `train.batch.rows` of 256, 64 and 16 and nothing
 else but the spec's defaults. A batch of so many rows is predicted before any of it is learned, by freshet and
@@ -38,7 +37,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.report import Figures, rounded
-from bench.retail import made as made_retail
+from bench.retail import retail_files
 from bench.streams import SOURCES, make
 from freshet.apps.backtest import FRESHET, backtest_into
 from freshet.config.spec import Spec, load_spec
@@ -61,7 +60,7 @@ FOLDER = Path("build/streams")
 RESAMPLES = 200
 FLOOR = 1e-7
 FEW_POSITIVES = 500
-"""Below these calibration is known to a tenth at best."""
+"""With fewer, calibration is known to a tenth at best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,12 @@ def paired(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[Difference, Difference]:
-    """Differences of AUC and of logloss by a paired Poisson bootstrap.
+    """Return the differences of AUC and of logloss by a paired Poisson bootstrap.
 
     Args:
         labels, ours: (B,) labels and freshet's predictions.
-        by_auc, by_logloss: (B,) predictions of the learners that these are compared with.
-        clusters: (B,) rising numbers of what is drawn together; None: each row is drawn alone.
+        by_auc, by_logloss: (B,) predictions of the best other learners by AUC and by logloss.
+        clusters: (B,) rising numbers of the groups that are drawn together; None: each row is drawn alone.
     """
     rng = np.random.default_rng(seed)
     true = labels > 0
@@ -122,12 +121,12 @@ class _Ranked:
 
     @classmethod
     def of(cls, predictions: F32, true: Any) -> _Ranked:
-        """Of (B,) predictions and labels."""
+        """Rank (B,) predictions with their labels."""
         bins, rank = np.unique(bins_of(predictions), return_inverse=True)
         return cls(2 * rank + true, len(bins))
 
     def auc(self, weights: F32) -> float:
-        """AUC where each row counts by its weight, (B,)."""
+        """Return the AUC with (B,) weights of the rows."""
         sums = np.bincount(self.code, weights, 2 * self.bins)
         negative, positive = sums[::2], sums[1::2]
         below = np.cumsum(negative) - negative / 2
@@ -142,7 +141,7 @@ def _losses(predictions: F32, labels: F32) -> F64:
 
 
 def verdict(auc: Difference, logloss: Difference) -> str:
-    """`ahead`, `tie` or `behind`."""
+    """Return `ahead`, `tie` or `behind`."""
     if auc.high < 0 or logloss.low > 0:
         return "behind"
     return "ahead" if auc.low > 0 or logloss.high < 0 else "tie"
@@ -159,12 +158,12 @@ class _Stream:
 
 
 def opened(name: str, folder: Path, retail: Path | None, days: int | None) -> _Stream:
-    """A stream, downloaded or made if it is not there."""
+    """Return a stream, downloaded or made if it is not in the folder."""
     if name != RETAIL:
         spec, samples = make(name, folder)
         return _Stream(load_spec(spec), [samples])
-    assert retail is not None, "the command asks for it"
-    file = made_retail(retail, folder, days).parquet
+    assert retail is not None, "the command requires it"
+    file = retail_files(retail, folder, days).parquet
     requests = pq.read_table(file, columns=["request_id"])["request_id"].combine_chunks().dictionary_encode()
     codes = requests.indices.to_numpy()
     return _Stream(
@@ -173,7 +172,7 @@ def opened(name: str, folder: Path, retail: Path | None, days: int | None) -> _S
 
 
 def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
-    """Both on one stream at one delay."""
+    """Compare both on one stream at one delay."""
     spec = replace(
         stream.spec, partitions=1, train=replace(stream.spec.train, batch_rows=delay, batch_behind_rows=delay)
     )
@@ -211,7 +210,7 @@ def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
 
 
 def best(learners: Mapping[str, LearnerFigures], label: str) -> tuple[str, str]:
-    """The best of Vowpal Wabbit's settings by AUC, and by logloss, over all rows."""
+    """Return the best of Vowpal Wabbit's settings by AUC, and by logloss, over all rows."""
     settings = {name: learners[name].all[label] for name in settings_in(learners)}
     return (
         max(settings, key=lambda name: settings[name]["auc"]),
@@ -220,7 +219,7 @@ def best(learners: Mapping[str, LearnerFigures], label: str) -> tuple[str, str]:
 
 
 def settings_in(learners: Mapping[str, LearnerFigures]) -> list[str]:
-    """Names of Vowpal Wabbit's learners: three settings, and the same with numbers centred."""
+    """Return the names of Vowpal Wabbit's learners: three settings, and the same with numbers centred."""
     return [name for name in learners if name.startswith("vw ")]
 
 
@@ -237,9 +236,9 @@ def measure(
     retail: Path | None = None,
     days: int | None = None,
     resamples: int = RESAMPLES,
-    tell: Callable[[str, int, Figures], None] = lambda name, delay, figures: None,
+    report: Callable[[str, int, Figures], None] = lambda name, delay, figures: None,
 ) -> Figures:
-    """All of it, as `{"streams": {name: {delay: figures}}, "left_out": {name: why}, "summary": {...}}`.
+    """Compare all, as `{"streams": {name: {delay: figures}}, "left_out": {name: why}, "summary": {...}}`.
 
     Args:
         quick: without `streams` and `delays`, three small streams at one delay.
@@ -247,7 +246,7 @@ def measure(
         folder: where streams are kept. retail: the source of the retail stream.
         days: only the first ones of the retail stream.
         resamples: of each interval.
-        tell: called with the figures of each stream and delay as they come.
+        report: called with the figures of each stream and delay as they come.
     """
     streams = streams or (QUICK if quick else [name for name in SOURCES if name not in LARGE])
     delays = delays or (QUICK_DELAYS if quick else DELAYS)
@@ -261,12 +260,12 @@ def measure(
         found[name] = {}
         for delay in delays:
             found[name][str(delay)] = figures = compared(stream, delay, resamples)
-            tell(name, delay, figures)
+            report(name, delay, figures)
     return {"streams": found, "left_out": left_out, "summary": summary(found)}
 
 
 def summary(found: Mapping[str, Mapping[str, Figures]]) -> dict[str, dict[str, int]]:
-    """Of each delay, how many streams are ahead, tie and behind, and how many are calibrated."""
+    """Count for each delay the streams that are ahead, tie, behind and calibrated."""
     delays = dict.fromkeys(delay for by_delay in found.values() for delay in by_delay)
     return {
         delay: {
@@ -292,7 +291,7 @@ HEADER = (
 
 
 def line_of(name: str, delay: int | str, figures: Figures) -> list[object]:
-    """A row of the table: AUC and logloss over all rows; the differences after the first fifth, too."""
+    """Return a row of the table: AUC and logloss over all rows, differences after the first fifth, too."""
     own = figures["figures"][FRESHET]
     by_auc, by_logloss = (figures["figures"][figures[f"best_by_{m}"]] for m in ("auc", "logloss"))
     later = [
@@ -318,7 +317,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Parse the words, measure, print a table or one JSON line."""
     options = _parsed(words)
 
-    def tell(name: str, delay: int, figures: Figures) -> None:
+    def report(name: str, delay: int, figures: Figures) -> None:
         print("  ".join(map(str, line_of(name, delay, figures))), file=sys.stderr, flush=True)
 
     figures = measure(
@@ -329,7 +328,7 @@ def main(words: Sequence[str] | None = None) -> None:
         options.retail,
         options.days,
         options.resamples,
-        tell,
+        report,
     )
     if options.json:
         print(json.dumps(rounded(figures)))

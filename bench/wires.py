@@ -1,4 +1,4 @@
-"""Bytes a sample on each wire, and what a shorter codec costs the model, on the retail stream.
+"""Bytes a sample on each wire, and the cost of shorter codecs in quality, on the retail stream.
 
     python -m bench.wires --file build/retail/retail.parquet [--samples 300000] [--codecs fp32,int8]
 
@@ -30,7 +30,7 @@ def measure(
     codecs: str = CODECS,
     ways: str = ",".join(WAYS),
 ) -> Figures:
-    """Figures by way and codec; fp32 is the first of CODECS."""
+    """Measure each way and codec; fp32 is the first of CODECS."""
     samples = min(samples, 30_000) if quick else samples
     figures: Figures = {"samples": samples}
     with tempfile.TemporaryDirectory() as folder:
@@ -42,11 +42,11 @@ def measure(
                     apart = Apart(embedders=WAYS[way], codec=codec)
                     found[codec] = apart.train(spec_of("sync", 512, 1), log, Path(run))
                 print(f"{way} {codec}: {found[codec]}", file=sys.stderr, flush=True)
-            figures[way] = {codec: _told(passed, found.get("fp32")) for codec, passed in found.items()}
+            figures[way] = {codec: _figures(passed, found.get("fp32")) for codec, passed in found.items()}
     return figures
 
 
-def _told(passed: Passed, plain: Passed | None) -> Figures:
+def _figures(passed: Passed, plain: Passed | None) -> Figures:
     beside = {} if plain is None else {"auc_beside_fp32_1e_5": round((passed.auc - plain.auc) * 1e5)}
     return {
         "sent_bytes_per_sample": passed.sent_bytes,
@@ -58,4 +58,4 @@ def _told(passed: Passed, plain: Passed | None) -> Figures:
 
 
 if __name__ == "__main__":
-    command(measure, __doc__, {"file": Path, "samples": int, "codecs": str, "ways": str})
+    command(measure, __doc__)

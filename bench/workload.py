@@ -27,17 +27,15 @@ from freshet.types import F32, I64, U64, Append, BytesColumn
 __all__ = ["FIELDS", "NUMBERS", "Arrays", "Workload", "append", "plain_spec"]
 
 FIELDS, NUMBERS = 26, 13
-ROUND = 1 << 16
-"""Rows made and appended at once."""
+ROUND = 1 << 16  # rows that are made and appended at once
 
 START_MS = 1_750_000_000_000
-DIGITS = 8
-"""Of the number in a string id: `item00001234`."""
+DIGITS = 8  # of the number in a string id: `item00001234`
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What decides the data."""
+    """The parameters of the data."""
 
     rows: int = 1 << 19
     cardinality: int = 100_000  # of each field
@@ -45,7 +43,7 @@ class Workload:
     seed: int = 0
 
     def arrays(self) -> Arrays:
-        """All rows; 248 bytes each."""
+        """Draw all rows; 248 bytes each."""
         rng = np.random.default_rng(self.seed)
         mass = np.arange(1, self.cardinality + 1, dtype=np.float64) ** -self.skew
         cumulated = np.cumsum(mass / mass.sum())
@@ -61,7 +59,7 @@ class Workload:
         return Arrays(ids, dense, labels)
 
     def write(self, folder: Path) -> None:
-        """Write the arrays and what made them; kept if the folder has them already."""
+        """Write the arrays and their parameters, unless the folder has them already."""
         meta = folder / "meta.json"
         if meta.exists() and json.loads(meta.read_text()) == asdict(self):
             return
@@ -84,7 +82,7 @@ class Arrays:
 
     @classmethod
     def read(cls, folder: Path) -> Arrays:
-        """What `Workload.write` wrote, mapped."""
+        """Map the arrays that `Workload.write` wrote."""
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "dense", "labels")))
 
     def __len__(self) -> int:
@@ -92,7 +90,7 @@ class Arrays:
 
 
 def schema() -> Record:
-    """Of a sample: strings and longs take turns as the ids."""
+    """Return the schema of a sample; ids are strings and longs in turn."""
     fields: list[dict[str, object]] = [{"name": "request", "type": "long"}, {"name": "ts", "type": "long"}]
     for i in range(NUMBERS):
         fields += [{"name": f"s{i}", "type": "string"}, {"name": f"l{i}", "type": "long"}]
@@ -101,7 +99,7 @@ def schema() -> Record:
 
 
 def plain_spec(model: str, train: str = "", table: str = "") -> Spec:
-    """A spec of the 26 ids, each with a table of dim 16, and the 13 numbers as they are.
+    """Return a spec of the 26 ids, each with a table of dim 16, and the 13 numbers as they are.
 
     model, train: lines of these sections; table: further keys of every table.
     """
@@ -119,7 +117,7 @@ def plain_spec(model: str, train: str = "", table: str = "") -> Spec:
 
 
 def encoded(arrays: Arrays) -> Iterator[tuple[int, BytesColumn]]:
-    """(first row, Avro records) of ROUND rows at a time."""
+    """Yield (first row, Avro records) of ROUND rows at a time."""
     encoder: ColumnEncoder | None = None
     for first in range(0, len(arrays), ROUND):
         part = slice(first, min(first + ROUND, len(arrays)))
@@ -172,7 +170,7 @@ def _ends(rows: int, most: int) -> I64:
 
 
 def _texts(ids: U64) -> BytesColumn:
-    """`item` and the number, with leading zeros."""
+    """Return `item` and the number with leading zeros, for each id."""
     text = np.empty((len(ids), 4 + DIGITS), np.uint8)
     text[:, :4] = np.frombuffer(b"item", np.uint8)
     left = ids.astype(np.int64)

@@ -1,9 +1,9 @@
 """Peers of the comparison: other trainers of the same model on the same data, each in its own environment.
 
-    registry.py   what each peer is: its pinned requirements, its jobs
+    registry.py   the peers: pinned requirements, jobs
     setup.py      `python -m bench.peers.setup NAME...` makes build/peers/NAME
-    job.py        what all jobs share: options, data, the timed loop, the line of JSON they print
-    running.py    starts a job in its environment and checks what it says
+    job.py        the base of all jobs: options, data, the timed loop, the line of JSON
+    running.py    starts a job in its environment and checks its output
     NAME_job.py   a peer's model and step; runs inside build/peers/NAME
 
 Nothing in this package imports freshet: the peers' environments do not have it.

@@ -29,7 +29,7 @@ class Dense:
         self.loss = nn.BCEWithLogitsLoss()
 
     def step(self, rows: torch.Tensor, dense: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Forward, backward (into `rows` and what is before them) and the step of Adam.
+        """Run forward, backward (into `rows` and the tensors before them) and the step of Adam.
 
         rows: (B, 26 * 16); dense: (B, 13); labels: (B,). Returns the mean logloss, detached.
         """

@@ -1,4 +1,4 @@
-"""The model on FBGEMM's table-batched embeddings, called without TorchRec's front."""
+"""The model on FBGEMM's table-batched embeddings, called without TorchRec."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Fbgemm:
         self.dense = Dense(options.precision)
 
     def prepared(self, batch: Batch) -> Prepared:
-        """Ids by field, then by row; bags' ends; numbers; labels."""
+        """Return ids by field, then by row; the ends of bags; numbers; labels."""
         ids = torch.from_numpy(batch.ids).t().reshape(-1).to(torch.int32).contiguous()
         ends = torch.arange(len(ids) + 1, dtype=torch.int32)
         return ids, ends, torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
 
     def step(self, batch: Prepared) -> torch.Tensor:
-        """One step; the backward pass steps the rows."""
+        """Train on a batch; the backward pass steps the rows."""
         ids, ends, dense, labels = batch
         return self.dense.step(self.rows(ids, ends), dense, labels)
 

@@ -5,7 +5,7 @@
 
 Prints one line of JSON (with `--wait`, one for each line on standard input):
 {"lookups_per_s": ..., "updates_per_s": ...}. `resident` and `unique` rows are over all tables. Ids of a batch
-are unique, drawn uniformly and in no order: what a table by key is asked, too.
+are unique, drawn uniformly and in no order, like the keys of a table by key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIM = 16
 
 
 class Kernels:
-    """So many batches over tables of `resident` rows in all."""
+    """Batches over tables of `resident` rows in all."""
 
     def __init__(self, resident: int, unique: int, count: int, batches: int, index: torch.dtype) -> None:
         self.rows = tables(count, resident // count, DIM, index)
@@ -54,10 +54,10 @@ class Kernels:
 
 
 def _distinct(rng: np.random.Generator, below: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """`count` different numbers, in random order."""
+    """Draw `count` different numbers, in random order."""
     found = np.unique(rng.integers(0, below, count + count // 4 + 16))
     if len(found) < count:
-        raise SystemExit(f"{count} unique ids of {below}: ask for more resident rows")
+        raise SystemExit(f"{count} unique ids of {below}: pass more resident rows")
     return rng.permutation(found)[:count]
 
 

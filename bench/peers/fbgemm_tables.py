@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of packages that are no business of ours
+    warnings.simplefilter("ignore")  # of packages that are not ours
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         BoundsCheckMode,
@@ -21,7 +21,7 @@ __all__ = ["tables"]
 
 
 def tables(count: int, rows: int, dim: int, index: torch.dtype = torch.int32) -> Any:
-    """`count` tables of `rows` rows each, row-wise Adagrad (0.2) in the backward pass.
+    """Return `count` tables of `rows` rows each, with row-wise Adagrad (0.2) in the backward pass.
 
     Ids and ends are of type `index`; no check of ids against the bounds.
     """

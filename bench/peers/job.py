@@ -1,4 +1,4 @@
-"""What all peers' jobs share; runs inside a peer's environment, which has numpy.
+"""The base of all peers' jobs; runs inside a peer's environment, which has numpy.
 
     python -m bench.peers.NAME_job --data FOLDER --precision bf16|fp32 --batch N --seconds S
         [--threads T] [--wait]
@@ -7,8 +7,8 @@ A job builds its model, warms up, trains for S seconds and prints one line of JS
 
     {"samples_per_s": ..., "samples_per_cpu_s": ..., "logloss": ..., "batches": ..., "threads": ...}
 
-With `--wait` it says {"ready": true} once it is warm, and then measures anew for every line on its standard
-input, until that ends: so that peers can take turns in rounds without starting again.
+With `--wait` it prints {"ready": true} once it is warm, and then measures anew for every line of its standard
+input until that ends, so that peers take turns in rounds without starting again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import numpy.typing as npt
 __all__ = ["Batch", "Options", "Trainer", "run", "serve"]
 
 MAX_BATCHES = 128
-"""Kept ready in memory: 0.5 M rows of 4096, so that none is in the caches when its turn comes again."""
+"""Batches in memory: 0.5 M rows of 4096, so that none is in the caches when its turn comes again."""
 
 WARM_UP_BATCHES = 24
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     data: Path
     precision: str  # "bf16" or "fp32"
@@ -59,14 +59,14 @@ class Trainer(Protocol):
     """A peer's model."""
 
     def prepared(self, batch: Batch) -> Any:
-        """The batch in the peer's own tensors. Not timed: peers read tensors from memory."""
+        """Convert a batch to the peer's own tensors. Not timed: peers read tensors from memory."""
 
     def step(self, batch: Any) -> Any:
-        """Forward, backward and update; returns the batch's mean logloss, as anything `float` takes."""
+        """Run forward, backward and update; returns the mean logloss, as anything that `float` takes."""
 
 
 def run(build: Callable[[Options, Mapping[str, Any]], Trainer]) -> None:
-    """A job's `main`: `build(options, meta)` makes the model, `meta` is the data's meta.json."""
+    """Run a job: `build(options, meta)` makes the model, `meta` is the data's meta.json."""
     options = parsed()
     meta = json.loads((options.data / "meta.json").read_text())
     trainer = build(options, meta)
@@ -87,7 +87,7 @@ def serve(measure: Callable[[], Mapping[str, float]], wait: bool) -> None:
 
 
 def measured(trainer: Trainer, batches: Iterator[Any], options: Options) -> dict[str, float]:
-    """Train for so many seconds."""
+    """Train for `options.seconds`."""
     losses = []
     began, cpu_began = time.perf_counter(), time.process_time()
     while time.perf_counter() - began < options.seconds:
@@ -104,7 +104,7 @@ def measured(trainer: Trainer, batches: Iterator[Any], options: Options) -> dict
 
 
 def batches_of(options: Options) -> Iterator[Batch]:
-    """Full batches of the data, in its order."""
+    """Yield full batches of the data, in its order."""
     ids, dense, labels = (
         np.load(options.data / f"{n}.npy", mmap_mode="r") for n in ("ids", "dense", "labels")
     )
@@ -117,7 +117,7 @@ def batches_of(options: Options) -> Iterator[Batch]:
 
 
 def parsed() -> Options:
-    """The command line's options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="what `python -m bench.workload` wrote")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")

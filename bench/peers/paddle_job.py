@@ -28,13 +28,13 @@ from bench.peers.paddle_server import IS_SERVER, cpu_s, end_with_parent, free_po
 
 FIELDS, NUMBERS, DIM = 26, 13, 16
 PASS_BATCHES_OF_4096 = 48
-"""196,608 rows in a pass of the dataset; a measurement is whole passes."""
+"""A pass of the dataset has 196,608 rows; a measurement takes whole passes."""
 
 SHARDS = 16
-"""Of the table. Its default of 1000, meant for clusters, costs the server 30 % more CPU here."""
+"""Shards of the table. The default of 1000, meant for clusters, costs the server 30 % more CPU here."""
 
 FIRST_SQUARES = 1.0
-"""Paddle divides by sqrt(1 + squares / first), squares without the gradient at hand: so not near 0."""
+"""Paddle divides by sqrt(1 + squares / first), without the squares of the current gradient: so not near 0."""
 
 ROW_RATE, DENSE_RATE = 0.2, 1e-3
 RANGE = 0.01
@@ -42,7 +42,7 @@ PRODUCTS = {"mul", "mul_grad"}
 
 
 def table_settings(name: str) -> dict[str, Any]:
-    """Of the rows' table, by the path in Paddle's protocol buffer."""
+    """Return the settings of the rows' table, by the path in Paddle's protocol buffer."""
     settings: dict[str, Any] = {
         "table_class": "MemorySparseTable",
         "shard_num": SHARDS,
@@ -62,7 +62,7 @@ def table_settings(name: str) -> dict[str, Any]:
 
 
 class Model:
-    """The program, and what feeds it."""
+    """The program and its inputs."""
 
     def __init__(self, cardinality: int, half: bool) -> None:
         import paddle  # noqa: PLC0415 - the rest of this module is tested where Paddle is not installed
@@ -101,13 +101,13 @@ class Model:
         self.paddle, self.fleet = paddle, fleet
 
     def use_onednn(self) -> None:
-        """For the products: faster than the MKL of 2019 that Paddle brings, and what bf16 needs."""
+        """Use oneDNN for the products: faster than Paddle's MKL of 2019, and required for bf16."""
         for op in self.paddle.static.default_main_program().global_block().ops:
             if op.type in PRODUCTS:
                 op._set_attr("use_mkldnn", True)
 
     def mean_loss(self) -> float:
-        """Of the batches since it was asked last."""
+        """Return the mean loss of the batches since the last call."""
         scope = self.paddle.static.global_scope()
         tensors = [scope.find_var(v.name).get_tensor() for v in (self.loss_sum, self.loss_count)]
         total, count = (float(np.array(tensor)[0]) for tensor in tensors)
@@ -117,7 +117,7 @@ class Model:
 
 
 def write_slots(options: Options, cardinality: int, file: Path) -> int:
-    """The first rows as Paddle's slots: each a count and its values. Returns the number of rows."""
+    """Write the first rows as Paddle's slots, each a count and its values; returns the number of rows."""
     written = 0
     offsets = np.arange(FIELDS) * cardinality + 1
     with file.open("w") as lines:
@@ -133,7 +133,7 @@ def write_slots(options: Options, cardinality: int, file: Path) -> int:
 
 
 def train(model: Model, options: Options, cardinality: int, server: int) -> None:
-    """As the trainer: read the rows into memory, pass over them once to warm up, then measure."""
+    """Read the rows into memory, pass over them once to warm up, then measure."""
     paddle = model.paddle
     executor = paddle.static.Executor(paddle.CPUPlace())
     executor.run(paddle.static.default_startup_program())
@@ -174,7 +174,7 @@ def train(model: Model, options: Options, cardinality: int, server: int) -> None
 
 
 def main() -> None:
-    """Start the server, then train; the server comes here, too."""
+    """Start the server, then train; the server's process runs this, too."""
     options = parsed()
     cardinality = json.loads((options.data / "meta.json").read_text())["cardinality"]
     half = options.precision == "bf16"

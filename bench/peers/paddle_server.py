@@ -20,7 +20,7 @@ STOP_S = 10.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now, all different."""
+    """Return different free ports of the loopback interface."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -29,7 +29,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def roles(server_port: int, trainer_port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """What Paddle's launcher would put into the environment of one server and of one trainer."""
+    """Return the environments of one server and one trainer, as Paddle's launcher sets them."""
     shared = {
         "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{server_port}",
         "PADDLE_TRAINER_ENDPOINTS": f"127.0.0.1:{trainer_port}",
@@ -42,7 +42,7 @@ def roles(server_port: int, trainer_port: int) -> tuple[dict[str, str], dict[str
 
 
 def started(role: Mapping[str, str], stack: ExitStack) -> subprocess.Popen[bytes]:
-    """This very job again, as the server; ends with `stack`, and with this process if that is killed."""
+    """Start this job again as the server; it ends with `stack`, or with this process."""
     command = [sys.executable, "-m", "bench.peers.paddle_job", *sys.argv[1:]]
     nothing = subprocess.DEVNULL
     server = subprocess.Popen(
@@ -53,12 +53,12 @@ def started(role: Mapping[str, str], stack: ExitStack) -> subprocess.Popen[bytes
 
 
 def end_with_parent() -> None:
-    """Of a server: be killed when the trainer is gone, so that none is left behind (Linux)."""
+    """Let the kernel kill this server when the trainer has ended (Linux)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process, all its threads."""
+    """Return user and system time of a process, all its threads."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""The peers, and what is installed for each."""
+"""The peers and their packages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["PEERS", "Peer"]
 class Peer:
     """A trainer that freshet is compared with, and its environment build/peers/<name>.
 
-    requirements are installed with what they depend on, bare ones with `pip --no-deps`: for packages whose
-    stated dependencies are wrong for us, so that what they really import stands among the requirements.
+    requirements are installed with their dependencies, bare ones with `pip --no-deps`: the stated
+    dependencies of these are wrong for us, and their real ones are among the requirements.
     """
 
     about: str
@@ -41,7 +41,7 @@ PEERS: dict[str, Peer] = {
             "tqdm==4.70.1",
             "typing-inspect==0.9.0",
         ),
-        # torchrec asks for fbgemm-gpu, which is CUDA's, and for torchmetrics, which only its metrics need.
+        # torchrec depends on fbgemm-gpu, a build for CUDA, and on torchmetrics, which only its metrics need.
         bare=("torchrec==1.8.0", "fbgemm-gpu-cpu==1.8.0", "tensordict==0.15.3"),
         base="torch",
         imports=("fbgemm_gpu", "torchrec"),
@@ -52,13 +52,13 @@ PEERS: dict[str, Peer] = {
         # Paddle 2.6.2 uses what protobuf 5 and later no longer have.
         requirements=("paddlepaddle==2.6.2", "numpy==1.26.4", "protobuf==4.25.9", "setuptools==65.5.0"),
         imports=("paddle", "paddle.distributed.fleet"),
-        # The MKL it brings takes the slowest path on AMD; this names AVX2 to it, which its users know: 1.9x.
+        # Its MKL takes the slowest path on AMD; this variable makes it use AVX2, 1.9 times as fast.
         environment={"MKL_DEBUG_CPU_TYPE": "5", "OMP_NUM_THREADS": "1"},
     ),
     "tfra": Peer(
         about="TensorFlow Recommenders Addons: cuckoo hash tables; Adagrad per element, not per row",
         requirements=("tensorflow-cpu==2.16.2", "numpy==1.26.4"),
-        # Both ask for `tensorflow`, the build for GPUs.
+        # Both depend on `tensorflow`, the build for GPUs.
         bare=("tensorflow-recommenders-addons==0.8.1", "tf-keras==2.16.0"),
         imports=("tensorflow", "tf_keras"),
         environment={"TF_CPP_MIN_LOG_LEVEL": "2", "TF_USE_LEGACY_KERAS": "1"},

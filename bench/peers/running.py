@@ -1,4 +1,4 @@
-"""A peer's job as a process of its own environment that measures when it is told to."""
+"""A peer's job as a process of its own environment, which measures on request."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["TRAINING_KEYS", "Job", "JobError", "checked", "environment_of", "not
 
 ROOT = Path(__file__).parents[2]
 TRAINING_KEYS = ("samples_per_s", "samples_per_cpu_s", "logloss", "batches", "threads")
-"""What a job that trains the model says of each measurement."""
+"""The keys that a training job prints for each measurement."""
 
 SHUT_DOWN_S = 20.0
 
 
 class JobError(Exception):
-    """A job cannot be started, ended, or said something else than was agreed."""
+    """A job cannot be started, has ended, or has printed something unexpected."""
 
 
 def environment_of(job: str) -> str:
-    """The peer in whose environment a job of the model runs.
+    """Return the peer in whose environment a job of the model runs.
 
     Raises:
         JobError: there is no such job.
@@ -41,15 +41,15 @@ def environment_of(job: str) -> str:
 
 
 def not_installed(peer: str, folder: Path = FOLDER) -> str | None:
-    """What to do before this peer can run, or None."""
+    """Return the command that installs a peer, or None if it is installed."""
     return f"python -m bench.peers.setup {peer}" if missing(peer, folder) else None
 
 
 def checked(line: str, keys: Sequence[str], job: str) -> dict[str, float]:
-    """A job's line as numbers by name.
+    """Parse a job's line to numbers by name.
 
     Raises:
-        JobError: it is no JSON object, or a key is missing or no number.
+        JobError: the line is no JSON object, or a key is missing or no number.
     """
     try:
         said = json.loads(line)
@@ -73,10 +73,10 @@ class Job:
     """
 
     def __init__(self, job: str, peer: str, words: Sequence[str], keys: Sequence[str]) -> None:
-        """`job`: bench/peers/<job>_job.py; `peer`: whose environment; `words`: its options."""
+        """`job`: bench/peers/<job>_job.py; `peer`: the environment; `words`: options."""
         advice = not_installed(peer)
         if advice:
-            raise JobError(f"{job}: the environment of {peer} is not as asked; make it: {advice}")
+            raise JobError(f"{job}: the environment of {peer} is missing or old; make it: {advice}")
         self.job, self.keys = job, keys
         self._command = [str(python_of(peer)), "-m", f"bench.peers.{job}_job", *words, "--wait"]
         self._environment = _environment(PEERS[peer].environment)
@@ -104,7 +104,7 @@ class Job:
             self._ready = True
 
     def measured(self) -> dict[str, float]:
-        """One more measurement."""
+        """Measure once more."""
         self.ready()
         assert self._process is not None
         assert self._process.stdin is not None
@@ -116,7 +116,7 @@ class Job:
         return checked(self._line(), self.keys, self.job)
 
     def _line(self) -> str:
-        """The next JSON line; what a package prints besides is passed over."""
+        """Return the next JSON line; other output, of packages, is skipped."""
         assert self._process is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -137,7 +137,7 @@ class Job:
         assert self._process is not None
         assert self._errors is not None
         try:
-            self._process.communicate(timeout=SHUT_DOWN_S)  # closes its standard input: it ends
+            self._process.communicate(timeout=SHUT_DOWN_S)  # closes its standard input, so it ends
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
@@ -145,13 +145,13 @@ class Job:
 
 
 def training_job(job: str, data: Path, precision: str, batch: int, seconds: float, threads: int = 2) -> Job:
-    """A job that trains the model on a workload's folder; each measurement takes `seconds`."""
+    """Return a job that trains the model on a workload's folder; each measurement takes `seconds`."""
     words = [f"--data={data.absolute()}", f"--precision={precision}", f"--batch={batch}"]
     words += [f"--seconds={seconds}", f"--threads={threads}"]
     return Job(job, environment_of(job), words, TRAINING_KEYS)
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Ours without what would lead Python to our packages, and the peer's own."""
+    """Return our environment without the paths of our packages, and with the peer's variables."""
     kept = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
     return kept | {"PYTHONWARNINGS": "ignore"} | dict(own)

@@ -1,7 +1,7 @@
-"""Make the peers' virtual environments under build/peers; does nothing where one is as asked.
+"""Make the peers' virtual environments under build/peers, except those that are up to date.
 
     python -m bench.peers.setup                  all of them
-    python -m bench.peers.setup torch torchrec   some (and those they sit on)
+    python -m bench.peers.setup torch torchrec   some, and their bases
 
 torch comes from pip's default index: on Linux x86-64 a build with CUDA, 0.9 GB to download and 5 GB on disk.
 TORCH_INDEX_URL=... in the environment names torch's CPU-only index instead (0.2 GB); `--share` takes torch
@@ -27,22 +27,22 @@ __all__ = ["FOLDER", "SetupError", "make", "missing", "python_of"]
 
 FOLDER = Path(__file__).parents[2] / "build" / "peers"
 STAMP = "installed.json"
-"""Written last, so that a folder without it is half made and is made anew."""
+"""Written last: a folder without it is incomplete and is made anew."""
 
 
 class SetupError(Exception):
-    """A peer's environment could not be made; the text says what pip or Python said."""
+    """A peer's environment could not be made; the text has the output of pip or Python."""
 
 
 def python_of(name: str, folder: Path = FOLDER) -> Path:
-    """The interpreter of a peer's environment."""
+    """Return the interpreter of a peer's environment."""
     return folder / name / "bin" / "python"
 
 
-def asked(name: str) -> list[str]:
-    """All that a peer's environment is made of: if this changes, it is made anew."""
+def contents_of(name: str) -> list[str]:
+    """Return the contents of a peer's environment: if they change, it is made anew."""
     peer = PEERS[name]
-    under = asked(peer.base) if peer.base else []
+    under = contents_of(peer.base) if peer.base else []
     return [
         f"python {sys.version_info.major}.{sys.version_info.minor}",
         *under,
@@ -52,12 +52,12 @@ def asked(name: str) -> list[str]:
 
 
 def missing(name: str, folder: Path = FOLDER) -> bool:
-    """Whether the environment is not there, half made, or made of something else."""
+    """Whether the environment is missing, incomplete, or has other contents."""
     stamp = folder / name / STAMP
     if not stamp.exists():
         return True
     made = json.loads(stamp.read_text())
-    return made["asked"] != asked(name) or not all(Path(p).is_dir() for p in made["sees"])
+    return made["asked"] != contents_of(name) or not all(Path(p).is_dir() for p in made["sees"])
 
 
 def make(name: str, share: bool = False, folder: Path = FOLDER) -> bool:
@@ -90,12 +90,12 @@ def make(name: str, share: bool = False, folder: Path = FOLDER) -> bool:
         _run([*pip, "--no-deps", *peer.bare], f"pip --no-deps for {name}")
     for module in peer.imports:
         _run([str(python_of(name, folder)), "-c", f"import {module}"], f"importing {module} for {name}")
-    (home / STAMP).write_text(json.dumps({"asked": asked(name), "sees": [str(path) for path in sees]}))
+    (home / STAMP).write_text(json.dumps({"asked": contents_of(name), "sees": [str(path) for path in sees]}))
     return True
 
 
 def _seen(peer: Peer, share: bool, folder: Path) -> tuple[list[Path], Sequence[str]]:
-    """Folders of packages that the environment sees besides its own, and what it still has to install."""
+    """Return further folders of packages on its path, and the requirements that remain to install."""
     if peer.base:
         base = json.loads((folder / peer.base / STAMP).read_text())
         own = next((folder / peer.base).glob("lib/python*/site-packages"))
@@ -124,7 +124,7 @@ def _run(command: Sequence[str], what: str) -> None:
 
 
 def main() -> int:
-    """Make what was asked for; the exit status is 1 if one could not be made."""
+    """Make the named environments, or all; returns the exit status, 1 if one could not be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--share", action="store_true", help="take torch from the running Python")
@@ -136,7 +136,8 @@ def main() -> int:
     for name in options.names or PEERS:
         try:
             print(
-                f"{name}: {'made' if make(name, options.share) else 'as asked'} ({FOLDER / name})", flush=True
+                f"{name}: {'made' if make(name, options.share) else 'up to date'} ({FOLDER / name})",
+                flush=True,
             )
         except SetupError as error:
             failed = 1

@@ -24,11 +24,11 @@ Prepared = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
 class NotLoaded:
-    """Instead of a library of operators for GPUs: any use of one fails, by its name."""
+    """Replaces a library of operators for GPUs: any use of one fails, with its name."""
 
 
 def dynamic_embedding() -> Any:
-    """The package's module, on a TensorFlow for CPUs.
+    """Import the package's module on a TensorFlow for CPUs.
 
     The wheel 0.8.1 is built with CUDA, against the `tensorflow` of the same version: three of its five
     libraries (`_math_ops`, `_data_flow_ops`, `_hkv_ops`) need symbols that `tensorflow-cpu` lacks, such as
@@ -83,12 +83,12 @@ class DynamicEmbedding:
         self._step = tf.function(self._traced)
 
     def prepared(self, batch: Batch) -> Prepared:
-        """Ids of rows (B, 26), numbers, labels."""
+        """Return ids of rows (B, 26), numbers and labels."""
         ids = batch.ids + tf.range(FIELDS, dtype=tf.int64) * self.cardinality
         return ids, tf.constant(batch.dense), tf.constant(batch.labels)
 
     def step(self, batch: Prepared) -> tf.Tensor:
-        """One step."""
+        """Train on a batch."""
         return self._step(*batch)
 
     def _traced(self, ids: tf.Tensor, dense: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

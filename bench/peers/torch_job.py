@@ -1,4 +1,4 @@
-"""The model in plain torch, its row step written by hand: in bf16 the fastest of what we tried.
+"""The model in plain torch, its row step written by hand: in bf16 the fastest way that we tried.
 
 All tables are one matrix. Rows are looked up without autograd into a leaf; after the backward pass their
 gradients are summed per unique row, and row-wise Adagrad steps those rows. Measured beside it, at a batch of
@@ -36,12 +36,12 @@ class PlainTorch:
         self.dense = Dense(options.precision)
 
     def prepared(self, batch: Batch) -> Prepared:
-        """Ids of rows (B * 26,), numbers, labels."""
+        """Return ids of rows (B * 26,), numbers and labels."""
         ids = (torch.from_numpy(batch.ids) + self.offsets).reshape(-1)
         return ids, torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
 
     def step(self, batch: Prepared) -> torch.Tensor:
-        """One step."""
+        """Train on a batch."""
         ids, dense, labels = batch
         leaf = functional.embedding(ids, self.rows).requires_grad_()
         loss = self.dense.step(leaf.view(len(labels), FIELDS * DIM), dense, labels)

@@ -50,14 +50,14 @@ class TorchRec:
         self.dense = Dense(options.precision)
 
     def prepared(self, batch: Batch) -> Prepared:
-        """Ids by key, then by row; numbers; labels."""
+        """Return ids by key, then by row; numbers; labels."""
         ids = torch.from_numpy(batch.ids).t().reshape(-1).contiguous()
         lengths = torch.ones(len(ids), dtype=torch.int32)
         keyed = KeyedJaggedTensor(KEYS, ids, lengths=lengths)
         return keyed, torch.from_numpy(batch.dense), torch.from_numpy(batch.labels)
 
     def step(self, batch: Prepared) -> torch.Tensor:
-        """One step; the backward pass steps the rows."""
+        """Train on a batch; the backward pass steps the rows."""
         keyed, dense, labels = batch
         return self.dense.step(self.rows(keyed).values(), dense, labels)
 

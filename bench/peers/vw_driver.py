@@ -17,7 +17,7 @@ from vowpalwabbit import Workspace
 
 
 def main() -> None:
-    """Run with the words of the command line as VW's own."""
+    """Run VW with the arguments of the command line."""
     began = time.perf_counter()
     workspace = Workspace(arg_list=["--quiet", *sys.argv[1:]])
     driver_s = time.perf_counter() - began

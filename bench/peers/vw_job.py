@@ -19,11 +19,11 @@ from bench.peers.job import Options, batches_of, parsed, serve
 
 FLAGS = "--quiet --loss_function logistic -b 24 --adaptive --normalized --invariant"
 THREADS = 2
-"""One reads, one learns; it has no more."""
+"""A reader and a learner; it has no more."""
 
 
 def write_text(options: Options, file: Path) -> int:
-    """A namespace a field, and one for the numbers; returns the number of rows."""
+    """Write a namespace a field, and one for the numbers; returns the number of rows."""
     written = 0
     letters = string.ascii_lowercase
     with file.open("w") as lines:
@@ -38,7 +38,7 @@ def write_text(options: Options, file: Path) -> int:
 
 
 def driven(words: str) -> float:
-    """One pass of a new learner over a file; its progressive mean logloss."""
+    """Run a new learner over a file; returns its progressive mean logloss."""
     workspace = Workspace(f"{FLAGS} {words}")
     loss = workspace.get_sum_loss() / workspace.get_weighted_examples()
     workspace.finish()
@@ -46,7 +46,7 @@ def driven(words: str) -> float:
 
 
 def timed(words: str, seconds: float) -> tuple[int, float, float, float]:
-    """Passes until `seconds` have gone by: how many, seconds, CPU seconds, logloss."""
+    """Run passes for `seconds`; returns their number, seconds, CPU seconds and logloss."""
     passes = 0
     began, cpu_began = time.perf_counter(), time.process_time()
     while time.perf_counter() - began < seconds:

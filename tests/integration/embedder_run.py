@@ -13,8 +13,7 @@ from freshet.apps.remote_training import RemoteTraining
 from freshet.apps.training import Training
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
-from freshet.config.spec.learning import Train
-from freshet.config.spec.model import Spec
+from freshet.config.spec.model import Spec, Train
 from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.partition_reader import RefusedSamples

@@ -4,6 +4,7 @@ what FRESHET_TEST_REDIS names."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ class RedisServer:
     def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
         """Prepare the folder; nothing runs yet. `options` go before ours."""
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self.port, self._bus_port = lasting_ports(2)
         settings = {
             "port": str(self.port),
@@ -54,9 +56,22 @@ class RedisServer:
         """`host:port`."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def cluster_address(self) -> str:
+        """`:port@bus port`, as `nodes.conf` has it."""
+        return f":{self.port}@{self._bus_port}"
+
     def start(self) -> None:
         """Start it and wait until it answers. Raises RuntimeError with the end of its log."""
         self._process.start(lambda said: "eady to accept connections" in said, within_s=_START_S)
+
+    def restore(self, recorded: Path, ports: Mapping[str, RedisServer]) -> None:
+        """Take over a node's recorded files; `ports` are {recorded port: the server that replaces it}."""
+        shutil.copytree(recorded / "appendonlydir", self._folder / "appendonlydir")
+        nodes = (recorded / "nodes.conf").read_text()
+        (self._folder / "nodes.conf").write_text(
+            re.sub(r":(\d+)@\d+", lambda found: ports[found[1]].cluster_address, nodes)
+        )
 
     def launch(self) -> None:
         """Start it, and wait for nothing."""
@@ -130,6 +145,17 @@ class RedisCluster:
         addresses = [node.address for node in self.nodes]
         create = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"]
         run_to_end(create, within_s=_FORM_S)
+        self.wait_until_whole()
+
+    def restore(self, recorded: Path) -> None:
+        """Start on the files of another cluster of this form: `recorded`/N holds a node's, and its `port`.
+
+        `nodes.conf` names every node's ports; those of this cluster take their place.
+        """
+        ports = {(recorded / str(i) / "port").read_text(): node for i, node in enumerate(self.nodes)}
+        for i, node in enumerate(self.nodes):
+            node.restore(recorded / str(i), ports)
+            node.start()
         self.wait_until_whole()
 
     def kill(self) -> None:

@@ -21,7 +21,7 @@ from freshet.adapters import open_versions
 from freshet.apps.local import Local, local
 from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec import Spec, load_spec
-from freshet.config.spec.render import render
+from freshet.config.spec.identity import render
 from freshet.config.spec.topics import topics_of
 from freshet.coordination.claims import LEASE_S
 from freshet.process.run_state import read_state

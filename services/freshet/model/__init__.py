@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from freshet.config.spec.extensions import load_object
 from freshet.config.spec.model import Spec
+from freshet.config.spec.transforms import load_object
 from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.types import F32, F64, U32

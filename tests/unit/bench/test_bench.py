@@ -1,4 +1,4 @@
-"""`python -m bench`: what fails is named, what works is told all the same."""
+"""`python -m bench`: failures are named, the figures of the others are printed."""
 
 import importlib
 import inspect
@@ -15,14 +15,14 @@ from freshet.testing.conditions import wait_until
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """Makes measurements of the text of their bodies; the runner finds them under bench."""
+    """Writes measurements with given bodies where the runner finds them."""
     package = tmp_path / "bench"
     package.mkdir()
 
     def make(**bodies):
         for name, body in bodies.items():
             (package / f"{name}.py").write_text(body)
-        return dict.fromkeys(bodies, "of a test")
+        return dict.fromkeys(bodies, "a test")
 
     (package / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(capsys):
 
 
 def test_one_that_is_run_by_hand_says_so(capsys):
-    assert main(["swaps"]) == 2
+    assert main(["spread"]) == 2
     assert "by hand" in capsys.readouterr().err
 
 
@@ -98,7 +98,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(modules, tmp_path):
     assert run_measurement("bench.stuck", [], 10) == "not done after 10 s"
     pid = int((tmp_path / "child").read_text())
 
-    def ended() -> bool:  # it was orphaned, so that nobody here can wait for it
+    def ended() -> bool:  # an orphan: this process cannot wait for it
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except FileNotFoundError:
@@ -107,7 +107,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(modules, tmp_path):
     wait_until("the child has ended", ended, within_s=10)
 
 
-def test_the_list_has_every_measurement(capsys):
+def test_the_list_has_all_measurements(capsys):
     assert main(["--list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in (*NAMES, *BY_HAND))

@@ -1,4 +1,4 @@
-"""The load that freshness is measured under: really so many events a second, whatever answers."""
+"""The load beside freshness: it has its rate of events, whatever the answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.load import ROUNDS_PER_S, TEMPLATES, Background, templates
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Keeps what it is sent; answers as told."""
+    """Keeps requests; answers with the status of its server."""
 
     protocol_version = "HTTP/1.1"
     server: Gateway
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Gateway(ThreadingHTTPServer):
-    """What a gateway is to a client."""
+    """A stand-in for the gateway."""
 
     daemon_threads = True
 
@@ -57,7 +57,7 @@ def gateway():
 
 
 def taken_by(gateway, enough):
-    """Send until `enough` says so of what has come."""
+    """Send until `enough` returns true for the requests that have come."""
     with Background(gateway.server_address[1], 500) as background:
         with gateway.came:
             assert gateway.came.wait_for(lambda: enough(gateway.taken), 30)

@@ -1,4 +1,4 @@
-"""What Paddle's job is given: addresses of the loopback interface, and rows in Paddle's own text format."""
+"""The inputs of Paddle's job: addresses of the loopback interface, and rows in Paddle's own text format."""
 
 import os
 
@@ -14,7 +14,7 @@ def test_ports_that_are_taken_together_differ():
     assert len(set(free_ports(5))) == 5
 
 
-def test_server_and_trainer_have_the_same_local_addresses():
+def test_server_and_trainer_have_the_same_addresses_and_no_other_machine():
     server, trainer = roles(4001, 4002)
 
     assert (

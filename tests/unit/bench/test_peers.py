@@ -1,4 +1,4 @@
-"""The comparison's peers: what is installed for them, and jobs that stand on their own."""
+"""The comparison's peers: their packages, and jobs that need no other code."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ def test_a_base_is_a_peer_without_a_base_of_its_own(name):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_peers_import_nothing_of_freshet(file):
+def test_the_package_imports_nothing_of_freshet_as_peers_environments_lack_its_packages(file):
     imported = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -41,15 +41,15 @@ def test_peers_import_nothing_of_freshet(file):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             imported.add(node.module or "")
-    ours = {name for name in imported if name.split(".")[0] in {"freshet", "tests"}}
+    ours = {name for name in imported if name.split(".")[0] in {"bench", "freshet", "tests"}}
 
     assert {name for name in ours if not name.startswith("bench.peers")} == set()
 
 
 @pytest.mark.parametrize(
-    "stamp", [None, '{"asked": ["torch==1.0"], "sees": []}'], ids=["half made", "older pins"]
+    "stamp", [None, '{"asked": ["torch==1.0"], "sees": []}'], ids=["incomplete", "older pins"]
 )
-def test_an_incomplete_or_outdated_environment_counts_as_missing(tmp_path, stamp):
+def test_an_environment_that_is_incomplete_or_has_other_versions_is_missing(tmp_path, stamp):
     (tmp_path / "torch").mkdir()
     if stamp:
         (tmp_path / "torch" / setup.STAMP).write_text(stamp)
@@ -68,7 +68,7 @@ def test_a_job_runs_in_the_environment_of_its_peer():
     assert environment_of("fbgemm") == "torchrec"
 
 
-def test_an_unknown_job_is_refused_with_the_known_ones():
+def test_an_unknown_job_is_refused_with_the_names_of_all_jobs():
     with pytest.raises(JobError, match="no job 'tourch'; there are torch, torchrec, fbgemm"):
         environment_of("tourch")
 
@@ -89,6 +89,6 @@ def test_a_jobs_line_is_its_numbers():
         ("Warming up...", "torch printed 'Warming up...': expected one JSON object"),
     ],
 )
-def test_a_malformed_line_of_a_job_is_an_error(line, complaint):
+def test_a_malformed_line_of_a_job_is_refused(line, complaint):
     with pytest.raises(JobError, match=complaint):
         checked(line, ["samples_per_s"], "torch")

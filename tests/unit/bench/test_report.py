@@ -2,17 +2,18 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from bench.report import command, rounded, table
+from bench.report import Figures, command, rounded, table
 
 
 @pytest.fixture
 def say(monkeypatch, capsys):
-    def run(measure, *words, options=None):
+    def run(measure, *words):
         monkeypatch.setattr(sys, "argv", ["measurement", *words])
-        command(measure, "What it measures.\n\nMore.", options)
+        command(measure, "What it measures.\n\nMore.")
         return capsys.readouterr().out
 
     return run
@@ -31,12 +32,12 @@ def test_without_json_it_is_a_line_for_each_figure(say):
     assert [line.split() for line in out.splitlines()] == [["read.rows_per_s", "1,235,000"], ["rows", "5"]]
 
 
-def test_arguments_are_passed_only_if_given(say):
-    def measure(quick=False, rows=7):
-        return {"rows": rows}
+def test_only_given_options_are_passed(say):
+    def measure(quick: bool = False, rows: int | None = None, folder: Path = Path("here")) -> Figures:
+        return {"rows": rows, "folder": str(folder)}
 
-    assert json.loads(say(measure, "--json", options={"rows": int})) == {"rows": 7}
-    assert json.loads(say(measure, "--json", "--rows", "9", options={"rows": int})) == {"rows": 9}
+    assert json.loads(say(measure, "--json")) == {"rows": None, "folder": "here"}
+    assert json.loads(say(measure, "--json", "--rows", "9")) == {"rows": 9, "folder": "here"}
 
 
 def test_figures_have_four_digits():

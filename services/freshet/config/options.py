@@ -1,8 +1,9 @@
-"""Forms of the values in the spec and the settings.
+"""Options, forms and sections: the schema and parser of the spec, of the settings and of options in URLs.
 
-A form converts a TOML value to the value of a dataclass field, or raises `Wrong`. `expected` completes
-"expected ..." in errors and in the reference. `json_schema` describes the form to editors (draft 7) as far as
-JSON Schema can; it refuses no value that `read` accepts.
+An option is a dataclass field with its key, the form of its value, its meaning and its kind. A form converts
+a TOML value to the field's value, or raises `Wrong`; `expected` completes "expected ..." in errors and in the
+reference; `json_schema` describes the form to editors (draft 7) as far as JSON Schema can, and refuses no
+value that `read` accepts. Parser, errors, reference pages and `freshet check` derive from options (ADR 0028).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, Protocol, TypeVar
+
+from freshet.errors import ConfigError
 
 __all__ = [
     "MISSING",
@@ -21,12 +25,20 @@ __all__ = [
     "Duration",
     "Form",
     "Integer",
+    "Kind",
     "ListOf",
     "Missing",
     "Number",
+    "Section",
     "Text",
     "Wrong",
+    "default_of",
     "duration_text",
+    "key_of",
+    "nearest_hint",
+    "option",
+    "options_of",
+    "read_object",
 ]
 
 
@@ -171,15 +183,10 @@ class Duration:
         """Return milliseconds, or None for no limit. Raises Wrong."""
         if value is False and self.never:
             return None
-        if not isinstance(value, str):
-            raise Wrong(
-                self.expected, 'a duration is text, a number and its unit: "20ms", "30s", "2m", "24h", "30d"'
-            )
-        match = re.fullmatch(DURATION, value)
+        match = re.fullmatch(DURATION, value) if isinstance(value, str) else None
         if match is None:
-            raise Wrong(
-                self.expected, 'a duration is a number and its unit: "20ms", "30s", "2m", "24h", "30d"'
-            )
+            form = "a number and its unit" if isinstance(value, str) else "text, a number and its unit"
+            raise Wrong(self.expected, f'a duration is {form}: "20ms", "30s", "2m", "24h", "30d"')
         ms = float(match[1]) * UNITS_MS[match[2]]
         if ms != int(ms):
             raise Wrong(self.expected, "a millisecond is the smallest unit of time here")
@@ -234,20 +241,15 @@ class Text:
         return value
 
     def json_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema; its pattern means the same in all dialects of regular expressions."""
+        r"""Return the JSON Schema. `\w` is ASCII here, but all of Unicode in some validators."""
         schema = {"type": "string", "minLength": 1, "maxLength": self.longest}
         if self.pattern == ANYTHING:
             return schema
-        return {**schema, "pattern": f"^(?:{_portable(self.pattern)})$"}
+        classes = re.sub(r"\[([^\]]*)\]", lambda m: m[0].replace(r"\w", LETTERS), self.pattern)
+        return {**schema, "pattern": "^(?:" + classes.replace(r"\w", f"[{LETTERS}]") + ")$"}
 
 
-def _portable(pattern: str) -> str:
-    r"""Replace `\w`, which is ASCII here (`re.ASCII`) but all of Unicode in some validators."""
-    inside = re.sub(r"\[([^\]]*)\]", lambda m: f"[{m[1].replace(WORD, LETTERS)}]", pattern)
-    return inside.replace(WORD, f"[{LETTERS}]")
-
-
-WORD, LETTERS = r"\w", "A-Za-z0-9_"
+LETTERS = "A-Za-z0-9_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +304,144 @@ def nearest_hint(found: Any, known: Sequence[str]) -> str:
         return ""
     close = difflib.get_close_matches(found, known, n=1, cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else ""
+
+
+Kind = Literal["identity", "tunable", "deployment"]
+"""Effect of a change: identity makes another model; tunable keeps the model; deployment moves processes or
+data."""
+
+
+def option(kind: Kind, doc: str, form: Form | None = None, **metadata: Any) -> Any:
+    """Create a dataclass field with kind, meaning and form.
+
+    `metadata` may have default, default_factory, key, hint and former.
+
+    `former` maps a generation of defaults to the default of that generation and of earlier ones. A field
+    without a form has a parser of its own, or is derived.
+    """
+    default = metadata.pop("default", ...)
+    factory = metadata.pop("default_factory", None)
+    info = {"kind": kind, "doc": doc, "form": form, **metadata}
+    if factory is not None:
+        return field(default_factory=factory, metadata=info)
+    return field(metadata=info) if default is ... else field(default=default, metadata=info)
+
+
+def options_of(cls: type) -> Sequence[Field[Any]]:
+    """Return the fields of a class that have a form."""
+    return [f for f in fields(cls) if f.metadata.get("form") is not None]
+
+
+def default_of(option: Field[Any], generation: int | None) -> Any:
+    """Return the default in a generation of defaults (None: the newest), or `dataclasses.MISSING`."""
+    former = option.metadata.get("former", {})
+    if generation is not None:
+        for last in sorted(former):
+            if generation <= last:
+                return former[last]
+    if option.default_factory is not NO_DEFAULT:
+        return option.default_factory()
+    return option.default
+
+
+def key_of(option: Field[Any]) -> str:
+    """Return the key of an option within its section; dotted if it is in a nested table (`batch.rows`).
+
+    It is the name of the field, for a duration without the unit, unless the option states another.
+    """
+    unit = "_ms" if isinstance(option.metadata.get("form"), Duration) else ""
+    return str(option.metadata.get("key") or option.name.removesuffix(unit))
+
+
+T = TypeVar("T")
+
+
+class Section:
+    """One table of a configuration, with its file and path (`freshet.toml`, `tables.user`).
+
+    `defaults` is the generation of defaults for absent keys; None: the newest.
+    """
+
+    def __init__(self, where: str, path: str, values: Mapping[str, Any], defaults: int | None = None) -> None:
+        self.where, self.path, self._values, self.defaults = where, path, values, defaults
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def names(self) -> tuple[str, ...]:
+        """Return the present keys, in order."""
+        return tuple(self._values)
+
+    def raw(self, key: str) -> Any:
+        """Return the value before its form is applied, or MISSING."""
+        return self._values.get(key, MISSING)
+
+    def error(self, key: str, expected: str, hint: str = "", found: Any = None) -> ConfigError:
+        """Return an error about a key; `found` defaults to the key's value."""
+        path = f"{self.path}.{key}" if self.path and key else self.path or key
+        return ConfigError(self.where, path, self.raw(key) if found is None else found, expected, hint)
+
+    def check_keys(self, known: Iterable[str]) -> None:
+        """Check the keys. Raises ConfigError for the first one that is not in `known`."""
+        names = sorted(set(known))
+        for key in self._values:
+            if key not in names:
+                raise self.error(
+                    key, f"one of {', '.join(names)}", nearest_hint(key, names) or "there is no such key"
+                )
+
+    def read_value(self, key: str, form: Form, default: Any = MISSING, hint: str = "") -> Any:
+        """Return a key's value by its form, or the default if it is absent.
+
+        Raises ConfigError if the value does not fit the form, or is absent without a default.
+        """
+        value = self.raw(key)
+        if isinstance(value, Missing):
+            if isinstance(default, Missing):
+                raise self.error(key, form.expected, hint)
+            return default
+        try:
+            return form.read(value)
+        except Wrong as wrong:
+            found = value if isinstance(wrong.found, Missing) else wrong.found
+            raise self.error(key + wrong.part, wrong.expected, wrong.hint or hint, found) from None
+
+    def section(self, key: str, *, hint: str = "", required: bool = False) -> Section:
+        """Return a nested table; an absent one is empty.
+
+        Raises ConfigError if the value is no table, or is absent and `required`.
+        """
+        value = self.raw(key)
+        if isinstance(value, Missing) and not required:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise self.error(key, "a table, [...] or { ... }", hint)
+        return Section(self.where, f"{self.path}.{key}" if self.path else key, value, self.defaults)
+
+
+def read_object(cls: type[T], section: Section, *, also: Iterable[str] = (), **given: Any) -> T:
+    """Create an object of `cls` from a section: options by their forms, the fields in `given` as they are.
+
+    `also` names keys that the caller reads. The section may also contain the keys of the fields in `given`.
+    """
+    options = options_of(cls)
+    section.check_keys([*(key_of(o).split(".")[0] for o in options), *also])
+    inner: dict[str, list[str]] = {}
+    for o in options:
+        head, _, rest = key_of(o).partition(".")
+        if rest:
+            inner.setdefault(head, []).append(rest)
+    for head, names in inner.items():
+        section.section(head).check_keys(names)
+    values = {o.name: _read_option(section, o) for o in options if o.name not in given}
+    return cls(**values, **given)
+
+
+def _read_option(section: Section, option: Field[Any]) -> Any:
+    head, _, rest = key_of(option).partition(".")
+    default = default_of(option, section.defaults)
+    default = MISSING if default is NO_DEFAULT else default
+    hint = option.metadata.get("hint") or f"{rest or head}: {option.metadata['doc']}"
+    if rest:
+        return section.section(head).read_value(rest, option.metadata["form"], default, hint)
+    return section.read_value(head, option.metadata["form"], default, hint)

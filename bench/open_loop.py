@@ -1,26 +1,20 @@
-"""Clients of the benchmark of rank requests.
+"""An open loop of rank requests: how long users wait at a given rate.
 
-Two kinds, as they answer two questions. `closed` (wrk) sends the next request when an answer is there: how
-many requests the server can answer. `opened` sends requests at moments that were drawn before, whether
-answers come or not, and counts each latency from the moment that was drawn: how long people wait at a given
-rate. A server that stands still for 100 ms delays one request of a closed client, and all of those 100 ms of
-an open one; only the open client's percentiles tell what users see.
+Requests are sent at moments that are drawn before, whether answers come or not, and each latency counts from
+its moment. A server that stands still for 100 ms delays one request of a closed loop (`bench.wrk`), and all
+requests of those 100 ms here; so only these percentiles show what users see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 import select
-import shutil
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -28,50 +22,8 @@ from bench.report import Figures
 from freshet.types import F64
 
 CONNECTIONS = 32
-"""Of the open client: more requests than these are never on their way; those due meanwhile wait, and their
-latency counts from when they were due."""
-
-SCRIPT = """
-local bodies = {}
-for i = 0, %d do
-  local file = assert(io.open(string.format("%s/%%d", i), "rb"))
-  bodies[i] = wrk.format("POST", "/v1/rank", {["Content-Type"] = "application/json"}, file:read("*a"))
-  file:close()
-end
-local next = 0
-request = function()
-  next = (next + 1) %% %d
-  return bodies[next]
-end
-"""
-
-
-def closed(port: int, bodies: Sequence[bytes], clients: int, seconds: float, folder: Path) -> Figures:
-    """wrk with so many keep-alive connections. Raises RuntimeError without wrk, or if a request fails."""
-    if shutil.which("wrk") is None:
-        raise RuntimeError("this needs wrk: apt install wrk")
-    for i, body in enumerate(bodies):
-        (folder / str(i)).write_bytes(body)
-    script = folder / "post.lua"
-    script.write_text(SCRIPT % (len(bodies) - 1, folder, len(bodies)))
-    command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds:g}s", "--latency", "-s", str(script)]
-    said = subprocess.run(
-        [*command, f"http://127.0.0.1:{port}"], check=True, capture_output=True, text=True
-    ).stdout
-    if "Non-2xx" in said or "Socket errors" in said:
-        raise RuntimeError(f"requests failed:\n{said}")
-    found = re.search(r"(\d+) requests in", said)
-    assert found is not None, said
-    return {
-        "requests": int(found[1]),
-        **{f"p{p}_ms": _ms(said, p) for p in (50, 99)},
-    }
-
-
-def _ms(said: str, percentile: int) -> float:
-    found = re.search(rf"{percentile}%\s+([\d.]+)(us|ms|s)\b", said)
-    assert found is not None, said
-    return float(found[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[found[2]]
+"""The most requests on their way at once. Others that are due wait, and their latency counts from when they
+were due."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +33,7 @@ class _Connection:
     answer: bytes = b""
 
     def complete(self) -> bool:
-        """Whether the answer is whole. Raises RuntimeError if it is no 200."""
+        """Whether the answer is complete. Raises RuntimeError if it is no 200."""
         head, found, rest = self.answer.partition(b"\r\n\r\n")
         if not found:
             return False
@@ -94,14 +46,16 @@ PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
 def wake_in_time() -> None:
-    """Have the calling thread's sleeps end when they are due: Linux lets them end 50 µs late, which is no
-    latency of the server's."""
+    """Let the sleeps of this thread end when they are due.
+
+    Linux ends them 50 µs late by default, which is no latency of the server's.
+    """
     with contextlib.suppress(OSError, AttributeError):  # no Linux
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
-def opened(port: int, bodies: Sequence[bytes], rate: float, seconds: float, seed: int = 0) -> Figures:
-    """Requests that come by chance (Poisson), `rate` a second, whatever becomes of those before."""
+def load(port: int, bodies: Sequence[bytes], rate: float, seconds: float, seed: int = 0) -> Figures:
+    """Send Poisson requests to `/v1/rank`, `rate` a second, whether earlier ones are answered or not."""
     due: F64 = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, int(rate * seconds)))
     requests = [
         b"POST /v1/rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -126,7 +80,7 @@ def _connected(port: int) -> socket.socket:
 
 
 def _run(connections: list[_Connection], requests: Sequence[bytes], due: Sequence[float]) -> list[float]:
-    """Seconds from when each request was due to its answer's last byte."""
+    """Return the seconds from when each request was due to the last byte of its answer."""
     idle, busy = deque(connections), dict[socket.socket, _Connection]()
     latencies: list[float] = []
     sent = 0

@@ -1,4 +1,4 @@
-"""Experts of a hedge: the features that each needs, and the defaults by the features of a spec.
+"""Defaults of a spec that depend on its other keys: experts and crosses of a hedge, sharing of rows.
 
 An expert that needs ids is no default where no feature has ids, and is refused where such a spec names it. So
 a model of numbers alone has wide, deep and stack, and `freshet check` reports that. A model of few features
@@ -19,10 +19,13 @@ __all__ = [
     "SINGLE",
     "crossed",
     "default_crosses",
+    "default_sharing",
+    "features_in",
     "has_default_crosses",
     "has_ids",
     "left_out_experts",
     "with_experts",
+    "with_sharing",
 ]
 
 SINGLE = ("id", "time", "bucket")
@@ -112,3 +115,41 @@ def left_out_experts(spec: Spec) -> tuple[str, ...]:
 
 def _option(name: str) -> Field[Any]:
     return next(o for o in options_of(Model) if o.name == name)
+
+
+# --- Sharing of rows between the features of a table.
+#
+# A row belongs to (table, feature, id): device "1" and hour 1 are two rows, although both features name the
+# table `small`. A `shared` table has one row for an id of any feature, such as the ranked item and the same
+# item in a user's history. Keys of features that share rows have the table's salt; other features have a salt
+# each (`freshet.features.hashing.row_salt`).
+
+
+def features_in(features: Sequence[Feature], table: str) -> tuple[Feature, ...]:
+    """Return the features with rows in a table, without crosses."""
+    return tuple(f for f in features if f.table == table and f.kind != "cross")
+
+
+def default_sharing(used: Sequence[Feature], generation: int) -> bool:
+    """Return the default of `shared` for a table that these features use.
+
+    It is true for a history and its item: lists, with at most one id beside them. Times and buckets have
+    other ids than a list. A table of one feature has nothing to share. Generation 1 shared every table.
+    """
+    if len(used) < 2:
+        return False
+    if generation == 1:
+        return True
+    others = [f.kind for f in used if f.kind != "list"]
+    return len(others) < len(used) and others in ([], ["id"])
+
+
+def with_sharing(tables: Sequence[Table], features: Sequence[Feature], generation: int) -> tuple[Table, ...]:
+    """Set `shared` of tables without it; a table with at most one feature gets the default, false."""
+    return tuple(_with_sharing(table, features_in(features, table.name), generation) for table in tables)
+
+
+def _with_sharing(table: Table, used: Sequence[Feature], generation: int) -> Table:
+    if len(used) > 1 and table.shared is not None:
+        return table
+    return replace(table, shared=default_sharing(used, generation))

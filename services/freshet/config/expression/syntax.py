@@ -1,32 +1,191 @@
-"""Tokens to a tree, by operator precedence (Pratt 1973).
+"""Syntax of expressions: the tree, the tokens, and the parser by operator precedence (Pratt 1973).
 
-Loosest first: or; and; not; comparisons, in, is; + and -; * / %; unary -. Comparisons do not chain.
+Loosest first: or; and; not; comparisons, in, is; + and -; * / %; unary -. Comparisons do not chain. The nodes
+are frozen; each has the place in the text at which it starts.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal as OneOf
 
-from freshet.config.expression.tokens import Ill, Token, tokens, unquote
-from freshet.config.expression.tree import (
-    AGGREGATES,
-    FUNCTIONS,
-    Aggregate,
-    Binary,
-    Call,
-    Field,
-    In,
-    IsNull,
-    Literal,
-    Node,
-    Unary,
-)
 from freshet.config.options import nearest_hint
 
-__all__ = ["parse"]
+__all__ = [
+    "AGGREGATES",
+    "FUNCTIONS",
+    "RESERVED",
+    "Aggregate",
+    "Binary",
+    "Call",
+    "Field",
+    "Ill",
+    "In",
+    "IsNull",
+    "Literal",
+    "Node",
+    "Unary",
+    "parse",
+]
+
+FUNCTIONS = {
+    "abs": (1, 1),
+    "exp": (1, 1),
+    "log": (1, 1),
+    "log1p": (1, 1),
+    "max": (2, 16),
+    "min": (2, 16),
+    "sqrt": (1, 1),
+}
+"""Functions of a row's numbers: least and greatest number of arguments."""
+
+AGGREGATES = {"sum": (1, 1), "count": (0, 1), "max": (1, 1), "min": (1, 1), "last": (1, 1)}
+"""Functions over all matching actions of an impression: least and greatest number of arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, text or truth value; the compiler adds the hash of text."""
+
+    at: int
+    value: float | int | str | bool
+    hashed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column by its path, `type` for `action.type`."""
+
+    at: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`not` or `-`."""
+
+    at: int
+    op: str
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """An operator with two operands; `at` is the place of the operator."""
+
+    at: int
+    op: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """Whether a value is in a list of literals."""
+
+    at: int
+    operand: Node
+    items: tuple[Literal, ...]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """Whether a value is null; every other comparison with null is false."""
+
+    at: int
+    operand: Node
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of a row's numbers."""
+
+    at: int
+    name: str
+    arguments: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A function over the matching actions of an impression; only count() may have no argument."""
+
+    at: int
+    name: str
+    argument: Node | None
+    index: int  # position among the aggregates of the expression
+
+
+Node = Literal | Field | Unary | Binary | In | IsNull | Call | Aggregate
+
+
+WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+
+RESERVED = frozenset(WORDS) | frozenset(FUNCTIONS) | frozenset(AGGREGATES) | {"action"}
+"""Names with a meaning in the language, which no label may have."""
+
+LONGEST = 2_000
+"""Characters of an expression. Specs are written by hand, and the text bounds the depth of the tree."""
+
+TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
+    | (?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)
+    | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    | (?P<sign>==|!=|<=|>=|[-+*/%<>()\[\],])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+INSTEAD = {
+    "=": "write == to compare",
+    "&": "write and",
+    "|": "write or",
+    "!": "write not",
+    "'": "close the quote",
+    '"': "close the quote",
+}
+
+
+class Ill(Exception):
+    """The expression is wrong at `at`, where `expected` should stand."""
+
+    def __init__(self, at: int, expected: str, hint: str = "") -> None:
+        super().__init__(expected)
+        self.at, self.expected, self.hint = at, expected, hint
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One word, sign or literal, as it is written."""
+
+    kind: OneOf["number", "name", "text", "sign", "word", "end"]
+    text: str
+    at: int
+
+
+def tokens(text: str) -> list[Token]:
+    """Split a text into tokens; the last one has the kind `end`. Raises Ill."""
+    if len(text) > LONGEST:
+        raise Ill(LONGEST, f"an expression of at most {LONGEST} characters")
+    found: list[Token] = []
+    at = 0
+    while text[at:].strip():
+        match = TOKEN.match(text, at)
+        if match is None:
+            at = len(text) - len(text[at:].lstrip())
+            raise Ill(at, "a number, a name, 'text' or an operator", INSTEAD.get(text[at], ""))
+        kind = str(match.lastgroup)
+        word = match[kind]
+        found.append(Token("word" if word in WORDS else kind, word, match.start(kind)))  # type: ignore[arg-type]
+        at = match.end()
+    return [*found, Token("end", "", len(text.rstrip()))]
+
 
 DEEPEST = 32
-"""How deep brackets, signs and calls may nest: far beyond a readable score, far below Python's stack."""
+"""Limit on the nesting of brackets, signs and calls: more than a readable score has, and less than Python's
+stack allows."""
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 BINDS = {
@@ -41,18 +200,18 @@ BINDS = {
     "/": 6,
     "%": 6,
 } | dict.fromkeys(COMPARISONS, 4)
-NOT, MINUS = 3, 7  # how tightly the prefixes bind
+NOT, MINUS = 3, 7  # precedence of the prefixes
 
 
 def parse(text: str, *, prefix: str, aggregates: bool) -> Node:
     """Parse an expression.
 
     Args:
-        prefix:     what fields are written with ("action." or ""); their paths are without it.
-        aggregates: whether sum() and the like are allowed.
+        prefix:     of fields in the text, "action." or ""; their paths are without it.
+        aggregates: whether functions over actions, such as sum(), are allowed.
 
     Raises:
-        Ill: with the place.
+        Ill: the text is no expression; names the place.
     """
     parser = _Parser(tokens(text), prefix, aggregates)
     node = parser.expression(0)
@@ -111,7 +270,7 @@ class _Parser:
                 raise Ill(token.at, "a number that a double can hold")
             return Literal(token.at, int(token.text) if token.text.isdigit() and value < 2**63 else value)
         if token.kind == "text":
-            return Literal(token.at, unquote(token.text))
+            return Literal(token.at, re.sub(r"(?s)\\(.)", r"\1", token.text[1:-1]))
         if token.text in ("true", "false"):
             return Literal(token.at, token.text == "true")
         if token.text in ("not", "-") and token.kind != "name":
