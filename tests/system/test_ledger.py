@@ -23,8 +23,8 @@ from freshet.testing.conditions import wait_until_nothing_differs
 from tests.fixtures import audit
 from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
 from tests.fixtures.traffic import Asker, Traffic
-from tests.fixtures.zombies import replace_while_it_stands_still
 from tests.system.killing import Killer
+from tests.system.zombies import replace_while_it_stands_still
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(1_200)]
 
