@@ -1,6 +1,6 @@
 """A deployment of an earlier release goes on with this one: nothing is lost, nothing is counted twice.
 
-The archives in `tests/system/recorded` hold the state at commit 358e9ba when every process was killed at once:
+The archives in `tests/system/recorded` hold the state at commit 358e9ba when every process was killed:
 undecided windows, unflushed rows, open transactions, leases. `defaults = 1` is the line that
 docs/operations.md requires when such a model is upgraded.
 """
@@ -174,7 +174,7 @@ def differences(
     folder: Path,
     spec: Spec,
 ) -> list[str]:
-    """Return how log, rows and dense weights differ from the events acknowledged before the upgrade and after."""
+    """Return how log, rows and weights differ from the events acknowledged before and after the upgrade."""
     late = ledger["events"]
     assert late["impressions_late"] == 0
     excused = late["actions_late"] + late["actions_orphan"]
