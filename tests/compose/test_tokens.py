@@ -53,7 +53,7 @@ class Client:
         return self._post(f"{self._stack.gateway}/v1/actions", json.dumps(click), token)
 
     def rolls_back(self, token: str | None) -> int:
-        """The answer's status, for a version that nobody has written."""
+        """The answer's status, for a version that does not exist."""
         return self._post(f"{self._stack.console}/api/rollback", '{"number": 1000000}', token)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Client:
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    """With tokens asked for, the demo's spec, and readers who are learned from."""
+    """With required tokens, the demo's spec, and readers who are learned from."""
     made = Stack(DEMO_SPEC.parent, tmp_path, tokens=True)
     made.down(volumes=True)
     try:

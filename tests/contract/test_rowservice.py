@@ -120,7 +120,7 @@ del Remote  # not a suite of its own
 
 
 LIMITS = (SMALLEST_LIMIT, 1000, 4096, MIB)
-"""Of a message: lookups, their answers with states and pushes of 118 rows lie on both sides of them."""
+"""Limits of a message: lookups, answers with states and pushes of 118 rows lie on both sides of them."""
 
 
 @pytest.mark.parametrize("limit", LIMITS)

@@ -30,7 +30,7 @@ NAMES = {
         else [m.exposed]
     )
 }
-"""Of all series that services expose."""
+"""The names of all series that services expose."""
 
 
 def alerts() -> dict[str, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""The retail data as its publisher offers it becomes the file that the replay reads."""
+"""The retail data as published becomes the file that the replay reads."""
 
 from datetime import datetime
 from pathlib import Path

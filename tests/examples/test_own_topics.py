@@ -102,7 +102,7 @@ class Scripted:
 
 
 class Door:
-    """A gateway that takes what it is told to take."""
+    """A gateway that accepts the events that the test names."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures, self.taken = list(failures), dict[str, list[Any]]()

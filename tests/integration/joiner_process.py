@@ -26,7 +26,7 @@ PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, end_check_interval_ms=1
 
 
 def main() -> None:
-    """Join until told to stop."""
+    """Join until a signal stops it."""
     url, name = sys.argv[1:]
     stop = Event()
     stop_on_signals(stop)

@@ -120,8 +120,8 @@ class Run:
 
 
 class Pushing:
-    """An embedder of one partition after another: begins at what is applied, goes on, begins again when
-    told."""
+    """An embedder of one partition after another: begins at the applied offsets, and anew on
+    demand."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -132,7 +132,7 @@ class Pushing:
         self.longest_wait_s = 0.0
 
     def go_on(self, upto: int, held_up: Callable[[], None] = lambda: None) -> None:
-        """Push until every partition has applied so many samples; `held_up` is told of each push that was
+        """Push until every partition has applied so many samples; `held_up` is called for each push that was
         Unavailable."""
         deadline = time.monotonic() + DEADLINE_S
         acknowledged = time.monotonic()

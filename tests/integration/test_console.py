@@ -1,4 +1,4 @@
-"""The console over real sockets and a real log, beside services that say what they are told."""
+"""The console over real sockets and a real log, beside services with scripted answers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
         },
     )
 
-    def are_shown() -> bool:  # of both: one may have been asked before it had them
+    def are_shown() -> bool:  # of both: one may have been read before it had them
         state = console.state()
         return (state["freshness_ms"], state["rows_bytes"]) == (250, 1_000)
 

@@ -1,4 +1,4 @@
-"""Doors that must be shut, tried on running services: what is refused is counted, and others are answered."""
+"""Access that running services must refuse: refusals are counted, other clients are answered."""
 
 from __future__ import annotations
 
@@ -507,7 +507,7 @@ def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gatewa
         for size, reason in ((100_001, "too_large"), (10_000_000, "no_message")):
             with pytest.raises(grpc.RpcError):
                 put(b"\0" * size, timeout=30)
-            # The second is refused by gRPC itself, and we are told of it a moment later.
+            # The second is refused by gRPC itself, and is counted a moment later.
             wait_for(partial(is_counted, gateway, reason))
         assert put(m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString(), timeout=30)
 
@@ -583,7 +583,7 @@ def test_one_token_does_not_use_up_what_another_may(start: Callable[..., Gateway
     assert [post(url, EVENT, TOKEN).status_code for _ in range(2)] == [202, 429]
     assert counted(gateway.url, "freshet_door_refused_total", reason="too_often", token="shop") == 1
     assert [post(url, EVENT, OTHER).status_code for _ in range(2)] == [202, 202]
-    assert post(url, EVENT, OTHER).status_code == 429  # the second was on credit
+    assert post(url, EVENT, OTHER).status_code == 429  # the bucket held two
 
 
 def test_clients_behind_a_known_proxy_are_distinct(start: Callable[..., Gateway]) -> None:

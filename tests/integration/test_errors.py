@@ -45,7 +45,7 @@ LOOKING = (
     ("rank", "REQUEST"),
     ("replay", "topics", "SPEC", "--from"),
 )
-"""Verbs that look at a run folder: `--folder RUN` is added, where they do not name it themselves."""
+"""Verbs that read a run folder: `--folder RUN` is added, where they do not name it themselves."""
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_where_no_folder_can_be_made_nothing_starts(
 @pytest.mark.parametrize("verb", STARTING, ids=" ".join)
 def test_without_permission_nothing_starts(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
     (place / "file").write_text("mine")
-    shell(*verb, "file/run")  # now everything is imported that nobody may not read
+    shell(*verb, "file/run")  # imports everything that is no longer readable below
     (place / "locked").mkdir()
 
     with no_permission(place / "locked"):

@@ -1,4 +1,4 @@
-"""A start that fails, or is given up, leaves nothing open: claims, listeners and files are given back."""
+"""A start that fails or is stopped leaves nothing open: it releases claims, listeners and files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)
 TRANSPORT = Transport(max_message_bytes=MIB)
 AT_ONCE_S = 15.0
-"""Half of what a start waits for somebody else's claim."""
+"""Half the time that a start waits for the claim of another process."""
 
 
 @pytest.fixture

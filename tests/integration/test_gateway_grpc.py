@@ -215,7 +215,7 @@ def metric(gateway: Running, begin: str) -> float:
 
 
 def answers(gateway: Running) -> dict[str, float]:
-    """{method, status and door: how many}, of what was answered at all."""
+    """{method, status and listener: number of answers}."""
     lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
     found = [re.match(r"freshet_grpc_answers_total{(.*)} (.*)", line) for line in lines]
     told = {" ".join(re.findall('"(.*?)"', m[1])): float(m[2]) for m in found if m is not None}

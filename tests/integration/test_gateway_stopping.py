@@ -1,4 +1,4 @@
-"""How the gateway ends: what was begun is finished or told of, and a start that fails leaves nothing."""
+"""How the gateway ends: requests are finished or refused, and a start that fails leaves nothing."""
 
 from __future__ import annotations
 

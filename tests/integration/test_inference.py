@@ -111,7 +111,7 @@ def test_concurrent_requests_get_the_answers_of_each_alone(server: Running) -> N
         for u in range(4, 12)
         for c in (CANDIDATES, CANDIDATES[:3], [{"id": u, "age_s": 1.5}])
     ]
-    # an id of its own: what is wrong is told with its byte, and ids that are made differ in length
+    # an id of its own: the error has an offset in the body, and generated ids differ in length
     bad: dict[str, Any] = {"candidates": [{"age_s": 1.0}], "request_id": 7}
 
     def ask(change: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -353,7 +353,7 @@ def test_a_corrupt_version_is_kept_out_and_health_says_why(world: World) -> None
 
 
 class Hanging:
-    """A store that does not answer until it is told to."""
+    """A store that does not answer until the test releases it."""
 
     def __init__(self) -> None:
         self.asked, self.answers = threading.Event(), threading.Event()

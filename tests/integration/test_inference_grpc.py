@@ -94,7 +94,7 @@ def typed_request(**more: Any) -> Any:
 
 
 def over_http(server: Running, *outputs: str) -> list[Any]:
-    """The same asked over HTTP."""
+    """The same request over HTTP."""
     inputs = []
     for name, values in COLUMNS.items():
         tensor = triton_http.InferInput(name, values.shape, np_to_triton_dtype(values.dtype))
@@ -219,7 +219,7 @@ def assert_within(ours: Any, theirs: Any) -> None:
             assert_within(field.message_type, same.message_type)
 
 
-# --- who is let in
+# --- access
 
 
 def served_to(transport: dict[str, str], folder: Path) -> Any:

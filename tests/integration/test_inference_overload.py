@@ -1,4 +1,4 @@
-"""More is asked of the inference server than it scores: every door refuses alike, and before it reads."""
+"""Inference gets more requests than it scores: every endpoint refuses alike, and before it reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Busy:
     server: Running
     port: int
     held: threading.Event
-    waits: threading.Event  # somebody does, while it is held
+    waits: threading.Event  # a request waits, while it is held
 
     def hold(self) -> None:
         self.waits.clear()

@@ -47,11 +47,11 @@ class Brokers:
         self.wait_for_leader(topic, broker)
 
     def wait_for_leader(self, topic: str, broker: int) -> None:
-        """Until brokers say that it leads the topic, or NOBODY does."""
+        """Wait until brokers agree that it leads the topic, or that no broker does (`NOBODY`)."""
         wait_until(f"{broker} leads {topic}", lambda: self.leaders(topic) == {broker}, within_s=DEADLINE_S)
 
     def leaders(self, topic: str) -> set[int]:
-        """Of its partitions; none if it is not known."""
+        """Return the leaders of its partitions; none if the topic is not known."""
         partitions = self._admin.list_topics(topic, timeout=30).topics[topic].partitions
         return {partition.leader for partition in partitions.values()}
 

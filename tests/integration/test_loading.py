@@ -40,7 +40,7 @@ ALL = [Bucket(b) for b in range(SPEC.buckets)]
 
 
 class HeldBack:
-    """A row store whose scans wait until they are let go."""
+    """A row store whose scans wait until the test releases them."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store

@@ -117,7 +117,7 @@ def test_a_resumed_master_neither_tears_nor_loses_rows(
 
 
 def test_a_silent_cluster_is_unavailable_until_it_answers(cluster: RedisCluster, opened, name: str):
-    """Who serves what cannot be asked either, which ends nobody: rows not written are in memory alone."""
+    """The slot map cannot be read either; no process ends, since unwritten rows are in its memory alone."""
     store = opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
     owner = Owner(store, 5)
     owner.flush_rounds(2)

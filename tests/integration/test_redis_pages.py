@@ -28,7 +28,7 @@ from tests.fixtures.bucket_owner import ALL, large_flush
 from tests.servers.redis_cluster import RedisServer
 
 ROWS = 2_000
-"""Of each flush: some 32 KB, of which three are more than are left alone."""
+"""Rows of each flush: some 32 KB, of which three exceed the size that is kept as it is."""
 Open = Callable[[], RowStore]
 
 

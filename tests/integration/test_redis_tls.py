@@ -1,4 +1,4 @@
-"""Rows in a Redis that speaks TLS and knows users by name: who is not who they say is told so."""
+"""Rows in a Redis with TLS and named users: a client with another identity gets the reason."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Of server and client."""
+    """Certificates of server and client."""
     return issued(authority, tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
 def port(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of a server that asks for a certificate of the authority, and lets only user `freshet` in."""
+    """The port of a server that requires a certificate of the authority, and admits only user `freshet`."""
     (port,) = free_ports(1)
     (rights,) = (
         line.removeprefix("ACL SETUSER ").replace("<password>", PASSWORD)

@@ -103,7 +103,7 @@ def encoded(schema: Any, **fields: Any) -> bytes:
 
 
 class Patient:
-    """A registry that tells when it was away, and is asked again only when it has its schemas back."""
+    """A registry that reports when it was away, and is queried again only when it has its schemas back."""
 
     def __init__(self, inner: RestRegistry) -> None:
         self._inner, self.refused, self.back = inner, threading.Event(), threading.Event()
@@ -119,7 +119,7 @@ class Patient:
 
 
 class Shop:
-    """Topics of a shop that nobody wrote for freshet, and the model that reads them."""
+    """Topics of a shop that were not made for freshet, and the model that reads them."""
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
         (folder / "v.avsc").write_text(json.dumps(WHOLE_VIEW))
@@ -141,8 +141,8 @@ class Shop:
         return make(self.spec, self.log, external_schemas=theirs, pace=CALM)
 
     def values(self) -> list[float]:
-        """Of all samples. A commit is answered before its markers are there; who opens the writer awaits
-        them."""
+        """Return the values of all samples. A commit is answered before its markers are there; opening the
+        writer waits for them."""
         self.log.writer("joiner-shop-0").close()
         blocks = newest(self.log, TopicPartition("shop.samples", 0), 100)
         return sorted(read_blocks(BytesColumn.of([block for _, block in blocks])).values.tolist())
@@ -178,7 +178,7 @@ def test_topics_of_others_are_joined_as_they_are(shop: Shop, registry: SchemaReg
     assert len(reasons) == 3
     assert any("4711 is not in the schema registry" in reason for reason in reasons)
     assert registry.requests(f"/schemas/ids/{schema_id}") == 1
-    assert shop.log.topics()["views"].retention_ms == 12_345_678  # theirs to set
+    assert shop.log.topics()["views"].retention_ms == 12_345_678  # which the owner of the topic sets
 
 
 def test_events_wait_for_an_unavailable_registry(shop: Shop, registry: SchemaRegistryServer) -> None:

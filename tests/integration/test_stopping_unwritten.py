@@ -30,7 +30,7 @@ WITHIN_S = 30.0
 
 
 class Closing:
-    """A row store on servers that takes no flush or claim once told, or does not even answer."""
+    """A row store on servers that refuses flushes and claims once closed, or does not even answer."""
 
     def __init__(self, store: RowStore) -> None:
         self._store, self.away, self.hangs = store, False, False

@@ -205,7 +205,7 @@ def hashes(pipeline: Pipeline, ids_of: TraceIds) -> set[int]:
 
 
 def check_batches(told: Told, expected: set[int], shards: int = 1) -> None:
-    """Each batch with traced events is one trace, of all who had it; no other batch is told of."""
+    """Each batch with traced events is one trace over all processes that had it; no other batch has spans."""
     processed = {s.context: s for s in told.spans if s.role == "embedder" and s.name.startswith("process ")}
     trained = told.of("trainer", "train")
     assert processed

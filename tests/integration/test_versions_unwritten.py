@@ -24,7 +24,7 @@ def test_unwritten_versions_are_reported_and_training_goes_on(tmp_path: Path) ->
     versions = Faulty(pipeline.stores.versions)
     stores = replace(pipeline.stores, versions=versions)
     training = Training(pipeline.spec, stores, spec_hash=pipeline.spec_hash, lanes=1)
-    seen = threading.Event()  # the second write waits until what the first one left was looked at
+    seen = threading.Event()  # the second write waits until the test has read the state after the first
     versions.script("put", nth=1, error=Unavailable(FULL))
     versions.script("put", nth=2, error=Unavailable(FULL), before=lambda: seen.wait(60))
     thread = threading.Thread(target=training.run)

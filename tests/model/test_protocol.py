@@ -74,7 +74,7 @@ def test_a_push_applies_skips_or_is_refused_as_one() -> None:
     [
         ((7, 3), Outcome.WRITE),  # what I wrote last
         ((7, 4), Outcome.DONE),  # what I am retrying
-        ((9, 3), Outcome.FENCED),  # somebody claimed it
+        ((9, 3), Outcome.FENCED),  # another owner claimed it
         ((7, 2), Outcome.REPLACE),  # a failover lost writes
         ((5, 8), Outcome.REPLACE),  # and another owner wrote
     ],

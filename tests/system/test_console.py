@@ -1,4 +1,4 @@
-"""The console of a real system: it shows what happens, does what it is told, and outlives what is killed."""
+"""The console of a real system: it shows events, carries out commands, and outlives killed services."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Running:
 
 @contextmanager
 def readers(system: Local) -> Iterator[None]:
-    """Somebody who reads and clicks, about twenty times a second."""
+    """A reader who clicks, about twenty times a second."""
     stop, rng = threading.Event(), random.Random(3)
 
     def read() -> None:

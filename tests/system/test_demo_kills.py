@@ -1,4 +1,4 @@
-"""`freshet demo` under SIGKILL: each process in turn, then the supervisor. The status tells what happened,
+"""`freshet demo` under SIGKILL: each process in turn, then the supervisor. The status shows each kill,
 everything comes back by itself (the supervisor's once it is started again), nothing is lost or doubled.
 """
 

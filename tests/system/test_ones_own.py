@@ -147,7 +147,7 @@ def trained(spec: Spec, folder: Path, rows: Sequence[dict[str, Any]]) -> tuple[i
         return number, model.score(ModelInputs(batch.size, groups, batch.dense, None)).copy()
     finally:
         training.stop()
-        training.run()  # nothing is left to do: it lets go of its claims
+        training.run()  # nothing is left to do: it releases its claims
         stores.versions.close()
         stores.rows.close()
         stores.log.close()

@@ -27,7 +27,7 @@ TRACEPARENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 
 def quick() -> Spec:
     """The quickstart's, with a version a second and each order the model's. A click may take seconds to come:
-    what is decided without it is told of before it."""
+    samples decided without it are reported first."""
     spec = load_spec(QUICKSTART)
     return replace(
         spec,

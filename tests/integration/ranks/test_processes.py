@@ -46,11 +46,11 @@ class Rank:
             pause.wait(0.02)
 
     def steps_among(self, ranks: int) -> None:
-        """Wait until it has made a step in a world of so many ranks, its newest."""
+        """Wait until it has made a step in a quorum of so many ranks, its newest."""
         self.wait(lambda rank: rank.in_world_of() == ranks)
 
     def in_world_of(self) -> int:
-        """Ranks of the newest world in which it has stepped; 0 if it has not."""
+        """Ranks of the newest quorum in which it has stepped; 0 if it has not."""
         worlds, steps = self.said("world"), self.said("stepped")
         return worlds[-1]["ranks"] if worlds and steps and steps[-1]["at"] >= worlds[-1]["at"] else 0
 
@@ -65,7 +65,7 @@ class Ranks:
         open_url(f"sqlite:{folder / 'log'}").close()
 
     def start(self, *args: str) -> Rank:
-        """Another rank, as soon as it is in a world."""
+        """Another rank, as soon as it is in a quorum."""
         rank = Rank(self.folder, f"rank-{self._count}", *args)
         self._count += 1
         self._clean.callback(rank.process.kill)

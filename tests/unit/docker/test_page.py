@@ -28,7 +28,7 @@ def section(title: str) -> str:
 
 
 def first_cells(text: str) -> list[str]:
-    """Of the rows of a table, without its head."""
+    """Return the first cells of the rows of a table, without its head."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return [line.split("|")[1] for line in rows[2:]]
 

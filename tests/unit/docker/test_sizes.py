@@ -1,5 +1,5 @@
-"""Sizes in the compose files, and in the table of docs/compose.md, fit together: what shards may hold has
-room in Redis and in each inference server, and every container has memory for what it does beside."""
+"""Sizes in the compose files, and in the table of docs/compose.md, fit together: Redis and each inference
+server have space for the rows of all shards, and every container has memory for what it does beside."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIB, GIB = 1 << 20, 1 << 30
 TWICE = 1.6
 """So many times its own bytes a row may take in Redis: docs/redis.md, "Sizing"."""
 PAGES = 1_024 * (64 << 10)
-"""Of pages that are not put together yet, in all buckets."""
+"""Bytes of pages that are not compacted yet, in all buckets."""
 FULLEST = 1.04
 """The fullest of three masters has so many times its share of the store's 1,024 buckets."""
 SERVICES_BESIDE = 128 * MIB
