@@ -26,7 +26,7 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
 from freshet.testing.conditions import wait_until
-from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import I64, Fence, OffsetRange, TimeMs, TopicPartition, bucket_of
 from tests.servers.processes import Process
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
@@ -193,7 +193,7 @@ def stored(run: Run):
     """(keys,) the rows in the row store, read after all shards have gone."""
     store = open_rowstore(run.settings.common.rows_url)
     try:
-        end = run.log.bounds(run.claims._partition).end
+        end = run.log.bounds(TopicPartition(run.topics.control, 0)).end
         shard = Shard(ShardContext(SPEC, HASH, run.log, store), fence=Fence(end + 1_000_000))
         shard.load()
         out = np.empty((len(KEYS), GROUP.width), np.float32)

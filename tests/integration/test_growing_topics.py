@@ -95,10 +95,13 @@ def test_partitions_that_topics_get_are_joined_from_their_start(world: World) ->
     assert joiner.status.growth.unread == {inputs[0]: 1}
     grow(world, *inputs[1:], to=3)
     send(world, slate("b", 2_000)[1:], 2)
-    steps_until("all are joined", lambda: set(joiner.tasks) == {0, 1, 2} and not joiner._growth.trouble)
+    steps_until(
+        "all are joined",
+        lambda: set(joiner.tasks) == {0, 1, 2} and joiner.status and not joiner.status.growth.trouble,
+    )
     steps_until("and read", lambda: sum(sum(t.next.values()) for t in joiner.tasks.values()) >= 4)
     joiner.flush(only_due=False)
-    assert "grew from 2 to 3" in joiner._growth.note
+    assert "grew from 2 to 3" in joiner.status.growth.note
     joiner.close()
 
     again = joiner_of(world, 3)  # one that is started anew rebuilds all three, and doubles nothing

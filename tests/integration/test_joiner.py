@@ -19,7 +19,7 @@ from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, JsonDecoder, Served, label, plan_of
-from tests.fixtures.joiner import LostAnswer, World, random_events
+from tests.fixtures.joiner import LossyLog, World, random_events
 
 PLANS = {
     "early": plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120),
@@ -75,7 +75,7 @@ def run_with_kills(
     world = World(folder, plan)
     kills, at = 0, 0
     joiner: JoinerService | None = None
-    while at < len(events) or joiner is None or not joiner._reached(joiner._ends()):
+    while at < len(events) or joiner is None or not world.is_read(joiner):
         world.clock.seconds += chance.random() * 0.3
         if joiner is None:
             kills += 1
@@ -85,9 +85,10 @@ def run_with_kills(
                 pin_interval_ms=0,
                 poll_records=chance.randrange(1, 60),
             )
-            joiner = world.joiner(pace)
+            log = LossyLog(world.log, chance)
+            joiner = world.joiner(pace, log)
             joiner.open()
-            joiner._writers = [(LostAnswer(w, chance, 0.1), p) for w, p in joiner._writers]
+            log.share = 0.1
         n = chance.randrange(16)
         world.send(events[at : at + n])
         at += n
@@ -336,7 +337,8 @@ def test_the_newest_event_time_is_of_samples_that_were_written(world: World) -> 
         assert joiner.status is not None
         return joiner.status.newest_ms
 
-    joiner = world.joiner(replace(CALM, status_interval_ms=0))
+    log = LossyLog(world.log, random.Random(1))
+    joiner = world.joiner(replace(CALM, status_interval_ms=0), log)
     joiner.open()
     world.send([Served("r1", ("a",), 1_000), Served("r2", ("a",), 1_050)])
     assert newest_ms(joiner) is None
@@ -347,7 +349,7 @@ def test_the_newest_event_time_is_of_samples_that_were_written(world: World) -> 
     assert newest_ms(joiner) == 1_050
 
     world.send([Served("r3", ("a",), 1_120), Action("r3/a", 1_130)])
-    joiner._writers = [(LostAnswer(w, random.Random(1), 1.0), p) for w, p in joiner._writers]
+    log.share = 1.0
     with pytest.raises(Unavailable):
         joiner.step()
     assert joiner._newest_ms == 1_050

@@ -88,7 +88,8 @@ def test_a_restarted_trainer_continues_its_figures(trained: Trained) -> None:
                 assert measures[of][label] == pytest.approx(values, nan_ok=True)
         assert again.status()["published"] == trained.status["published"]
     finally:
-        again._cleanup.run()
+        again.stop()
+        again.run()  # which ends at once
 
 
 def test_all_that_was_learned_is_published_at_the_stop(trained: Trained) -> None:

@@ -73,7 +73,7 @@ class Scene:
         joiner = self.begin()
         deadline = time.monotonic() + 60.0
         joiner.step()
-        while not joiner._reached(joiner._ends()):
+        while not self.world.is_read(joiner):
             assert time.monotonic() < deadline, "not read to the end"
             joiner.step()
         joiner.flush(only_due=False)
@@ -204,8 +204,9 @@ def test_a_repeat_of_an_event_read_before_the_set_back_is_known(scene: Scene) ->
     late = scene.world.values("served")
     scene.set_back()
     samples = scene.once()
+    writer = scene.world.log.writer()
     for _, value in late:  # every served event again, as it was sent
-        scene.world._writer.append([Append("served", 0, BytesColumn.of([value]))])
+        writer.append([Append("served", 0, BytesColumn.of([value]))])
     scene.step()
     scene.kill()
     scene.world.send(before)

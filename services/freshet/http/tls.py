@@ -104,7 +104,7 @@ class HttpTls:
             )
 
 
-def _context(protocol: ssl._SSLMethod, pems: Pems) -> ssl.SSLContext:
+def _context(protocol: int, pems: Pems) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     pems.load_into(context)
