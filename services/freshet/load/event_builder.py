@@ -7,7 +7,7 @@ from typing import Any
 
 from freshet.config.avro.schema import Array, Primitive, Record, Type, Union, field_at
 from freshet.config.spec.model import Stream
-from freshet.inference.core import time_value
+from freshet.inference.requests import time_value
 from freshet.load.values import Draws, Generate, record_generator, value_generator
 
 __all__ = ["EventBuilder", "identifier"]
