@@ -23,7 +23,7 @@ from freshet.errors import BadInput, ConfigError, Mismatch
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.recordings.sources import events_of_files
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.examples.loading import example
+from tests.fixtures.examples import example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RETAIL = EXAMPLES / "online-retail" / "freshet.toml"
