@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from freshet.embedder.partition_reader import refused_metrics, refused_readings
+from freshet.embedder.block_decoder import refused_metrics, refused_readings
 from freshet.observability.metrics import Metric, Reading
 from freshet.paramserver.flusher import store_metrics, store_readings
 
