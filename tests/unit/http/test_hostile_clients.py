@@ -19,6 +19,7 @@ from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request, header_map
 from freshet.http.responses import Response
 from freshet.testing.conditions import wait_for
+from tests.fixtures.effort import examples
 from tests.fixtures.serving import answering
 from tests.unit.http.hot_server import Running, asking, bodies, running_server
 
@@ -133,7 +134,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), min_size=1, max_size=4),
     st.integers(0, 1 << 30),
