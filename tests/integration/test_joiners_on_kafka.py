@@ -72,7 +72,7 @@ def holds(joiner: Process, partitions: list[int]) -> Callable[[], bool]:
     return lambda: bool(last(joiner)["partitions"] == partitions)
 
 
-def test_killed_and_paused_joiners_are_replaced_without_loss(scene: Scene, tmp_path: Path) -> None:
+def test_replaced_joiners_join_every_impression_once(scene: Scene, tmp_path: Path) -> None:
     events = random_events(random.Random(7), PLAN, requests=400, disorder_ms=100)
     stages = [iter(_pieces(events, stage)) for stage in range(STAGES)]
 

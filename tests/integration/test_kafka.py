@@ -151,7 +151,7 @@ def test_a_killed_broker_loses_no_acknowledged_record(kafka: Kafka, log: EventLo
         assert seen == list(range(appending.done))
 
 
-def test_bounds_of_an_unread_topic_return_after_a_restart(kafka: Kafka, log: EventLog) -> None:
+def test_bounds_are_known_after_a_restart_without_readers(kafka: Kafka, log: EventLog) -> None:
     before = log.bounds(T)
     kafka.restart()
 
@@ -173,7 +173,7 @@ def test_a_broker_that_is_paused_is_unavailable_and_goes_on(kafka: Kafka, log: E
     assert read_all(reader, 1) == {T: [(0, b"x")]}
 
 
-def test_readers_skip_an_aborted_transaction_up_to_the_end(kafka: Kafka, log: EventLog, prefix: str) -> None:
+def test_a_reader_skips_an_aborted_transaction_to_the_end(kafka: Kafka, log: EventLog, prefix: str) -> None:
     writer, reader = log.writer(), log.reader()
     writer.append([append_to(T, [b"a"])])
     reader.assign({T: 0})
@@ -238,7 +238,7 @@ def test_a_record_of_megabytes_is_taken(log: EventLog) -> None:
     assert read_all(reader, 1) == {T: [(0, value)]}
 
 
-def test_records_have_the_broker_s_time_not_the_writer_s(log: EventLog) -> None:
+def test_records_have_the_brokers_time_not_the_writers(log: EventLog) -> None:
     began_ms = time.time_ns() // 1_000_000
     log.writer().append([append_to(T, [b"of 1970", b"too"], times=[5, 6])])
     reader = log.reader()
@@ -299,7 +299,7 @@ def test_what_is_forgotten_goes_in_small_pieces(
     })  # fmt: skip
 
 
-def test_peek_shows_the_newest_records_beyond_transactions(
+def test_peek_shows_the_newest_records_between_transactions(
     kafka: Kafka, log: EventLog, prefix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     writer = log.writer("w")

@@ -74,10 +74,10 @@ def test_slices_that_are_hot_are_shared_and_every_sum_is_exact(run: Run) -> None
     share_hot_slices(run)
 
 
-def test_hot_slices_move_on_kafka_and_redis_with_exact_sums(
+def test_hot_slices_are_shared_on_kafka_and_redis(
     kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path
 ) -> None:
-    """Reports of load, the plan and claims go through a broker, rows that move through Redis."""
+    """Load reports, the plan and claims go through a broker, rows that move through Redis."""
     life = f"m{uuid4().hex}"
     run = Run(
         tmp_path,
@@ -121,7 +121,7 @@ def share_hot_slices(run: Run) -> None:
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_a_full_shard_goes_on_once_another_takes_slices(run: Run) -> None:
+def test_a_full_shard_trains_on_once_another_takes_slices(run: Run) -> None:
     (port,) = lasting_ports(1)
     limited = {"FRESHET_PARAMSERVER_MEMORY_BYTES": str(LIMIT), "FRESHET_PARAMSERVER_ADMIN_PORT": str(port)}
     run.start("a", settings=QUICK | limited)

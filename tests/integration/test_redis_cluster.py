@@ -117,7 +117,7 @@ def test_a_resumed_master_neither_tears_nor_loses_rows(
 
 
 def test_a_silent_cluster_is_unavailable_until_it_answers(cluster: RedisCluster, opened, name: str):
-    """The slot map cannot be read either; no process ends, since unwritten rows are in its memory alone."""
+    """The slots cannot be read either, which ends no process: unwritten rows are in memory alone."""
     store = opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
     owner = Owner(store, 5)
     owner.flush_rounds(2)
@@ -313,7 +313,7 @@ def test_a_server_that_came_back_empty_is_no_new_model(tmp_path: Path, opened, n
             opened(url).metas(ALL)
 
 
-def test_a_foreign_key_is_corrupt(redis_server: RedisServer, opened, name: str):
+def test_a_key_of_another_program_is_corrupt(redis_server: RedisServer, opened, name: str):
     url = f"redis://{redis_server.address}/{name}"
     owner = Owner(opened(url), 5)
     owner.flush()
@@ -379,7 +379,7 @@ def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCl
     )
 
 
-def test_a_user_needs_the_documented_rights_and_no_more(tmp_path: Path, opened):
+def test_the_documented_rights_suffice_and_fewer_are_named(tmp_path: Path, opened):
     lines = [
         text
         for text in Path("docs/redis.md").read_text().splitlines()

@@ -28,7 +28,7 @@ from tests.fixtures.bucket_owner import ALL, large_flush
 from tests.servers.redis_cluster import RedisServer
 
 ROWS = 2_000
-"""Rows of each flush: some 32 KB, of which three exceed the size that is kept as it is."""
+"""Rows of each flush: some 32 KB; three flushes exceed the bytes that stay unmerged."""
 Open = Callable[[], RowStore]
 
 
@@ -87,7 +87,7 @@ def test_rewritten_rows_take_a_bounded_number_of_pages(
     assert redis_server.ask("KEYS", f"*{name}*aside*") == [], "a stage was left behind"
 
 
-def test_removed_rows_stay_removed_after_compaction(
+def test_removed_rows_stay_removed_when_pages_are_merged(
     redis_server: RedisServer, opened: Open, name: str
 ) -> None:
     store = opened()
@@ -102,7 +102,7 @@ def test_removed_rows_stay_removed_after_compaction(
     assert rows_of(opened(), 0) == {(0, key): 8 for key in range(ROWS) if key not in (7, 8)}
 
 
-def test_an_owner_replaced_during_compaction_changes_nothing(
+def test_an_owner_replaced_while_it_merges_changes_nothing(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = opened(), opened()

@@ -1,4 +1,4 @@
-"""Rows in a Redis with TLS and named users: a client with another identity gets the reason."""
+"""Rows in a Redis with TLS and named users: false identities are refused with the reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Fi
 
 @pytest.fixture(scope="module")
 def port(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a server that requires a certificate of the authority, and admits only user `freshet`."""
+    """The port of a server that requires a certificate of the authority, and the user `freshet`."""
     (port,) = free_ports(1)
     (rights,) = (
         line.removeprefix("ACL SETUSER ").replace("<password>", PASSWORD)
@@ -89,24 +89,24 @@ def test_an_unknown_user_is_refused(opened: Open) -> None:
         opened(user="somebody")
 
 
-def test_without_a_user_access_is_refused(opened: Open) -> None:
+def test_a_client_without_a_user_is_refused(opened: Open) -> None:
     with pytest.raises(ConfigError, match="refuses user 'default'"):
         opened(user="", password_file="")
 
 
-def test_a_server_with_an_unknown_certificate_is_not_used(opened: Open, tmp_path: Path) -> None:
+def test_a_server_with_an_untrusted_certificate_is_refused(opened: Open, tmp_path: Path) -> None:
     other = issued(trustme.CA(), tmp_path, "other")
     with pytest.raises(ConfigError, match=r"(?s)certificate.*ca_file"):
         opened(ca_file=other.ca)
 
 
-def test_a_certificate_of_another_authority_is_refused(opened: Open, tmp_path: Path) -> None:
+def test_a_client_certificate_of_another_authority_is_refused(opened: Open, tmp_path: Path) -> None:
     other = issued(trustme.CA(), tmp_path, "other")
     with pytest.raises(ConfigError, match=r"(?s)cert_file"):
         opened(cert_file=other.cert, key_file=other.key)
 
 
-def test_a_client_without_a_certificate_gets_the_reason(opened: Open) -> None:
+def test_a_client_without_a_certificate_is_refused(opened: Open) -> None:
     with pytest.raises(ConfigError, match=r"(?s)cert_file"):
         opened(cert_file="", key_file="")
 
