@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import freshet
-from freshet.apps.batch_sources import RankCounts
 from freshet.apps.metrics import trainer_readings
+from freshet.apps.remote_sources import RankCounts
 from freshet.paramserver.flusher import ShardCounts
 from freshet.process.metrics import PROCESS_METRICS
 from freshet.tables.store import Counts
@@ -30,14 +30,14 @@ COUNTING = re.compile(r"(Counts|Totals)")
 """In the names of classes that count."""
 
 READERS: Mapping[str, str] = {
-    "apps.batch_sources.RankCounts.batches": "status batches",
-    "apps.batch_sources.RankCounts.broken": "freshet_trainer_broken_streams",
-    "apps.batch_sources.RankCounts.fenced": "freshet_trainer_fenced_batches",
-    "apps.batch_sources.RankCounts.received_bytes": "freshet_trainer_received_bytes",
-    "apps.batch_sources.RankCounts.refused": "freshet_trainer_refused",
-    "apps.batch_sources.RankCounts.seconds": "freshet_trainer_stage_seconds",
-    "apps.batch_sources.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
-    "apps.batch_sources.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
+    "apps.remote_sources.RankCounts.batches": "status batches",
+    "apps.remote_sources.RankCounts.broken": "freshet_trainer_broken_streams",
+    "apps.remote_sources.RankCounts.fenced": "freshet_trainer_fenced_batches",
+    "apps.remote_sources.RankCounts.received_bytes": "freshet_trainer_received_bytes",
+    "apps.remote_sources.RankCounts.refused": "freshet_trainer_refused",
+    "apps.remote_sources.RankCounts.seconds": "freshet_trainer_stage_seconds",
+    "apps.remote_sources.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "apps.remote_sources.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
     "embedder.lane.LaneCounts.batches": "status batches",
     "embedder.lane.LaneCounts.lookup_s": "freshet_trainer_stage_seconds",
     "embedder.lane.LaneCounts.push_s": "freshet_trainer_stage_seconds",
