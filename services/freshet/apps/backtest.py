@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,20 @@ import numpy as np
 
 from freshet.apps.native_backtest import has_native_loop, run_native_pass
 from freshet.apps.results import Outcome, pass_folder
-from freshet.apps.sample_files import ReadySamples, block_ends, ready_samples, sample_times
-from freshet.config.avro.schema import Record
+from freshet.apps.sample_files import (
+    ReadySampleDecoder,
+    ReadySamples,
+    block_ends,
+    ready_samples,
+    sample_times,
+)
 from freshet.config.spec import Spec
 from freshet.config.spec.layout import layout_of
 from freshet.errors import BadInput, ConfigError
 from freshet.evaluation import SOURCES, LabelKind
 from freshet.evaluation.predictions import Scored
 from freshet.extras import how_to_install
-from freshet.features import Decoded, SampleDecoder, take
+from freshet.features import take
 from freshet.features.blocks import block_samples, encode_blocks
 from freshet.model import NATIVE_KINDS
 from freshet.recordings.event_times import EventTimes
@@ -273,8 +278,11 @@ def run_vw(
     learners = {(name, label): Learner(name) for name in learners_of(layout) for label in labels}
     standardized = Standardized(len(layout.dense))
     try:
-        before = 0
-        for samples, decoded in _decoded(spec, files, request):
+        before, decoder = 0, ReadySampleDecoder(spec)
+        for samples in ready_samples(spec, files, request):
+            if not len(samples):
+                continue
+            decoded = decoder.decode(samples)
             ends = block_ends(samples.requests, delay_rows, before)
             lines = {"": lines_of(spec, layout, decoded, decoded.dense)}
             if layout.dense:
@@ -293,19 +301,3 @@ def run_vw(
     finally:
         for learner in learners.values():
             learner.close()
-
-
-def _decoded(
-    spec: Spec, files: Sequence[Path], request: str | None
-) -> Iterator[tuple[ReadySamples, Decoded]]:
-    schemas: list[Record] = []
-    decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
-    for samples in ready_samples(spec, files, request):
-        if not len(samples):
-            continue
-        if samples.schema not in schemas:
-            schemas.append(samples.schema)
-        decoded = decoder.decode(samples.payloads, schemas.index(samples.schema), samples.times_ms)
-        if len(decoded.bad):
-            raise BadInput(f"sample {int(samples.sample_ids[decoded.bad[0]])}: {decoded.why[0]}")
-        yield samples, decoded

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -66,17 +67,15 @@ class BatchSource(Protocol):
     def stream(self, group: ProcessGroup, lanes: int, dense_applied: DenseApplied) -> BatchStream:
         """See `freshet.trainer.service.StreamFactory`."""
 
-    def attach(self, trainer: Trainer) -> None:
-        """Stop this trainer if the source fails. Called once, before `start`."""
+    def running(
+        self, trainer: Trainer, left_s: Callable[[], float | None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Do the work that the trainer needs while it runs, until the end of the block.
 
-    def start(self) -> None:
-        """Start threads that are needed only while the trainer runs."""
-
-    def finish(self, seconds: float | None) -> None:
-        """Write what the run has changed, within `seconds` (None: no limit)."""
-
-    def check(self) -> None:
-        """Raise the error for which the source stopped its trainer, if there is one."""
+        Args:
+            trainer: stopped if the source fails; the error is raised at the end of the block.
+            left_s: returns the time for the last writes; None: no limit.
+        """
 
     def missing(self) -> str | None:
         """Return None, or the reason why no batch can be built."""
@@ -172,31 +171,23 @@ class OwnRows:
             )
         return self._stream
 
-    def attach(self, trainer: Trainer) -> None:
-        """Stop the trainer if a claim is lost or the shard fails."""
+    @contextlib.contextmanager
+    def running(self, trainer: Trainer, left_s: Callable[[], float | None]) -> Iterator[None]:
+        """Publish and flush rows until the end of the block, then flush for the last time.
+
+        Raises Fenced if a claim was lost, and the error of the shard if it failed; both stop the trainer.
+        """
         self.shard.on_failed = trainer.stop.set
-        for held in self._leases:
-            held.on_lost(trainer.stop.set)
-
-    def start(self) -> None:
-        """Start to publish and flush rows."""
+        for lease in self._leases:
+            lease.on_lost(trainer.stop.set)
         self.shard.start()
-
-    def finish(self, seconds: float | None) -> None:
-        """Flush; samples of unwritten rows are replayed at the next start, as after a kill."""
         try:
-            done = within(seconds, "last-flush", self.shard.stop)
-            reason = "" if done else f"the row store, or the log, has not answered within {seconds:.1f} s"
-        except Unavailable as error:
-            reason = str(error)
-        if reason:
-            log.warning("not everything was flushed", reason=reason)
-
-    def check(self) -> None:
-        """Raise Fenced if a claim was lost, and the error of the shard if it failed."""
-        for held in self._leases:
-            if held.lost.is_set():
-                raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
+            yield
+        finally:
+            self._flush_last(left_s())
+        for lease in self._leases:
+            if lease.lost.is_set():
+                raise Fenced(f"{lease.what} was claimed by another process; this one has stopped")
         if self.shard.failed is not None:
             raise self.shard.failed
 
@@ -238,3 +229,13 @@ class OwnRows:
         """Close the stream."""
         if self._stream is not None:
             self._stream.close()
+
+    def _flush_last(self, seconds: float | None) -> None:
+        """Flush; samples of unwritten rows are replayed at the next start, as after a kill."""
+        try:
+            done = within(seconds, "last-flush", self.shard.stop)
+            reason = "" if done else f"the row store, or the log, has not answered within {seconds:.1f} s"
+        except Unavailable as error:
+            reason = str(error)
+        if reason:
+            log.warning("not everything was flushed", reason=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -67,17 +68,11 @@ class _RemoteRows:
     def native_loop(self, model: DenseModel, lanes: int) -> None:
         """Return None: native code pushes to rows of its own process only."""
 
-    def attach(self, trainer: Trainer) -> None:
-        """Do nothing: streams raise their errors."""
-
-    def start(self) -> None:
-        """Do nothing: streams have threads of their own."""
-
-    def finish(self, seconds: float | None) -> None:
-        """Do nothing: embedders and shards have the rows."""
-
-    def check(self) -> None:
-        """Do nothing: streams have raised their errors."""
+    def running(
+        self, trainer: Trainer, left_s: Callable[[], float | None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: streams have threads of their own and raise their errors."""
+        return contextlib.nullcontext()
 
     def progress(self) -> dict[str, Any]:
         """Return nothing: shards publish rows."""

@@ -134,22 +134,17 @@ class TrainerProcess:
                 self._open_stream(membership.group, lanes)
                 self.trainer.on_state_synced(membership.group)
             self._cleanup = cleanup.pop_all()
-        self.source.attach(self.trainer)
 
     def run(self) -> None:
         """Train with the ranks of each quorum until `stop`, then write rows and a last version.
 
         Raises Fenced if a claim was lost, and the errors of the trainer and of the source.
         """
-        self.source.start()
         try:
-            self.trainer.run()
+            with self.source.running(self.trainer, self._left_s):
+                self.trainer.run()
         finally:
-            try:
-                self.source.finish(self._left_s())
-            finally:
-                self._cleanup.run(self._left_s())
-        self.source.check()
+            self._cleanup.run(self._left_s())
 
     def run_to_the_end(self) -> None:
         """Train on all samples that the log holds, then stop."""
