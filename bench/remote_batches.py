@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import Figures, command
+from bench.rounds import micros
 from bench.workload import Workload, append, plain_spec
 from freshet.apps.batch_sources import OwnRows
 from freshet.apps.pipeline import Pipeline
@@ -138,22 +139,15 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
         "row_floats_per_sample": floats / len(batch),
         "batch_bytes_per_sample": len(sent) / len(batch),
         "gradients_bytes_per_sample": len(home) / len(batch),
-        "write_batch_us": _us(lambda: batch_frame(1, 1, batch, names, codec), seconds),
-        "read_batch_us": _us(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
-        "write_gradients_us": _us(lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds),
-        "read_gradients_us": _us(
+        "write_batch_us": micros(lambda: batch_frame(1, 1, batch, names, codec), seconds),
+        "read_batch_us": micros(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
+        "write_gradients_us": micros(
+            lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds
+        ),
+        "read_gradients_us": micros(
             lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch), seconds
         ),
     }
-
-
-def _us(call: Callable[[], object], seconds: float) -> float:
-    times, until = [], time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return 1e6 * sorted(times)[len(times) // 2]
 
 
 def measure(quick: bool = False) -> Figures:

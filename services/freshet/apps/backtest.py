@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +13,20 @@ import numpy as np
 from freshet.apps.native_backtest import has_native_loop, run_native_pass
 from freshet.apps.results import Outcome, pass_folder
 from freshet.apps.sample_files import (
-    ReadySampleDecoder,
     ReadySamples,
     block_ends,
     ready_samples,
     sample_times,
 )
+from freshet.apps.versus import check_versus, run_vw
 from freshet.config.spec import Spec
-from freshet.config.spec.layout import layout_of
-from freshet.errors import BadInput, ConfigError
+from freshet.errors import BadInput
 from freshet.evaluation import SOURCES, LabelKind
 from freshet.evaluation.predictions import Scored
-from freshet.extras import how_to_install
-from freshet.features import take
+from freshet.features import SampleColumns, take
 from freshet.features.blocks import block_samples, encode_blocks
 from freshet.model import NATIVE_KINDS
 from freshet.recordings.event_times import EventTimes
-from freshet.recordings.vowpal import CENTRED, Learner, Standardized, learners_of, lines_of
 from freshet.trainer.quality import PredictionRecorder
 from freshet.types import F32, I64, Append, BytesColumn
 
@@ -41,18 +37,16 @@ __all__ = [
     "FRESHET",
     "MEAN",
     "POPULARITY",
-    "VERSUS",
     "BacktestOptions",
     "backtest",
     "backtest_into",
-    "check_versus",
     "write_samples",
 ]
 
 DAY_MS = 86_400_000
 TRAINING, _, _, POPULARITY = (source.name for source in SOURCES)
 FRESHET, MEAN = "freshet", "mean"
-"""Names of learners; others are `popularity` and those of VERSUS."""
+"""Names of learners; others are `popularity` and those of `freshet.apps.versus`."""
 
 
 def backtest(
@@ -208,96 +202,14 @@ def _blocks(samples: ReadySamples, schema_id: int, most: int, before: int) -> By
     """Encode samples in blocks of at most `most`; only a request with more makes a longer one."""
     return encode_blocks(
         schema_id,
-        sample_ids=samples.sample_ids,
-        event_times_ms=samples.times_ms,
-        request_ids=samples.requests,
-        values=samples.values,
-        weights=np.ones(len(samples), np.float32),
-        labels=samples.labels,
+        SampleColumns(
+            sample_ids=samples.sample_ids,
+            event_times_ms=samples.times_ms,
+            request_ids=samples.requests,
+            values=samples.values,
+            weights=np.ones(len(samples), np.float32),
+            labels=samples.labels,
+        ),
         payloads=samples.payloads,
         block_ends=block_ends(samples.requests, most, before),
     )
-
-
-# --- other learners, in a second pass with the same decoder and batches
-
-VERSUS = ("vw",)
-"""Names of the learners that a backtest can be compared with."""
-
-
-def check_versus(spec: Spec, versus: Sequence[str], files: Sequence[Path]) -> None:
-    """Raise ConfigError if a learner is unknown or cannot run on these files and labels."""
-    for name in versus:
-        if name not in VERSUS:
-            raise ConfigError("--versus", "", name, f"one of {', '.join(VERSUS)}", "name one of these")
-    if "vw" not in versus:
-        return
-    if importlib.util.find_spec("vowpalwabbit") is None:
-        raise ConfigError(
-            "--versus",
-            "",
-            "vw, and the package vowpalwabbit is not installed",
-            "Vowpal Wabbit's Python package beside freshet",
-            how_to_install("vowpalwabbit"),
-        )
-    for file in files:
-        if file.exists() and not file.is_file():  # opening a pipe a second time would block for ever
-            raise ConfigError(
-                "--versus", "", f"{file} is a pipe", "files, which are read twice", "write it to a file first"
-            )
-    if all(label.loss != "logloss" for label in spec.labels):
-        raise ConfigError(
-            "--versus",
-            "",
-            f"vw, and the labels {', '.join(label.name for label in spec.labels)} are numbers",
-            "a label that is true or false",
-            "leave --versus out",
-        )
-
-
-def run_vw(
-    spec: Spec,
-    files: Sequence[Path],
-    request: str | None,
-    scored: Scored,
-    delay_rows: int,
-    progress: Callable[[float], None],
-) -> None:
-    """Run Vowpal Wabbit with each of its settings over the samples of the true/false labels.
-
-    Args:
-        files, request: as of the backtest.
-        scored: receives the predictions of learners named `vw NAME`.
-        delay_rows: rows that are predicted before the first of them is learned; a request is not split.
-        progress: called with the share that is done, from 0 to 1.
-
-    Raises BadInput if a sample cannot be decoded, and the errors of `ready_samples`.
-    """
-    layout = layout_of(spec)
-    labels = [label.index for label in spec.labels if label.loss == "logloss"]
-    learners = {(name, label): Learner(name) for name in learners_of(layout) for label in labels}
-    standardized = Standardized(len(layout.dense))
-    try:
-        before, decoder = 0, ReadySampleDecoder(spec)
-        for samples in ready_samples(spec, files, request):
-            if not len(samples):
-                continue
-            decoded = decoder.decode(samples)
-            ends = block_ends(samples.requests, delay_rows, before)
-            lines = {"": lines_of(spec, layout, decoded, decoded.dense)}
-            if layout.dense:
-                lines[CENTRED] = lines_of(spec, layout, decoded, standardized(decoded.dense, ends))
-            before += len(samples)
-            for (name, label), learner in learners.items():
-                lines_here = lines[CENTRED if name.endswith(CENTRED) else ""]
-                mine = np.flatnonzero(samples.labels == label)
-                predictions = learner.run(
-                    [lines_here[i] for i in mine] if len(labels) > 1 else lines_here,
-                    samples.values[mine],
-                    np.unique(np.searchsorted(mine, ends)),
-                )
-                scored.add_predictions(f"vw {name}", samples.sample_ids[mine], predictions)
-            progress(samples.share)
-    finally:
-        for learner in learners.values():
-            learner.close()

@@ -187,7 +187,7 @@ class OwnRows:
             self._flush_last(left_s())
         for lease in self._leases:
             if lease.lost.is_set():
-                raise Fenced(f"{lease.what} was claimed by another process; this one has stopped")
+                raise Fenced(f"{lease.thing} was claimed by another process; this one has stopped")
         if self.shard.failed is not None:
             raise self.shard.failed
 
@@ -195,7 +195,7 @@ class OwnRows:
         """Return None, or why this process cannot train: a failed shard, a lost claim, refused samples."""
         if self.shard.failed is not None:
             return str(self.shard.failed)
-        lost = [held.what for held in self._leases if held.lost.is_set()]
+        lost = [held.thing for held in self._leases if held.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self._decoders.refused.trouble()
 
     def seconds(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.errors import Unavailable
-from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
+from freshet.paramserver.service import STORE_METRICS, StoreWatch
 from freshet.rows.store import StoreServer
 from freshet.testing.conditions import wait_until
 

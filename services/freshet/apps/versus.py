@@ -1,28 +1,118 @@
-"""Vowpal Wabbit on samples that freshet has decoded: the same features, rows and label delays.
+"""Other learners on the samples of a backtest, in a second pass with the same decoder and batches.
 
-Needs the package `vowpalwabbit`. Each feature is a namespace. An id is the low 32 bits of its key, so lists,
-buckets and parts of the time are those of freshet. A dense column is a number after the spec's transforms
-except `standard`, because `--normalized` scales numbers; further learners get it centred, as freshet's linear
-weights do. The better choice depends on the stream: centred numbers gained .021 of AUC on one, lost .004 on
-another. Crosses are omitted, because `-q ::` has every pair.
-Letters: B samples, D dense columns, E batches.
+Vowpal Wabbit (package `vowpalwabbit`) gets the same features, rows and label delays. Each feature is a
+namespace. An id is the low 32 bits of its key, so lists, buckets and parts of the time are those of freshet.
+A dense column is a number after the spec's transforms except `standard`, because `--normalized` scales
+numbers; further learners get it centred, as freshet's linear weights do. The better choice depends on the
+stream: centred numbers gained .021 of AUC on one, lost .004 on another. Crosses are omitted, because `-q ::`
+has every pair. Letters: B samples, D dense columns, E batches.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from freshet.config.spec.layout import Layout
+from freshet.apps.sample_files import ReadySampleDecoder, block_ends, ready_samples
+from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
+from freshet.errors import ConfigError
+from freshet.evaluation.predictions import Scored
+from freshet.extras import how_to_install
 from freshet.features import ABSENT_KEY, Decoded
 from freshet.types import F32, F64, I64
 
-__all__ = ["CENTRED", "SETTINGS", "Learner", "Standardized", "learners_of", "lines_of"]
+__all__ = ["CENTRED", "SETTINGS", "VERSUS", "Learner", "Standardized", "check_versus", "lines_of", "run_vw"]
+
+VERSUS = ("vw",)
+"""Names of the learners that a backtest can be compared with."""
+
+
+def check_versus(spec: Spec, versus: Sequence[str], files: Sequence[Path]) -> None:
+    """Raise ConfigError if a learner is unknown or cannot run on these files and labels."""
+    for name in versus:
+        if name not in VERSUS:
+            raise ConfigError("--versus", "", name, f"one of {', '.join(VERSUS)}", "name one of these")
+    if "vw" not in versus:
+        return
+    if importlib.util.find_spec("vowpalwabbit") is None:
+        raise ConfigError(
+            "--versus",
+            "",
+            "vw, and the package vowpalwabbit is not installed",
+            "Vowpal Wabbit's Python package beside freshet",
+            how_to_install("vowpalwabbit"),
+        )
+    for file in files:
+        if file.exists() and not file.is_file():  # opening a pipe a second time would block for ever
+            raise ConfigError(
+                "--versus", "", f"{file} is a pipe", "files, which are read twice", "write it to a file first"
+            )
+    if all(label.loss != "logloss" for label in spec.labels):
+        raise ConfigError(
+            "--versus",
+            "",
+            f"vw, and the labels {', '.join(label.name for label in spec.labels)} are numbers",
+            "a label that is true or false",
+            "leave --versus out",
+        )
+
+
+def run_vw(
+    spec: Spec,
+    files: Sequence[Path],
+    request: str | None,
+    scored: Scored,
+    delay_rows: int,
+    progress: Callable[[float], None],
+) -> None:
+    """Run Vowpal Wabbit with each of its settings over the samples of the true/false labels.
+
+    Args:
+        files, request: as of the backtest.
+        scored: receives the predictions of learners named `vw NAME`.
+        delay_rows: rows that are predicted before the first of them is learned; a request is not split.
+        progress: called with the share that is done, from 0 to 1.
+
+    Raises BadInput if a sample cannot be decoded, and the errors of `ready_samples`.
+    """
+    layout = layout_of(spec)
+    labels = [label.index for label in spec.labels if label.loss == "logloss"]
+    learners = {(name, label): Learner(name) for name in learners_of(layout) for label in labels}
+    standardized = Standardized(len(layout.dense))
+    try:
+        before, decoder = 0, ReadySampleDecoder(spec)
+        for samples in ready_samples(spec, files, request):
+            if not len(samples):
+                continue
+            decoded = decoder.decode(samples)
+            ends = block_ends(samples.requests, delay_rows, before)
+            lines = {"": lines_of(spec, layout, decoded, decoded.dense)}
+            if layout.dense:
+                lines[CENTRED] = lines_of(spec, layout, decoded, standardized(decoded.dense, ends))
+            before += len(samples)
+            for (name, label), learner in learners.items():
+                lines_here = lines[CENTRED if name.endswith(CENTRED) else ""]
+                mine = np.flatnonzero(samples.labels == label)
+                predictions = learner.run(
+                    [lines_here[i] for i in mine] if len(labels) > 1 else lines_here,
+                    samples.values[mine],
+                    np.unique(np.searchsorted(mine, ends)),
+                )
+                scored.add_predictions(f"vw {name}", samples.sample_ids[mine], predictions)
+            progress(samples.share)
+    finally:
+        for learner in learners.values():
+            learner.close()
+
+
+# --- Vowpal Wabbit.
 
 BASE = "--quiet --loss_function logistic --link logistic -b 24 --adaptive --normalized --invariant"
 SETTINGS = {"plain": "", "-q ::": "-q ::", "-q :: -l 1": "-q :: -l 1"}
@@ -123,7 +213,7 @@ class Learner:
 
     def __init__(self, name: str) -> None:
         """Raises ModuleNotFoundError without `vowpalwabbit`, KeyError if no setting has the name."""
-        from vowpalwabbit import Workspace  # noqa: PLC0415 - not installed by default
+        from vowpalwabbit import Workspace
 
         self._vw = Workspace(f"{BASE} {SETTINGS[name.removesuffix(CENTRED)]}".strip())
 
