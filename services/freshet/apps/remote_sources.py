@@ -19,7 +19,7 @@ from freshet.errors import Unavailable
 from freshet.model import DenseModel
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer

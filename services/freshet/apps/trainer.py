@@ -296,7 +296,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         if own.batches != "own":
             from freshet.apps.embedder import build_transport
             from freshet.apps.remote_sources import FromEmbedders, FromShards, Wire
-            from freshet.rpc.value_formats import RowCodec
+            from freshet.rpc.frames import RowCodec
 
             wire = Wire(
                 build_transport(settings, spec), RowCodec[own.rows.upper()], RowCodec[own.gradients.upper()]

@@ -23,7 +23,7 @@ from freshet.apps.sample_files import ReadySampleDecoder, block_ends, ready_samp
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.extras import how_to_install
 from freshet.features import ABSENT_KEY, Decoded
 from freshet.types import F32, F64, I64
@@ -68,7 +68,7 @@ def run_vw(
     spec: Spec,
     files: Sequence[Path],
     request: str | None,
-    scored: Scored,
+    scored: LearnerPredictions,
     delay_rows: int,
     progress: Callable[[float], None],
 ) -> None:
