@@ -6,11 +6,12 @@ import freshet.console.metrics
 import freshet.demo.metrics
 import freshet.gateway.metrics
 import freshet.inference.metrics
-from freshet.apps.metrics import JOINER_METRICS, TRAINER_METRICS
+from freshet.apps.metrics import DAMAGED_STATE, JOINER_METRICS, TRAINER_METRICS
 from freshet.embedder.service import EMBEDDER_METRICS
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import PARAMSERVER_METRICS
+from freshet.paramserver.store_watch import STORE_METRICS
 from freshet.process.metrics import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 
@@ -20,8 +21,8 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "gateway": freshet.gateway.metrics.METRICS,
     "joiner": JOINER_METRICS,
     "embedder": (*EMBEDDER_METRICS, *GRPC_METRICS),
-    "trainer": TRAINER_METRICS,
-    "paramserver": PARAMSERVER_METRICS,
+    "trainer": (DAMAGED_STATE, *TRAINER_METRICS),
+    "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS),
     "inference": freshet.inference.metrics.METRICS,
     "simulator": freshet.demo.metrics.METRICS,
     "console": freshet.console.metrics.METRICS,

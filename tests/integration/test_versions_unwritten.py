@@ -5,11 +5,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from freshet.apps.metrics import trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
+from freshet.observability.metrics import readings
 from freshet.testing.faults import Faulty
 from tests.perf.workload import Workload, append, plain_spec
 from tests.system.waiting import wait_until
@@ -58,7 +59,7 @@ def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path:
         pipeline.close()
 
     assert full["version_error"] == FULL
-    assert trainer_readings(full)["freshet_trainer_versions_failed"] == 1
+    assert readings(TRAINER_METRICS, full)["freshet_trainer_versions_failed"] == {(): 1}
     assert (well["versions_failed"], well["version_error"]) == (2, "")
     assert _shown(full).count(FULL) == 1
     assert "could be written" not in _shown(well)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import freshet
-from freshet.apps.metrics import trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.rank_batches import RankCounts
+from freshet.observability.metrics import readings
 from freshet.paramserver.flusher import ShardCounts
 from freshet.process.metrics import PROCESS_METRICS
 from freshet.tables.store import Counts
@@ -162,8 +163,8 @@ def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
         "unwritten_s": 0,
     }
     read: set[float] = set()
-    for reading in trainer_readings(status).values():
-        read |= set(reading.values()) if isinstance(reading, Mapping) else {reading}
+    for samples in readings(TRAINER_METRICS, status).values():
+        read |= set(samples.values())
 
     shown_only = {"batches", "version_error"}  # in the status
     for name, value in parts[kind].items():

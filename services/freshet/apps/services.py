@@ -21,8 +21,6 @@ from freshet.apps.metrics import (
     DAMAGED_STATE,
     JOINER_METRICS,
     TRAINER_METRICS,
-    joiner_readings,
-    trainer_readings,
 )
 from freshet.apps.row_memory import shard_evict_bytes, trainer_rows_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -105,7 +103,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             latest[:] = [status]
 
         registry = service_registry()
-        register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
+        register(registry, JOINER_METRICS, lambda: latest[0] if latest else None)
         admin = Admin(
             settings.common.bind_address,
             settings.joiner.admin_port,
@@ -161,15 +159,8 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         training: list[Training | RemoteTraining] = []
         damage: list[str] = []  # the reason why it does not start
         registry = service_registry()
-        register(
-            registry,
-            TRAINER_METRICS,
-            lambda: (
-                trainer_readings(training[0].status())
-                if training
-                else {DAMAGED_STATE.name: float(bool(damage))}
-            ),
-        )
+        register(registry, [DAMAGED_STATE], lambda: {"damaged": not training and bool(damage)})
+        register(registry, TRAINER_METRICS, lambda: training[0].status() if training else None)
         admin = Admin(
             settings.common.bind_address,
             settings.trainer.admin_port,
@@ -286,16 +277,14 @@ def _starting(stop: threading.Event) -> Iterator[None]:
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run an embedder: samples with their rows to trainer ranks."""
     from freshet.apps.distributed import Embedding
-    from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
-    from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
+    from freshet.embedder.service import EMBEDDER_METRICS
+    from freshet.observability.grpc_metrics import GRPC_METRICS
 
     with Cleanup() as cleanup:
         made: list[Embedding] = []
         registry = service_registry()
-        register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
-        register(
-            registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {}
-        )
+        register(registry, EMBEDDER_METRICS, lambda: made[0].status() if made else None)
+        register(registry, GRPC_METRICS, lambda: made[0].server.counts if made else None)
         admin = Admin(
             settings.common.bind_address,
             settings.embedder.admin_port,

@@ -23,7 +23,7 @@ from freshet.demo.targets import Targets, targets_by
 from freshet.http.addresses import Address
 from freshet.http.admin import Admin
 from freshet.http.service_client import why_unready
-from freshet.observability.metrics import Reading, register
+from freshet.observability.metrics import register
 from freshet.process.lifecycle import Cleanup
 from freshet.process.metrics import service_registry
 
@@ -133,22 +133,6 @@ class Simulator:
             "windows": running.readers.windows.closed(now_ms) if running else [],
         }
 
-    def readings(self) -> Mapping[str, Reading]:
-        """Return the readings of `METRICS`."""
-        if self._running is None:
-            return {}
-        readers, outbox = self._running.readers, self._running.outbox
-        prefix = "freshet_simulator_"
-        return {
-            f"{prefix}impressions": readers.counts.impressions,
-            f"{prefix}clicks": readers.counts.clicks,
-            f"{prefix}purchases": readers.counts.purchases,
-            f"{prefix}abandoned": readers.counts.abandoned,
-            f"{prefix}errors": readers.counts.errors + outbox.errors,
-            f"{prefix}events_per_second": self._running.pace.measured_rate(self._clock.monotonic()),
-            f"{prefix}waiting": outbox.waiting(),
-        }
-
     def _connect(self, servers: Sequence[Address], first: int = 0) -> Connection:
         return HttpConnection(servers, first, token_file=self._settings.common.client_token_file)
 
@@ -220,7 +204,7 @@ def run(
     cleanup = Cleanup()
     simulator = Simulator(settings, wanted, events_per_s, targets=targets)
     registry = service_registry()
-    register(registry, METRICS, simulator.readings)
+    register(registry, METRICS, simulator.status)
     admin = Admin(
         settings.common.bind_address,
         settings.simulator.admin_port,

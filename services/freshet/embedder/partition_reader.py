@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
@@ -18,7 +17,7 @@ from freshet.clock import Clock
 from freshet.embedder.core import Assembler, BatchPlan, rewind_offsets
 from freshet.features.blocks import block_samples
 from freshet.log import EventLog
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import Metric
 from freshet.types import TopicPartition
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "RefusedSamples",
     "lag_of",
     "refused_metrics",
-    "refused_readings",
 ]
 
 log = structlog.get_logger("freshet.embedder")
@@ -116,13 +114,6 @@ def refused_metrics(role: str) -> tuple[Metric, ...]:
             ("reason",),
         ),
     )
-
-
-def refused_readings(role: str, status: Mapping[str, Any]) -> dict[str, Reading]:
-    """Return the readings of `refused_metrics` from a status with `refused`."""
-    return {
-        f"freshet_{role}_refused": {(reason,): float(n) for reason, n in status["refused"].items()},
-    }
 
 
 READ_AHEAD_ROWS = 16_384

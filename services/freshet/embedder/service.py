@@ -18,19 +18,19 @@ from freshet.coordination.claims import LEASE_S, Claims
 from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import shares_of
-from freshet.embedder.partition_reader import RefusedSamples, refused_metrics, refused_readings
+from freshet.embedder.partition_reader import RefusedSamples, refused_metrics
 from freshet.embedder.pipelined_stream import PipelinedStream, Share
 from freshet.embedder.server import BatchServer, LaneShape
 from freshet.http.addresses import Address
 from freshet.log import EventLog
 from freshet.observability.cached_gauge import Newest
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import Metric
 from freshet.rows.service import RowService
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import Fence
 
-__all__ = ["EMBEDDER_METRICS", "Embedder", "embedder_readings", "names_of"]
+__all__ = ["EMBEDDER_METRICS", "Embedder", "names_of"]
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -188,12 +188,3 @@ class Embedder:
             read_my_writes="trainer",
         )
         return stream, [place for place, _ in shares]
-
-
-def embedder_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
-    """Return the readings of `Embedder.status()`."""
-    figures = {**status, "partitions": len(status["partitions"])}
-    prefix = "freshet_embedder_"
-    own = [metric.name for metric in EMBEDDER_METRICS if metric.name.removeprefix(prefix) in figures]
-    plain = {name: figures[name.removeprefix(prefix)] for name in own if name != "freshet_embedder_refused"}
-    return {name: float(value) for name, value in plain.items()} | refused_readings("embedder", status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -18,7 +18,7 @@ from freshet.http.rate_limits import Buckets, Payer, address_key, forwarded_addr
 from freshet.http.responses import Headers, HttpError
 from freshet.http.token_file import TokenFile
 from freshet.http.tokens import SCOPES, Scope, TokenEntry, bearer, shown, time_text
-from freshet.observability.metrics import Metric, Reading, register
+from freshet.observability.metrics import Metric, register
 
 __all__ = ["DOOR_METRICS", "NOBODY", "Guard", "Guest", "Limits"]
 
@@ -111,7 +111,7 @@ class Guard:
 
     def register(self, registry: CollectorRegistry) -> None:
         """Serve DOOR_METRICS."""
-        register(registry, DOOR_METRICS, self.readings)
+        register(registry, DOOR_METRICS, self.figures)
 
     def admit(
         self,
@@ -197,21 +197,17 @@ class Guard:
             self._refuse(scope, "too_often", name, address)
             raise _too_often(what, wait_s)
 
-    def readings(self) -> Mapping[str, Reading]:
-        """DOOR_METRICS now; of tokens, nothing where none are asked for."""
-        refused: dict[tuple[str, ...], float] = {labels: float(n) for labels, n in self._refused.items()}
-        limited: dict[str, Reading] = {
-            "freshet_door_clients": len(self._buckets),
-            "freshet_door_refused": refused,
-        }
+    def figures(self) -> Mapping[str, Any]:
+        """Return the figures of DOOR_METRICS; those of tokens only where tokens are required."""
+        limited = {"clients": len(self._buckets), "refused": dict(self._refused)}
         if not self.asks:
             return limited
         now_ms = self._clock.now_ms()
         valid = sum(e.expires_ms is None or e.expires_ms > now_ms for e in self._entries())
         return limited | {
-            "freshet_door_requests": {(name,): float(n) for name, n in self._requests.items()},
-            "freshet_door_tokens": valid,
-            "freshet_door_tokens_file_wrong": float(self._tokens is not None and self._tokens.wrong),
+            "requests": dict(self._requests),
+            "tokens": valid,
+            "tokens_file_wrong": self._tokens is not None and self._tokens.wrong,
         }
 
     def _entries(self) -> Sequence[TokenEntry]:

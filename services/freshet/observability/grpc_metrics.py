@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from freshet.observability.metrics import ANSWER_BUCKETS, Metric, Reading, register
+from freshet.observability.metrics import ANSWER_BUCKETS, Metric, register
 
-__all__ = [
-    "GRPC_DOOR_METRICS",
-    "GRPC_METRICS",
-    "QUIET",
-    "REFUSALS",
-    "ListenerCounts",
-    "door_counts",
-    "grpc_door_readings",
-    "grpc_readings",
-]
+__all__ = ["GRPC_DOOR_METRICS", "GRPC_METRICS", "QUIET", "REFUSALS", "ListenerCounts", "door_counts"]
 
 GRPC_METRICS = (
     Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
@@ -34,6 +25,7 @@ GRPC_METRICS = (
         "that were refused: truncated, oversized, of another version, with a wrong checksum or shape, while "
         "too much was in work, or whose next piece did not come in time (late).",
         ("reason",),
+        at=lambda counts: counts.refusals(),
     ),
     Metric(
         "freshet_grpc_handshakes",
@@ -51,6 +43,7 @@ _READ = (
         "gauge",
         "bytes",
         "Of messages that are read or worked on; one that is waited for counts as the largest.",
+        at=lambda counts: counts.held_bytes(),
     ),
     Metric(
         "freshet_grpc_answers",
@@ -109,6 +102,12 @@ class ListenerCounts:
     held_bytes: Callable[[], int] = lambda: 0  # of a door, now
     seconds: Histogram | None = None  # of a door's answers; None: nobody asks
 
+    def refusals(self) -> dict[str, int]:
+        """Refusals by reason, from 0 on: of a series that begins with its first refusal, Prometheus sees no
+        increase."""
+        reasons = REFUSALS if self.seconds is None else (QUIET,)
+        return {**dict.fromkeys(reasons, 0), **self.refused}
+
     def show(self, method: str) -> None:
         """Tell of a door's method from the start on: of series that begin with an answer, Prometheus sees no
         increase."""
@@ -126,28 +125,5 @@ class ListenerCounts:
 def door_counts(registry: CollectorRegistry) -> ListenerCounts:
     """Counts of a door for clients from outside, which the registry shows as GRPC_DOOR_METRICS."""
     counts = ListenerCounts(seconds=ANSWER_SECONDS.histogram(registry))
-    register(registry, _READ, lambda: grpc_door_readings(counts))
+    register(registry, _READ, lambda: counts)
     return counts
-
-
-def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[str, Reading]:
-    """GRPC_METRICS now. `reasons`: of refusals, shown also before there is one."""
-    labelled: dict[str, Reading] = {
-        f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
-        for name in ("frames", "received_bytes", "sent_bytes", "streams")
-    }
-    labelled["freshet_grpc_refused"] = {
-        (reason,): float(n) for reason, n in {**dict.fromkeys(reasons, 0), **counts.refused}.items()
-    }
-    return {**labelled, "freshet_grpc_handshakes": float(counts.handshakes)}
-
-
-def grpc_door_readings(counts: ListenerCounts) -> dict[str, Reading]:
-    """GRPC_DOOR_METRICS now, but for times."""
-    answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
-    held = float(counts.held_bytes())
-    return {
-        **grpc_readings(counts, (QUIET,)),
-        "freshet_grpc_answers": answers,
-        "freshet_grpc_held_bytes": held,
-    }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
 from freshet.errors import FreshetError
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import Metric
 from freshet.rows.store import OnServers, StoreServer
 
 __all__ = ["STORE_METRICS", "StoreWatch"]
@@ -25,6 +25,7 @@ STORE_METRICS = (
         "replicas",
         "Replicas of this master of the row store. All of these gauges are absent while a master is silent.",
         ("server",),
+        at=lambda servers: {server.name: server.replicas for server in servers},
     ),
     Metric(
         "freshet_paramserver_store_used_bytes",
@@ -32,6 +33,7 @@ STORE_METRICS = (
         "bytes",
         "Memory that this master of the row store uses.",
         ("server",),
+        at=lambda servers: {server.name: server.used_bytes for server in servers},
     ),
     Metric(
         "freshet_paramserver_store_limit_bytes",
@@ -39,6 +41,7 @@ STORE_METRICS = (
         "bytes",
         "Memory at which this master refuses writes; 0: no limit, or it reports none.",
         ("server",),
+        at=lambda servers: {server.name: server.limit_bytes for server in servers},
     ),
 )
 
@@ -80,14 +83,6 @@ class StoreWatch:
                     reason=str(error) if isinstance(error, FreshetError) else repr(error),
                 )
             self._failed = True
-
-    def readings(self) -> Mapping[str, Reading]:
-        """Return the values of STORE_METRICS."""
-        return {
-            "freshet_paramserver_store_replicas": {(s.name,): s.replicas for s in self.seen},
-            "freshet_paramserver_store_used_bytes": {(s.name,): s.used_bytes for s in self.seen},
-            "freshet_paramserver_store_limit_bytes": {(s.name,): s.limit_bytes for s in self.seen},
-        }
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
 from freshet.http.certificates import seconds_left
-from freshet.http.tls import HANDSHAKES, handshakes
-from freshet.observability.metrics import Metric, Reading, register
+from freshet.http.tls import HANDSHAKES
+from freshet.observability.metrics import Metric, register
 from freshet.observability.skipped import skipped
 from freshet.observability.tombstones import tombstones
 from freshet.process.memory import memory_limit
-from freshet.process.traces import SPANS, span_readings
+from freshet.process.traces import SPANS
 from freshet.release import RELEASE
 
 __all__ = ["PROCESS_METRICS", "service_registry"]
 
 PROCESS_METRICS = (
     SPANS,
-    Metric("freshet_build_info", "gauge", "1", "1, labelled with the running release.", ("version",)),
-    Metric("freshet_process_threads", "gauge", "threads", "Threads of the Python interpreter."),
+    Metric(
+        "freshet_build_info",
+        "gauge",
+        "1",
+        "1, labelled with the running release.",
+        ("version",),
+        at=lambda _: {RELEASE: 1},
+    ),
+    Metric(
+        "freshet_process_threads",
+        "gauge",
+        "threads",
+        "Threads of the Python interpreter.",
+        at=lambda _: threading.active_count(),
+    ),
     Metric(
         "freshet_process_memory_limit_bytes",
         "gauge",
         "bytes",
         "Memory limit of the process's cgroup; absent if there is none.",
+        at=lambda _: memory_limit(),
     ),
     Metric(
         "freshet_certificate_seconds_left",
@@ -35,6 +48,7 @@ PROCESS_METRICS = (
         "Time until the process's certificate expires, by the settings that name it; negative once it has. "
         "Absent without a certificate.",
         ("of",),
+        at=lambda _: seconds_left(),
     ),
     HANDSHAKES,
     Metric(
@@ -44,6 +58,7 @@ PROCESS_METRICS = (
         "Damaged state that the process skipped, by its kind; the main work continues without it. "
         "`skipped` in `/status` names the newest place of each kind.",
         ("of",),
+        at=lambda _: skipped(),
     ),
     Metric(
         "freshet_log_tombstones",
@@ -52,6 +67,7 @@ PROCESS_METRICS = (
         "Records without a value that this process has read and skipped. Compacted and change-data topics "
         "hold them; they are no fault.",
         ("topic",),
+        at=lambda _: tombstones(),
     ),
 )
 
@@ -59,19 +75,5 @@ PROCESS_METRICS = (
 def service_registry() -> CollectorRegistry:
     """Create a registry with the metrics of the process; the service adds its own."""
     registry = CollectorRegistry()
-    register(registry, PROCESS_METRICS, _readings)
+    register(registry, PROCESS_METRICS, dict)
     return registry
-
-
-def _readings() -> Mapping[str, Reading]:
-    readings: dict[str, Reading] = {
-        "freshet_build_info": {(RELEASE,): 1.0},
-        "freshet_process_threads": threading.active_count(),
-        "freshet_certificate_seconds_left": seconds_left(),
-        **span_readings(),
-        HANDSHAKES.name: handshakes(),
-        "freshet_skipped_state": {(kind,): count for kind, count in skipped().items()},
-        "freshet_log_tombstones": {(topic,): float(n) for topic, n in tombstones().items()},
-    }
-    limit = memory_limit()
-    return readings if limit is None else readings | {"freshet_process_memory_limit_bytes": limit}

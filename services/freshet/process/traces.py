@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from freshet.config.settings import Settings
 from freshet.errors import ConfigError
 from freshet.extras import how_to_install
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import Metric
 from freshet.observability.tracing import install
 from freshet.release import RELEASE
 
 if TYPE_CHECKING:
     from freshet.observability.tracer import ExportQueue
 
-__all__ = ["SPANS", "span_readings", "start_traces"]
-
-SPANS = Metric(
-    "freshet_traces_spans",
-    "counter",
-    "spans",
-    "Spans by outcome: sent, dropped (the queue was full), failed (the collector refused them).",
-    ("outcome",),
-)
+__all__ = ["SPANS", "start_traces"]
 
 OUTCOMES = ("sent", "dropped", "failed")
 
@@ -35,6 +27,15 @@ CLOSE_S = 2.0
 SYSTEMS = {"kafka": "kafka", "sqlite": "freshet_sqlite"}
 
 _queue: ExportQueue | None = None
+
+SPANS = Metric(
+    "freshet_traces_spans",
+    "counter",
+    "spans",
+    "Spans by outcome: sent, dropped (the queue was full), failed (the collector refused them).",
+    ("outcome",),
+    at=lambda _: dict.fromkeys(OUTCOMES, 0) if _queue is None else _queue.counts(),
+)
 
 
 def start_traces(
@@ -80,9 +81,3 @@ def start_traces(
         tracer.close(CLOSE_S)
 
     return stop
-
-
-def span_readings() -> Mapping[str, Reading]:
-    """Return the counts of spans by outcome."""
-    counts = dict.fromkeys(OUTCOMES, 0) if _queue is None else _queue.counts()
-    return {SPANS.name: {(outcome,): float(n) for outcome, n in counts.items()}}

@@ -21,7 +21,7 @@ import structlog
 
 from freshet.config.spec.identity import explain_defaults
 from freshet.errors import BadInput, ConfigError, FreshetError, Overloaded, Unavailable
-from freshet.observability.grpc_metrics import GRPC_METRICS, ListenerCounts, grpc_readings
+from freshet.observability.grpc_metrics import GRPC_METRICS, ListenerCounts
 from freshet.rpc.channel import (
     MIB,
     RETRY_AFTER_S,
@@ -36,7 +36,7 @@ from freshet.rpc.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_f
 from freshet.rpc.late_pieces import LatePieces
 from freshet.rpc.pieces import Whole, check_whole, pieces_of
 
-__all__ = ["GRPC_METRICS", "STREAMS", "WORK_BYTES", "Answer", "GrpcServer", "ListenerCounts", "grpc_readings"]
+__all__ = ["GRPC_METRICS", "STREAMS", "WORK_BYTES", "Answer", "GrpcServer", "ListenerCounts"]
 
 log = structlog.get_logger("freshet.grpc")
 

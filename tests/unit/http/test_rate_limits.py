@@ -67,7 +67,7 @@ def test_a_client_with_both_limits_is_one_of_those_that_fit() -> None:
     for i in range(100):
         guard.pay(guard.admit("send", None, f"192.0.2.{i}").payer, 1_000)
 
-    assert guard.readings()["freshet_door_clients"] == 100
+    assert guard.figures()["clients"] == 100
     assert outcomes(guard, 1, None, "192.0.2.0") == [429], "it is still known, and what it owes, too"
 
 

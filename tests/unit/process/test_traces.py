@@ -23,11 +23,12 @@ from freshet.http.request import Request
 from freshet.http.responses import ClientGoneError, Response, error_response
 from freshet.http.routes import Reply
 from freshet.observability.logging import configure_logging
+from freshet.observability.metrics import readings
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
 from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
 from freshet.process import traces
-from freshet.process.traces import span_readings, start_traces
+from freshet.process.traces import SPANS, start_traces
 from tests.servers.otlp import Receiver, receiver
 from tests.spans import recording
 from tests.system.waiting import wait_until
@@ -199,7 +200,11 @@ def test_outcomes_of_spans_are_readings(collector: Receiver) -> None:
     tracer.end(tracer.start("joiner", "x"))
     stop()
 
-    assert span_readings()["freshet_traces_spans"] == {("sent",): 1.0, ("dropped",): 0.0, ("failed",): 0.0}
+    assert readings([SPANS], ())["freshet_traces_spans"] == {
+        ("sent",): 1.0,
+        ("dropped",): 0.0,
+        ("failed",): 0.0,
+    }
 
 
 def test_otel_sdk_disabled_turns_tracing_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +256,7 @@ from freshet.joiner import service as c
 from freshet.embedder import service as d
 from freshet.paramserver import service as e
 from freshet.trainer import service as f
+from freshet.observability.metrics import readings
 from freshet.process.traces import start_traces
 from freshet.config.settings import load_settings
 before = threading.active_count()

@@ -21,7 +21,7 @@ from freshet.rpc.failures import failure_of
 from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
 from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
 from freshet.rpc.pieces import MOST_PIECES, Whole, pieces_of
-from freshet.rpc.server import GRPC_METRICS, Answer, GrpcServer, grpc_readings
+from freshet.rpc.server import GRPC_METRICS, Answer, GrpcServer
 from freshet.testing.clock import SettableClock
 from tests.system.waiting import wait_for
 
@@ -466,7 +466,7 @@ def test_what_is_counted_is_exposed():
         calling(server, PLAIN, [a_frame()])
         calling(server, PLAIN, [b"no"])
         registry = CollectorRegistry()
-        register(registry, GRPC_METRICS, lambda: grpc_readings(server.counts))
+        register(registry, GRPC_METRICS, lambda: server.counts)
         text = generate_latest(registry).decode()
         assert 'freshet_grpc_frames_total{method="Echo"} 2.0' in text
         assert 'freshet_grpc_refused_total{reason="truncated"} 1.0' in text
