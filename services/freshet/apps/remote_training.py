@@ -16,7 +16,7 @@ from freshet.embedder.core import lanes_for
 from freshet.embedder.recent_samples import RecentSamples
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
-from freshet.observability.cached_gauge import Newest
+from freshet.observability.metrics import CachedGauge
 from freshet.process.lifecycle import Cleanup
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.rank_measures import SharedMeasures
@@ -76,7 +76,7 @@ class RemoteTraining:
             self._batches = batches(parts, wire)
             cleanup.add("batches", self._batches.close)
             self._stream: BatchStream | None = None  # of the current quorum
-            self._lag = Newest(self._count_lag, 0)
+            self._lag = CachedGauge(self._count_lag, 0)
             pins = Pins(log, topics.versions)
             cleanup.add("pins", pins.close)
             shared = SharedMeasures(dense.quality)

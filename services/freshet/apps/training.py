@@ -28,7 +28,7 @@ from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics
 from freshet.model import NATIVE_KINDS, DenseModel
 from freshet.model.native_loop import NativeLoop
-from freshet.observability.cached_gauge import Newest
+from freshet.observability.metrics import CachedGauge
 from freshet.paramserver.shard import Shard, ShardContext
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, within
 from freshet.trainer.training_loop import LocalTrainer
@@ -142,7 +142,7 @@ class Training:
             batch_rows=spec.train.batch_rows,
             staleness_rows=spec.train.staleness_rows,
         )
-        self._lag = Newest(lambda: sum(self.stream.lag().values()), 0)
+        self._lag = CachedGauge(lambda: sum(self.stream.lag().values()), 0)
         cleanup.add("stream", self.stream.close)
         pins = Pins(stores.log, topics.versions)
         cleanup.add("pins", pins.close)

@@ -15,7 +15,7 @@ import orjson
 
 from freshet.console.segments import Segments
 from freshet.console.service_snapshot import number
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.versions.promotions import PEOPLE
 
 __all__ = ["POINTS", "History", "Reliability", "Series", "added", "newest", "parsed", "version_event"]

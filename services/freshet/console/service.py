@@ -40,7 +40,7 @@ from freshet.http.responses import HttpError, Response, json_response
 from freshet.http.routes import Handler
 from freshet.http.server import run_server
 from freshet.observability.audit import Actor, Audit
-from freshet.observability.skipped import skipped_status
+from freshet.observability.skipped_state import skipped_status
 from freshet.process.lifecycle import LAST_S, join_all
 from freshet.process.metrics import service_registry
 from freshet.versions.promotions import move, version_to_roll_back_to

@@ -23,8 +23,7 @@ from freshet.embedder.pipelined_stream import PipelinedStream, Share
 from freshet.embedder.server import BatchServer, LaneShape
 from freshet.http.addresses import Address
 from freshet.log import EventLog
-from freshet.observability.cached_gauge import Newest
-from freshet.observability.metrics import Metric
+from freshet.observability.metrics import CachedGauge, Metric
 from freshet.rows.service import RowService
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
@@ -109,7 +108,7 @@ class Embedder:
         self.batches.add_to(server)
         self._partitions: PartitionAssignment | None = None
         self._rewinds = self._void_rows = 0
-        self._lag = Newest(self._read_lag, 0)
+        self._lag = CachedGauge(self._read_lag, 0)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop`, then push queued gradients and release the partitions.

@@ -22,7 +22,7 @@ from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
 from freshet.inference.core import BucketView, explain
 from freshet.log import EventLog, Reader
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_rows_applied
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows

@@ -17,7 +17,7 @@ from freshet.errors import Corrupt, Mismatch
 from freshet.inference import metrics
 from freshet.inference.core import explain, not_finite
 from freshet.model.inputs import ModelInputs
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.observability.spans import start_version_load
 from freshet.observability.tracing import running
 from freshet.types import F32

@@ -1,7 +1,7 @@
 """Metrics: described once, then counted where things happen or read from a status at each scrape.
 
-A service's `METRICS` lists what it exposes; docs/reference/metrics.md is written from it. A figure that the
-service's status contains is read from there, at the place that its descriptor names:
+docs/reference/metrics.md is written from the `METRICS` of services. A figure that a service's status contains
+is read from there, at the place that its descriptor names:
 
     METRICS = (
         Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied."),  # status["pushes"]
@@ -19,16 +19,19 @@ Code that has no status makes a Prometheus metric of the descriptor:
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-__all__ = ["ANSWER_BUCKETS", "Metric", "Readings", "readings", "register"]
+from freshet.errors import Unavailable
+
+__all__ = ["ANSWER_BUCKETS", "CachedGauge", "Metric", "Readings", "readings", "register"]
 
 _NAME = re.compile(r"freshet_[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -159,3 +162,50 @@ def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
         raise ValueError(f"{metric.name}: a histogram is counted where things happen, it cannot be read")
     family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     return family(metric.name, metric.doc, labels=metric.labels)
+
+
+T = TypeVar("T")
+
+WAIT_S = 1.0
+"""Prometheus waits 5 s for a page by our configuration, and a page may hold several cached gauges."""
+
+
+class CachedGauge(Generic[T]):
+    """A figure that another component must be queried for: its last known value if the answer takes too long.
+
+    A page of metrics is so complete while the log is away. Thread-safe.
+    """
+
+    def __init__(self, query: Callable[[], T], initial: T, wait_s: float = WAIT_S) -> None:
+        """Use `initial` until the first answer. A call waits up to `wait_s`."""
+        self._query, self._known, self._wait_s = query, initial, wait_s
+        self._lock = threading.Lock()
+        self._running: threading.Event | None = None  # set at the end of the query that runs
+        self._failed: BaseException | None = None
+
+    def __call__(self) -> T:
+        """Return the newest answer. Raises the exception of the query, except Unavailable."""
+        with self._lock:
+            if self._running is None:
+                done = threading.Event()
+                threading.Thread(target=self._run, args=(done,), daemon=True, name="cached-gauge").start()
+                self._running = done  # only after the start, which may fail: later calls would wait for ever
+            running = self._running
+        running.wait(self._wait_s)
+        with self._lock:
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                raise failed
+            return self._known
+
+    def _run(self, done: threading.Event) -> None:
+        failed: BaseException | None = None
+        try:
+            known = self._query()
+        except Unavailable:
+            known = self._known
+        except BaseException as error:
+            known, failed = self._known, error
+        with self._lock:
+            self._known, self._failed, self._running = known, failed, None
+        done.set()

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 from freshet.http.certificates import seconds_left
 from freshet.http.tls import HANDSHAKES
 from freshet.observability.metrics import Metric, register
-from freshet.observability.skipped import skipped
-from freshet.observability.tombstones import tombstones
+from freshet.observability.skipped_state import skipped, tombstones
 from freshet.process.memory import memory_limit
 from freshet.process.traces import SPANS
 from freshet.release import RELEASE

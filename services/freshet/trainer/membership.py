@@ -26,7 +26,7 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.coordination.claims import LEASE_S, Claims, Held
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.trainer.ranks import LocalProcessGroup, ProcessGroup, RankLost
 from freshet.trainer.torch_import import Loading
 from freshet.types import Fence

@@ -27,7 +27,7 @@ import orjson
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.versions import ALIASES, Aliases, Manifest, Version
 from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
 from freshet.versions.weights import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.console.history import History, Reliability, parsed, version_event
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 
 DAY, HOUR = 86_400_000, 3_600_000
 NOW = 1_800_000_000_000

@@ -22,7 +22,7 @@ from freshet.inference.rows import RowFollower, _Table
 from freshet.inference.table import ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.paramserver.core import FlushBook
 from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.sqlite.row_store import open_url as open_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from freshet.observability.audit_queue import LONGEST_PAUSES, MOST_KINDS, Refusals
+from freshet.observability.audit import LONGEST_PAUSES, MOST_KINDS, Refusals
 from freshet.testing.clock import SettableClock
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.cached_gauge import Newest
+from freshet.observability.metrics import CachedGauge
 from tests.system.waiting import wait_until
 
 
@@ -35,17 +35,17 @@ def log() -> Log:
 
 def test_each_call_asks_anew(log: Log) -> None:
     log.answers.set()
-    newest = Newest(log, 0, wait_s=30)
+    newest = CachedGauge(log, 0, wait_s=30)
 
     assert [newest(), newest()] == [1, 2]
 
 
 def test_while_there_is_no_answer_the_former_one_is_told_and_nobody_else_is_sent(log: Log) -> None:
     log.answers.set()
-    newest = Newest(log, 0, wait_s=30)
+    newest = CachedGauge(log, 0, wait_s=30)
     assert newest() == 1
     log.answers.clear()
-    impatient = Newest(log, 7, wait_s=0.01)
+    impatient = CachedGauge(log, 7, wait_s=0.01)
 
     assert [impatient(), impatient(), impatient()] == [7, 7, 7]
     wait_until("somebody was sent", lambda: log.asked > 1, within_s=30)
@@ -55,7 +55,7 @@ def test_while_there_is_no_answer_the_former_one_is_told_and_nobody_else_is_sent
 
 
 def test_what_came_too_late_for_one_call_is_not_lost(log: Log) -> None:
-    newest = Newest(log, 0, wait_s=0.01)
+    newest = CachedGauge(log, 0, wait_s=0.01)
     assert newest() == 0
     log.answers.set()
 
@@ -65,7 +65,7 @@ def test_what_came_too_late_for_one_call_is_not_lost(log: Log) -> None:
 def test_a_log_that_is_away_is_no_error_and_one_that_is_damaged_is(log: Log) -> None:
     log.answers.set()
     log.error = Unavailable("no broker answers")
-    newest = Newest(log, 5, wait_s=30)
+    newest = CachedGauge(log, 5, wait_s=30)
     assert newest() == 5
 
     log.error = Corrupt("a record that nobody wrote")

@@ -10,9 +10,16 @@ import pytest
 import structlog
 
 from freshet.observability import logging as ours
-from freshet.observability.log_repeats import LINES, MOST_MESSAGES, WINDOW_S, RepeatLimit
-from freshet.observability.log_secrets import HIDDEN, MOST_CHARS, scrubbed
-from freshet.observability.logging import configure_logging
+from freshet.observability.logging import (
+    HIDDEN,
+    LINES,
+    MOST_CHARS,
+    MOST_MESSAGES,
+    WINDOW_S,
+    RepeatLimit,
+    configure_logging,
+    scrubbed,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import ConfigError
 from freshet.http.tokens import TOKEN, digest_of, new_token, parse_tokens
-from freshet.observability.log_secrets import (
+from freshet.observability.logging import (
     HIDDEN,
     MOST_CHARS,
     MOST_CHARS_IN_ALL,

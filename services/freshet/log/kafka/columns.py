@@ -10,7 +10,7 @@ from operator import itemgetter, ne
 import numpy as np
 from confluent_kafka.cimpl import Message
 
-from freshet.observability.tombstones import count_tombstones
+from freshet.observability.skipped_state import count_tombstones
 from freshet.types import I64, BytesColumn, Records, TopicPartition
 
 __all__ = ["Ahead", "flatten"]
