@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import freshet.console.metrics
+import freshet.console.collector
 import freshet.demo.metrics
 import freshet.gateway.metrics
 import freshet.inference.metrics
@@ -25,7 +25,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS),
     "inference": freshet.inference.metrics.METRICS,
     "simulator": freshet.demo.metrics.METRICS,
-    "console": freshet.console.metrics.METRICS,
+    "console": freshet.console.collector.METRICS,
 }
 """What `/metrics` of each service exposes beside PROCESS_METRICS."""
 

@@ -12,7 +12,7 @@ import pytest
 from freshet.config.settings import RunFolder
 from freshet.console.instances import Places, listed_places
 from freshet.console.services import Services
-from freshet.console.tracing import STAGES
+from freshet.console.traces import STAGES
 from tests.integration.console_world import ConsoleWorld, Fake, acting
 from tests.system.waiting import wait_until
 
@@ -121,7 +121,7 @@ def test_a_host_that_is_being_looked_up_for_long_delays_no_look(
 
     monkeypatch.setattr("freshet.console.services.why_unready", slow)
     monkeypatch.setattr("freshet.console.services.figures_of", lambda *_, **__: {})
-    monkeypatch.setattr("freshet.console.process_metrics._metrics", lambda _: b"")  # no host is looked up
+    monkeypatch.setattr("freshet.console.services._metrics", lambda _: b"")  # no host is looked up
     monkeypatch.setattr("freshet.console.services.LOOK_S", 0.2)
     services = Services(RunFolder(tmp_path), listed_places("gateway=nowhere:1,joiner=127.0.0.1:1"))
 

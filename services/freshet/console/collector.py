@@ -23,28 +23,49 @@ from freshet.config.spec.schemas import load_schemas, readers_of
 from freshet.config.spec.topics import topics_of
 from freshet.console.board import Board, quality_of, segments_of, simulator_of, tables_of
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, losses_of
-from freshet.console.dead_letters import Letters
 from freshet.console.history import History
-from freshet.console.instances import roles_of
-from freshet.console.metrics import LOOK_SECONDS, LOOKS, UNREADABLE
-from freshet.console.recorder import Recorder
+from freshet.console.instances import number, roles_of
 from freshet.console.served_events import ServedSample
 from freshet.console.services import Services
-from freshet.console.topic_follower import Commits, Follower
-from freshet.console.tracing import Traces
-from freshet.console.versions import Versions
+from freshet.console.topic_readers import Commits, DeadLetters, Follower, Versions
+from freshet.console.traces import Traces
 from freshet.errors import ConfigError, FreshetError
 from freshet.http import tls
+from freshet.http.authenticator import DOOR_METRICS
+from freshet.http.metrics import HTTP_METRICS
 from freshet.http.run_token import TOKEN_FILE
-from freshet.log import EventLog
+from freshet.log import EventLog, Writer
 from freshet.log.topics import ensure_topics
+from freshet.observability.metrics import Metric
 from freshet.release import RELEASE
-from freshet.types import TopicPartition
+from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions import VersionStore
 
-__all__ = ["Collector", "Sources"]
+__all__ = ["METRICS", "Collector", "Recorder", "Sources", "news_of", "vitals_of"]
 
 log = structlog.get_logger(__name__)
+
+LOOKS = Metric(
+    "freshet_console_looks",
+    "counter",
+    "looks",
+    "Looks at the services, by whether all of it went well.",
+    ("outcome",),
+)
+LOOK_SECONDS = Metric(
+    "freshet_console_look_seconds",
+    "histogram",
+    "seconds",
+    "Time that a look at services and log took.",
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+)
+UNREADABLE = Metric(
+    "freshet_console_unreadable",
+    "counter",
+    "events",
+    "Served events at which the console looked and that it cannot show.",
+)
+METRICS = (*HTTP_METRICS, *DOOR_METRICS, LOOKS, LOOK_SECONDS, UNREADABLE)
 
 READ_AT_ONCE = 2_000
 READ_FOR_S = 0.5
@@ -80,7 +101,7 @@ class _Reading:
 
     measures: Follower
     versions: Versions
-    letters: Letters
+    dead_letters: DeadLetters
     served: ServedSample
     commits: Commits
     recorder: Recorder
@@ -220,7 +241,7 @@ class Collector:
         self._reading = _Reading(
             measures,
             Versions(self._sources.versions, event_log, self._topics.versions),
-            Letters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
+            DeadLetters(event_log, refused=self._topics.refused, dead_letters=self._topics.dead_letters),
             ServedSample(spec, event_log, self._topics.served, self._unreadable.inc, _reader_of(spec)),
             Commits(event_log, self._topics.joiner),
             Recorder(spec, event_log.writer(), self._topics.measures, self._settings.vitals_ms, self._clock),
@@ -290,7 +311,7 @@ class Collector:
             "version store", lambda: reading.versions.to_json(serving) if reading else nothing, nothing
         )
         letters = self._part(
-            "dead letters", lambda: reading.letters.to_json() if reading else none_refused, none_refused
+            "dead letters", lambda: reading.dead_letters.to_json() if reading else none_refused, none_refused
         )
         return {
             "v": 1,
@@ -334,3 +355,68 @@ def _reader_of(spec: Spec) -> Record | None:
         return readers_of(spec, load_schemas(spec))["served"]
     except ConfigError:
         return None
+
+
+class Recorder:
+    """Writes vitals every few seconds, and what a simulator says of its world, once. Used by one thread."""
+
+    def __init__(self, spec: Spec, writer: Writer, topic: str, every_ms: int, clock: Clock) -> None:
+        """`writer` becomes the recorder's, to be closed with it."""
+        self._spec, self._writer, self._topic, self._clock = spec, writer, topic, clock
+        self._every_s = every_ms / 1e3
+        self._due = clock.monotonic() + self._every_s  # there are rates by then
+        self._clicks_until_ms = 0  # end of the newest window of clicks that was written
+
+    def write(
+        self, look: Look, edges: Sequence[Edge], history: History, trace: Mapping[str, float] | None
+    ) -> None:
+        """Write down this look, if it is time. Raises Unavailable as the log does; the next one is then
+        written."""
+        now_s = self._clock.monotonic()
+        if now_s < self._due:
+            return
+        self._due = now_s + self._every_s
+        vitals = vitals_of(self._spec, look, edges, trace, self._clock.now_ms())
+        news = news_of(look, history, max(history.clicks_until_ms, self._clicks_until_ms))
+        values = [orjson.dumps({"v": 1, **r}, option=orjson.OPT_NON_STR_KEYS) for r in (vitals, *news)]
+        self._writer.append([Append(self._topic, 0, BytesColumn.of(values))])
+        ends = [r["stop_ms"] for r in news if r["kind"] == "clicks"]
+        self._clicks_until_ms = max([self._clicks_until_ms, *ends])
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()
+
+
+def vitals_of(
+    spec: Spec, look: Look, edges: Sequence[Edge], trace: Mapping[str, float] | None, now_ms: int
+) -> dict[str, Any]:
+    """Rates, lags, freshness, memory and rows at one look."""
+    return {
+        "kind": "vitals",
+        "time_ms": now_ms,
+        "rates": {e.name: None if e.rate is None else round(e.rate, 2) for e in edges},
+        "lag": {e.name: e.lag for e in edges if e.lag is not None},
+        "freshness_ms": look.figure("inference", "freshness_ms"),
+        "trace": trace,
+        "memory_mb": {s.name: s.memory_mb for s in look.services.values()},
+        "rows": {t["table"]: t["rows"] for t in tables_of(spec.tables, look)},
+        "rows_bytes": look.figure(look.holder, "bytes"),
+        "version": look.figure("inference", "version"),
+    }
+
+
+def news_of(look: Look, history: History, clicks_until_ms: int) -> list[dict[str, Any]]:
+    """Windows of clicks that end after that, and drifts that the history does not know."""
+    windows, drifts = (look.figure("simulator", key) for key in ("windows", "drifts"))
+    clicks = [
+        {"kind": "clicks", **w}
+        for w in (windows if isinstance(windows, list) else [])
+        if isinstance(w, dict) and (number(w.get("stop_ms")) or 0) > clicks_until_ms
+    ]
+    known = {d["time_ms"] for d in history.drifts}
+    return clicks + [
+        {"kind": "drift", "time_ms": d["time_ms"], "what": d.get("what")}
+        for d in (drifts if isinstance(drifts, list) else [])
+        if isinstance(d, dict) and type(d.get("time_ms")) is int and d["time_ms"] not in known
+    ]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from freshet.console.instances import merged
-from freshet.console.service_snapshot import Service, number, whole
+from freshet.console.instances import Service, merged, number, whole
 
 __all__ = ["Edge", "Look", "Rates", "edges_of", "health_of", "level_of", "losses_of"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
+from freshet.console.instances import number
 from freshet.console.segments import Segments
-from freshet.console.service_snapshot import number
 from freshet.observability.skipped_state import skip
 from freshet.versions.promotions import PEOPLE
 

@@ -8,9 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freshet.http.request import Request
-from freshet.http.responses import Response
+from freshet.http.responses import Headers, Response
 
-__all__ = ["PAGE", "Page", "read_pages"]
+__all__ = ["HEADERS", "PAGE", "SITE_SETTINGS", "Page", "read_pages"]
+
+SITE_SETTINGS = ("FRESHET_COMMON_HOSTS", "FRESHET_CONSOLE_HOST")
+"""Settings that add a name by which the console may be asked."""
+
+HEADERS: Headers = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+"""With every answer: nothing from elsewhere is loaded, run, framed or told where one came from."""
 
 PAGE = Path(__file__).parent / "page"
 

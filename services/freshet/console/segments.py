@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from freshet.config.spec.model import Feature
-from freshet.console.service_snapshot import number
+from freshet.console.instances import number
 from freshet.features import key_of
 from freshet.types import F64
 

@@ -20,11 +20,11 @@ from fastavro.schema import SchemaParseException
 from freshet.config.avro.schema import SERVED_FIELD, Record, canonical, to_json, without_defaults
 from freshet.config.spec.model import Feature, Spec, Stream
 from freshet.console.segments import fixed_texts
-from freshet.console.topic_follower import newest
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import key_of
 from freshet.log import EventLog
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry, framed_id
+from freshet.log.tail import newest
 from freshet.types import TopicPartition
 
 __all__ = ["ServedSample", "grouped", "leaves", "plain", "request_of", "without_logical_types"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +24,14 @@ from freshet.config.settings.run_folder import RunFolder
 from freshet.config.spec.topics import topics_of
 from freshet.console import api
 from freshet.console.board import Board
-from freshet.console.browser_headers import HEADERS, SITE_SETTINGS
 from freshet.console.collector import Collector, Sources
 from freshet.console.instances import Places
-from freshet.console.pages import PAGE, read_pages
+from freshet.console.pages import HEADERS, PAGE, SITE_SETTINGS, read_pages
 from freshet.console.services import Services
-from freshet.console.tracer import Tracer
-from freshet.console.try_it import asked, body_of
+from freshet.console.traces import Tracer
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
+from freshet.http import tls
+from freshet.http.addresses import Address
 from freshet.http.app import App
 from freshet.http.authenticator import Guard
 from freshet.http.browser_checks import Sites, require_json
@@ -39,13 +41,16 @@ from freshet.http.request import Request
 from freshet.http.responses import HttpError, Response, json_response
 from freshet.http.routes import Handler
 from freshet.http.server import run_server
+from freshet.http.service_client import whole_body
+from freshet.http.token_file import token_headers
+from freshet.json_text import kind_of, written
 from freshet.observability.audit import Actor, Audit
 from freshet.observability.skipped_state import skipped_status
 from freshet.process.lifecycle import LAST_S, join_all
 from freshet.process.metrics import service_registry
 from freshet.versions.promotions import move, version_to_roll_back_to
 
-__all__ = ["Console", "Sources", "run"]
+__all__ = ["Console", "Sources", "rank_for_page", "rank_request", "run"]
 
 logger = structlog.get_logger(__name__)
 
@@ -198,14 +203,14 @@ class Console:
 
     async def _try(self, request: Request) -> Response:
         require_json(request)
-        body = body_of(request.body)
+        body = rank_request(request.body)
         if self._tries >= MOST_TRIES:
             raise Overloaded(f"{self._tries} requests are being tried; try again", retry_after_s=1)
         self._tries += 1
         try:
             replicas = [one.address for one in self._services.of("inference")]
             return await asyncio.get_running_loop().run_in_executor(
-                self._trying, asked, replicas, body, self._client_token_file
+                self._trying, rank_for_page, replicas, body, self._client_token_file
             )
         finally:
             self._tries -= 1
@@ -319,6 +324,71 @@ def _whole(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 16 or not int(text) < LARGEST_NUMBER:
         raise BadInput(f"{name}: expected a whole number below 2^53, found {text!r:.60}")
     return int(text)
+
+
+# --- Rank requests of the page: inference neither logs nor explores them.
+
+KEYS = {"context", "candidates", "k"}
+TRY_TIMEOUT_S = 10.0
+"""A request may wait for a server that starts; of several, all together."""
+
+MOST_REPLICAS = 3
+CONNECT_S = 1.0
+
+MOST_BYTES = 16 << 20
+
+
+def rank_request(body: bytes) -> bytes:
+    """The rank request of what the page sends, {context, candidates, k}; inference judges what it means.
+
+    Raises BadInput for what is no such object.
+    """
+    try:
+        wanted: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(wanted, dict):
+        raise BadInput(f"expected an object with context and candidates, found {kind_of(wanted)}")
+    unknown = sorted(wanted.keys() - KEYS)
+    if unknown:
+        raise BadInput(f"expected context, candidates and k, found {unknown[0]!r:.60}")
+    return written({**wanted, "dry_run": True, "explain": True}, "the body")
+
+
+def rank_for_page(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Response:  # nosec B107  # no file
+    """What inference answers, passed through: the first replica that does. Blocks.
+
+    Raises:
+        Unavailable: none does.
+        ConfigError: the file of the token to be sent cannot be read.
+    """
+    headers = {"content-type": "application/json", **token_headers(token_file)}
+    problem = Unavailable("inference: where it answers is not known; is it started?")
+    deadline = time.monotonic() + TRY_TIMEOUT_S
+    for address in addresses[:MOST_REPLICAS]:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            return _post_rank(address, body, headers, left_s)
+        except Unavailable as error:
+            problem = error
+    raise problem
+
+
+def _post_rank(address: Address, body: bytes, headers: Mapping[str, str], left_s: float) -> Response:
+    connection = tls.connection(address.host, address.port, min(CONNECT_S, left_s))
+    try:
+        connection.connect()
+        connection.sock.settimeout(left_s)
+        connection.request("POST", "/v1/rank", body, dict(headers))
+        answer = connection.getresponse()
+        content = whole_body(answer, MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"inference does not answer at {address}: {error}") from None
+    finally:
+        connection.close()
+    return Response(answer.status, content)
 
 
 def run(

@@ -4,30 +4,107 @@ knows them, else from /metrics.
 
 from __future__ import annotations
 
+import http.client
+import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import RunFolder
-from freshet.console.instances import Instance, Places
-from freshet.console.process_metrics import Processes
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import Instance, Places, Service
 from freshet.errors import Corrupt, Unavailable
+from freshet.http import tls
 from freshet.http.addresses import Address
-from freshet.http.service_client import figures_of, why_unready
+from freshet.http.service_client import figures_of, whole_body, why_unready
 from freshet.process.process_info import is_alive, memory_mb
 from freshet.process.run_state import read_state
 
-__all__ = ["PATIENCE_S", "Services"]
+__all__ = ["TIMEOUT_S", "ProcessFigures", "Processes", "Services", "process_figures"]
 
-PATIENCE_S = 0.8
+EVERY_S = 5.0
+"""Between two questions to one process: memory moves slowly, and all metrics are more work than a status."""
+
+METRICS_TIMEOUT_S = 0.5
+MOST_BYTES = 4 << 20
+MIB = 1 << 20
+SAME_S = 1.0
+"""By how much the beginning of one process may seem to differ: it is reckoned from the machine's start."""
+
+_LINE = re.compile(
+    rb"^process_(resident_memory_bytes|start_time_seconds) ([0-9.]+(?:e[+-]?[0-9]+)?)\s*$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """Of one process. None: it does not tell."""
+
+    memory_bytes: float | None = None
+    began_s: float | None = None  # since 1970, by its machine's clock
+
+
+def process_figures(metrics: bytes) -> ProcessFigures:
+    """What a page of metrics says of its process."""
+    found = {name: float(value) for name, value in _LINE.findall(metrics)}
+    return ProcessFigures(found.get(b"resident_memory_bytes"), found.get(b"start_time_seconds"))
+
+
+class Processes:
+    """Remembers each process, and counts how often another one has taken its place. Any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._told: dict[str, tuple[float, ProcessFigures]] = {}  # name -> (when, what)
+        self._restarts: dict[str, int] = {}  # since the console began
+
+    def with_figures(self, service: Service, address: Address) -> Service:
+        """The service with what its process tells; it is asked anew every few seconds. Raises nothing."""
+        name, now_s = service.name, self._clock.monotonic()
+        when, told = self._told.get(name, (float("-inf"), ProcessFigures()))
+        if now_s - when >= EVERY_S:
+            told = self._ask(name, address, told)
+            self._told[name] = now_s, told
+        return replace(
+            service,
+            memory_mb=None if told.memory_bytes is None else round(told.memory_bytes / MIB, 1),
+            up_s=None
+            if told.began_s is None
+            else round(max(0.0, self._clock.now_ms() / 1e3 - told.began_s), 1),
+            restarts=None if told.began_s is None else self._restarts.get(name, 0),
+        )
+
+    def _ask(self, name: str, address: Address, before: ProcessFigures) -> ProcessFigures:
+        try:
+            told = process_figures(_metrics(address))
+        except (OSError, http.client.HTTPException, ValueError):  # 1.2.3 is no number
+            return before
+        if told.began_s is not None and before.began_s is not None:
+            with self._lock:
+                again = abs(told.began_s - before.began_s) > SAME_S
+                self._restarts[name] = self._restarts.get(name, 0) + again
+        return told
+
+
+def _metrics(address: Address) -> bytes:
+    connection = tls.connection(address.host, address.port, METRICS_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        body = whole_body(answer, MOST_BYTES)
+        return body if answer.status == 200 else b""
+    finally:
+        connection.close()
+
+
+TIMEOUT_S = 0.8
 """How long a service may take to answer: less than a look's interval."""
 
-LOOK_S = 2.5 * PATIENCE_S
+LOOK_S = 2.5 * TIMEOUT_S
 """How long a look waits for all: two answers, one after the other. Looking a host's name up, which nothing
 bounds, may take longer; the others are not kept waiting by it."""
 
@@ -134,8 +211,8 @@ class Services:
         if (name in self._state and pid is None) or not port:
             return service  # another process may have its port
         try:
-            reason = why_unready(port, host=host, timeout_s=PATIENCE_S)
-            figures = figures_of(port, host=host, timeout_s=PATIENCE_S)
+            reason = why_unready(port, host=host, timeout_s=TIMEOUT_S)
+            figures = figures_of(port, host=host, timeout_s=TIMEOUT_S)
         except OSError as error:
             if isinstance(error, TimeoutError) and (last := self._lately(name, pid)) is not None:
                 return replace(service, state=last.state, reason=last.reason, figures=last.figures)
@@ -144,7 +221,7 @@ class Services:
             return replace(service, state="starting", reason=f"it does not answer on port {port}: {error}")
         service = replace(service, state="starting" if reason else "ready", reason=reason, figures=figures)
         if not self._places.supervised:
-            service = self._processes.told_of(service, instance.address)
+            service = self._processes.with_figures(service, instance.address)
         self._answered[name] = self._clock.monotonic(), service
         return service
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, level_of
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import Service
 
 
 def look(figures: dict[str, dict[str, Any]], **more: Any) -> Look:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.instances import RULES, merged, roles_of
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import RULES, Service, merged, roles_of
 
 
 def instance(role: str, i: int, state: str = "ready", /, **figures: Any) -> Service:

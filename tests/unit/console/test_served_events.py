@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from freshet.config.avro.schema import parse_schema, sample_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
-from freshet.console.dead_letters import LONGEST_TEXT, letter_of
 from freshet.console.segments import texts_of_buckets, texts_of_times
 from freshet.console.served_events import (
     ServedSample,
@@ -27,7 +26,8 @@ from freshet.console.served_events import (
     request_of,
     without_logical_types,
 )
-from freshet.console.try_it import body_of
+from freshet.console.service import rank_request
+from freshet.console.topic_readers import LONGEST_TEXT, dead_letter_of
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, SampleDecoder, key_of
 from freshet.log.schema_ids import SchemaRegistry, frame
@@ -235,7 +235,7 @@ def test_texts_of_times_and_buckets_have_the_keys_that_training_computes() -> No
 def test_a_sample_that_the_trainer_refused_is_told_as_its() -> None:
     refused = {"v": 1, "kind": "sample", "reason": "cut short", "bytes": "AA=="}
 
-    letter = letter_of(orjson.dumps(refused), "gateway")
+    letter = dead_letter_of(orjson.dumps(refused), "gateway")
 
     assert letter is not None
     assert (letter["from"], letter["reason"], letter["time_ms"]) == ("trainer", "cut short", None)
@@ -244,7 +244,7 @@ def test_a_sample_that_the_trainer_refused_is_told_as_its() -> None:
 def test_a_long_event_is_cut_and_says_so() -> None:
     value = base64.b64encode(b"a" * 10_000).decode()
 
-    letter = letter_of(orjson.dumps({"v": 1, "kind": "refused", "value": value}), "gateway")
+    letter = dead_letter_of(orjson.dumps({"v": 1, "kind": "refused", "value": value}), "gateway")
 
     assert letter is not None
     assert (len(letter["text"]), letter["text"][-1]) == (LONGEST_TEXT, "…")
@@ -258,7 +258,7 @@ letters = st.dictionaries(
 
 @given(st.binary(max_size=200) | letters)
 def test_no_letter_breaks_the_list(value: bytes) -> None:
-    letter = letter_of(value, "joiner")
+    letter = dead_letter_of(value, "joiner")
 
     orjson.dumps(letter)
     assert letter is None or len(letter["text"]) <= 2 * LONGEST_TEXT
@@ -267,7 +267,7 @@ def test_no_letter_breaks_the_list(value: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_a_try_is_a_dry_run_whatever_is_sent(body: bytes) -> None:
     try:
-        asked = orjson.loads(body_of(body))
+        asked = orjson.loads(rank_request(body))
     except BadInput:
         return
     assert asked["dry_run"] is True
@@ -276,4 +276,4 @@ def test_a_try_is_a_dry_run_whatever_is_sent(body: bytes) -> None:
 
 def test_a_try_that_is_nested_too_deep_is_refused_not_a_fault() -> None:
     with pytest.raises(BadInput, match="too deep"):
-        body_of(b'{"context":' + b"[" * 300 + b"]" * 300 + b"}")
+        rank_request(b'{"context":' + b"[" * 300 + b"]" * 300 + b"}")

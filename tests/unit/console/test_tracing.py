@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.tracing import STAGES, Published, Trace, Traces, furthest, offsets_of, published_by
+from freshet.console.traces import STAGES, Published, Trace, Traces, furthest, offsets_of, published_by
 
 
 def logged(offset: int = 7) -> Trace:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from freshet.apps.results import Outcome, outcome_text
 from freshet.cli.status import as_text
 from freshet.console.core import Look, health_of, losses_of
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import Service
 from freshet.joiner.ledger import EVENT_COUNTERS, Ledger
 from freshet.observability.losses import INFERENCE_FIGURES, JOINER_FIGURES, Recent, counted, losses_text
 
