@@ -125,9 +125,8 @@ class ConsoleWorld:
         }
         made = settings(**{**quick, **variables})
         token_file = Path(made.console.token_file) if made.console.token_file else None
-        sources = Sources(SPEC, self.folder, self.log, self.versions, token_file)
         local = local_places({name: fake.port for name, fake in self.fakes.items()}, {})
-
+        sources = Sources(SPEC, self.folder, self.log, self.versions, places or local, token_file)
         audit = Audit(self.folder / "audit.jsonl")
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
@@ -135,7 +134,6 @@ class ConsoleWorld:
                 sources,
                 made.console,
                 made.common,
-                places=places or local,
                 guard=Guard(
                     TokenFile(file) if (file := made.common.tokens_file) else None,
                     more=[console_entry(TOKEN)],

@@ -475,11 +475,11 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 run_folder.path,
                 log,
                 versions,
+                places,
                 Path(settings.console.token_file) if settings.console.token_file else None,
             ),
             settings.console,
             settings.common,
-            places=places,
             guard=Guard(
                 _tokens_of(settings.common),
                 more=[console_entry(token)],

@@ -21,12 +21,12 @@ READ_COMMITS = 5_000
 
 
 class Follower:
-    """One partition, read on from where one was. Used by one thread."""
+    """Reads the records of one partition as they are appended. Not thread-safe."""
 
     def __init__(
         self, log: EventLog, at: TopicPartition, *, span_ms: int | None = None, now_ms: int = 0
     ) -> None:
-        """Begin at the partition's start, or with what was appended in the `span_ms` before `now_ms`."""
+        """Begin at the partition's start, or with the records of the `span_ms` before `now_ms`."""
         self._log, self.at = log, at
         start = log.bounds(at).start
         self.next = start if span_ms is None else max(start, log.offset_at(at, now_ms - span_ms))
@@ -34,14 +34,14 @@ class Follower:
         self._reader.assign({at: self.next})
 
     def read(self, most: int) -> tuple[list[tuple[int, bytes]], bool]:
-        """(offset, value) of up to `most` new records, and whether the log began anew with other offsets.
+        """Return (offset, value) of up to `most` new records, and whether the log began anew.
 
-        What retention took away before it was read is passed over.
+        Records that retention removed before they were read are skipped.
         """
         try:
             found = self._reader.poll(most, 0.0)
         except DataLost:
-            return [], self._again()
+            return [], self._restart()
         records: list[tuple[int, bytes]] = []
         for _, each in found:
             records += zip(each.offsets.tolist(), each.values, strict=True)
@@ -52,7 +52,7 @@ class Follower:
         """Close the reader."""
         self._reader.close()
 
-    def _again(self) -> bool:
+    def _restart(self) -> bool:
         bounds = self._log.bounds(self.at)
         anew = self.next > bounds.end
         self.next = bounds.start
@@ -63,7 +63,7 @@ class Follower:
 
 
 class Commits:
-    """How many events of each stream the joiner has taken, by its newest commit of every partition."""
+    """Events of each stream that the joiner has read, by its newest commit of each partition."""
 
     def __init__(self, log: EventLog, topic: str) -> None:
         self._log, self._topic = log, topic
@@ -73,13 +73,13 @@ class Commits:
         self._assign()
 
     def read(self) -> dict[str, int]:
-        """{role: events taken}, summed over partitions; empty before the first commit."""
+        """Return {role: events read by the joiner}, summed over partitions; empty before the first commit."""
         try:
             while found := self._reader.poll(READ_COMMITS, 0.0):
                 for at, records in found:
                     if len(records):
-                        self._take(at.partition, records.values[-1])
-        except DataLost:  # the joiner drops commits that no restart needs, also those not read yet
+                        self._add_commit(at.partition, records.values[-1])
+        except DataLost:  # the joiner removes commits that no restart needs, also unread ones
             self._assign()
         totals: dict[str, int] = {}
         for following in self._next.values():
@@ -88,7 +88,7 @@ class Commits:
         return totals
 
     def cover(self, partitions: int) -> None:
-        """Read this many partitions from now on: the joiner's commits get more where its inputs do."""
+        """Read this many partitions from now on: the topic of commits grows with the joiner's inputs."""
         if partitions > self._count:
             self._count = partitions
             self._assign()
@@ -106,7 +106,7 @@ class Commits:
             return offset
         return self._log.bounds(at).end
 
-    def _take(self, partition: int, value: bytes) -> None:
+    def _add_commit(self, partition: int, value: bytes) -> None:
         commit = parsed(value)
         following = commit.get("next") if commit is not None else None
         if isinstance(following, dict):
@@ -119,35 +119,35 @@ LONGEST_TEXT = 400
 
 
 class DeadLetters:
-    """The topics of refused events, read again only when they have grown."""
+    """Newest records of the topics of refused events, read only when they have grown."""
 
     def __init__(self, log: EventLog, *, refused: str, dead_letters: str) -> None:
-        """`refused`: of the gateway (and of the trainer, for samples); `dead_letters`: of the joiner."""
+        """Read nothing yet. `refused`: topic of gateway and trainer; `dead_letters`: topic of the joiner."""
         self._log = log
         self._topics = {"gateway": TopicPartition(refused, 0), "joiner": TopicPartition(dead_letters, 0)}
         self._ends: dict[str, int] = {}
         self._newest: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """{refused: n, joiner: n, newest: [...]}: how many the log holds, and the newest first."""
-        bounds = {who: self._log.bounds(at) for who, at in self._topics.items()}
-        ends = {who: b.end for who, b in bounds.items()}
+        """Return {refused: n, joiner: n, newest: [...]}: records in the log, and the newest, latest first."""
+        bounds = {role: self._log.bounds(at) for role, at in self._topics.items()}
+        ends = {role: b.end for role, b in bounds.items()}
         if ends != self._ends:
             found = [
-                dead_letter_of(value, who)
-                for who, at in self._topics.items()
+                dead_letter_of(value, role)
+                for role, at in self._topics.items()
                 for _, value in newest(self._log, at, SHOWN_DEAD_LETTERS)
             ]
             self._newest = sorted((x for x in found if x), key=lambda x: x["time_ms"] or 0, reverse=True)[
                 :SHOWN_DEAD_LETTERS
             ]
             self._ends = ends
-        counts = {who: b.end - b.start for who, b in bounds.items()}
+        counts = {role: b.end - b.start for role, b in bounds.items()}
         return {"refused": counts["gateway"], "joiner": counts["joiner"], "newest": self._newest}
 
 
-def dead_letter_of(value: bytes, who: str) -> dict[str, Any] | None:
-    """A record of a dead-letter topic for people; None if it is no such record."""
+def dead_letter_of(value: bytes, role: str) -> dict[str, Any] | None:
+    """Return a record of a role's dead-letter topic for the page; None if it is malformed."""
     record = parsed(value)
     if record is None:
         return None
@@ -158,7 +158,7 @@ def dead_letter_of(value: bytes, who: str) -> dict[str, Any] | None:
     time_ms = record.get("time_ms")
     return {
         "time_ms": time_ms if type(time_ms) is int else None,
-        "from": "trainer" if record["kind"] in ("sample", "block") else who,
+        "from": "trainer" if record["kind"] in ("sample", "block") else role,
         "topic": str(record.get("topic") or ""),
         "reason": str(reason or "")[:LONGEST_TEXT],
         "text": _text(record.get("value", record.get("bytes"))),
@@ -166,7 +166,7 @@ def dead_letter_of(value: bytes, who: str) -> dict[str, Any] | None:
 
 
 def _text(encoded: Any) -> str:
-    """The event as text; binary ones as hexadecimal digits."""
+    """Return the event as text; binary events as hexadecimal digits."""
     try:
         raw = base64.b64decode(encoded or "", validate=True)
     except (TypeError, ValueError, binascii.Error):
@@ -182,13 +182,13 @@ def _text(encoded: Any) -> str:
 
 
 SHOWN_VERSIONS = 20
-"""Newest versions that are listed; what aliases point at is listed with them."""
+"""Newest versions that are listed, beside those that aliases point to."""
 
 READ_AT_ONCE = 5_000
 
 
 class Versions:
-    """Follows the version store and its topic. Used by one thread."""
+    """Follows the version store and its topic. Not thread-safe."""
 
     def __init__(self, store: VersionStore, log: EventLog, topic: str) -> None:
         self._store = store
@@ -197,7 +197,7 @@ class Versions:
         self.pinned = False
 
     def events(self) -> Sequence[Mapping[str, Any]]:
-        """What became of versions since the last call: {time_ms, number, what, reason, by}."""
+        """Return events of versions since the last call, as `version_event`."""
         found: list[Mapping[str, Any]] = []
         while True:
             records, anew = self._follower.read(READ_AT_ONCE)
@@ -216,7 +216,7 @@ class Versions:
                 return found
 
     def to_json(self, serving: int | None) -> dict[str, Any]:
-        """Aliases, and the newest versions first. Raises Unavailable as the store does."""
+        """Return the aliases and the versions, newest first. Raises Unavailable as the store does."""
         aliases = dict(self._store.aliases())
         numbers = list(self._store.numbers())
         chosen = sorted(
@@ -227,7 +227,7 @@ class Versions:
         return {"serving": serving, "aliases": aliases, "pinned": self.pinned, "list": listed}
 
     def close(self) -> None:
-        """Close the reader; the store is the caller's."""
+        """Close the reader, but not the store."""
         self._follower.close()
 
     def _listed(self, number: int, aliases: Mapping[str, int]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""One action on its way from the log to the served rows, and what many of them took. Pure.
+"""Traces of single actions from the log to the served rows, by offsets.
 
-Stages, each in milliseconds since the log took the action:
-logged (a reader sees it), joined (the joiner's commit covers it), trained (the dense weights have applied the
-samples there were then), published (the rows of those samples are in the topic of rows: where shards hold
-them, of all shards, which together own all slices), served (inference has followed it so far: each replica
-that is ready, so that any reader is answered by it). An action whose window is open may lead to more samples
-later: not waited for.
+Stages, each in milliseconds since the log's timestamp of the action: logged (a reader sees it), joined (the
+joiner's commit covers it), trained (the dense weights have applied the samples up to then), published (all
+owners of rows, which together own all slices, have published the rows of those samples), served (each ready
+replica of inference has read them). Samples of the action that come later, while its window is open, are not
+waited for.
+
+`Tracer` looks every 15 ms while it follows an action, and pauses in between: a look queries /progress of
+trainer and shards and /status of inference, which are small.
 """
 
 from __future__ import annotations
@@ -59,15 +61,15 @@ class Published:
 
 
 def published_by(holders: Iterable[Mapping[str, Any]], slices: int) -> Published:
-    """How far all who hold rows have published, by their answers to /progress.
+    """Return the progress of publishing of all owners of rows, by their answers to /progress.
 
-    Nothing is known while those that answer own fewer than `slices` together: the rest may hold the rows in
-    question. Who owns none has nothing to publish, and holds nobody up.
+    It is not known while the answering owners own fewer than `slices` together, since the others may own the
+    rows in question. An owner without slices has nothing to publish and is ignored.
     """
-    told = [said for said in holders if said.get("slices") != 0]
-    if sum(n for said in told if type(n := said.get("slices")) is int) < slices:
+    owners = [answer for answer in holders if answer.get("slices") != 0]
+    if sum(n for answer in owners if type(n := answer.get("slices")) is int) < slices:
         return Published({}, {})
-    parts = [said["published"] if isinstance(said.get("published"), Mapping) else {} for said in told]
+    parts = [one["published"] if isinstance(one.get("published"), Mapping) else {} for one in owners]
     applied = [offsets_of(part.get("applied")) for part in parts]
     known = set.intersection(*map(set, applied)) if applied else set()
     return Published(
@@ -77,7 +79,7 @@ def published_by(holders: Iterable[Mapping[str, Any]], slices: int) -> Published
 
 
 def furthest(offsets: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """{partition: the largest of several offsets}."""
+    """Return {partition: largest offset}."""
     found: dict[int, int] = {}
     for each in offsets:
         for partition, offset in each.items():
@@ -86,7 +88,7 @@ def furthest(offsets: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def offsets_of(value: Any) -> dict[int, int]:
-    """{partition: offset} of what JSON has as {"0": 12}; what is no such thing is left out."""
+    """Return {partition: offset} for JSON such as {"0": 12}; malformed entries are left out."""
     if not isinstance(value, Mapping):
         return {}
     return {int(p): n for p, n in value.items() if _DIGITS.fullmatch(str(p)) and type(n) is int}
@@ -94,15 +96,15 @@ def offsets_of(value: Any) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Trace:
-    """One action, followed. Times are wall-clock milliseconds; partitions are numbers."""
+    """An action that is followed. Times are wall-clock milliseconds."""
 
     role: str  # "action"
     partition: int
     offset: int
     appended_ms: int
     stages: dict[str, float] = field(default_factory=dict)
-    samples_end: int | None = None  # of its partition, right after the joiner's commit
-    rows_next: Mapping[int, int] | None = None  # where rows ended once they were published
+    samples_end: int | None = None  # end of its partition of samples just after the joiner's commit
+    rows_next: Mapping[int, int] | None = None  # ends of the topic of rows once they were published
 
     @property
     def waits_for(self) -> str | None:
@@ -110,11 +112,11 @@ class Trace:
         return next((stage for stage in STAGES if stage not in self.stages), None)
 
     def logged(self, now_ms: float) -> None:
-        """A reader has seen it."""
+        """Note that a reader has seen the action."""
         self._reached("logged", now_ms)
 
     def joined(self, next_offset: int | None, samples_end: int | None, now_ms: float) -> None:
-        """The joiner's newest commit is at `next_offset`; samples of the partition ended there after that."""
+        """Note the joiner's newest commit, at `next_offset`, and the end of samples just after it."""
         if next_offset is not None and samples_end is not None and next_offset > self.offset:
             self.samples_end = samples_end
             self._reached("joined", now_ms)
@@ -126,7 +128,7 @@ class Trace:
         rows_next: Mapping[int, int],
         now_ms: float,
     ) -> None:
-        """The trainer has applied and published so far."""
+        """Note the offsets that trainer and row owners have applied and published."""
         if self.samples_end is None:
             return
         if applied.get(self.partition, -1) >= self.samples_end:
@@ -136,11 +138,11 @@ class Trace:
             self._reached("published", now_ms)
 
     def served(self, rows_next: Mapping[int, int], now_ms: float) -> None:
-        """Inference, the only one there is, has followed the rows so far."""
+        """Note the offsets that the only inference server has read."""
         self.served_by({"inference": rows_next}, now_ms)
 
     def served_by(self, followed: Mapping[str, Mapping[int, int]], now_ms: float) -> None:
-        """These replicas, all that are ready and answer, have followed the rows so far."""
+        """Note the offsets that all ready replicas have read."""
         wanted = self.rows_next
         if wanted is None or not followed:
             return
@@ -152,14 +154,14 @@ class Trace:
 
 
 class Traces:
-    """The newest traces, and what they took."""
+    """The newest traces, with quantiles of their stages."""
 
     def __init__(self) -> None:
         self._done: deque[tuple[int, dict[str, float]]] = deque(maxlen=KEPT)  # (time, stages)
         self._failed: dict[str, Any] | None = None
 
     def add(self, trace: Trace, now_ms: int, why: str = "") -> None:
-        """Take a trace that is served, or was given up; `why`: what was in the way."""
+        """Add a trace that is served, or was given up for the reason `why`."""
         if trace.waits_for is None:
             self._done.append((now_ms, dict(trace.stages)))
         else:
@@ -168,11 +170,11 @@ class Traces:
 
     @property
     def newest(self) -> Mapping[str, float] | None:
-        """Stages of the newest trace, ms."""
+        """Stages of the newest trace, in ms."""
         return self._done[-1][1] if self._done else None
 
     def to_json(self) -> dict[str, Any] | None:
-        """{at_ms, n, stages: [{stage, ms, p90}], failed}; None before the first."""
+        """Return {at_ms, n, stages: [{stage, ms, p90}], failed}; None before the first trace."""
         if not self._done and self._failed is None:
             return None
         at_ms = self._done[-1][0] if self._done else self._failed["at_ms"] if self._failed else 0
@@ -190,7 +192,7 @@ class Traces:
 
 
 def _quantile(times: list[float], q: float) -> float:
-    """Between two values that were seen, in proportion."""
+    """Interpolate between two measured values."""
     place = q * (len(times) - 1)
     low = int(place)
     high = min(low + 1, len(times) - 1)
@@ -201,14 +203,14 @@ log = structlog.get_logger(__name__)
 
 LOOK_S = 0.015
 AWAIT_ACTION_S = 0.2
-"""How long one wait for a new action is; then it looks whether it is to stop."""
+"""Longest wait for a new action before `stop` is checked."""
 
 RETRY_S = 1.0
 MOST_AT_ONCE = 8
-"""Instances that are asked at the same time."""
+"""Instances that are queried concurrently."""
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""{instance: what it answered}; who did not is not in it."""
+"""{instance: its answer}, without the instances that did not answer."""
 
 
 class Tracer:
@@ -223,7 +225,7 @@ class Tracer:
         clock: Clock,
         pause_s: float,
     ) -> None:
-        """`instances`: those of a role that are ready now, or all of them if none is."""
+        """Follow nothing yet. `instances` returns the ready instances of a role, or all if none is ready."""
         self._spec, self._topics, self._log, self._instances = spec, topics, event_log, instances
         self._slices = len(slices_of(spec.buckets))
         self._clock, self._pause_s = clock, pause_s
@@ -231,21 +233,21 @@ class Tracer:
         self.traces = Traces()
 
     def run(self, stop: threading.Event) -> None:
-        """Follow one action after the other until told to stop."""
+        """Follow one action after another until `stop` is set."""
         while not stop.is_set():
             try:
                 self._follow_one(stop)
-            except (FreshetError, KeyError) as error:  # the log is away, or not there yet
+            except (FreshetError, KeyError) as error:  # the log is away, or does not exist yet
                 log.debug("tracing waits", reason=str(error))
                 stop.wait(RETRY_S)
-            except Exception as error:  # a fault of ours must not end the tracing
+            except Exception as error:  # a bug must not end the tracing
                 log.error("a trace failed", exc_info=error)
                 stop.wait(RETRY_S)
             stop.wait(self._pause_s)
         self.close()
 
     def close(self) -> None:
-        """Ask no more; for who calls `follow` itself."""
+        """Stop querying; for callers of `follow`."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _follow_one(self, stop: threading.Event) -> None:
@@ -260,10 +262,9 @@ class Tracer:
             self.traces.add(trace, self._clock.now_ms(), why)
 
     def follow(self, trace: Trace, commits: Reader, stop: threading.Event) -> str:
-        """Look again and again until the trace is served, given up or stopped.
+        """Look until the trace is served, given up or stopped; return the problem of the last look, or "".
 
-        `commits`: of the trace's partition, from before the action was appended (`commits_from`). Returns
-        what was in the way of the last look, if anything was.
+        `commits` reads the trace's partition from before the action was appended (see `commits_from`).
         """
         why = ""
         deadline = self._clock.monotonic() + GIVE_UP_S
@@ -274,18 +275,18 @@ class Tracer:
         return why
 
     def commit_ends(self) -> dict[int, int]:
-        """{partition: where the joiner's commits end now}: for `commits_from`, before an action is sent."""
+        """Return {partition: end of the joiner's commits}, for `commits_from`, before an action is sent."""
         places = [TopicPartition(self._topics.joiner, p) for p in range(self._spec.partitions)]
         return {at.partition: bounds.end for at, bounds in self._log.all_bounds(places).items()}
 
     def commits_from(self, partition: int, offset: int) -> Reader:
-        """A reader of the joiner's commits; the caller closes it."""
+        """Return a reader of the joiner's commits; the caller closes it."""
         commits = self._log.reader()
         commits.assign({TopicPartition(self._topics.joiner, partition): offset})
         return commits
 
     def _next_action(self, stop: threading.Event) -> tuple[Trace | None, Reader | None]:
-        """The next action that is appended, and a reader of its partition's commits from before it was."""
+        """Wait for an action; return its trace, and a reader of its partition's commits from before it."""
         partitions = range(self._spec.partitions)
         actions = self._log.reader()
         try:
@@ -303,20 +304,20 @@ class Tracer:
             actions.close()
 
     def _look(self, trace: Trace, commits: Reader) -> str:
-        """One look at what the trace waits for; returns what is in the way of looking, if anything is."""
+        """Check the next stage of the trace; return the problem of the check, or ""."""
         match trace.waits_for:
             case "joined":
-                return self._look_at_commits(trace, commits)
+                return self._check_commits(trace, commits)
             case "trained" | "published":
-                return self._look_at_trainer(trace)
+                return self._check_trainer(trace)
             case _:
-                return self._look_at_inference(trace)
+                return self._check_inference(trace)
 
-    def _look_at_commits(self, trace: Trace, commits: Reader) -> str:
+    def _check_commits(self, trace: Trace, commits: Reader) -> str:
         where = TopicPartition(self._topics.samples, trace.partition)
         try:
             found = commits.poll(1_000, 0.0)
-        except DataLost:  # the joiner drops the commits that no restart needs
+        except DataLost:  # the joiner removes commits that no restart needs
             at = TopicPartition(self._topics.joiner, trace.partition)
             commits.assign({at: self._log.bounds(at).start})
             return ""
@@ -331,33 +332,33 @@ class Tracer:
                     return ""
         return ""
 
-    def _look_at_trainer(self, trace: Trace) -> str:
-        trainers, problem = self._asked("trainer", "/progress")
-        applied = furthest(offsets_of(said.get("applied")) for said in trainers.values())
+    def _check_trainer(self, trace: Trace) -> str:
+        trainers, problem = self._query_all("trainer", "/progress")
+        applied = furthest(offsets_of(answer.get("applied")) for answer in trainers.values())
         holders: Answers = trainers
-        slices = 0  # that must be told of: a trainer that holds rows itself holds all of them
+        slices = 0  # that owners must report: a trainer that owns rows owns all of them
         if self._instances("paramserver"):
-            holders, in_the_way = self._asked("paramserver", "/progress")
-            problem, slices = problem or in_the_way, self._slices
+            holders, unanswered = self._query_all("paramserver", "/progress")
+            problem, slices = problem or unanswered, self._slices
         published = published_by(holders.values(), slices)
         trace.trained(applied, published.applied, published.rows_next, self._clock.now_ms())
         return problem
 
-    def _look_at_inference(self, trace: Trace) -> str:
-        replicas, problem = self._asked("inference", "/status")  # /v1/progress asks for a token
-        followed = {name: offsets_of(said.get("rows_next")) for name, said in replicas.items()}
-        trace.served_by(followed, self._clock.now_ms())
+    def _check_inference(self, trace: Trace) -> str:
+        replicas, problem = self._query_all("inference", "/status")  # /v1/progress requires a token
+        read = {name: offsets_of(answer.get("rows_next")) for name, answer in replicas.items()}
+        trace.served_by(read, self._clock.now_ms())
         return problem
 
-    def _asked(self, role: str, path: str) -> tuple[Answers, str]:
-        """What the instances of a role answer, and what is in the way of asking one of them."""
+    def _query_all(self, role: str, path: str) -> tuple[Answers, str]:
+        """Return the answers of a role's instances, and the first problem, or ""."""
         instances = self._instances(role)
         if not instances:
             return {}, f"where the {role} answers is not known"
         many = self._pool.map if len(instances) > 1 else map
         found = list(many(lambda instance: self._ask(instance, path), instances))
-        said = {i.name: answer for i, (answer, _) in zip(instances, found, strict=True) if answer is not None}
-        return said, next((problem for _, problem in found if problem), "")
+        answers = {i.name: one for i, (one, _) in zip(instances, found, strict=True) if one is not None}
+        return answers, next((problem for _, problem in found if problem), "")
 
     def _ask(self, instance: Instance, path: str) -> tuple[Mapping[str, Any] | None, str]:
         name, at = instance.name, instance.address

@@ -58,15 +58,15 @@ def filled(records: int, *, shown: bool = True) -> Board:
     if shown:
         board.show({"health": "good"})
     for offset in range(records):
-        board.tell(offset, {"kind": "vitals", "n": offset})
-        board.seen(offset + 1)
+        board.publish_record(offset, {"kind": "vitals", "n": offset})
+        board.advance(offset + 1)
     return board
 
 
 def test_a_page_gets_the_state_at_once_and_then_new_records_only() -> None:
     board = filled(5)
 
-    found = seen(board, None, 2, lambda: board.tell(5, {"kind": "vitals"}))
+    found = seen(board, None, 2, lambda: board.publish_record(5, {"kind": "vitals"}))
 
     assert found[0] == {"retry": "1000"}
     assert sorted(kinds(found)) == ["record", "state"]
@@ -80,7 +80,7 @@ def test_a_page_that_read_the_history_goes_on_where_that_ended() -> None:
 def test_a_page_at_the_end_misses_nothing() -> None:
     board = filled(10)
 
-    found = seen(board, 10, 2, lambda: board.tell(10, {}))
+    found = seen(board, 10, 2, lambda: board.publish_record(10, {}))
 
     assert "reset" not in kinds(found)
     assert offsets(found) == [10]
@@ -89,9 +89,9 @@ def test_a_page_at_the_end_misses_nothing() -> None:
 @pytest.mark.parametrize("start", [2, 3])
 def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
     board = filled(2)
-    board.tell_version({"number": 7})
-    board.tell(2, {"kind": "vitals"})
-    board.seen(3)
+    board.publish_version({"number": 7})
+    board.publish_record(2, {"kind": "vitals"})
+    board.advance(3)
 
     found = seen(board, start, 2)
 
@@ -101,7 +101,7 @@ def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
 
 def test_what_became_of_a_version_after_the_newest_record_is_not_missed() -> None:
     board = filled(2)
-    board.tell_version({"number": 7})
+    board.publish_version({"number": 7})
 
     assert kinds(seen(board, 2, 2)) == ["version", "state"]
 
@@ -109,8 +109,8 @@ def test_what_became_of_a_version_after_the_newest_record_is_not_missed() -> Non
 def test_records_that_pages_are_not_told_of_leave_no_gap() -> None:
     board = Board()
     board.begin(0)
-    board.tell(3, {})
-    board.seen(9)
+    board.publish_record(3, {})
+    board.advance(9)
 
     assert kinds(seen(board, 0, 2)) == ["record"]
     assert "reset" not in kinds(seen(board, 9, 2, lambda: board.show({})))
@@ -134,7 +134,7 @@ def test_a_log_that_begins_anew_resets_the_pages_that_are_open() -> None:
 
     def anew() -> None:
         board.begin(0)
-        board.tell(0, {"kind": "vitals", "life": 2})
+        board.publish_record(0, {"kind": "vitals", "life": 2})
 
     found = seen(board, None, 2, anew)
 
@@ -158,7 +158,7 @@ def test_a_page_that_slept_too_long_is_told_so() -> None:
 
     def meanwhile() -> None:
         for offset in range(10, 10 + 2 * KEPT):
-            board.tell(offset, {})
+            board.publish_record(offset, {})
 
     assert kinds(seen(board, 5, 2, meanwhile)) == ["reset", "state"]
 

@@ -23,30 +23,30 @@ def edge(found: list[Edge], name: str) -> Edge:
 def test_a_rate_is_the_growth_over_the_last_seconds() -> None:
     rates = Rates(span_s=5)
 
-    assert rates.take("x", 100, 0.0) is None
-    assert rates.take("x", 150, 1.0) == 50
+    assert rates.rate_of("x", 100, 0.0) is None
+    assert rates.rate_of("x", 150, 1.0) == 50
     for second in range(2, 20):
-        found = rates.take("x", 150 + 10 * (second - 1), float(second))
+        found = rates.rate_of("x", 150 + 10 * (second - 1), float(second))
 
     assert found == pytest.approx(10), "what was long ago does not count"
 
 
 def test_a_total_that_falls_back_begins_anew_and_is_never_a_negative_rate() -> None:
     rates = Rates()
-    rates.take("x", 1_000, 0.0)
-    rates.take("x", 1_100, 1.0)
+    rates.rate_of("x", 1_000, 0.0)
+    rates.rate_of("x", 1_100, 1.0)
 
-    assert rates.take("x", 3, 2.0) is None
-    assert rates.take("x", 13, 3.0) == 10
+    assert rates.rate_of("x", 3, 2.0) is None
+    assert rates.rate_of("x", 13, 3.0) == 10
 
 
 def test_a_total_that_is_not_known_makes_the_rate_unknown_until_two_are() -> None:
     rates = Rates()
-    rates.take("x", 10, 0.0)
+    rates.rate_of("x", 10, 0.0)
 
-    assert rates.take("x", None, 1.0) is None
-    assert rates.take("x", 30, 2.0) is None
-    assert rates.take("x", 40, 3.0) == 10
+    assert rates.rate_of("x", None, 1.0) is None
+    assert rates.rate_of("x", 30, 2.0) is None
+    assert rates.rate_of("x", 40, 3.0) == 10
 
 
 @pytest.mark.parametrize(
