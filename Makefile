@@ -96,7 +96,7 @@ lint: $(READY_TO_TEST) ## ruff, clang-format, mypy --strict, import-linter, band
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror services/native/*/*.cpp services/native/*/*.hpp services/native/include/freshet/*.hpp
-	$(BIN)/mypy services/freshet tests ops
+	$(BIN)/mypy services/freshet tests bench ops
 	PYTHONPATH=services $(BIN)/lint-imports
 	$(BIN)/bandit -q -c pyproject.toml -r services/freshet
 	$(BIN)/python -m ops.house
@@ -110,7 +110,7 @@ MEASURED = $(or $(filter-out --%,$(BENCH)),gateway rank versus_vw)
 bench: build ## Measure; BENCH="--quick --json" in 3 minutes, BENCH="table log" for some of it, BENCH=--list for what there is.
 	@$(if $(filter gateway rank,$(MEASURED)),command -v wrk > /dev/null || ops/install-package wrk 'name measurements that need none: make bench BENCH="table log"')
 	@$(if $(filter versus_vw,$(MEASURED)),$(BIN)/pip install -q pandas)
-	PYTHONPATH=services $(BIN)/python -m tests.perf $(BENCH)
+	PYTHONPATH=services $(BIN)/python -m bench $(BENCH)
 
 wheel: $(BIN)/python ## Build the wheel into dist/.
 	$(BIN)/pip install -q build

@@ -16,31 +16,46 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
-from ops.house import limits, words
+from ops.house import limits, names, static, words
 from ops.house.limits import Measure
+from ops.house.names import Names, names_of
 from ops.house.sources import PACKAGE, PYTHON, ROOT, collector_paused, project_files, texts_of
-from ops.house.static import Facts, facts_of, measures_of
+from ops.house.static import Facts, facts_of
 
 
-def read_file(path: str, vocabulary: words.Vocabulary) -> tuple[Facts | None, list[words.Finding]]:
-    """Return the facts of a file, if it is a Python file of the package, and its forbidden words."""
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A file as the measures see it."""
+
+    facts: Facts | None  # of a Python file of the package
+    names: Names | None  # of a Python file
+    findings: list[words.Finding]
+
+
+def read_file(path: str, vocabulary: words.Vocabulary) -> Contents:
+    """Return the facts, names and forbidden words of a file."""
     source = (ROOT / path).read_text(encoding="utf-8")
     with collector_paused():
         tree = ast.parse(source, path) if path.endswith(PYTHON) else None
         texts = texts_of(path, source, tree)
         measured = tree is not None and path.startswith(PACKAGE) and path.endswith(".py")
         facts = facts_of(path, source, tree, texts) if tree is not None and measured else None
-        return facts, vocabulary.findings(path, texts)
+        used = names_of(path, list(ast.walk(tree))) if tree is not None else None
+        return Contents(facts, used, vocabulary.findings(path, texts))
 
 
-def read_files() -> tuple[list[Facts], dict[str, list[words.Finding]]]:
-    """Read all files of the project, on all processors."""
+def read_files() -> tuple[list[Measure], dict[str, list[words.Finding]]]:
+    """Return the measures and forbidden words of all files of the project, read on all processors."""
     paths, vocabulary = project_files(), words.Vocabulary.load()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(read_file, paths, [vocabulary] * len(paths), chunksize=40))
-    facts = [one for one, _ in found if one is not None]
-    return facts, dict(zip(paths, (findings for _, findings in found), strict=True))
+    measures = [
+        *static.measures_of([one.facts for one in found if one.facts is not None]),
+        *names.measures_of([one.names for one in found if one.names is not None]),
+    ]
+    return measures, dict(zip(paths, (one.findings for one in found), strict=True))
 
 
 def report(
@@ -81,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         failures = report(measure_paths(), bounds, options)
     else:
-        facts, findings = read_files()
-        failures = report(measures_of(facts), bounds, options)
+        measures, findings = read_files()
+        failures = report(measures, bounds, options)
         if options.write_not_done:
             words.write_not_done(findings)
         failures += words.complaints(findings, words.read_not_done())

@@ -24,9 +24,10 @@ import httpx
 import numpy as np
 
 import freshet
+from bench.codecs import shard_in, spec_of
 from freshet.apps.local import Local
 from freshet.config.spec.layout import layout_of
-from freshet.coordination.slices import Owners
+from freshet.coordination.assignment import Owners
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
@@ -39,7 +40,6 @@ from ops.house.hook.sitecustomize import Entered
 from ops.house.limits import Measure
 from ops.house.sources import ROOT
 from ops.house.windows import Windows, path_of
-from tests.perf.codecs import shard_in, spec_of
 
 EXAMPLE = ROOT / "examples" / "quickstart"
 SPEC_CHANGES = {

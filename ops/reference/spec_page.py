@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from freshet.config import expression
-from freshet.config.spec.forms import Parameter
 from freshet.config.spec.identity import EFFECTS
+from freshet.config.spec.inputs import Parameter
+from freshet.config.spec.layout import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, OPTIMIZERS
 from freshet.config.spec.model import (
     Explore,
     Feature,
@@ -22,8 +23,7 @@ from freshet.config.spec.model import (
     Table,
     Train,
 )
-from freshet.config.spec.optimizers import OPTIMIZERS
-from freshet.config.spec.parse_inputs import DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, KEYS_OF_KIND
+from freshet.config.spec.parse import KEYS_OF_KIND
 from freshet.config.spec.transforms import TRANSFORMS
 from ops.reference.markdown import grid, header, option_rows
 

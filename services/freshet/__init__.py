@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from freshet.apps.replay import replay
     from freshet.client import AsyncClient, Client
     from freshet.config.spec import Spec
-    from freshet.config.spec.forms import Parameter
+    from freshet.config.spec.inputs import Parameter
     from freshet.config.spec.transforms import Transform
     from freshet.model.custom import Model
 
@@ -25,7 +25,7 @@ _HOMES = {
     "AsyncClient": "freshet.client",
     "Client": "freshet.client",
     "Model": "freshet.model.custom",
-    "Parameter": "freshet.config.spec.forms",
+    "Parameter": "freshet.config.spec.inputs",
     "Spec": "freshet.config.spec",
     "Transform": "freshet.config.spec.transforms",
     "backtest": "freshet.apps.backtest",

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from tests.compose.breaking import STACKS, Broken, Group, Stacked, wait_for
 from tests.compose.filled import fill
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
-from tests.system.waiting import wait_until
 
 RESOLVED_S = 900.0
 
@@ -100,7 +100,7 @@ def make_fire(broken: Broken, group: Group, alerts: Sequence[str], *, is_last: b
     with group.break_(broken):
         began = time.monotonic()
         try:
-            wait_until("the alerts fire", all_fire, within_s=group.within_s, look_s=1)
+            wait_until("the alerts fire", all_fire, within_s=group.within_s, poll_s=1)
         except AssertionError:
             missing = sorted(set(alerts) - set(seen))
             wrong.append(f"  {group.break_.__name__}: did not fire within {group.within_s:.0f} s: {missing}")
@@ -108,7 +108,7 @@ def make_fire(broken: Broken, group: Group, alerts: Sequence[str], *, is_last: b
     if is_last:
         return wrong
     try:
-        after = wait_until("all is well", lambda: not prometheus.firing(), within_s=RESOLVED_S, look_s=1)
+        after = wait_until("all is well", lambda: not prometheus.firing(), within_s=RESOLVED_S, poll_s=1)
         print(f"  nothing fires {after:.0f} s after it was mended", flush=True)
     except AssertionError:
         wrong.append(f"  {group.break_.__name__}: still firing: {sorted(prometheus.firing())}")

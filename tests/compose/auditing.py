@@ -8,11 +8,11 @@ from pathlib import Path
 
 from freshet.config.spec import Spec
 from freshet.config.spec.topics import topics_of
+from freshet.testing.conditions import wait_until_nothing_differs
 from tests.compose.stack import Stack
-from tests.system import audit
-from tests.system.members import read_to
-from tests.system.traffic import Impression
-from tests.system.waiting import wait_until_nothing_differs
+from tests.fixtures import audit
+from tests.fixtures.members import read_to
+from tests.fixtures.traffic import Impression
 
 __all__ = ["assert_exact", "differences"]
 

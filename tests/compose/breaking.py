@@ -22,11 +22,11 @@ from freshet.adapters import open_eventlog
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import append_to
 from freshet.types import TopicPartition
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
-from tests.system.waiting import wait_until
 
 __all__ = ["STACKS", "Broken", "Group", "Stacked"]
 
@@ -324,7 +324,7 @@ def half_loaded(broken: Broken) -> Iterator[None]:
         broken.stack.docker("start", *again)
         for name in again:
             broken.stack.forget(name)
-        wait_until("rows are loaded", lambda: _loads(broken, "shard-1"), within_s=120, look_s=0.05)
+        wait_until("rows are loaded", lambda: _loads(broken, "shard-1"), within_s=120, poll_s=0.05)
         broken.stack.docker("pause", *nodes)
     try:
         yield
@@ -348,7 +348,7 @@ def wait_for(prometheus: Prometheus, expr: str, within_s: float = 300.0) -> str:
         found[:] = prometheus.query(expr)
         return bool(found)
 
-    wait_until(expr, has_value, within_s=within_s, look_s=1)
+    wait_until(expr, has_value, within_s=within_s, poll_s=1)
     value: str = found[0]["value"][1]
     return value
 

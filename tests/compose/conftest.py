@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.compose.stack import Stack
-from tests.system.running import LEDGER
+from tests.fixtures.commands import LEDGER
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import httpx
 
+from freshet.testing.conditions import wait_until
 from tests.compose.loading import Load
 from tests.compose.stack import PROJECT, Stack
-from tests.system.running import LEDGER
-from tests.system.waiting import wait_until
+from tests.fixtures.commands import LEDGER
 
 REST_S, LOADED_S = 60, 180
 UNITS = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}

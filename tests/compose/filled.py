@@ -23,11 +23,11 @@ import httpx
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec import load_spec
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
-from tests.system.seeding import seed_rows
-from tests.system.waiting import wait_until
+from tests.fixtures.seeding import seed_rows
 
 READY_WITHIN_S = 600.0
 LEARNS_S = 60.0
@@ -85,7 +85,7 @@ def _start_and_learn(stack: Stack) -> None:
         "readers are learned from",
         lambda: sum(stack.applied().values()) > 1_000 and time.monotonic() > began + LEARNS_S,
         within_s=300,
-        look_s=1,
+        poll_s=1,
     )
     for name, mb in sorted(memory_mb(stack).items()):
         print(f"  {name:14} {mb:6.0f} MB")
@@ -106,7 +106,7 @@ def wait_for_rows(stack: Stack) -> Iterator[str]:
     """What there is by now: shards that have loaded, rankings."""
     prometheus = Prometheus(stack.prometheus)
     for what, missing in UNTIL.items():
-        wait_until(what, partial(_none, prometheus, missing), within_s=READY_WITHIN_S, look_s=1)
+        wait_until(what, partial(_none, prometheus, missing), within_s=READY_WITHIN_S, poll_s=1)
         yield what
     prometheus.close()
 

@@ -14,7 +14,7 @@ import orjson
 from freshet.load.connections import Connections, server_at
 from freshet.load.open_loop import Figures, Lane, drive, new_loop
 from freshet.load.requests import Request
-from tests.system.traffic import ITEMS, USERS, Impression
+from tests.fixtures.traffic import ITEMS, USERS, Impression
 
 __all__ = ["Load"]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.filled import fill, wait_for_rows
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
-from tests.system.waiting import wait_until
 
 SIZES = {
     "STACK_SHARD_BYTES": "1342177280",
@@ -97,9 +97,9 @@ def _node_made_anew(stack: Stack, node: str) -> None:
         "the cluster is whole",
         lambda: _is_whole(stack),
         within_s=180,
-        look_s=1,
+        poll_s=1,
     )
-    wait_until(f"{node} has caught up", lambda: _has_caught_up(stack, node), within_s=180, look_s=1)
+    wait_until(f"{node} has caught up", lambda: _has_caught_up(stack, node), within_s=180, poll_s=1)
 
 
 def _is_whole(stack: Stack) -> bool:
@@ -122,7 +122,7 @@ def _step(stack: Stack, what: str, do: Callable[[], object]) -> None:
     before, began, learned = _counts(stack), time.monotonic(), sum(stack.applied().values())
     do()
     took = time.monotonic() - began
-    wait_until("training goes on", lambda: sum(stack.applied().values()) > learned, within_s=300, look_s=0.2)
+    wait_until("training goes on", lambda: sum(stack.applied().values()) > learned, within_s=300, poll_s=0.2)
     on = time.monotonic() - began
     after = _counts(stack)
     told = ", ".join(f"{name} {after[name] - before[name]:,.0f}" for name in after)

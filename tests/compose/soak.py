@@ -28,14 +28,14 @@ from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
 from freshet.load.open_loop import Figures
 from freshet.log import EventLog
+from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from tests.compose.auditing import differences
 from tests.compose.figures import memory_mb, volumes_mb
 from tests.compose.loading import Load
 from tests.compose.stack import Stack
-from tests.system import audit
-from tests.system.running import LEDGER
-from tests.system.waiting import wait_until
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER
 
 RETENTION = '\n[retention]\nevents = "10m"\nrows = "10m"\nmeasures = "10m"\n'
 

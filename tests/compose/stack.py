@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from tests.fixtures.members import Members
 from tests.servers.processes import lasting_ports
-from tests.system.members import Members
 
 __all__ = ["PROJECT", "Stack"]
 

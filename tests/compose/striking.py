@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from freshet.testing.conditions import wait_until
 from tests.compose.stack import Stack
-from tests.system.waiting import wait_until
 
 __all__ = ["ON_S", "kill_each", "learned_past"]
 

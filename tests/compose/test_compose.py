@@ -16,13 +16,13 @@ import pytest
 
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
+from freshet.testing.conditions import wait_until
 from tests.compose.auditing import assert_exact
 from tests.compose.stack import Stack
 from tests.compose.striking import kill_each, learned_past
-from tests.system import audit
-from tests.system.running import LEDGER
-from tests.system.traffic import Asker, Traffic
-from tests.system.waiting import wait_until
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER
+from tests.fixtures.traffic import Asker, Traffic
 
 SEED = random.SystemRandom().randrange(1, 2**31)
 ALL = (

@@ -11,11 +11,11 @@ import pytest
 
 from freshet.config.spec import load_spec
 from freshet.load.open_loop import Figures
+from freshet.testing.conditions import wait_until
 from tests.compose.auditing import assert_exact
 from tests.compose.loading import Load
 from tests.compose.stack import Stack
-from tests.system.running import LEDGER
-from tests.system.waiting import wait_until
+from tests.fixtures.commands import LEDGER
 
 SEED = random.SystemRandom().randrange(1, 2**31)
 EVENTS_PER_S = float(os.environ.get("FRESHET_TEST_EVENTS", "1000"))

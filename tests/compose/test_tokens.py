@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from tests.compose.stack import Stack
-from tests.system.waiting import wait_until
 
 HASHES = "/run/freshet/doors/tokens"
 CLIENT = "/run/freshet/client/client.token"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from freshet.demo.spec import DEMO_SPEC
+from freshet.testing.conditions import wait_until
 from ops.boards.boards import read_boards
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
-from tests.system.waiting import wait_until
 
 RATE_INTERVAL = "1m"  # as Grafana makes of scrapes each 15 s, which is more than ours
 
@@ -80,7 +80,7 @@ def test_every_query_of_every_board_shows_something_and_every_alert_is_evaluated
         "there are rates of everything",
         lambda: all(prometheus.query(q) for q in queries if q not in EMPTY) or _told(prometheus, queries),
         within_s=180,
-        look_s=5,
+        poll_s=5,
     )
     rules = prometheus.rules()
     selected = {FAILURES.sub("", s) for rule in rules for s in SELECTOR.findall(rule["query"])}

@@ -6,7 +6,7 @@ import pytest
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.pieces import SMALLEST_LIMIT
 from freshet.testing.contracts.batches import BatchStreamContract, Scene
-from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
+from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
 
 class TestLocalStream(BatchStreamContract):

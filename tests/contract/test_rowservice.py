@@ -10,11 +10,11 @@ from freshet.batches.read_my_writes import LookupResult, ReadMyWrites
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.topics import Topics, topics_of
-from freshet.coordination.slices import Owners
+from freshet.coordination.assignment import Owners
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.server import identity_of, serve_rows
-from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
@@ -32,28 +32,10 @@ from freshet.testing.contracts.rowservice import (
     push_of,
 )
 from freshet.testing.reference import ReferenceRowService
-from freshet.types import F32, Bool, Fence, bucket_of
+from freshet.types import F32, Bool, bucket_of
+from tests.fixtures.shards import SPEC, loaded
 
 TRANSPORT = Transport(token="sesame-of-the-suite", max_message_bytes=MIB)
-
-SPEC = f"""
-name = "contract"
-partitions = {PARTITIONS}
-buckets = {BUCKETS}
-[events]
-served = {{ schema = "i.avsc", key = ["id"], time = "ts:ms" }}
-action = {{ schema = "a.avsc", key = ["id"], time = "ts:ms" }}
-[labels]
-click = {{ on = "action.type == 'click'" }}
-[tables]
-user = {{ dim = {WIDTH}, optimizer = {{ name = "sgd", lr = 1.0 }} }}
-item = {{ dim = {WIDTH}, optimizer = {{ name = "sgd", lr = 1.0 }} }}
-[features]
-user = {{ field = "user", table = "user" }}
-item = {{ field = "item", table = "item" }}
-[model]
-kind = "dlrm"
-"""
 
 
 class TestReference(RowServiceContract):
@@ -62,27 +44,13 @@ class TestReference(RowServiceContract):
         return ReferenceRowService([WIDTH], dict.fromkeys(range(PARTITIONS), 0))
 
 
-def topics_made(log: SqliteEventLog, spec: Spec) -> Topics:
-    topics = topics_of(spec)
-    for plan in topics.plans:
-        log.create_topic(
-            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-        )
-    return topics
-
-
-def shard_of(spec: Spec, log: SqliteEventLog, rows: SqliteRowStore, topics: Topics) -> Shard:
-    shard = Shard(ShardContext(spec, "hash", log, rows), fence=Fence(10))
-    shard.load()
-    return shard
-
-
 class TestShard(RowServiceContract):
     @pytest.fixture
     def service(self, tmp_path: Path) -> Iterator[RowService]:
         spec = parse_spec(SPEC)
         log, rows = SqliteEventLog(tmp_path / "log"), SqliteRowStore(tmp_path / "rows.sqlite")
-        yield shard_of(spec, log, rows, topics_made(log, spec))
+        ensure_topics(log, spec)
+        yield loaded(log, rows, 10, spec=spec)
         rows.close()
         log.close()
 
@@ -95,7 +63,7 @@ def served(
     groups = layout_of(spec).groups
     widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
     log = SqliteEventLog(folder / "log")
-    topics = topics_made(log, spec)
+    ensure_topics(log, spec)
     share = BUCKETS // shards
     owned: dict[str, range] = {}
     made: list[Shard] = []
@@ -104,7 +72,7 @@ def served(
         for i in range(shards):
             rows = SqliteRowStore(folder / f"rows-{i}.sqlite")
             stack.callback(rows.close)
-            shard = shard_of(spec, log, rows, topics)
+            shard = loaded(log, rows, 10, spec=spec)
             mine = range(i * share, (i + 1) * share)
             for bucket in set(range(BUCKETS)) - set(mine):
                 shard.store.drop_bucket(bucket)

@@ -7,8 +7,7 @@ import pytest
 from freshet.testing.contracts.versions import VersionsContract
 from freshet.versions import VersionStore
 from freshet.versions.folder import open_url
-from freshet.versions.object_storage import Bucket
-from freshet.versions.objects import ObjectVersionStore
+from freshet.versions.objects import Bucket, ObjectVersionStore
 from freshet.versions.objects import open_url as open_objects
 
 

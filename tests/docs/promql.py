@@ -52,3 +52,7 @@ def _labels(side: str, labels: Mapping[str, Sequence[str]]) -> set[str]:
     if aggregated is None:
         return {"instance", *labels[METRIC.findall(side)[0]]}
     return set(filter(None, (name.strip() for name in (aggregated[1] or "").split(","))))
+
+
+OPS = Path(__file__).parents[2] / "ops"
+RULES = OPS / "alerts" / "freshet.rules.yml"

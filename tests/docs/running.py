@@ -26,8 +26,8 @@ from pathlib import Path
 from freshet.apps.supervised import is_ready
 from freshet.config.settings import variables
 from freshet.process.ports import free_ports
-from tests.docs.markdown import Block
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
+from tests.fixtures.pages import Block
 
 LONG_S = 180.0
 """How long a block may take, on a machine three times slower than ours: what needs longer is left out."""

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.docs.markdown import ROOT, anchors, links, pages, slug
+from tests.fixtures.pages import ROOT, anchors, links, pages, slug
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda p: str(p.relative_to(ROOT)))

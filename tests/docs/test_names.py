@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from freshet.config.settings import variables
-from tests.docs.markdown import ROOT, pages
+from tests.fixtures.pages import ROOT, pages
 
 REFERENCE = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 METRICS = set(re.findall(r"`(freshet_\w+)`", REFERENCE)) | {

@@ -15,10 +15,8 @@ from freshet.process.metrics import PROCESS_METRICS
 from ops.boards.__main__ import texts
 from ops.boards.boards import read_boards
 from ops.reference.metrics_page import SERVICES
-from tests.docs.promql import assert_promql
+from tests.docs.promql import OPS, RULES, assert_promql
 
-OPS = Path(__file__).parents[2] / "ops"
-RULES = OPS / "alerts" / "freshet.rules.yml"
 RULE_TESTS = sorted((OPS / "alerts").glob("*.test.yml"))
 PARTS = ("What it means.", "Look here.", "Do this.", "How to know it worked.")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import ROOT, blocks
 from tests.docs.running import EXECUTED, Reader
+from tests.fixtures.pages import ROOT, blocks
 
 PAGES = [
     ROOT / "README.md",

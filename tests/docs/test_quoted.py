@@ -10,9 +10,8 @@ import pytest
 from freshet.process.metrics import PROCESS_METRICS
 from ops.reference.logs_page import calls
 from ops.reference.metrics_page import SERVICES
-from tests.docs.markdown import ROOT
-from tests.docs.promql import assert_promql, labels_divided, quoted
-from tests.docs.test_operators import RULES
+from tests.docs.promql import RULES, assert_promql, labels_divided, quoted
+from tests.fixtures.pages import ROOT
 
 RUNBOOKS = sorted((ROOT / "ops" / "runbooks").glob("*.md"))
 PAGES = [*RUNBOOKS, *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import ROOT, pages
+from tests.fixtures.pages import ROOT, pages
 
 SHOWN = [*pages(), *ROOT.glob("*.yml"), *(ROOT / "ops" / "docker").rglob("*.yml")]
 IN_ARGUMENTS = re.compile(r"(?:-H|--header)[ =]*[\"']?Authorization:|--oauth2-bearer|(?:-u|--user)[ =]\S+:")

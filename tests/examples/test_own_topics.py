@@ -21,9 +21,9 @@ from freshet.cli import cli
 from freshet.client import Ack, EventsRefused, Receipt
 from freshet.config.spec import load_spec
 from freshet.errors import BadInput, Unavailable
+from freshet.testing.conditions import wait_until
 from tests.examples.loading import EXAMPLES, example
-from tests.system.running import status
-from tests.system.waiting import wait_until
+from tests.fixtures.commands import status
 
 FOLDER = EXAMPLES / "own-topics"
 SPEC = load_spec(FOLDER / "freshet.toml")

@@ -19,9 +19,9 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.features import AvroValidator, SampleDecoder
 from freshet.types import BytesColumn
+from tests.fixtures import feature_oracle as oracle
 from tests.fuzz.judge import Judge, Refused
 from tests.fuzz.schemas import MAP_KEY, SchemaMaker, Writer, mutated
-from tests.unit.features import oracle
 
 __all__ = ["Disagreement", "compare_schema"]
 

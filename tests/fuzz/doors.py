@@ -35,8 +35,8 @@ from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, messages
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
+from tests.fixtures.serving import running, settings
 from tests.fuzz.bodies import Event, events_of, mutated, random_body
-from tests.integration.serving import running, settings
 
 __all__ = ["Doors", "opened"]
 

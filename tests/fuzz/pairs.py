@@ -44,9 +44,9 @@ from freshet.errors import ConfigError
 from freshet.features import SampleDecoder
 from freshet.features.program import WHY
 from freshet.types import BytesColumn
+from tests.fixtures import feature_oracle as oracle
 from tests.fuzz.compare import Disagreement, leaves, spec_of
 from tests.fuzz.schemas import MAP_KEY, SchemaMaker, Writer, varint
-from tests.unit.features import oracle
 
 __all__ = ["compare_pair"]
 

@@ -27,10 +27,10 @@ from freshet.inference.service import Parts, run
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_store
+from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions.folder import open_url as open_versions
-from tests.integration.serving import FEED, JSON, running, schema, settings
-from tests.system.waiting import wait_for
+from tests.fixtures.serving import FEED, JSON, running, schema, settings
 
 CANDIDATES = 20
 BLOCK = 256

@@ -32,7 +32,7 @@ from freshet.observability.audit import Audit
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions import Manifest
 from freshet.versions.folder import FolderVersionStore
-from tests.integration.serving import EXAMPLES, running, settings
+from tests.fixtures.serving import EXAMPLES, running, settings
 
 SPEC = load_spec(EXAMPLES / "quickstart" / "freshet.toml")
 SCHEMAS = load_schemas(SPEC)

@@ -12,12 +12,12 @@ from threading import Event
 
 from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.joiner.service import JoinerStatus, Pace
 from freshet.process.lifecycle import stop_on_signals
-from tests.unit.joiner.support import label, plan_of
-from tests.unit.joiner.world import World
+from tests.fixtures.join_events import label, plan_of
+from tests.fixtures.joiner import World
 
 PARTITIONS = 4
 PLAN = plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -325,3 +327,7 @@ async def main(name: str, http: str, grpc: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     json.dump(asyncio.run(main(*sys.argv[1:])), sys.stdout)
+
+
+KSERVE = Path(os.environ.get("FRESHET_TEST_KSERVE", Path(__file__).parents[2] / "build/kserve/bin/python"))
+"""An interpreter that has kserve: `ops/install-kserve` makes it."""

@@ -13,8 +13,8 @@ from freshet.config.settings import RunFolder
 from freshet.console.instances import Places, listed_places
 from freshet.console.services import Services
 from freshet.console.traces import STAGES
+from freshet.testing.conditions import wait_until
 from tests.integration.console_world import ConsoleWorld, Fake, acting
-from tests.system.waiting import wait_until
 
 
 @pytest.fixture

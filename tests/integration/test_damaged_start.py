@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps import services
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
 from freshet.config.spec.model import Spec
-from tests.perf.workload import Workload, append, plain_spec
+from freshet.testing.conditions import wait_until
 from tests.servers.processes import lasting_ports
-from tests.system.waiting import wait_until
 
 WITHIN_S = 30.0
 

@@ -22,14 +22,14 @@ from freshet.http.admin import Admin
 from freshet.observability.audit import read_audit
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, OIP, messages
+from freshet.testing.conditions import wait_for
+from tests.fixtures.gateway import Running as Gateway
+from tests.fixtures.gateway import ranked, start
+from tests.fixtures.inference import CANDIDATES, CONTEXT, SPEC, greedy, serving, trained
+from tests.fixtures.inference import Running as Inference
+from tests.fixtures.serving import TOKEN, bearer, write_tokens
 from tests.integration.console_world import TOKEN as CONSOLE_TOKEN
 from tests.integration.console_world import ConsoleWorld
-from tests.integration.gateway_world import Running as Gateway
-from tests.integration.gateway_world import ranked, start
-from tests.integration.serving import TOKEN, bearer, write_tokens
-from tests.integration.test_inference import CANDIDATES, CONTEXT, SPEC, greedy, serving, trained
-from tests.integration.test_inference import Running as Inference
-from tests.system.waiting import wait_for
 
 __all__ = ["start"]  # the fixture
 

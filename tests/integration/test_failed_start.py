@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from structlog.testing import capture_logs
 
+from bench.workload import plain_spec
 from freshet.adapters import open_eventlog
 from freshet.apps import distributed, pipeline, remote_training, services, training
 from freshet.apps.pipeline import Pipeline
@@ -18,8 +19,8 @@ from freshet.apps.rank_batches import Wire
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import Settings, load_settings
 from freshet.config.spec import load_spec
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
@@ -27,7 +28,6 @@ from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.value_formats import RowCodec
-from tests.perf.workload import plain_spec
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)

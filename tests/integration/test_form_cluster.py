@@ -14,8 +14,8 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from freshet.testing.conditions import wait_until
 from tests.servers.processes import Process, lasting_ports
-from tests.system.waiting import wait_until
 
 pytestmark = pytest.mark.redis
 

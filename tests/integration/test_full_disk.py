@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from freshet.testing.conditions import wait_until
 from tests.servers.disk import Disk
 from tests.servers.processes import Process
-from tests.system.waiting import wait_until
 
 WRITES = """
 import pathlib, sys, time

@@ -10,7 +10,7 @@ from freshet.client import Client, EventsRefused
 from freshet.features import EventExtractor
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.types import BytesColumn
-from tests.integration.gateway_world import NOW, RANKED, SPEC, Running, action, avro, gateway, ranked, start
+from tests.fixtures.gateway import NOW, RANKED, SPEC, Running, action, avro, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures
 

@@ -17,8 +17,8 @@ from freshet.log.schema_ids import REREAD_S, SchemaRegistry, frame
 from freshet.log.sqlite.event_log import open_url
 from freshet.testing.clock import SettableClock
 from freshet.types import TopicPartition
-from tests.integration.gateway_world import NOW, RANKED, SCHEMAS, SPEC, Running, avro, gateway, ranked, start
-from tests.integration.serving import schema
+from tests.fixtures.gateway import NOW, RANKED, SCHEMAS, SPEC, Running, avro, gateway, ranked, start
+from tests.fixtures.serving import schema
 
 __all__ = ["gateway", "start"]  # fixtures
 

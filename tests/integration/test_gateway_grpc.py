@@ -19,12 +19,12 @@ from freshet.errors import Unavailable
 from freshet.log.schema_ids import frame
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import GATEWAY, messages
+from freshet.testing.conditions import wait_for
 from freshet.types import TopicPartition
-from tests.integration.gateway_world import Running, action, avro, ranked, start
+from tests.fixtures.gateway import Running, action, avro, ranked, start
+from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
-from tests.integration.serving import TOKEN, write_tokens
 from tests.servers.certificates import issued
-from tests.system.waiting import wait_for
 
 __all__ = ["start"]  # the fixture
 

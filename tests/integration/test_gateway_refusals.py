@@ -13,7 +13,7 @@ from hypothesis import settings as quick
 from hypothesis import strategies as st
 
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
-from tests.integration.gateway_world import NOW, SPEC, Running, action, gateway, ranked, start
+from tests.fixtures.gateway import NOW, SPEC, Running, action, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures
 

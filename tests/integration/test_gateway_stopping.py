@@ -14,9 +14,9 @@ from freshet.errors import ConfigError
 from freshet.gateway.service import codecs_of, run
 from freshet.log.sqlite.event_log import open_url
 from freshet.process.lifecycle import KILL_AFTER_S
-from tests.integration.gateway_world import SCHEMAS, SPEC, Running, action, gateway, start
-from tests.integration.serving import settings
-from tests.system.waiting import wait_for
+from freshet.testing.conditions import wait_for
+from tests.fixtures.gateway import SCHEMAS, SPEC, Running, action, gateway, start
+from tests.fixtures.serving import settings
 
 __all__ = ["gateway", "start"]  # fixtures
 

@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from freshet.errors import Unavailable
-from tests.integration.gateway_world import Running, action, gateway, ranked, start
-from tests.system.waiting import wait_for
+from freshet.testing.conditions import wait_for
+from tests.fixtures.gateway import Running, action, gateway, ranked, start
 
 __all__ = ["gateway", "start"]  # fixtures
 

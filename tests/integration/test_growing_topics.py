@@ -21,12 +21,12 @@ from freshet.joiner.ledger import Ledger
 from freshet.joiner.partitioners import PartitionerDetector
 from freshet.joiner.service import JoinerService, Pace
 from freshet.log.topics import ensure_topic
+from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.fixtures.join_events import Action, Event, Served
+from tests.fixtures.joiner import World, _where
 from tests.integration.joiner_process import PLAN
 from tests.servers.kafka import Kafka
-from tests.system.waiting import wait_until
-from tests.unit.joiner.support import Action, Event, Served
-from tests.unit.joiner.world import World, _where
 
 WITHIN_S = 60.0
 PACE = Pace(flush_interval_ms=0, count_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)

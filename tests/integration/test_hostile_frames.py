@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from freshet.batches.frames import RequestHeader, decode_header, gradients_frame, settle_frame, take_frame
+from freshet.batches.frames import RequestHeader, decode_header, flush_frame, gradients_frame, take_frame
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Corrupt, FreshetError, Mismatch, TooLarge
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ensure_topics
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
 from freshet.rows.sqlite.row_store import SqliteRowStore
@@ -40,9 +41,9 @@ from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange
-from tests.contract.test_rowservice import SPEC, shard_of, topics_made
+from tests.fixtures.embedder import RemoteScene
+from tests.fixtures.shards import SPEC, loaded
 from tests.integration.hostile import MESSAGES, answers, hostile, sealed
-from tests.unit.embedder.scene import RemoteScene
 
 TRANSPORT = Transport(token="sesame-of-the-test", max_message_bytes=MIB)
 REFUSALS = (Corrupt, TooLarge, Mismatch, BadInput)
@@ -83,7 +84,8 @@ def shard(tmp_path: Path) -> Iterator[GrpcServer]:
     with ExitStack() as stack:
         stack.callback(log.close)
         stack.callback(rows.close)
-        made = shard_of(spec, log, rows, topics_made(log, spec))
+        ensure_topics(log, spec)
+        made = loaded(log, rows, 10, spec=spec)
         server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
         groups = layout_of(spec).groups
         widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
@@ -164,7 +166,7 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
         take_frame(1, a_header(), {0: 0, 1: 5}),
         gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowCodec.FP32),
         gradients_frame(3, a_header(), {0: 3}, 1, None, RowCodec.FP32),
-        settle_frame(4, a_header(), {0: 3}),
+        flush_frame(4, a_header(), {0: 3}),
         *a_piece(),
     ]
     chance = random.Random(6)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import io
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,105 +24,35 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
-from freshet.apps.services import inference_authenticator, inference_grpc_listener
 from freshet.cli.rank import command as rank
 from freshet.client import Ack, Client
 from freshet.config.avro.schema import parse_schema, served_schema, to_json
-from freshet.config.spec.model import Explore, Spec
-from freshet.config.spec.parse import load_spec, parse_spec
+from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Unavailable
 from freshet.features import EventExtractor
 from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
-from freshet.inference.service import MAX_QUERIES, run
+from freshet.inference.service import MAX_QUERIES
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
-from freshet.testing.clock import SettableClock
-from freshet.types import Append, BytesColumn, TopicPartition
-from tests.integration.serving import FEED, JSON, running, schema, settings
-from tests.integration.world import World
-from tests.system.waiting import wait_for, wait_until
-
-NOW = 1_700_000_000_000
-SPEC = load_spec(FEED / "freshet.toml")
-RANKED = schema("ranked")
-
-CONTEXT = {
-    "ts": NOW,
-    "user": {"id": 5, "country": "DE", "last_items": [1, 2]},
-    "device": "phone",
-    "experiment": {},
-}
-CANDIDATES = [{"id": i, "age_s": float(i), "ctr_1h": 0.1 * i} for i in range(10)]
-
-
-def greedy(spec: Spec, share: float = 0.0) -> Spec:
-    explore = Explore(policy="epsilon", share=share) if share else Explore()
-    return replace(spec, serve=replace(spec.serve, explore=explore))
-
-
-def whole(candidates: list[dict[str, Any]], request: int = 1) -> dict[str, Any]:
-    """The event that a rank request stands for, complete."""
-    return {**CONTEXT, "request_id": request, "items": [{"pos": 0, "ctr_1h": None, **c} for c in candidates]}
-
-
-@dataclass
-class Running:
-    url: str
-    world: World
-    clock: SettableClock
-    stop: threading.Event
-
-    def rank(self, **changes: Any) -> httpx.Response:
-        body = {"context": CONTEXT, "candidates": CANDIDATES, **changes}
-        return httpx.post(f"{self.url}/v1/rank", content=orjson.dumps(body), headers=JSON, timeout=15)
-
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=15)
-
-    def logged(self, topic: str = "feed.ranked") -> list[bytes]:
-        values = []
-        for p in range(self.world.log.topics()[topic].partitions):
-            reader = self.world.log.reader()
-            reader.assign({TopicPartition(topic, p): 0})
-            values += [v for _, records in reader.poll(100_000, 0) for v in records.values]
-            reader.close()
-        return values
-
-
-@contextmanager
-def serving(world: World, **variables: str) -> Iterator[Running]:
-    clock = SettableClock(NOW)
-    made = settings(inference_version_poll="10ms", inference_follow_wait="5ms", **variables)
-
-    def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
-        run(
-            world.parts,
-            made.inference,
-            made.common,
-            stop=stop,
-            clock=clock,
-            rng=random.Random(3),
-            ready=ready,
-            beside=inference_grpc_listener(made.inference, made.common),
-            guard=inference_authenticator(made.inference, made.common, clock),
-        )
-
-    with running(target) as (url, stop):
-        yield Running(url, world, clock, stop)
-
-
-def trained(folder: Path, spec: Spec) -> World:
-    world = World(folder, spec, RANKED)
-    world.create()
-    for seed in range(3):
-        world.learn(whole(CANDIDATES[:8]), seed, clock_ms=NOW - 5_000)
-    world.publish()
-    world.flush()
-    world.put_version(0, event_time_ms=NOW - 9_000)
-    world.promote(0)
-    return world
+from freshet.testing.conditions import wait_for, wait_until
+from freshet.types import Append, BytesColumn
+from tests.fixtures.inference import (
+    CANDIDATES,
+    COLUMNS,
+    CONTEXT,
+    NOW,
+    RANKED,
+    SPEC,
+    Running,
+    greedy,
+    serving,
+    trained,
+    whole,
+)
+from tests.fixtures.serving import JSON
+from tests.fixtures.trained_model import World
 
 
 @pytest.fixture(scope="module")
@@ -568,19 +495,6 @@ def client(server: Running) -> Iterator[triton.InferenceServerClient]:
     client = triton.InferenceServerClient(server.url.removeprefix("http://"))
     yield client
     client.close()
-
-
-COLUMNS: dict[str, Any] = {
-    "user.id": np.full(10, 5, np.int64),
-    "user.country": np.array([b"DE"] * 10, object),
-    "user.last_items": np.tile(np.array([1, 2, 0], np.int64), (10, 1)),
-    "user.last_items.length": np.full(10, 2, np.int32),
-    "items.id": np.arange(10, dtype=np.int64),
-    "items.age_s": np.arange(10, dtype=np.float32),
-    "items.ctr_1h": (0.1 * np.arange(10)).astype(np.float32),
-    "ts": np.full(10, NOW, np.int64),
-}
-"""Context and candidates as tensors."""
 
 
 def tensors(*, binary: bool) -> list[triton.InferInput]:

@@ -20,11 +20,12 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
+from freshet.testing.conditions import wait_for
+from tests.fixtures.inference import COLUMNS, SPEC, Running, greedy, serving, trained
+from tests.fixtures.serving import TOKEN, write_tokens
 from tests.integration.hostile import MESSAGES, hostile
-from tests.integration.serving import TOKEN, write_tokens
-from tests.integration.test_inference import COLUMNS, SPEC, Running, greedy, serving, trained
+from tests.integration.oip_clients import KSERVE
 from tests.servers.certificates import issued
-from tests.system.waiting import wait_for
 
 M = messages(OIP)
 DEADLINE_S = 20.0
@@ -315,9 +316,6 @@ def test_a_message_beyond_the_limit_is_refused_and_counted(tmp_path: Path) -> No
 
 
 # --- kserve, in an environment of its own
-
-KSERVE = Path(os.environ.get("FRESHET_TEST_KSERVE", Path(__file__).parents[2] / "build/kserve/bin/python"))
-"""An interpreter that has kserve: `ops/install-kserve` makes it."""
 
 
 @pytest.mark.kserve

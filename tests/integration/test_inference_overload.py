@@ -22,18 +22,9 @@ from tritonclient.utils import np_to_triton_dtype
 from freshet.inference.batcher import Batcher
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
-from tests.integration.serving import JSON
-from tests.integration.test_inference import (
-    CANDIDATES,
-    COLUMNS,
-    CONTEXT,
-    SPEC,
-    Running,
-    greedy,
-    serving,
-    trained,
-)
-from tests.system.waiting import wait_for
+from freshet.testing.conditions import wait_for
+from tests.fixtures.inference import CANDIDATES, COLUMNS, CONTEXT, SPEC, Running, greedy, serving, trained
+from tests.fixtures.serving import JSON
 
 M = messages(OIP)
 DEADLINE_S = 20.0

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from freshet.process.ports import free_ports
+from freshet.testing.conditions import wait_for
+from tests.fixtures.inference import SPEC, Running, greedy, serving, trained
 from tests.integration import oip_clients
-from tests.integration.test_inference import SPEC, Running, greedy, serving, trained
-from tests.integration.test_inference_grpc import KSERVE
-from tests.system.waiting import wait_for
+from tests.integration.oip_clients import KSERVE
 
 PAGE = Path(__file__).parents[2] / "docs" / "inference-protocol.md"
 BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->"

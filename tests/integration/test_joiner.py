@@ -18,8 +18,8 @@ from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.unit.joiner.support import Action, Event, JsonDecoder, Served, label, plan_of
-from tests.unit.joiner.world import LostAnswer, World, random_events
+from tests.fixtures.join_events import Action, Event, JsonDecoder, Served, label, plan_of
+from tests.fixtures.joiner import LostAnswer, World, random_events
 
 PLANS = {
     "early": plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120),

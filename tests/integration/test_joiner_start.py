@@ -12,12 +12,12 @@ import numpy as np
 import orjson
 
 from freshet.config.spec.parse import load_spec
-from freshet.config.spec.topics import topics_of
 from freshet.features import read_blocks
 from freshet.joiner.start import run
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry, frame
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.log.topics import ensure_topics
 from freshet.types import Append, BytesColumn, TopicPartition
 
 FEED = Path(__file__).parents[2] / "examples" / "feed"
@@ -43,12 +43,8 @@ def served(log: EventLog, request: int, ts: int, *items: int) -> bytes:
 
 def test_a_spec_with_avro_and_json_streams_is_joined_to_its_end(tmp_path: Path) -> None:
     spec = load_spec(FEED / "freshet.toml")
-    topics = topics_of(spec)
     log = SqliteEventLog(tmp_path)
-    for plan in topics.plans:
-        log.create_topic(
-            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-        )
+    topics = ensure_topics(log, spec)
     at = "1970-01-01T00:00:{:02d}Z"
     seen = {"reqId": 4, "item": {"id": 1}, "at": at.format(11)}
     click = {"eventId": "e", "reqId": 4, "item": {"id": 1}, "at": at.format(12), "type": "click"}

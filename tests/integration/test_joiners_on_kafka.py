@@ -17,12 +17,12 @@ from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
 from freshet.joiner.commit import Commit
 from freshet.joiner.ledger import Ledger
+from freshet.testing.conditions import wait_until
+from tests.fixtures.join_events import Event
+from tests.fixtures.joiner import World, random_events
 from tests.integration.joiner_process import PARTITIONS, PLAN
 from tests.servers.kafka import Kafka
 from tests.servers.processes import Process
-from tests.system.waiting import wait_until
-from tests.unit.joiner.support import Event
-from tests.unit.joiner.world import World, random_events
 
 ALL = list(range(PARTITIONS))
 WITHIN_S = 60.0

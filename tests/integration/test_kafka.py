@@ -22,10 +22,10 @@ from freshet.cli import peek
 from freshet.coordination.claims import Claims
 from freshet.errors import ConfigError, DataLost, Mismatch, TooLarge, Unavailable
 from freshet.log import EventLog, Reader, Writer
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import answered, append_to, read_all
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka
-from tests.system.waiting import wait_until
 
 T = TopicPartition("t", 0)
 DEADLINE_S = 120.0

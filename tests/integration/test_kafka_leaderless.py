@@ -17,10 +17,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from freshet.log.kafka.event_log import KafkaEventLog, open_url
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import answered, append_to
 from freshet.types import TopicPartition
 from tests.servers.kafka import Kafka
-from tests.system.waiting import wait_until
 
 T, COMMITS = TopicPartition("t", 0), TopicPartition("commits", 0)
 DEADLINE_S = 120.0

@@ -19,7 +19,8 @@ from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore
 from freshet.rpc.channel import MIB, Transport
 from freshet.types import Bucket, RowRuns
-from tests.integration.test_shards import (
+from tests.fixtures.shards import write_by_old_owner
+from tests.integration.shard_run import (
     BUCKETS_OF_KEYS,
     DEADLINE_S,
     GROUP,
@@ -34,7 +35,6 @@ from tests.integration.test_shards import (
     wait_for,
 )
 from tests.servers.redis_cluster import RedisCluster
-from tests.unit.paramserver.shards import write_by_old_owner
 
 ALL = [Bucket(b) for b in range(SPEC.buckets)]
 

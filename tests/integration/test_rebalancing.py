@@ -13,20 +13,11 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from freshet.coordination.slices import slices_of
+from freshet.coordination.assignment import slices_of
 from freshet.errors import Unavailable
 from freshet.rows.service import KeyGroup
 from freshet.types import I64, bucket_of
-from tests.integration.test_shards import (
-    BUCKETS_OF_KEYS,
-    GROUP,
-    KEYS,
-    SPEC,
-    Pushing,
-    Run,
-    stored,
-    wait_for,
-)
+from tests.integration.shard_run import BUCKETS_OF_KEYS, GROUP, KEYS, SPEC, Pushing, Run, stored, wait_for
 from tests.servers.kafka import Kafka
 from tests.servers.processes import lasting_ports
 from tests.servers.redis_cluster import RedisCluster

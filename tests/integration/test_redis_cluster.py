@@ -15,9 +15,10 @@ from redis.crc import key_slot
 
 from freshet.adapters import open_rowstore
 from freshet.errors import ConfigError, Corrupt, DataLost, Unavailable
-from freshet.rows.redis import reads
+from freshet.rows.redis import pages
 from freshet.rows.redis.scripts import COMMIT, SLACK_BYTES
 from freshet.rows.store import FlushOutcome, OnServers, RowStore
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.rowstore import (
     Change,
     flush_of,
@@ -28,8 +29,8 @@ from freshet.testing.contracts.rowstore import (
     starting,
 )
 from freshet.types import Bucket, Fence
-from tests.integration.redis_world import ALL, Owner, Reader, every, large_flush, stamp_of
-from tests.servers.redis_cluster import RedisCluster, RedisServer, wait_until
+from tests.fixtures.bucket_owner import ALL, Owner, Reader, every, large_flush, stamp_of
+from tests.servers.redis_cluster import RedisCluster, RedisServer
 
 HASTY = "?timeout=300ms&patience=4s"
 Open = Callable[..., RowStore]
@@ -68,7 +69,7 @@ def merge_every_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge pages after every flush, however few they are."""
     at_once = COMMIT.replace(f"base / 2 + {SLACK_BYTES}", "0")
     assert at_once != COMMIT
-    monkeypatch.setattr("freshet.rows.redis.writes.COMMIT", at_once)
+    monkeypatch.setattr("freshet.rows.redis.pages.COMMIT", at_once)
 
 
 # Failovers
@@ -227,7 +228,7 @@ def test_a_reader_never_sees_a_large_bucket_torn(
     cluster: RedisCluster, opened, name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Read by HSCANs, which see rows of before and after a flush, and are done again then."""
-    monkeypatch.setattr(reads, "BYTES_AT_ONCE", 1000)
+    monkeypatch.setattr(pages, "BYTES_AT_ONCE", 1000)
     url = f"redis://{cluster.addresses}/{name}"
     store, rows = opened(url), 20_000
     store.create(identity(), starting())
@@ -374,9 +375,9 @@ def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCl
         node.make_room()
     next(node for node in cluster.nodes if "role:slave" in node.ask("INFO", "replication")).kill()
     wait_until(
+        "a master without a replica",
         lambda: sorted(server.replicas for server in store.servers()) == [0, 1, 1],
         within_s=30,
-        what="a master without a replica",
     )
 
 

@@ -11,8 +11,8 @@ import structlog
 
 from freshet.adapters import open_rowstore
 from freshet.errors import Unavailable
-from freshet.rows.redis import reads as redis_reads
-from freshet.rows.redis.reads import Labelled, Reads
+from freshet.rows.redis import pages as redis_pages
+from freshet.rows.redis.pages import Labelled, Reads
 from freshet.rows.store import FlushOutcome, RowStore
 from freshet.testing.contracts.rowstore import (
     Change,
@@ -24,7 +24,7 @@ from freshet.testing.contracts.rowstore import (
     starting,
 )
 from freshet.types import Bucket, BucketMeta, Fence
-from tests.integration.redis_world import ALL, large_flush
+from tests.fixtures.bucket_owner import ALL, large_flush
 from tests.servers.redis_cluster import RedisServer
 
 ROWS = 2_000
@@ -70,7 +70,7 @@ def pages(server: RedisServer, name: str) -> int:
 def test_rows_that_are_written_again_and_again_take_a_bounded_number_of_pages(
     redis_server: RedisServer, opened: Open, name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_reads, "BYTES_AT_ONCE", at_once)
+    monkeypatch.setattr(redis_pages, "BYTES_AT_ONCE", at_once)
     store = opened()
     meta = claimed(store, 5)
     most = 0

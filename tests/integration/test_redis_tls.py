@@ -12,7 +12,7 @@ from freshet.adapters import open_rowstore
 from freshet.errors import ConfigError, Unavailable
 from freshet.process.ports import free_ports
 from freshet.rows.store import RowStore
-from tests.integration.redis_world import Owner
+from tests.fixtures.bucket_owner import Owner
 from tests.servers.certificates import Files, issued
 from tests.servers.redis_cluster import RedisServer
 

@@ -26,8 +26,8 @@ from freshet.joiner.events import ExternalSchemas
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
 from freshet.log import EventLog
+from freshet.log.records import newest
 from freshet.log.schema_registry import Access, RestRegistry
-from freshet.log.tail import newest
 from freshet.testing.clock import SettableClock
 from freshet.types import BytesColumn, TopicPartition
 from tests.servers.kafka import Kafka

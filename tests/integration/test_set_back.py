@@ -23,9 +23,9 @@ from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.set_back import Partition, set_back
 from freshet.log import EventLog, Writer
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.fixtures.join_events import Action, Event, Served, Shown, label, plan_of
+from tests.fixtures.joiner import World, random_events
 from tests.servers.kafka import Kafka
-from tests.unit.joiner.support import Action, Event, Served, Shown, label, plan_of
-from tests.unit.joiner.world import World, random_events
 
 START_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000

@@ -28,9 +28,9 @@ from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
+from freshet.testing.conditions import wait_for
 from freshet.types import F32, I64
 from tests.integration.closed_loop import SCORE, SPEC, Answer, Logged, Loop
-from tests.system.waiting import wait_for
 
 IMPRESSIONS = int(os.environ.get("FRESHET_SKEW_IMPRESSIONS", "2000"))
 LEARNED = 8_000  # impressions served, logged and trained on before

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
 from freshet.rows.store import RowStore, StoreServer
 from freshet.rpc.channel import MIB, Transport
-from tests.perf.workload import Workload, append, plain_spec
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 WITHIN_S = 30.0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.rank_batches import FromShards, Wire
 from freshet.apps.remote_training import RemoteTraining
@@ -22,12 +23,11 @@ from freshet.observability.tracing import install
 from freshet.rows.grpc.frames import lookup_frame, span_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 from freshet.rpc.value_formats import RowCodec
+from freshet.testing.conditions import wait_until
 from freshet.types import BytesColumn, TopicPartition
-from tests.integration.gateway_world import RANKED, SPEC, Running, action, avro, ranked, start
-from tests.integration.test_remote_training import DEADLINE_S, ROWS, scene, shards
-from tests.perf.workload import Workload, append, plain_spec
-from tests.spans import Recorded, recording
-from tests.system.waiting import wait_until
+from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
+from tests.fixtures.spans import Recorded, recording
+from tests.integration.embedder_run import DEADLINE_S, ROWS, scene, shards
 
 __all__ = ["start"]  # a fixture
 

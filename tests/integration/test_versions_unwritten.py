@@ -5,15 +5,15 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from bench.workload import Workload, append, plain_spec
 from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.pipeline import Pipeline
 from freshet.apps.training import Training
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
 from freshet.observability.metrics import readings
+from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
-from tests.perf.workload import Workload, append, plain_spec
-from tests.system.waiting import wait_until
 
 ROWS = 1_024
 FULL = "versions/0000000001: cannot write: No space left on device"

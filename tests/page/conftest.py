@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,32 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.page.browser import CALM, browser_path
 from tests.page.scripted import Scripted
 
 expect.set_options(timeout=20_000)  # a machine that is shared is slow at times
-
-CALM = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-def browser_path() -> str:
-    """Where Chromium is; the test fails without one."""
-    named = os.environ.get("FRESHET_TEST_BROWSER")
-    names = (named, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = next(filter(None, (shutil.which(name) for name in names if name)), None)
-    if found is None:
-        pytest.fail(
-            "no Chromium on PATH: apt-get install chromium, name one in FRESHET_TEST_BROWSER, "
-            "or leave these tests out: pytest -m 'not browser'"
-        )
-    return found
 
 
 @pytest.fixture(

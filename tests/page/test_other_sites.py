@@ -10,8 +10,8 @@ import orjson
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.integration.gateway_world import Running, action, start
-from tests.page.conftest import CALM, browser_path
+from tests.fixtures.gateway import Running, action, start
+from tests.page.browser import CALM, browser_path
 
 __all__ = ["start"]  # the fixture
 

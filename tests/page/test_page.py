@@ -13,9 +13,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from freshet.testing.conditions import wait_until
 from tests.page import worlds
 from tests.page.scripted import TOKEN, Scripted
-from tests.system.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from freshet.apps.local import local
 from freshet.demo import write_spec
-from tests.system.test_simulator import kill, readers
+from tests.fixtures.readers import kill, readers
 
 pytestmark = [pytest.mark.browser, pytest.mark.system, pytest.mark.timeout(280)]
 

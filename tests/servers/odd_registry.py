@@ -98,6 +98,30 @@ UNUSABLE: Mapping[str, tuple[Odd, str]] = {
 }
 """Answers that say that records of the id cannot be read, with words of the reason."""
 
+SPEC = """
+name = "shop"
+[events]
+served = { topic = "v", format = "confluent", schema = "v.avsc", key = ["r"], time = "ts:ms" }
+action = { topic = "d", format = "bare", schema = "v.avsc", key = ["r"], time = "ts:ms" }
+[join]
+emit = "window"
+grace = "1s"
+[labels]
+click = { on = "action.r == 'x'", window = "2s" }
+[tables]
+item = { dim = 4 }
+[features]
+item = { field = "r", table = "item" }
+[serve]
+score = "click"
+log_served = false
+"""
+SCHEMA = {
+    "type": "record",
+    "name": "View",
+    "fields": [{"name": "r", "type": "string"}, {"name": "ts", "type": "long"}],
+}
+
 
 class OddRegistry:
     """Serves at 127.0.0.1 from a thread: `answers` by schema id, `otherwise` for all others."""

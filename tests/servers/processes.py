@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -17,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from freshet.testing.conditions import wait_until
 
 __all__ = ["Process", "lasting_ports", "lease_port", "pause", "run_to_end"]
 
@@ -200,3 +203,30 @@ def run_to_end(command: Sequence[str], *, within_s: float) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def stop_between_transactions(pid: int, folder: Path) -> None:
+    """SIGSTOP while the process holds no lock of SQLite's: a lock of a living process can be taken by nobody,
+    so that a machine's whole log waits for it; leases are about the others."""
+
+    def stopped() -> bool:
+        pause(pid)
+        if not _locked(folder):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    wait_until("it stands still without a lock", stopped, within_s=45)
+
+
+def _locked(folder: Path) -> bool:
+    for file in (*folder.glob("log/*.sqlite"), *folder.glob("rows/*.sqlite")):
+        connection = sqlite3.connect(file, timeout=0.5, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            connection.close()
+    return False

@@ -4,25 +4,25 @@ what FRESHET_TEST_REDIS names."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import redis
 from redis.crc import key_slot
 
+from freshet.testing.conditions import wait_until
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
-__all__ = ["RedisCluster", "RedisServer", "wait_until"]
+__all__ = ["RedisCluster", "RedisServer"]
 
 MASTERS = 3
 NODE_TIMEOUT_MS = 2000
 """A master that is silent for so long is replaced, 1 to 2 s after."""
 
-_START_S, _FORM_S, _LOOK_S = 20.0, 60.0, 0.02
+_START_S, _FORM_S = 20.0, 60.0
 
 
 class RedisServer:
@@ -32,6 +32,7 @@ class RedisServer:
     def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
         """Prepare the folder; nothing runs yet. `options` go before ours."""
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self.port, self._bus_port = lasting_ports(2)
         settings = {
             "port": str(self.port),
@@ -55,9 +56,22 @@ class RedisServer:
         """`host:port`."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def cluster_address(self) -> str:
+        """`:port@bus port`, as `nodes.conf` has it."""
+        return f":{self.port}@{self._bus_port}"
+
     def start(self) -> None:
-        """Start it and wait until it answers. RuntimeError, with its last words, if it does not."""
+        """Start it and wait until it answers. Raises RuntimeError with the end of its log."""
         self._process.start(lambda said: "eady to accept connections" in said, within_s=_START_S)
+
+    def restore(self, recorded: Path, ports: Mapping[str, RedisServer]) -> None:
+        """Take over a node's recorded files; `ports` are {recorded port: the server that replaces it}."""
+        shutil.copytree(recorded / "appendonlydir", self._folder / "appendonlydir")
+        nodes = (recorded / "nodes.conf").read_text()
+        (self._folder / "nodes.conf").write_text(
+            re.sub(r":(\d+)@\d+", lambda found: ports[found[1]].cluster_address, nodes)
+        )
 
     def launch(self) -> None:
         """Start it, and wait for nothing."""
@@ -133,6 +147,17 @@ class RedisCluster:
         run_to_end(create, within_s=_FORM_S)
         self.wait_until_whole()
 
+    def restore(self, recorded: Path) -> None:
+        """Start on the files of another cluster of this form: `recorded`/N holds a node's, and its `port`.
+
+        `nodes.conf` names every node's ports; those of this cluster take their place.
+        """
+        ports = {(recorded / str(i) / "port").read_text(): node for i, node in enumerate(self.nodes)}
+        for i, node in enumerate(self.nodes):
+            node.restore(recorded / str(i), ports)
+            node.start()
+        self.wait_until_whole()
+
     def kill(self) -> None:
         """SIGKILL all nodes."""
         for node in self.nodes:
@@ -153,11 +178,11 @@ class RedisCluster:
 
     def wait_until_moved(self, key: str, master: RedisServer) -> None:
         """Until another node than `master` serves the key."""
-        wait_until(lambda: self.master_of(key) is not master, within_s=_FORM_S, what="a failover")
+        wait_until("a failover", lambda: self.master_of(key) is not master, within_s=_FORM_S)
 
     def wait_until_whole(self) -> None:
         """Until all nodes run, agree, and every master has a replica that follows it."""
-        wait_until(self.is_whole, within_s=_FORM_S, what="a whole cluster")
+        wait_until("a whole cluster", self.is_whole, within_s=_FORM_S)
 
     def heal(self) -> None:
         """Resume and start whatever a test paused or killed."""
@@ -215,15 +240,6 @@ class RedisCluster:
             elif role[3] != "connected":
                 return False
         return len(masters) == MASTERS
-
-
-def wait_until(holds: Callable[[], bool], *, within_s: float, what: str) -> None:
-    """Look again and again until it holds; RuntimeError, naming it, if it does not in time."""
-    deadline, pause = time.monotonic() + within_s, threading.Event()
-    while not holds():
-        if time.monotonic() >= deadline:
-            raise RuntimeError(f"waited {within_s:g} s for {what}")
-        pause.wait(_LOOK_S)
 
 
 def _server() -> str:

@@ -19,7 +19,7 @@ import orjson
 from freshet.config.spec.topics import Topics
 from freshet.log import EventLog
 from freshet.types import TopicPartition
-from tests.system import audit
+from tests.fixtures import audit
 
 __all__ = ["JUMPS_S", "Case", "Clicker", "Clocked", "Fate", "Row", "fates_of", "rows_of", "run_case", "table"]
 

@@ -21,7 +21,7 @@ from freshet.features import read_blocks
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.types import Records, TopicPartition
-from tests.system.traffic import PATIENCE
+from tests.fixtures.traffic import PATIENCE
 
 LABELS = ("click", "purchase")
 Key = tuple[str, str]  # request, item

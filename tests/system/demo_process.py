@@ -20,7 +20,7 @@ from freshet.http.service_client import figures_of
 from freshet.process.ports import free_ports
 from freshet.process.process_info import birth_of
 from freshet.process.run_state import read_run
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 NAMES = (*PORT_SETTINGS, "simulator")
 READY_S = 60.0

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from freshet.testing.conditions import wait_until
+from tests.fixtures.members import Members, role_of
 from tests.servers.disk import Disk
 from tests.servers.jumping_clock import JumpingClock, build_clock
 from tests.servers.processes import Process, lasting_ports
 from tests.servers.slow_link import SlowLink
-from tests.system.members import Members, role_of
-from tests.system.waiting import wait_until
 
 __all__ = ["Fleet"]
 

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -22,9 +23,9 @@ from freshet.features import encode_block
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.system.running import LEDGER
+from tests.fixtures.commands import LEDGER
 
-__all__ = ["BODIES", "RANK_BODIES", "Bad", "Found", "Poisoner"]
+__all__ = ["BODIES", "RANK_BODIES", "Bad", "Found", "Poisoner", "short_spec"]
 
 UNKNOWN_SCHEMA = 9_999
 DEEP = 50_000
@@ -273,3 +274,17 @@ def _values(log: EventLog, topic: str) -> Iterator[bytes]:
                     position = records.next_offset
         finally:
             reader.close()
+
+
+def short_spec(folder: Path) -> Path:
+    """The ledger's model with short windows: nothing is killed, so nothing comes late."""
+    made = folder / "spec"
+    made.mkdir()
+    for schema in LEDGER.parent.glob("*.avsc"):
+        (made / schema.name).write_text(schema.read_text())
+    text = LEDGER.read_text()
+    for old, new in (('grace = "20s"', 'grace = "3s"'), ('"4s" }', '"3s" }')):
+        assert old in text
+        text = text.replace(old, new)
+    (made / "freshet.toml").write_text(text)
+    return made / "freshet.toml"

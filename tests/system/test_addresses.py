@@ -14,7 +14,7 @@ import pytest
 
 from freshet.apps.local import local
 from freshet.process.ports import free_ports
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 pytestmark = pytest.mark.system
 

@@ -27,15 +27,15 @@ from freshet.apps.local import Local, local
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import Topics, topics_of
 from freshet.log import EventLog
+from freshet.testing.conditions import wait_until
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER, applied, status, url_of
 from tests.servers.jumping_clock import JumpingClock, JumpingClocks, build_clock
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system import audit
 from tests.system.clocking import JUMPS_S, Case, Clicker, Clocked, fates_of, rows_of, run_case, table
 from tests.system.fleet import Fleet
-from tests.system.running import LEDGER, applied, status, url_of
-from tests.system.test_poison import short_spec
-from tests.system.waiting import wait_until
+from tests.system.poison import short_spec
 
 ONLY = os.environ.get("FRESHET_TEST_CLOCKS_OF", "").split()
 JUMPS = [j.strip() for j in os.environ.get("FRESHET_TEST_JUMPS", ",".join(JUMPS_S)).split(",")]

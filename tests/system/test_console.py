@@ -21,7 +21,7 @@ from freshet.apps.local import Local, local
 from freshet.config.settings import RunFolder
 from freshet.errors import Unavailable
 from freshet.process.run_state import read_state
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 pytestmark = pytest.mark.system
 

@@ -15,10 +15,10 @@ from freshet.cli.status import as_text
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog
-from tests.system import audit
+from freshet.testing.conditions import wait_until
+from tests.fixtures import audit
 from tests.system.demo_audit import Tracked, read_demo
 from tests.system.demo_process import NAMES, Demo, processes_of
-from tests.system.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 

@@ -29,10 +29,10 @@ from freshet.observability.metrics import Metric
 from freshet.paramserver.store_watch import STORE_METRICS
 from freshet.process.metrics import PROCESS_METRICS
 from freshet.process.ports import free_ports
+from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from ops.reference.http_page import APIS
 from ops.reference.metrics_page import SERVICES
-from tests.system.waiting import wait_until
 
 pytestmark = pytest.mark.system
 

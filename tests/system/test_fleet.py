@@ -28,18 +28,18 @@ from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.topics import topics_of
 from freshet.errors import Unavailable
 from freshet.log import EventLog
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
 from freshet.types import Bucket
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER
+from tests.fixtures.members import read_to
+from tests.fixtures.seeding import seed_rows
+from tests.fixtures.traffic import Asker, Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system import audit
 from tests.system.faults import ROUND
 from tests.system.fleet import Fleet
-from tests.system.members import read_to
-from tests.system.running import LEDGER
-from tests.system.seeding import seed_rows
 from tests.system.storm import UNWRITTEN, Fault, Progress, Storm
-from tests.system.traffic import Asker, Traffic
-from tests.system.waiting import wait_until, wait_until_nothing_differs
 from tests.system.watching import Watch
 
 COUNTS = {"joiner": 2, "paramserver": 2, "embedder": 2, "trainer": 2, "inference": 2, "gateway": 2}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.freshness import Clicks, spec_of_rows_only
+from bench.load import Background
 from freshet.apps.local import local
-from tests.perf.freshness import Clicks, spec_of_rows_only
-from tests.perf.load import Background
-from tests.system.running import told_by
+from tests.fixtures.commands import told_by
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

@@ -19,11 +19,11 @@ from freshet.apps.local import Local, local
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import Topics, topics_of
 from freshet.log import EventLog
-from tests.system import audit
+from freshet.testing.conditions import wait_until_nothing_differs
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
+from tests.fixtures.traffic import Asker, Traffic
 from tests.system.killing import Killer
-from tests.system.running import LEDGER, applied, drain, told_by, url_of
-from tests.system.traffic import Asker, Traffic
-from tests.system.waiting import wait_until_nothing_differs
 from tests.system.zombies import replace_while_it_stands_still
 
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(1_200)]

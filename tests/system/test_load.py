@@ -16,9 +16,9 @@ from freshet.cli.load import command
 from freshet.config.settings import load_settings
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
-from tests.system import audit
-from tests.system.running import status, told_by, url_of
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
+from tests.fixtures import audit
+from tests.fixtures.commands import status, told_by, url_of
 
 SPEC = Path(__file__).parents[2] / "examples" / "quickstart" / "freshet.toml"
 

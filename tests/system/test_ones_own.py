@@ -35,9 +35,9 @@ from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
+from freshet.testing.conditions import wait_until
 from freshet.types import F32
-from tests.system.running import drain, own_ports, status, told_by, url_of
-from tests.system.waiting import wait_until
+from tests.fixtures.commands import drain, own_ports, status, told_by, url_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 

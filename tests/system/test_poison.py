@@ -24,15 +24,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from freshet.apps.local import local
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER, applied, drain, told_by, url_of
+from tests.fixtures.members import read_to
+from tests.fixtures.traffic import Traffic
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
-from tests.system import audit
 from tests.system.fleet import Fleet
-from tests.system.members import read_to
-from tests.system.poison import BODIES, RANK_BODIES, Found, Poisoner
-from tests.system.running import LEDGER, applied, drain, told_by, url_of
-from tests.system.traffic import Traffic
-from tests.system.waiting import wait_until, wait_until_nothing_differs
+from tests.system.poison import BODIES, RANK_BODIES, Found, Poisoner, short_spec
 
 MORE = int(os.environ.get("FRESHET_TEST_POISON", "0"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
@@ -144,20 +144,6 @@ def test_bad_records_end_nothing_on_kafka(fleet: tuple[Fleet, str], kafka: Kafka
     check(traffic, books, joined, found, metrics, tmp_path, ends, "embedder")
     for topic in (topics.served, topics.action, topics.samples, topics.rows, topics.control):
         assert metrics.sum("freshet_log_tombstones_total", topic=topic) > 0, f"nulls of {topic} are counted"
-
-
-def short_spec(folder: Path) -> Path:
-    """The ledger's model with short windows: nothing is killed, so nothing comes late."""
-    made = folder / "spec"
-    made.mkdir()
-    for schema in LEDGER.parent.glob("*.avsc"):
-        (made / schema.name).write_text(schema.read_text())
-    text = LEDGER.read_text()
-    for old, new in (('grace = "20s"', 'grace = "3s"'), ('"4s" }', '"3s" }')):
-        assert old in text
-        text = text.replace(old, new)
-    (made / "freshet.toml").write_text(text)
-    return made / "freshet.toml"
 
 
 def feed(

@@ -21,14 +21,14 @@ from freshet.adapters import open_versions
 from freshet.apps.local import Local, local
 from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec import Spec, load_spec
-from freshet.config.spec.render import render
+from freshet.config.spec.identity import render
 from freshet.config.spec.topics import topics_of
 from freshet.coordination.claims import LEASE_S
 from freshet.process.run_state import read_state
-from tests.system import audit
-from tests.system.running import LEDGER, drain, own_ports, told_by, url_of
-from tests.system.traffic import Impression
-from tests.system.waiting import wait_until, wait_until_nothing_differs
+from freshet.testing.conditions import wait_until, wait_until_nothing_differs
+from tests.fixtures import audit
+from tests.fixtures.commands import LEDGER, drain, own_ports, told_by, url_of
+from tests.fixtures.traffic import Impression
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from freshet.apps.local import Local, local
-from freshet.config.settings import RunFolder, Settings, load_settings
+from freshet.apps.local import local
+from freshet.config.settings import load_settings
 from freshet.config.spec import Spec, load_spec
 from freshet.demo import write_spec
 from freshet.demo.service import Simulator, run
 from freshet.demo.start_time import RunStart
 from freshet.errors import ConfigError
 from freshet.process.ports import free_ports
-from freshet.process.run_state import read_state
-from tests.system.running import status, told_by
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
+from tests.fixtures.commands import status, told_by
+from tests.fixtures.readers import WORLD, kill, readers, settings_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
-
-WORLD = RunStart(7, (150.0,), None)
-
-
-def settings_of(system: Local) -> Settings:
-    """What a simulator beside this system is started with."""
-    ports = {
-        "FRESHET_GATEWAY_PORT": str(system.ports["gateway"]),
-        "FRESHET_INFERENCE_PORT": str(system.ports["inference"]),
-        "FRESHET_SIMULATOR_ADMIN_PORT": "0",
-    }
-    return load_settings(ports, run_folder=system.folder)
-
-
-@contextmanager
-def readers(system: Local, rate: float) -> Iterator[Simulator]:
-    """Readers who come until the block ends."""
-    stop, simulator = threading.Event(), Simulator(settings_of(system), WORLD, rate)
-    thread = threading.Thread(target=simulator.run, args=(stop,))
-    thread.start()
-    try:
-        wait_until("readers come", lambda: simulator.reason() is None, within_s=30)
-        yield simulator
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def patient(spec_file: Path) -> Spec:
@@ -64,13 +33,6 @@ def patient(spec_file: Path) -> Spec:
 def told(simulator: Simulator, what: str, figure: str) -> float:
     """Of all windows that are over: a first page, alone in its window, may have been of random items."""
     return float(sum(window[what][figure] for window in simulator.status()["windows"]))
-
-
-def kill(system: Local, role: str) -> int:
-    """SIGKILL a service; returns the id of the process that is gone."""
-    pid = int(read_state(RunFolder(system.folder))[role]["pid"])
-    os.kill(pid, signal.SIGKILL)
-    return pid
 
 
 def test_readers_are_served_and_their_clicks_are_joined_with_what_they_saw(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from freshet.apps.supervised import is_ready
 from freshet.config.settings import RunFolder
 from freshet.errors import FreshetError
 from freshet.process.run_state import read_run
+from freshet.testing.conditions import wait_until
 from tests.system.demo_process import Demo, processes_of
-from tests.system.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

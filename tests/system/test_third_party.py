@@ -14,9 +14,9 @@ import freshet
 from freshet.adapters import open_versions
 from freshet.apps.local import local
 from freshet.errors import ConfigError
-from tests.system.running import LEDGER, status
-from tests.system.waiting import wait_until
-from tests.unit.distributions import distribution
+from freshet.testing.conditions import wait_until
+from tests.fixtures.commands import LEDGER, status
+from tests.fixtures.distributions import distribution
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom-store"
 

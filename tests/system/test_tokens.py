@@ -13,7 +13,7 @@ import pytest
 
 from freshet.apps.local import local
 from freshet.http.authenticator import DOOR_METRICS
-from tests.integration.serving import TOKEN, bearer, write_tokens
+from tests.fixtures.serving import TOKEN, bearer, write_tokens
 
 pytestmark = pytest.mark.system
 

@@ -13,9 +13,9 @@ from freshet.apps.local import Local, local
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.model import Explore
+from freshet.testing.conditions import wait_until
+from tests.fixtures.commands import url_of
 from tests.servers.otlp import Received, Receiver, receiver
-from tests.system.running import url_of
-from tests.system.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 

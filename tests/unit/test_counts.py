@@ -21,7 +21,7 @@ from freshet.process.metrics import PROCESS_METRICS
 from freshet.tables.store import Counts
 from freshet.trainer.state_sync import Progress
 from ops.reference.metrics_page import SERVICES
-from tests.unit.tables.building import counting_group, store_of
+from tests.fixtures.tables import counting_group, store_of
 
 METRICS = {m.name for metrics in (*SERVICES.values(), PROCESS_METRICS) for m in metrics}
 
@@ -79,10 +79,10 @@ READERS: Mapping[str, str] = {
     "batches.embedder_connection.StreamCounts.received_bytes": "freshet_trainer_received_bytes",
     "batches.embedder_connection.StreamCounts.samples": "freshet_trainer_samples",
     "batches.embedder_connection.StreamCounts.sent_bytes": "freshet_trainer_sent_bytes",
-    "rows.grpc.shard_connection.LinkCounts.broken": "freshet_trainer_broken_streams",
-    "rows.grpc.shard_connection.LinkCounts.received_bytes": "freshet_trainer_received_bytes",
-    "rows.grpc.shard_connection.LinkCounts.sent_bytes": "freshet_trainer_sent_bytes",
-    "rows.grpc.shard_connection.LinkCounts.sent_frames": "freshet_grpc_frames",
+    "rows.grpc.client.LinkCounts.broken": "freshet_trainer_broken_streams",
+    "rows.grpc.client.LinkCounts.received_bytes": "freshet_trainer_received_bytes",
+    "rows.grpc.client.LinkCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "rows.grpc.client.LinkCounts.sent_frames": "freshet_grpc_frames",
     "tables.store.Counts.created": "freshet_shard_created_rows",
     "tables.store.Counts.evicted": "freshet_shard_dropped_rows",
     "tables.store.Counts.not_admitted": "freshet_shard_not_admitted_gradients",

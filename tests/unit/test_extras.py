@@ -6,7 +6,7 @@ import re
 import tomllib
 
 from freshet.extras import EXTRAS, how_to_install
-from tests.docs.markdown import ROOT, pages
+from tests.fixtures.pages import ROOT, pages
 
 MODULES = {
     "confluent-kafka": "confluent_kafka",

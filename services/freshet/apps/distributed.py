@@ -16,8 +16,8 @@ from freshet.config.avro.schema import Record
 from freshet.config.settings import Settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
+from freshet.coordination.assignment import ShardMap
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import ShardMap
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.partition_reader import RefusedSamples
 from freshet.embedder.service import Embedder

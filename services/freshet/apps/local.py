@@ -20,7 +20,7 @@ from freshet.apps.supervised import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec import Spec, load_spec
-from freshet.config.spec.render import render
+from freshet.config.spec.identity import render
 from freshet.errors import Unavailable
 from freshet.http import tls
 from freshet.http.addresses import Address, reached_by

@@ -15,8 +15,8 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.topics import Topics
+from freshet.coordination.assignment import ShardMap
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import ShardMap
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import embedders_of, partitions_of_lane
 from freshet.embedder.partition_reader import RefusedSamples

@@ -8,10 +8,9 @@ from pathlib import Path
 from freshet.adapters import open_rowstore, open_versions
 from freshet.config.settings import Settings
 from freshet.config.spec import Spec, load_spec
-from freshet.config.spec.identity import diff, explain_defaults, identity_hash
+from freshet.config.spec.identity import diff, explain_defaults, identity_hash, render
 from freshet.config.spec.model import Stream
 from freshet.config.spec.parse import with_defaults
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import Schemas, load_schemas, streams_of
 from freshet.config.spec.transforms import check_outcomes
 from freshet.errors import Corrupt, FreshetError, Mismatch

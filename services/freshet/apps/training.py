@@ -15,8 +15,8 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims, Held
-from freshet.coordination.slices import slices_of
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import lanes_for
 from freshet.embedder.local_stream import LocalStream

@@ -20,10 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
-from freshet.batches.frames import Names, RequestHeader, batch_of, gradients_frame, settle_frame, take_frame
+from freshet.batches.frames import Names, RequestHeader, batch_of, flush_frame, gradients_frame, take_frame
 from freshet.batches.stream import TrainBatch
 from freshet.errors import FreshetError, Overloaded
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32
@@ -45,7 +45,7 @@ class StreamCounts:
 
 @dataclass(slots=True, eq=False)
 class Out:
-    """A batch between `take` and `give_back`."""
+    """A batch between `next_batch` and `push_gradients`."""
 
     feed: Feed
     id: int
@@ -194,7 +194,7 @@ class Feed:
             if len(self._memory) < 4:
                 self._memory.append([_whole(one) for one in rows])
 
-    def settled(self, deadline: float) -> bool:
+    def flush(self, deadline: float) -> bool:
         """Wait until all pushes are acknowledged; False if some are not by the deadline."""
         if self._last_push is None:
             return True
@@ -204,7 +204,7 @@ class Feed:
                 continue
             self._resend()
             vector = self._stream.vector()
-            answer = self._link.ask("Give", partial(settle_frame, header=self._header, applied=vector))
+            answer = self._link.ask("Give", partial(flush_frame, header=self._header, applied=vector))
             try:
                 if answer.result(left).flags and not self._refused:
                     return True

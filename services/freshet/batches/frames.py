@@ -46,11 +46,11 @@ __all__ = [
     "batch_of",
     "check_messages",
     "empty_frame",
+    "flush_frame",
     "given_frame",
     "gradients_frame",
     "gradients_of",
     "largest_batch_bytes",
-    "settle_frame",
     "streams",
     "take_frame",
     "work_bytes",
@@ -128,7 +128,7 @@ Sections = dict[tuple[Any, int], NDArray[Any]]
 
 MOST_COUNTED = 65535
 
-USED, SETTLE, COUNTED = 1, 2, 4
+USED, FLUSH, COUNTED = 1, 2, 4
 """Flags of GRADIENTS: the batch was trained on; a flush without gradients, answered when all earlier pushes
 are acknowledged; rows have several gradients, as COUNTS give."""
 DONE = 1
@@ -219,10 +219,10 @@ def gradients_frame(
     return encode_frame(Frame(Kind.GRADIENTS, frame_id, codec, flags, sections))
 
 
-def settle_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
+def flush_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
     """Encode a flush: a request answered when all earlier pushes are acknowledged."""
     return encode_frame(
-        Frame(Kind.GRADIENTS, frame_id, flags=SETTLE, sections=_header_sections(header, applied))
+        Frame(Kind.GRADIENTS, frame_id, flags=FLUSH, sections=_header_sections(header, applied))
     )
 
 

@@ -17,12 +17,12 @@ import structlog
 from freshet.batches.embedder_connection import Feed, Out, StreamCounts
 from freshet.batches.frames import Names, RequestHeader
 from freshet.batches.read_my_writes import ReadMyWrites
-from freshet.batches.stream import TrainBatch
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import Clock
 from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, Mismatch
 from freshet.log import EventLog
 from freshet.model.inputs import ModelInputs
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32, Fence, TopicPartition
@@ -54,7 +54,7 @@ class RankAssignment:
     fence: Fence  # of the quorum; embedders refuse older ones
 
 
-class RemoteStream:
+class RemoteStream(BatchStream):
     """The `freshet.batches.stream.BatchStream` of one rank. Thread-safe."""
 
     def __init__(
@@ -76,13 +76,14 @@ class RemoteStream:
         own: ReadMyWrites | None = None,
         codec: RowCodec = RowCodec.FP32,
     ) -> None:
-        """Open no connection yet; `take` does.
+        """Open no connection yet; `next_batch` does.
 
         Args:
             assignment: this rank's membership, which determines its lanes.
             names: the columns of the spec.
             partitions: of the model.
-            owners: returns {partition: host:port of its embedder}; called at each `take`, so it must be fast.
+            owners: returns {partition: host:port of its embedder}; called by each `next_batch`, so it must be
+                fast.
             transport: certificates, token and limits.
             metadata: the model and the hash of its spec, sent with each call.
             dense_applied: returns the dense vector, sent with each request (PROTOCOL 7).
@@ -113,7 +114,7 @@ class RemoteStream:
 
     # --- BatchStream
 
-    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+    def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """Return the lane's next batch, from its embedders round-robin; see the protocol.
 
         Raises ConfigError, Corrupt, DataLost, Mismatch if a feed ended with one of them.
@@ -137,7 +138,7 @@ class RemoteStream:
             if self._clock.monotonic() >= deadline:
                 return None
 
-    def give_back(
+    def push_gradients(
         self,
         lane: int,
         batch: TrainBatch,
@@ -158,12 +159,12 @@ class RemoteStream:
         out.feed.give(out.id, gradients, counts)
         out.feed.recycle([group.rows for group in batch.inputs.groups])
 
-    def settled(self, wait_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Wait until the embedders' pushes are acknowledged; see the protocol."""
         deadline = self._clock.monotonic() + wait_s
         with self._changed:
             feeds = list(self._feeds.values())
-        return all(feed.settled(deadline) for feed in feeds)
+        return all(feed.flush(deadline) for feed in feeds)
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
         """Return the newest learned samples; see the protocol."""
@@ -298,7 +299,7 @@ class RemoteStream:
         return feeds
 
     def _forget_broken(self) -> None:
-        """Close the ended feeds, so that `take` opens new ones; raises a fatal error of one."""
+        """Close the ended feeds, so that `next_batch` opens new ones; raises a fatal error of one."""
         with self._changed:
             broken = {key: feed for key, feed in self._feeds.items() if feed.error is not None}
             for key in broken:

@@ -6,6 +6,7 @@ of a row, T floats of its optimiser state.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -90,19 +91,26 @@ class TrainRun:
         return [0, *self.batches.ends.tolist()]
 
 
-class BatchStream(Protocol):
-    """The batches of one rank. Lanes may call concurrently; each has partitions of its own."""
+def _warn_renamed(former: str, present: str) -> None:
+    warnings.warn(f"`{former}` is deprecated: call `{present}`", DeprecationWarning, stacklevel=3)
 
-    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+
+class BatchStream(Protocol):
+    """The batches of one rank. Lanes may call concurrently; each has partitions of its own.
+
+    Adapters inherit from it, for the former names of its methods.
+    """
+
+    def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """Return the lane's next batch; None if no batch or no permit is available within `wait_s`.
 
-        `LocalStream` reads and looks up on the caller's thread; other streams prefetch.
+        A stream may prefetch, or read and look up on the caller's thread.
 
         Raises:
             DataLost, Unavailable: as the log and the row service do.
         """
 
-    def give_back(
+    def push_gradients(
         self,
         lane: int,
         batch: TrainBatch,
@@ -113,22 +121,22 @@ class BatchStream(Protocol):
 
         Args:
             lane: the lane that took the batch.
-            batch: one that `take` returned; each is returned once.
+            batch: one that `next_batch` returned; each is returned once.
             gradients: per group (G, S) float32, G the sum of the group's counts.
             counts: per group (U,) uint32, for a batch with `states`: the gradients of each row, which are
                 adjacent and in the order of its steps. None: one each.
 
         The permit is released once all shards have acknowledged the push (PROTOCOL 16). A stream may push
         asynchronously: it then copies the gradients, and a refusal rewinds the lane without an error here.
-        After a refusal the lane's batches in flight are void, and `take` restarts at the applied offsets;
-        the caller returns void batches as usual.
+        After a refusal the lane's batches in flight are void, and `next_batch` restarts at the applied
+        offsets; the caller returns void batches as usual.
 
         Raises:
             Refused: a synchronous push was refused.
             ValueError: the batch is not in flight.
         """
 
-    def settled(self, wait_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Wait until all pushes are acknowledged; False if some are not within `wait_s`.
 
         Call it at the end of a run, or before a read that must contain all pushed gradients.
@@ -148,20 +156,51 @@ class BatchStream(Protocol):
     def close(self) -> None:
         """Release all resources. Idempotent."""
 
+    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+        """Deprecated: the former name of `next_batch`."""
+        _warn_renamed("take", "next_batch")
+        return self.next_batch(lane, wait_s)
+
+    def give_back(
+        self,
+        lane: int,
+        batch: TrainBatch,
+        gradients: Sequence[F32] | None,
+        counts: Sequence[U32] | None = None,
+    ) -> None:
+        """Deprecated: the former name of `push_gradients`, with the same (G, S) and (U,) arrays."""
+        _warn_renamed("give_back", "push_gradients")
+        self.push_gradients(lane, batch, gradients, counts)
+
+    def settled(self, wait_s: float) -> bool:
+        """Deprecated: the former name of `flush`."""
+        _warn_renamed("settled", "flush")
+        return self.flush(wait_s)
+
 
 class RunStream(BatchStream, Protocol):
     """A stream for the native loop (`freshet.model.native_loop`), which looks up and pushes rows itself."""
 
-    def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
-        """Return the lane's next batches; waits for the first like `take`, but for no further ones.
+    def next_run(self, lane: int, wait_s: float) -> TrainRun | None:
+        """Return the lane's next batches; waits for the first like `next_batch`, but for no further ones.
 
         Raises:
             Fenced: the claim on rows or partitions is lost.
-            DataLost, Unavailable: as `take`.
+            DataLost, Unavailable: as `next_batch`.
         """
 
-    def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
         """Finish a run; None returns it unused. Batches that were not pushed are issued again.
 
         Raises Refused if a push was refused, Unavailable if rows could not be read.
         """
+
+    def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
+        """Deprecated: the former name of `next_run`."""
+        _warn_renamed("take_run", "next_run")
+        return self.next_run(lane, wait_s)
+
+    def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+        """Deprecated: the former name of `push_run`."""
+        _warn_renamed("give_back_run", "push_run")
+        self.push_run(lane, run, ran)

@@ -98,7 +98,7 @@ def _rows(spec: Any, url: str) -> str | None:
     from freshet.config.spec.identity import explain_defaults, identity_hash
     from freshet.config.spec.schemas import load_schemas
     from freshet.errors import Mismatch
-    from freshet.rows.checks import A_STORE_OF_ITS_OWN
+    from freshet.rows.store import A_STORE_OF_ITS_OWN
 
     rows = open_rowstore(url)
     try:

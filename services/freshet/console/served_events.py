@@ -23,8 +23,8 @@ from freshet.console.segments import fixed_texts
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import key_of
 from freshet.log import EventLog
+from freshet.log.records import newest
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry, framed_id
-from freshet.log.tail import newest
 from freshet.types import TopicPartition
 
 __all__ = ["ServedSample", "grouped", "leaves", "plain", "request_of", "without_logical_types"]

@@ -18,9 +18,8 @@ import structlog
 from starlette.responses import StreamingResponse
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.settings import Common
+from freshet.config.settings import Common, RunFolder
 from freshet.config.settings import Console as Settings
-from freshet.config.settings.run_folder import RunFolder
 from freshet.config.spec.topics import topics_of
 from freshet.console import api
 from freshet.console.board import Board

@@ -10,7 +10,7 @@ from typing import Any
 from freshet.console.history import parsed, version_event
 from freshet.errors import DataLost, FreshetError
 from freshet.log import EventLog
-from freshet.log.tail import newest
+from freshet.log.records import newest
 from freshet.types import TopicPartition
 from freshet.versions import Manifest, VersionStore
 from freshet.versions.promotions import PEOPLE

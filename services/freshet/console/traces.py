@@ -28,7 +28,7 @@ from freshet.config.spec.topics import Topics
 from freshet.console.history import parsed
 from freshet.console.instances import Instance
 from freshet.console.services import TIMEOUT_S
-from freshet.coordination.slices import slices_of
+from freshet.coordination.assignment import slices_of
 from freshet.errors import DataLost, FreshetError
 from freshet.http.service_client import ask
 from freshet.log import EventLog, Reader

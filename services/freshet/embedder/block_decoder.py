@@ -19,7 +19,7 @@ from freshet.embedder.core import rows_of_blocks
 from freshet.embedder.partition_reader import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
-from freshet.log.dead_letters import letter
+from freshet.log.records import letter
 from freshet.types import F32, I64, U8, U64, Bool, BytesColumn
 
 __all__ = ["BlockDecoder", "DecodedBatch", "Places"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet.clock import Clock
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claim_rules import Claim
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.types import I64, BytesColumn, OffsetRange, Records
 
 __all__ = [

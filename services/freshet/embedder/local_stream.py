@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import structlog
 
-from freshet.batches.stream import TrainBatch, TrainRun
+from freshet.batches.stream import RunStream, TrainBatch, TrainRun
 from freshet.clock import Clock, Stages, summed
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Spec
@@ -65,7 +65,7 @@ class _Lane:
     stages: Stages = field(default_factory=lambda: Stages(STAGES))
 
 
-class LocalStream:
+class LocalStream(RunStream):
     """The `freshet.batches.stream.BatchStream` of one rank. Each lane's thread calls its methods.
 
     For rows in the same process, where a lookup takes tens of microseconds: nothing is done ahead.
@@ -109,13 +109,13 @@ class LocalStream:
             for i in range(lanes)
         ]
 
-    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+    def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """Return the lane's next batch; see the protocol."""
         state = self._lanes[lane]
         plans = self._plans(state, wait_s, 0, 1)
         return self._issue(state, plans[0]) if plans else None
 
-    def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
+    def next_run(self, lane: int, wait_s: float) -> TrainRun | None:
         """Return the lane's next run; see the protocol."""
         state = self._lanes[lane]
         rows = min(MOST_RUN_ROWS, round(RUN_S * self._rows_per_s))
@@ -143,7 +143,7 @@ class LocalStream:
         plans, state.plans = state.plans, []
         return plans
 
-    def give_back(
+    def push_gradients(
         self,
         lane: int,
         batch: TrainBatch,
@@ -176,7 +176,7 @@ class LocalStream:
             self._limiter.release(state.permit)
             state.stages.mark("push")
 
-    def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
         """Finish the lane's run; see the protocol.
 
         Raises Refused if a push was refused, Unavailable if a bucket is not held or not read yet.
@@ -211,8 +211,8 @@ class LocalStream:
         finally:
             self._limiter.release(state.permit)
 
-    def settled(self, wait_s: float) -> bool:
-        """Return True: `give_back` waits for the answer to its push."""
+    def flush(self, wait_s: float) -> bool:
+        """Return True: `push_gradients` waits for the answer to its push."""
         return True
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:

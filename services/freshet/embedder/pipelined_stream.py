@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from freshet.batches.read_my_writes import ReadMyWrites
-from freshet.batches.stream import TrainBatch
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import Clock
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.model import Spec
@@ -55,10 +55,10 @@ class Share:
     dense_applied: DenseApplied | None = None  # of the lane's rank; None: all lanes have the same rank
 
 
-class PipelinedStream:
+class PipelinedStream(BatchStream):
     """A prefetching `freshet.batches.stream.BatchStream`. Thread-safe.
 
-    A lane may have several batches out at once. `give_back` never raises Refused, since pushes are
+    A lane may have several batches out at once. `push_gradients` never raises Refused, since pushes are
     asynchronous: after a refused push or a change of owners the lane rewinds, and drops the void batches when
     the trainer returns them.
     """
@@ -95,7 +95,7 @@ class PipelinedStream:
             batch_rows: rows of a batch.
             staleness_rows: bound of the rows in flight.
             recent: stores samples for the gate beyond the life of this stream; None: a store of its own.
-            read_my_writes: applies pending gradients to prefetched rows: this stream in `take`, or the
+            read_my_writes: applies pending gradients to prefetched rows: this stream in `next_batch`, or the
                 trainer from `TrainBatch.looked`; None: neither does.
         """
         self._topic, self._log, self._clock = topic, log, clock
@@ -147,16 +147,16 @@ class PipelinedStream:
         for lane in self._lanes:
             lane.start()
 
-    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+    def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """Return the lane's next batch; raises the error of a failed lane. See the protocol."""
         if self._error is not None:
             raise self._error
-        batch = self._lanes[lane].take(wait_s)
+        batch = self._lanes[lane].next_batch(wait_s)
         if batch is None and self._error is not None:
             raise self._error
         return batch
 
-    def give_back(
+    def push_gradients(
         self,
         lane: int,
         batch: TrainBatch,
@@ -164,9 +164,9 @@ class PipelinedStream:
         counts: Sequence[U32] | None = None,
     ) -> None:
         """Queue the push of gradients, (G, S) float32 and counts (U,) uint32 a group; see the protocol."""
-        self._lanes[lane].give_back(batch, gradients, counts)
+        self._lanes[lane].push_gradients(batch, gradients, counts)
 
-    def take_of(
+    def next_batch_of(
         self, lanes: Sequence[int], wait_s: float, wanted: Callable[[], bool] = lambda: True
     ) -> tuple[int, TrainBatch] | None:
         """Return a lane and its next batch, for the first of these lanes that has one.
@@ -176,7 +176,7 @@ class PipelinedStream:
         deadline = self._clock.monotonic() + wait_s
         while wanted():
             for lane in lanes:
-                if (batch := self.take(lane, 0.0)) is not None:
+                if (batch := self.next_batch(lane, 0.0)) is not None:
                     return lane, batch
             left = deadline - self._clock.monotonic()
             if left <= 0 or self._closed:
@@ -185,13 +185,13 @@ class PipelinedStream:
                 self._arrived.wait(min(left, PAUSE_S))
         return None
 
-    def settled_lane(self, lane: int, wait_s: float) -> bool:
-        """Wait like `settled` for one lane."""
-        return self._lanes[lane].settled(wait_s)
+    def flush_lane(self, lane: int, wait_s: float) -> bool:
+        """Wait like `flush` for one lane."""
+        return self._lanes[lane].flush(wait_s)
 
-    def settled(self, wait_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Wait until all pushes are acknowledged; see the protocol."""
-        return all(lane.settled(wait_s) for lane in self._lanes)
+        return all(lane.flush(wait_s) for lane in self._lanes)
 
     def abandon(self, lane: int) -> None:
         """Issue the batches again that a lane's lost trainer holds."""

@@ -54,7 +54,7 @@ class LaneContext:
     builder: BatchBuilder
     lookups: Executor
     clock: Clock
-    ahead: bool  # prefetch lookups; False: `take` looks up (mode `sync`)
+    ahead: bool  # prefetch lookups; False: `next_batch` looks up (mode `sync`)
     failed: Callable[[BaseException], None]
     arrived: Callable[[], None]  # a batch is ready
     own: ReadMyWrites | None = None  # None: this stream applies no pending gradients
@@ -122,7 +122,7 @@ class PrefetchLane:
         self._epoch = 0
         self._void = True  # no offsets are assigned
         self._closed = False
-        self._over = False  # a lane of the stream failed: `take` returns None
+        self._over = False  # a lane of the stream failed: `next_batch` returns None
         self._owners = 0
         self._reissue_until: dict[int, int] = {}
         self._backoff = Backoff()
@@ -143,7 +143,7 @@ class PrefetchLane:
 
     # --- the trainer's side
 
-    def take(self, wait_s: float) -> TrainBatch | None:
+    def next_batch(self, wait_s: float) -> TrainBatch | None:
         """Return the next batch with its rows; None if there is none within `wait_s`."""
         deadline = self._common.clock.monotonic() + wait_s
         with self._changed:
@@ -163,7 +163,7 @@ class PrefetchLane:
             self.counts.batches += 1
         return flight.batch
 
-    def give_back(
+    def push_gradients(
         self, batch: TrainBatch, gradients: Sequence[F32] | None, counts: Sequence[U32] | None = None
     ) -> None:
         """Queue the push of gradients, (G, S) float32 and counts (U,) uint32 a group.
@@ -204,7 +204,7 @@ class PrefetchLane:
             self._drop(flight)
         self.void("the trainer disconnected")
 
-    def settled(self, wait_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Wait until all pushes are acknowledged; False if some are not within `wait_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._push_queue.idle, wait_s)
@@ -269,7 +269,7 @@ class PrefetchLane:
                         )
                     self.void("the log, the shards or the trainer are unavailable")
                     self._backoff.sleep()
-        except BaseException as error:  # `take` raises it
+        except BaseException as error:  # `next_batch` raises it
             self._fail(error)
 
     def _step(self) -> None:

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from freshet.batches.frames import (
-    SETTLE,
+    FLUSH,
     USED,
     Names,
     RequestHeader,
@@ -121,7 +121,7 @@ class BatchServer:
         first = turn % len(lanes)
         order = [*lanes[first:], *lanes[:first]]
         try:
-            found = stream.take_of(
+            found = stream.next_batch_of(
                 order, header.wait_ms / 1000, lambda: self._feeds.get(header.global_lane) is feed
             )
         except Fenced as error:  # the assignment follows; until then no batch is served
@@ -142,7 +142,7 @@ class BatchServer:
                 batch_id = self._next_id
                 feed.out[batch_id] = (lane, batch)
         if not current:
-            stream.give_back(lane, batch, None)
+            stream.push_gradients(lane, batch, None)
             raise Unavailable("another connection replaced this one")
         encoded = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
         self.served_batches += 1
@@ -159,7 +159,7 @@ class BatchServer:
                 return given_frame(frame.id, done=False)
             feed.applied = _merge_vectors(feed.applied, applied)
             lanes = list(self._lanes_of.get(header.global_lane, ()))
-            if frame.flags & SETTLE:
+            if frame.flags & FLUSH:
                 found = None
             else:
                 batch_id = batch_id_of(frame)
@@ -167,7 +167,7 @@ class BatchServer:
                 if found is None:
                     return given_frame(frame.id, done=False)
         if found is None:
-            return given_frame(frame.id, done=all(stream.settled_lane(lane, FLUSH_S) for lane in lanes))
+            return given_frame(frame.id, done=all(stream.flush_lane(lane, FLUSH_S) for lane in lanes))
         lane, batch = found
         gradients = counts = None
         if frame.flags & USED:
@@ -175,7 +175,7 @@ class BatchServer:
         with self._changed:
             if feed.out.pop(batch_id, None) is None:
                 return given_frame(frame.id, done=False)
-        stream.give_back(lane, batch, gradients, counts)
+        stream.push_gradients(lane, batch, gradients, counts)
         return given_frame(frame.id)
 
     def leave(self, place: int, feed_id: int) -> None:

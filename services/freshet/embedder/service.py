@@ -14,8 +14,8 @@ from freshet.batches.frames import Names
 from freshet.clock import Clock
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import LEASE_S, Claims
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import shares_of
 from freshet.embedder.partition_reader import RefusedSamples, refused_metrics

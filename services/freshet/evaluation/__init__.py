@@ -6,11 +6,9 @@ labels.
 
 from __future__ import annotations
 
-from freshet.evaluation.auc import auc
-from freshet.evaluation.cells import Figures, LabelKind, Reliability
-from freshet.evaluation.descriptors import MEASURES, SOURCES, Measure, Source
+from freshet.evaluation.descriptors import MEASURES, SOURCES, Measure, Source, auc
 from freshet.evaluation.popularity import Popularity
-from freshet.evaluation.progressive import Measures
+from freshet.evaluation.progressive import Figures, LabelKind, Measures, Reliability
 
 __all__ = [
     "MEASURES",

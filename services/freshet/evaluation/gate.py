@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from freshet.config.spec.model import Gate, Label, Spec
-from freshet.evaluation.cells import PROBABILITY_FLOOR
 from freshet.evaluation.descriptors import outlier_bound, winsor_bound
+from freshet.evaluation.progressive import PROBABILITY_FLOOR
 from freshet.types import F32, F64, U8, Bool
 
 __all__ = ["Scored", "Verdict", "judge"]

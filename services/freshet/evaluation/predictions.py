@@ -16,9 +16,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from freshet.evaluation.auc import bins_of_logits
-from freshet.evaluation.cells import PROBABILITY_FLOOR, LabelKind
-from freshet.evaluation.descriptors import MEASURES, Cells
+from freshet.evaluation.descriptors import MEASURES, Cells, bins_of_logits
+from freshet.evaluation.progressive import PROBABILITY_FLOOR, LabelKind
 from freshet.types import F32, F64, I64, U8, Bool
 
 __all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "Scored"]

@@ -1,34 +1,334 @@
-"""Measures of a stream by event-time window, label and segment.
+"""Progressive validation: measures of a stream by event-time window, label and segment.
 
-Progressive validation: the predictions passed to `add` were made before the model learned the samples.
-Windows close by event time. Shape letters: B samples, L labels.
+The predictions passed to `Measures.add` were made before the model learned the samples. Windows close by
+event time. Sums are kept as sorted arrays that merge (`Table`). A cell is (window, label, field, value); its
+histogram over predicted logits is sparse.
+
+Shape letters: B samples, L labels, C cells, H entries of all histograms, G groups, S sums.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.evaluation.cells import (
-    KEY,
-    OTHER,
-    SUMS,
-    TOTAL,
-    Figures,
-    LabelKind,
-    Samples,
-    Table,
-    figures_of,
-    table_of,
-)
-from freshet.types import F32, I64, U8, U64, Bool
+from freshet import _native
+from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, Measure, bins_of_logits, logits_of
+from freshet.types import F32, F64, I64, U8, U64, Bool
 
-__all__ = ["Measures"]
+__all__ = [
+    "KEY",
+    "MOST_BINS",
+    "OTHER",
+    "PROBABILITY_FLOOR",
+    "SUMS",
+    "TOTAL",
+    "WIDTHS",
+    "Figures",
+    "LabelKind",
+    "Measures",
+    "Reliability",
+    "Samples",
+    "Table",
+    "figures_of",
+    "reliability",
+    "sum_by_group",
+    "table_of",
+]
+
+# --- Grouping: numpy computes each sample's summands, the native core adds them up by cell.
+
+
+PROBABILITY_FLOOR = 1e-7
+"""Logloss clips predictions to this distance from 0 and 1, so that one sample adds at most 16."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """B samples that are not grouped yet; each column has the shape (B,)."""
+
+    times_ms: I64
+    label: U8
+    prediction: F32  # of the sample's own label
+    value: F32
+    weight: F32
+    segments: tuple[U64, ...]  # per segment field
+
+    @classmethod
+    def concat(cls, parts: list[Samples]) -> Samples:
+        """Concatenate samples in the order of the parts."""
+        return cls(
+            np.concatenate([s.times_ms for s in parts]),
+            np.concatenate([s.label for s in parts]),
+            np.concatenate([s.prediction for s in parts]),
+            np.concatenate([s.value for s in parts]),
+            np.concatenate([s.weight for s in parts]),
+            tuple(np.concatenate(column) for column in zip(*(s.segments for s in parts), strict=True)),
+        )
+
+
+def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
+    """Group samples: each counts in the cell of all samples and in one cell of each segment field.
+
+    Args:
+        samples: B samples.
+        window: (B,) start of each sample's window in ms.
+        number: (L,) whether a label is a number.
+        values: for each segment field the values with a cell of their own, rising, with OTHER.
+
+    Returns:
+        The table; histograms of segments have coarser bins (`COARSE_BITS`).
+    """
+    sums, bins, counts = _terms(samples, number[samples.label])
+    segments = list(zip(samples.segments, values, strict=True))
+    windows, codes, added, cell, bin_, both = _native.group_samples(
+        window, samples.label, len(number), segments, sums, bins, counts, COARSE_BITS
+    )
+    choices = np.concatenate([np.zeros(1, np.uint64), *values])
+    fields = np.repeat(np.arange(1 + len(values)), [1, *map(len, values)])
+    keys = np.empty(len(codes), KEY)
+    rest, choice = np.divmod(codes.astype(np.int64), len(choices))
+    keys["window"], keys["label"] = windows[rest // len(number)], rest % len(number)
+    keys["field"], keys["value"] = fields[choice], choices[choice]
+    return Table(keys, added, cell, bin_, both)
+
+
+def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
+    """Return the samples' summands (S, B), bins (B,) and positive and negative weights (2, B).
+
+    The weights are 0 for labels that are numbers: these have no histogram.
+    """
+    p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
+    finite = np.isfinite(p) & np.isfinite(y)
+    p, y, w = np.where(finite, p, 0.5), np.where(finite, y, 0.0), np.where(finite, w, 0.0)
+    true_false = ~number
+    q = np.clip(np.where(true_false, p, 0.5), PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
+    of_true, of_false = np.log(q), np.log1p(-q)
+    loss = np.where(true_false, -(y * of_true + (1 - y) * of_false), 0.0)
+    error = p - y
+    columns = (finite, w, w * p, w * y, w * loss, w * error**2, w * np.abs(error), ~finite, w * w)
+    sums, counts = np.empty((len(SUMS), len(p))), np.empty((2, len(p)))
+    for row, column in zip(sums, columns, strict=True):
+        row[:] = column
+    counts[0], counts[1] = sums[3] * true_false, w * (1 - y) * true_false
+    return sums, bins_of_logits(of_true - of_false), counts
+
+
+# --- Figures of a window, label and segment.
+
+
+@dataclass(frozen=True, slots=True)
+class LabelKind:
+    """Name and kind of a label."""
+
+    name: str
+    number: bool  # else true/false
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Measures of one window, label and segment."""
+
+    start_ms: int | None  # None: since the beginning
+    stop_ms: int | None
+    label: str
+    segment: str | None  # None: all samples
+    value: int | None  # key of the segment's value; OTHER: all values beyond the first `max_values`
+    measures: Mapping[str, float]  # by name of the descriptor; NaN where not defined
+    reliability: Reliability | None = None  # only for all samples of a true/false label
+
+
+def figures_of(
+    table: Table, labels: Sequence[LabelKind], segments: Sequence[str], window_ms: int
+) -> list[Figures]:
+    """Compute the figures of all cells, in the order of their keys."""
+    if not len(table.keys):
+        return []
+    positive, negative = table.counts.T
+    sums = dict(zip(SUMS, table.sums.T, strict=True))
+    cells = Cells(**sums, cell=table.cell, bins=table.bin, positive=positive, negative=negative)
+    computed = {measure: measure.compute(cells).tolist() for measure in MEASURES}
+    by_kind = [_rows(computed, of) for of in ("logloss", "number")]
+    number = np.array([label.number for label in labels])[table.keys["label"]]
+    curves = _curves(table, ~number & (table.keys["field"] == 0))
+    figures = []
+    for i, (window, label, field, value) in enumerate(table.keys.tolist()):
+        names, rows = by_kind[labels[label].number]
+        start = None if window == TOTAL else window
+        figures.append(
+            Figures(
+                start,
+                None if start is None else start + window_ms,
+                labels[label].name,
+                segments[field - 1] if field else None,
+                value if field else None,
+                dict(zip(names, rows[i], strict=True)),
+                curves.get(i),
+            )
+        )
+    return figures
+
+
+def _rows(
+    computed: Mapping[Measure, list[float]], of: str
+) -> tuple[Sequence[str], Sequence[tuple[float, ...]]]:
+    """Return the names of the measures defined for a kind of label, and a tuple of their values per cell."""
+    kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", of)}
+    return list(kept), list(zip(*kept.values(), strict=True))
+
+
+def _curves(table: Table, wanted: Bool) -> Mapping[int, Reliability]:
+    """Return the reliability of the cells in the mask `wanted` (C,), by the index of the cell."""
+    part = table.where(wanted)
+    positive, negative = part.counts.T
+    curves = reliability(part.cell, part.bin, positive, negative, len(part.keys))
+    return dict(zip(np.flatnonzero(wanted).tolist(), curves, strict=True))
+
+
+# --- Reliability: mean prediction and mean label in few bins over logits.
+
+
+MOST_BINS = 15
+
+WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Widths of a bin in logits; a curve has the finest that gives at most `MOST_BINS` bins. Bins start at
+multiples of the width, so curves of several windows can be merged at the coarsest of their widths."""
+
+Reliability = list[list[float]]
+"""[[samples' weight, mean prediction, mean label], ...] by rising prediction."""
+
+
+def reliability(cell: I64, bins: I64, positive: F64, negative: F64, cells: int) -> list[Reliability]:
+    """Compute the reliability curve of each histogram; means are exact to half a histogram bin.
+
+    Args:
+        cell: (H,) index of each entry's histogram, rising.
+        bins: (H,) bins, rising within a histogram.
+        positive, negative: (H,) weight of true and of false samples.
+        cells: number of histograms.
+    """
+    weight, logits = positive + negative, logits_of(bins)
+    fresh = _fresh(cell, logits, cells)
+    at = np.cumsum(fresh) - 1
+    columns = weight, weight / (1 + np.exp(-logits)), positive
+    n, predicted, labelled = (np.bincount(at, column, fresh.sum()) for column in columns)
+    of, kept = cell[fresh], n > 0
+    n, predicted, labelled, of = n[kept], predicted[kept], labelled[kept], of[kept]
+    points = np.column_stack([n, predicted / n, labelled / n]).tolist()
+    ends = np.searchsorted(of, np.arange(cells + 1)).tolist()
+    return [points[start:stop] for start, stop in pairwise(ends)]
+
+
+def _fresh(cell: I64, logits: F64, cells: int) -> Bool:
+    """Return the mask (H,) of entries that begin a bin of their curve, at the finest width that fits."""
+    edge = np.diff(cell, prepend=-1) != 0
+    fresh: Bool = edge.copy()
+    open_ = np.ones(cells, bool)
+    for width in WIDTHS:
+        wide = np.floor(logits / width)
+        begins = edge | (np.diff(wide, prepend=0) != 0)
+        fits = open_ & ((np.bincount(cell[begins], minlength=cells) <= MOST_BINS) | (width == WIDTHS[-1]))
+        fresh = np.where(fits[cell], begins, fresh)
+        open_ &= ~fits
+    return fresh
+
+
+KEY = np.dtype([("window", "<i8"), ("label", "<u2"), ("field", "<u2"), ("value", "<u8")])
+"""window: start in ms. field: 0 for all samples, else 1 + the segment field's position. value: the segment's
+value, 0 for all samples."""
+
+TOTAL = -(1 << 62)
+"""The window of all samples of closed windows."""
+
+OTHER = 0
+"""The segment value that stands for all values beyond the first `max_values` of a field."""
+
+SUMS = (
+    "n", "weight", "predicted", "labelled", "loss", "squares", "absolute", "not_finite", "weight_squares",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """C cells and the H entries of their histograms."""
+
+    keys: NDArray[np.void]  # (C,) of KEY, rising
+    sums: F64  # (C, len(SUMS))
+    cell: I64  # (H,) index of the entry's cell, rising
+    bin: I64  # (H,) rising within a cell
+    counts: F64  # (H, 2): positive and negative weight
+
+    @classmethod
+    def empty(cls) -> Table:
+        """Return a table without cells."""
+        none = np.empty(0, np.int64)
+        return cls(np.empty(0, KEY), np.empty((0, len(SUMS))), none, none, np.empty((0, 2)))
+
+    @classmethod
+    def merge(cls, tables: list[Table]) -> Table:
+        """Add tables up, in their order: merging step by step gives the same bits."""
+        tables = [table for table in tables if len(table.keys)]
+        if len(tables) < 2:
+            return tables[0] if tables else cls.empty()
+        shift = np.cumsum([0, *(len(t.keys) for t in tables[:-1])])
+        return cls._grouped(
+            np.concatenate([t.keys for t in tables]),
+            np.concatenate([t.sums for t in tables]),
+            np.concatenate([t.cell + s for t, s in zip(tables, shift, strict=True)]),
+            np.concatenate([t.bin for t in tables]),
+            np.concatenate([t.counts for t in tables]),
+        )
+
+    @classmethod
+    def _grouped(cls, keys: NDArray[np.void], sums: F64, cell: I64, bins: I64, counts: F64) -> Table:
+        order = np.lexsort((keys["value"], keys["field"], keys["label"], keys["window"]))
+        ranked = keys[order]
+        first = np.ones(len(ranked), bool)
+        first[1:] = ranked[1:] != ranked[:-1]
+        group = np.empty(len(keys), np.int64)
+        group[order] = np.cumsum(first) - 1
+        kept = ranked[first]
+        code = (group[cell] << 32) + bins
+        ordered = np.argsort(code, kind="stable")  # timsort: merges the tables' sorted runs
+        code = code[ordered]
+        fresh = np.ones(len(code), bool)
+        fresh[1:] = code[1:] != code[:-1]
+        code, at = code[fresh], np.cumsum(fresh) - 1
+        both = sum_by_group(counts[ordered], at, len(code))
+        return cls(kept, sum_by_group(sums, group, len(kept)), code >> 32, code & 0xFFFFFFFF, both)
+
+    def where(self, mask: Bool) -> Table:
+        """Return the cells in the mask (C,)."""
+        if mask.all():
+            return self
+        index = np.cumsum(mask) - 1
+        kept = mask[self.cell]
+        return Table(
+            self.keys[mask], self.sums[mask], index[self.cell[kept]], self.bin[kept], self.counts[kept]
+        )
+
+    def moved_to(self, window: int) -> Table:
+        """Add all windows up into one, in their order."""
+        if not len(self.keys):
+            return self
+        keys = self.keys.copy()
+        keys["window"] = window
+        return self._grouped(keys, self.sums, self.cell, self.bin, self.counts)
+
+
+def sum_by_group(columns: F64, group: NDArray[np.intp], groups: int) -> F64:
+    """Sum the rows of `columns` (B, S) by group (B,), in their order; returns (G, S)."""
+    out = np.empty((groups, columns.shape[1]))
+    for i, column in enumerate(columns.T):
+        out[:, i] = np.bincount(group, column, groups)
+    return out
+
 
 GROUP_SAMPLES = 1 << 15
 """Samples grouped at a time: grouping takes about 0.3 µs for each, and more in small groups."""

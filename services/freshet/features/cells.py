@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from freshet.config.avro.schema import Enum, Fixed, Primitive, Type, spell
-from freshet.config.spec.events import UNIT_NS, Files
+from freshet.config.spec.inputs import UNIT_NS, Files
 from freshet.types import F64, I64, U8, Bool, BytesColumn
 
 __all__ = [

@@ -20,10 +20,9 @@ import numpy as np
 from freshet import _native
 from freshet.config.avro.schema import Array, Record, Written, field_at, spell
 from freshet.config.avro.types import leaf_names
-from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.inputs import UNIT_NS, unit_hint
 from freshet.config.spec.model import Stream
-from freshet.config.spec.schema_fit import wrong_unit
-from freshet.config.spec.time_units import unit_hint
+from freshet.config.spec.schemas import wrong_unit
 from freshet.errors import ConfigError
 from freshet.features.blocks import take
 from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all

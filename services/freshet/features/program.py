@@ -2,7 +2,7 @@
 native walker (services/native/include/freshet/avro_program.hpp).
 
 Nodes are the writer's types in preorder, each with the sinks that take its value. A wanted value has a path
-in the reader's schema. Avro's schema resolution (`freshet.config.avro.resolution`) finds it in the writer's
+in the reader's schema. Avro's schema resolution (`freshet.config.avro.types`) finds it in the writer's
 schema; if it is not there, the reader's default is used. All other values are skipped, whether or not they
 resolve.
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.resolution import Resolver, fields_of
 from freshet.config.avro.schema import (
     Array,
     AvroField,
@@ -36,9 +35,11 @@ from freshet.config.avro.schema import (
     spell,
 )
 from freshet.config.avro.types import (
+    Resolver,
     TimeUnit,
     decimal_digits,
     decimal_scale,
+    fields_of,
     is_uuid,
     leaf_name,
     leaf_names,

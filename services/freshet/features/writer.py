@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshet import _native
-from freshet.config.avro.resolution import definitions
 from freshet.config.avro.schema import (
     Array,
     Enum,
@@ -21,7 +20,7 @@ from freshet.config.avro.schema import (
     Union,
     spell,
 )
-from freshet.config.avro.types import decimal_scale
+from freshet.config.avro.types import decimal_scale, definitions
 from freshet.errors import ConfigError
 from freshet.features.avro_values import UNFIT, encode_value
 from freshet.features.program import MAX_NODES, OPS, least_bytes, nullable, op_of

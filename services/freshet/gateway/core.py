@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from freshet.errors import BadInput, TooLarge
-from freshet.log.dead_letters import letter
+from freshet.log.records import letter
 from freshet.types import Append, BytesColumn
 
 __all__ = [

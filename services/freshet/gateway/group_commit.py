@@ -22,7 +22,7 @@ from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway import metrics
 from freshet.gateway.core import Limits, QueueAccount
 from freshet.log import Writer
-from freshet.log.concurrent_appends import append_gathered
+from freshet.log.records import append_gathered
 from freshet.types import Append
 
 __all__ = ["Committer", "Done"]

@@ -14,7 +14,7 @@ from freshet.config.settings import Common
 from freshet.config.settings import Gateway as Settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.config.spec.topics import RecordLimits, topics_of
 from freshet.errors import ConfigError, FreshetError
 from freshet.features import written_path

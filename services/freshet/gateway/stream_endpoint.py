@@ -16,8 +16,8 @@ import orjson
 import structlog
 
 from freshet.clock import Clock, latest_ms
+from freshet.config.spec.inputs import unit_hint, written_in_larger_unit
 from freshet.config.spec.model import Stream
-from freshet.config.spec.time_units import unit_hint, written_in_larger_unit
 from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, Overloaded
 from freshet.features import TakenBodies, partition_of

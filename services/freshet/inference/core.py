@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from freshet import _native
-from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.inputs import UNIT_NS
 from freshet.config.spec.model import Explore, Spec, TimeField
 from freshet.errors import BadInput, FreshetError, TooLarge
 from freshet.json_text import MOST_LEVELS, kind_of, shown, too_deep, written

@@ -13,7 +13,7 @@ from typing import Any
 
 from freshet.config.avro.schema import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput, ConfigError
 from freshet.inference.core import get_path, set_path, time_value
 from freshet.json_text import shown

@@ -24,8 +24,8 @@ from freshet.config.avro.schema import (
     Union,
     served_schema,
 )
+from freshet.config.spec.inputs import unit_hint, written_in_larger_unit
 from freshet.config.spec.model import Spec
-from freshet.config.spec.time_units import unit_hint, written_in_larger_unit
 from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, TooLarge
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from freshet.config.avro.schema import Array, Fixed, Record, Type, Union, field_at
 from freshet.config.avro.types import leaf_name
 from freshet.config.spec.model import Spec
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput
 from freshet.inference.oip import Tensor
 from freshet.inference.oip_limits import InputLimits

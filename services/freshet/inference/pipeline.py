@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from freshet.config.avro.schema import Record, sample_schema
-from freshet.config.expression import Expression, compile_score
-from freshet.config.expression.arithmetic import postfix_of
+from freshet.config.expression import Expression, compile_score, postfix_of
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import BadInput, TooLarge

@@ -21,7 +21,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.topics import ROWS_PARTITIONS, topics_of
 from freshet.errors import BadInput, Unavailable
 from freshet.log import EventLog
-from freshet.log.tail import newest
+from freshet.log.records import newest
 from freshet.rows.store import RowStore
 from freshet.types import Bucket, TopicPartition
 

@@ -26,7 +26,7 @@ from freshet.features import EventExtractor, JsonTranscoder, Transcoded, partiti
 from freshet.inference import metrics
 from freshet.inference.core import Order, explain, get_path, merged
 from freshet.log import Writer
-from freshet.log.concurrent_appends import append_gathered
+from freshet.log.records import append_gathered
 from freshet.observability.losses import INFERENCE_FIGURES, RECENT_S, Recent, counted
 from freshet.observability.spans import RankAnswer, record_served_sends, request_text
 from freshet.observability.tracing import now_ns, traced

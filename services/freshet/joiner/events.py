@@ -17,7 +17,7 @@ from freshet.config.avro.schema import Record, Written, sample_schema
 from freshet.config.expression import Column
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import ConfigError
 from freshet.features import (
     EventColumns,

@@ -27,7 +27,7 @@ from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_to
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
-from freshet.log.dead_letters import letter
+from freshet.log.records import letter
 from freshet.observability.spans import JoinedEvent
 from freshet.observability.tracing import traced
 from freshet.types import I64, U8, Append, BytesColumn, Records

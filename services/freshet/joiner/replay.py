@@ -14,7 +14,7 @@ from freshet.joiner.decode import EventDecoder
 from freshet.joiner.partition import Task, Topics
 from freshet.joiner.plan import JoinPlan
 from freshet.log import EventLog, Reader, Writer
-from freshet.log.tail import newest
+from freshet.log.records import newest
 from freshet.types import BytesColumn, Records, TopicPartition
 
 __all__ = ["PartitionRecovery", "RecoveredGroup", "last_commits", "load", "stream"]

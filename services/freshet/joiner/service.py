@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from freshet.clock import CONFIRMED_S, SYSTEM_CLOCK, Clock, SteadyClock
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import LEASE_S
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.errors import ConfigError, Fenced, FreshetError, Mismatch, Unavailable
 from freshet.joiner.appends import Flush, PendingFlushes
 from freshet.joiner.counters import EventCounts

@@ -15,8 +15,8 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Record
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, readers_of, streams_of
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import PartitionAssignment
 from freshet.errors import ConfigError
 from freshet.features import hash_text
 from freshet.joiner.events import ExternalSchemas, SpecDecoder

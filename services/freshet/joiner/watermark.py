@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.config.spec.inputs import YEAR_2000_S, unit_hint, written_in_larger_unit
 from freshet.config.spec.model import TimeField
-from freshet.config.spec.time_units import YEAR_2000_S, unit_hint, written_in_larger_unit
 from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.decode import Disputed, Refused
 from freshet.types import I64, Records

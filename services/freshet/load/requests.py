@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from freshet.clock import Clock
-from freshet.config.expression.literals import compared_in
-from freshet.config.spec.guess import ITEM, words_of
+from freshet.config.expression import compared_in
+from freshet.config.spec.generate import ITEM, words_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import Schemas
 from freshet.errors import BadInput

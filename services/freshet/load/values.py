@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from freshet.config.avro.schema import Array, Enum, Fixed, Map, Primitive, Record, Recursion, Type, Union
-from freshet.config.spec.guess import IDENTIFIER, ITEM, USER, words_of
+from freshet.config.spec.generate import IDENTIFIER, ITEM, USER, words_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
 

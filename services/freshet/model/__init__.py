@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from freshet.config.spec.model import Spec
+from freshet.config.spec.transforms import load_object
 from freshet.errors import ConfigError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.types import F32, F64, U32
 
 __all__ = [
+    "DENSE_MODEL_HOOK",
     "NATIVE_KINDS",
     "SERVING_PREFIXES",
     "DenseModel",
@@ -36,12 +37,20 @@ __all__ = [
     "StepResult",
     "StepsRows",
     "build_model",
+    "class_of",
 ]
 
 Precision = Literal["fp32", "bf16"]
 
 NATIVE_KINDS = ("hedge", "mlp", "linear")
-"""Kinds of `spec.model` whose lookup, step and push are native code."""
+"""Kinds of `spec.model` with lookup, step and push in native code."""
+
+DENSE_MODEL_HOOK = "dense_model"
+"""Name of a classmethod `(spec, *, training, precision) -> DenseModel` of a user's class.
+
+A class that has it is no `freshet.Model` (a torch network): it implements the whole dense part, with or
+without torch, as a `DenseModel`.
+"""
 
 State = Mapping[str, NDArray[Any]]
 """Dense state by name: `weights/…`, `optimizer/…`, `hedge/…`, `statistics/…`."""
@@ -153,7 +162,7 @@ class DenseModel(Protocol):
 
 @runtime_checkable
 class SplitStep(Protocol):
-    """A `DenseModel` whose step several threads can share.
+    """A `DenseModel` with a step that several threads can share.
 
     One thread calls `begin_step`, then threads call `step_part` once for each part, concurrently. The result
     equals that of `step` to the bit.
@@ -189,18 +198,19 @@ def build_model(
     Raises ConfigError for an unknown kind, or a device that the kind cannot run on.
     """
     precision = precision or spec.train.precision
-    if device != "cpu" and not _is_torch(spec):
+    native = spec.model.kind in NATIVE_KINDS
+    build = None if native else _own_hook(spec)
+    if device != "cpu" and (native or build is not None):
         raise ConfigError(
             "the trainer's device",
             "",
             f"{device!r} for a model of kind {spec.model.kind!r}",
             "cpu: this kind is native code; on a GPU run dlrm, deepfm, dcnv2 and classes of your own",
         )
-    if spec.model.kind in NATIVE_KINDS:
+    if native:
         from freshet.model.hedge import HedgeDense  # noqa: PLC0415 - loads the native core
 
         return HedgeDense(spec, training=training, precision=precision)
-    build = _own_hook(spec)
     if build is not None:
         own: DenseModel = build(spec, training=training, precision=precision)
         return own
@@ -209,22 +219,25 @@ def build_model(
     return build_alone(spec, training=training, precision=precision, device=device)
 
 
-def _is_torch(spec: Spec) -> bool:
-    return spec.model.kind not in NATIVE_KINDS and _own_hook(spec) is None
+def class_of(kind: str, folder: str) -> type[Any]:
+    """Import the class that `package.module:Class` names, also from the spec's folder.
+
+    Raises ConfigError if there is none.
+    """
+    if ":" not in kind:
+        expected = "hedge, linear, dlrm, deepfm, dcnv2, or package.module:Class"
+        raise ConfigError("spec", "model.kind", kind, expected)
+    found = load_object(kind, folder, where="spec", key="model.kind")
+    if not isinstance(found, type):
+        raise ConfigError("spec", "model.kind", kind, "a class", f"it is a {type(found).__name__}")
+    return found
 
 
 def _own_hook(spec: Spec) -> Callable[..., DenseModel] | None:
     """Return the hook of a user's class that builds its own dense model; None if it has none."""
     if ":" not in spec.model.kind:
         return None
-    from freshet.model.user_classes import DENSE_MODEL_HOOK, class_of  # noqa: PLC0415 - a module of the user's
-
     hook: Callable[..., DenseModel] | None = getattr(
         class_of(spec.model.kind, spec.folder), DENSE_MODEL_HOOK, None
     )
     return hook
-
-
-def ones_mixture(labels: int) -> F32:
-    """Return (L, 1) ones."""
-    return np.ones((labels, 1), np.float32)

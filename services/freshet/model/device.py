@@ -25,7 +25,7 @@ DEVICES = re.compile(r"cpu|cuda(:\d{1,2})?")
 """Names of devices."""
 
 Cuda = Any
-"""`torch.cuda`, whose stubs leave streams untyped."""
+"""`torch.cuda`, the stubs of which leave streams untyped."""
 
 
 class Placement(Protocol):

@@ -1,7 +1,7 @@
 """Native dense models, without torch: the default, a hedge of experts, and `mlp` or `linear` alone.
 
 C++ implements the step (`hedge.hpp`). This module derives its plan from the spec and names its arrays.
-Letters: B samples, L labels, K experts.
+Letters: B samples, L labels, K experts, N words.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import Mismatch
 from freshet.model import Labels, Lane, ModelInputs, Precision, State, StepResult
-from freshet.model.heads import he_uniform
 from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padded
 from freshet.tables import RowSteps
-from freshet.types import F32, F64, I64, U32
+from freshet.types import F32, F64, I64, U32, U64
 
-__all__ = ["HedgeDense", "HedgeLane"]
+__all__ = ["HedgeDense", "HedgeLane", "he_uniform", "uniform"]
 
 
 class HedgeDense:
@@ -330,3 +329,32 @@ def _score(model: HedgeDense, lane: _native.HedgeLane, inputs: ModelInputs) -> F
         requests = inputs.request_ends, shared
     lane.score(model.native, groups_of(inputs), inputs.dense, predictions, requests)
     return predictions
+
+
+_SPLITMIX_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniform(seed: int, stream: int, n: int) -> U64:
+    """Return (N,) 64-bit words of splitmix64 (Steele et al. 2014), started at mix(seed) + mix(stream + 1).
+
+    Initial weights do not depend on a library's generator, so they are equal on all platforms.
+    """
+    start = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
+    start = start + _mix(np.array([stream + 1], np.uint64))
+    with np.errstate(over="ignore"):
+        return _mix(start + _SPLITMIX_STEP * np.arange(1, n + 1, dtype=np.uint64))
+
+
+def he_uniform(seed: int, stream: int, shape: tuple[int, int]) -> F32:
+    """Return weights of `shape`, uniform in ±√(6 / shape[0]): the variance of He et al. 2015, eq. 10."""
+    words = uniform(seed, stream, shape[0] * shape[1])
+    unit = (words >> np.uint64(40)).astype(np.float64) / float(1 << 23) - 1.0  # 24 bits: exact in fp32
+    weights: F32 = (unit * np.sqrt(6.0 / shape[0])).astype(np.float32).reshape(shape)
+    return weights
+
+
+def _mix(x: U64) -> U64:
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

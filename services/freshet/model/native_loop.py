@@ -116,8 +116,8 @@ class Ran:
     """Result of a lane's run; batches after `trained` were not started."""
 
     ended: Ended
-    trained: int  # batches that were computed, and whose dense gradients were stepped
-    pushed: int  # batches whose push was acknowledged
+    trained: int  # batches that were computed, with their dense gradients stepped
+    pushed: int  # batches with an acknowledged push
     skipped: int  # pushed batches that all buckets had applied before
     bucket: int  # the bucket that is not leased, or not loaded
     seconds: dict[str, float]  # time of each of STAGES

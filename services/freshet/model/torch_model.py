@@ -1,7 +1,8 @@
 """`DenseModel` of a torch network: native gather and row gradients around autograd.
 
 Native code gathers a batch's inputs and sums the row gradients on the CPU. The network, its gradients and its
-step run on the device of its `Placement`. Letters: B samples, L labels, W columns of vectors.
+step run on the device of its `Placement`. The rules of `Heads` are those of the native hedge (`hedge.cpp`,
+`hedge_start.hpp`). Letters: B samples, L labels, D dense columns, W columns of vectors.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,125 @@ from freshet import _native
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import Lane, ModelInputs, Precision, State, StepResult, ones_mixture
+from freshet.model import Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.device import CpuPlacement, Placement
-from freshet.model.heads import STANDARD_LIMIT, Heads, Sums
 from freshet.model.inputs import Labels
 from freshet.model.plan import InputPlan, groups_of, input_plan
-from freshet.types import F32, F64
+from freshet.types import F32, F64, Bool
 
-__all__ = ["TorchDense", "TorchLane"]
+__all__ = [
+    "Heads",
+    "Sums",
+    "TorchDense",
+    "TorchLane",
+]
+
+VARIANCE_FLOOR = 1e-12
+
+STANDARD_LIMIT = 10.0
+"""Limit of standardised numbers, in deviations."""
+
+
+class Sums:
+    """A lane's sums since the last step: views into one flat array, additive over lanes and ranks."""
+
+    def __init__(self, labels: int, dense: int) -> None:
+        self.all = np.zeros(1 + 4 * labels + 3 * dense)
+        self.label = self.all[1 : 1 + 3 * labels].reshape(labels, 3)  # rows, Σ y, Σ y²
+        self.gradient = self.all[1 + 3 * labels : 1 + 4 * labels]  # Σ of the loss's gradient at the logits
+        self.dense = self.all[1 + 4 * labels :].reshape(dense, 3)  # n, Σ d, Σ d², d from the running mean
+
+    @property
+    def rows(self) -> float:
+        """Sum of the rows' weights."""
+        return float(self.label[:, 0].sum())
+
+
+@dataclass(slots=True, eq=False)
+class Heads:
+    """Biases, scales of numeric labels and running means: the state of each label and dense column."""
+
+    number: Bool  # (L,) the label is numeric
+    standard: Bool  # (D,) the column is standardised
+    bias_lr: float
+    bias: F64 = field(init=False)  # (L,)
+    squares: F64 = field(init=False)  # (L,) Adagrad's accumulators of the biases
+    started: F64 = field(init=False)  # (L,) 1 where the bias has its starting value
+    scale: F64 = field(init=False)  # (L,) predictions of a numeric label are scale · z
+    label_sums: F64 = field(init=False)  # (L, 3) rows, Σ y, Σ y², until started
+    dense: F64 = field(init=False)  # (D, 3): count, mean, Σ (x - mean)²
+
+    def __post_init__(self) -> None:
+        labels = len(self.number)
+        self.bias, self.squares, self.started = np.zeros((3, labels))
+        self.scale, self.label_sums = np.ones(labels), np.zeros((labels, 3))
+        self.dense = np.zeros((len(self.standard), 3))
+
+    def standards(self) -> tuple[F64, F64]:
+        """Return (D,) means and (D,) 1 / deviation, which is 0 for a column with fewer than two values."""
+        count, mean, squares = self.dense.T
+        deviation = np.sqrt(squares / np.maximum(count, 1) + VARIANCE_FLOOR)
+        return np.ascontiguousarray(mean), np.where(count > 1, 1 / deviation, 0.0)
+
+    def count(self, labels: Labels) -> F64:
+        """Return a batch's (L, 3) weighted sums: rows, Σ y, Σ y²."""
+        w, y = labels.weight.astype(np.float64), labels.value.astype(np.float64)
+        columns = [np.bincount(labels.index, x, len(self.number)) for x in (w, w * y, w * y * y)]
+        return np.stack(columns, 1).astype(np.float64)
+
+    def count_dense(self, dense: F32, into: F64) -> None:
+        """Add a batch's dense numbers, (B, D) float32, to the (D, 3) sums `into`."""
+        away = np.where(np.isfinite(dense), dense - self.dense[:, 1], 0.0)
+        columns = np.stack([np.isfinite(dense).sum(0), away.sum(0), (away**2).sum(0)], 1)
+        into += columns * self.standard[:, None]
+
+    def learning(self, seen: F64) -> tuple[F64, F64, Bool]:
+        """Return (bias, scale, has a gradient), each (L,), for a batch with these (L, 3) sums.
+
+        A label that is not started takes starting values: the log-odds of its rows, with half a positive and
+        half a negative row added; or for a numeric label the mean, in deviations. A numeric label has no
+        gradient until its values differ.
+        """
+        bias, scale, teaches = self.bias.copy(), self.scale.copy(), np.ones(len(self.bias), bool)
+        for i in np.flatnonzero(self.started == 0):
+            n, total, squares = self.label_sums[i] + seen[i]
+            if n <= 0:
+                teaches[i] = not self.number[i]
+            elif not self.number[i]:
+                bias[i] = np.log((total + 0.5) / (n - total + 0.5))
+            else:
+                mean = total / n
+                variance = squares / n - mean * mean
+                teaches[i] = variance > 1e-12 * (mean * mean + 1e-12)
+                scale[i] = np.sqrt(variance) if teaches[i] else 1.0
+                bias[i] = mean / scale[i]
+        return bias, scale, teaches
+
+    def step(self, sums: Sums) -> None:
+        """Start new labels, step the biases of the others and merge the sums of the dense columns."""
+        bias, scale, teaches = self.learning(sums.label)
+        seen = sums.label[:, 0] > 0
+        fresh = seen & (self.started == 0)
+        old = seen & (self.started > 0) & (sums.gradient != 0)
+        self.label_sums[fresh] += sums.label[fresh]
+        self.bias[fresh], self.scale[fresh], self.started[fresh] = bias[fresh], scale[fresh], teaches[fresh]
+        self.squares[old] += sums.gradient[old] ** 2
+        self.bias[old] -= self.bias_lr * sums.gradient[old] / np.sqrt(self.squares[old])
+        for column, (n, total, squares) in zip(self.dense, sums.dense, strict=True):
+            if n > 0:  # Chan et al. 1979
+                away, all_n = total / n, column[0] + n
+                column[2] += squares - total * away + away * away * column[0] * n / all_n
+                column[1] += away * n / all_n
+                column[0] = all_n
+
+    def predict(self, logits: F32) -> F32:
+        """Convert (B, L) logits without biases to (B, L) probabilities or numbers."""
+        z = logits + self.bias
+        with np.errstate(over="ignore"):
+            p = np.where(self.number, z * self.scale, 1 / (1 + np.exp(-z)))
+        return p.astype(np.float32)
+
 
 HEAD_STATE = {
     "weights/bias": "bias",
@@ -141,9 +253,9 @@ class TorchDense:
         for name, buffer in _kept_buffers(self.network).items():
             buffer.copy_(torch.from_numpy(np.array(state[f"weights/buffer/{name}"])))
         self.placement.fetch({})
-        for name, field in HEAD_STATE.items():
+        for name, attribute in HEAD_STATE.items():
             if name in wanted:
-                setattr(self.heads, field, np.array(state[name], np.float64))
+                setattr(self.heads, attribute, np.array(state[name], np.float64))
         if "optimizer/step" in wanted:
             self._steps = int(state["optimizer/step"][0])
 
@@ -158,7 +270,7 @@ class TorchDense:
 
     def mixture(self) -> F32:
         """Return (L, 1) ones, as the model has no experts."""
-        return ones_mixture(self.labels)
+        return np.ones((self.labels, 1), np.float32)
 
     def _named(self, prefix: str, flat: torch.Tensor) -> dict[str, NDArray[Any]]:
         whole = flat.detach().cpu().numpy()

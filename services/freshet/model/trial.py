@@ -14,9 +14,8 @@ import numpy as np
 from freshet.config.spec.layout import Group, layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, FreshetError
-from freshet.model import DenseModel, GroupInputs, Labels, ModelInputs, StepResult, build_model
+from freshet.model import DenseModel, GroupInputs, Labels, ModelInputs, StepResult, build_model, class_of
 from freshet.model.custom import Model
-from freshet.model.user_classes import class_of
 from freshet.types import F32, I32, U32
 
 __all__ = ["random_inputs", "try_out"]

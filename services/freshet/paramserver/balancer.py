@@ -10,9 +10,9 @@ import numpy as np
 import structlog
 
 from freshet.clock import Clock
+from freshet.coordination.assignment import SEATS, seat_of, slices_of
 from freshet.coordination.claim_rules import Load, Plan, SliceLoad
 from freshet.coordination.claims import Claims, Held
-from freshet.coordination.slices import SEATS, seat_of, slices_of
 from freshet.errors import Unavailable
 from freshet.paramserver.balance_rules import BalanceRules, Decision, LoadMeter, PlanReason
 from freshet.paramserver.shard import Shard

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import structlog
 
 from freshet.clock import Clock
+from freshet.coordination.assignment import SEATS, owner_text, seat_of, slices_of
 from freshet.coordination.claims import Claims, Held
-from freshet.coordination.slices import SEATS, owner_text, seat_of, slices_of
 from freshet.errors import Corrupt, Fenced, FreshetError, Unavailable
 from freshet.paramserver.balancer import LoadBalancer
 from freshet.paramserver.shard import Shard

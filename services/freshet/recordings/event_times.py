@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.time_units import WORDS, likely_unit
+from freshet.config.spec.inputs import WORDS, likely_unit
 from freshet.errors import BadInput
 from freshet.types import I64
 

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from freshet.config.avro.schema import Record, Written
-from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.inputs import UNIT_NS
 from freshet.config.spec.model import Files, TimeField
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings import retail

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from freshet.config.spec.events import Files
+from freshet.config.spec.inputs import Files
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings.file_formats import other_format
 

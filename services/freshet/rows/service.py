@@ -67,7 +67,7 @@ class RowStates:
     """Output of a lookup beside the rows, for callers that step copies of them."""
 
     floats: Sequence[F32]
-    """Per group (U, T): optimiser state of all slots in their order (`freshet.config.spec.optimizers`), read
+    """Per group (U, T): optimiser state of all slots in their order (`freshet.config.spec.layout`), read
     together with the values."""
     known: KnownPushes | None = None  # pushes contained in the rows; None before the lookup
 

@@ -1,18 +1,41 @@
 """The row store: durable rows, optimiser state and offsets of every bucket (SQLite, Redis Cluster).
 
-N keys, K buckets of a flush, R runs.
+Includes the encodings and checks that all row stores share. N keys, K buckets of a flush, R runs,
+P partitions.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Protocol, runtime_checkable
 
-from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
+import numpy as np
+import orjson
 
-__all__ = ["FlushOutcome", "OnServers", "RowStore", "Sound", "StoreIdentity", "StoreServer", "TellsDamage"]
+from freshet.config.spec.identity import explain_defaults
+from freshet.errors import Corrupt, Mismatch
+from freshet.tables.runs import check_runs
+from freshet.types import I64, U8, U32, U64, Applied, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
+
+__all__ = [
+    "A_STORE_OF_ITS_OWN",
+    "FlushOutcome",
+    "OnServers",
+    "RowStore",
+    "Sound",
+    "StoreIdentity",
+    "StoreServer",
+    "TellsDamage",
+    "check_flush",
+    "check_identity",
+    "identity_text",
+    "offsets_text",
+    "offsets_texts",
+    "parse_identity",
+    "parse_offsets",
+]
 
 
 class FlushOutcome(enum.IntEnum):
@@ -142,3 +165,115 @@ class OnServers(Protocol):
 
     def servers(self) -> Sequence[StoreServer]:
         """Return the servers to which rows are written. Raises Unavailable if one does not answer."""
+
+
+# --- Identity and offsets as row stores keep them: JSON.
+
+
+def offsets_text(applied: Applied) -> str:
+    """Encode {partition: offset} as JSON, as a bucket's meta holds it."""
+    return orjson.dumps({str(p): int(o) for p, o in applied.items()}).decode()
+
+
+def offsets_texts(applied: I64) -> list[str]:
+    """Encode (K, P) int64 offsets as `offsets_text` of each bucket; equal neighbours share a string."""
+    if not len(applied):
+        return []
+    new = (applied[1:] != applied[:-1]).any(1)
+    texts = [offsets_text(dict(enumerate(row))) for row in [applied[0].tolist(), *applied[1:][new].tolist()]]
+    return [texts[0], *(texts[i] for i in new.cumsum().tolist())]
+
+
+def parse_offsets(text: str | bytes, where: object) -> dict[int, int]:
+    """Decode the offsets of a meta. Raises Corrupt if the text is malformed."""
+    try:
+        return {int(partition): int(offset) for partition, offset in orjson.loads(text).items()}
+    except (orjson.JSONDecodeError, AttributeError, ValueError, TypeError) as error:
+        raise Corrupt(f"{where}: expected offsets in JSON, found {text!r}") from error
+
+
+def identity_text(identity: StoreIdentity) -> str:
+    """Encode a store's identity as JSON."""
+    return orjson.dumps(asdict(identity), option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def parse_identity(text: str | bytes, where: object) -> StoreIdentity:
+    """Decode a store's identity. Raises Corrupt if the text is malformed."""
+    try:
+        record = orjson.loads(text)
+        record["record_bytes"] = {int(table): size for table, size in record["record_bytes"].items()}
+        return StoreIdentity(**record)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"{where}: expected the store's identity in JSON, found {text!r}") from error
+
+
+def check_flush(flush: Flush, buckets_of_model: int, widths: U32) -> None:
+    """Check that a flush's columns fit each other and the store; row contents are not checked.
+
+    Args:
+        flush: the flush.
+        buckets_of_model: number of buckets of the model.
+        widths: (256,) uint32, bytes of a record by table id.
+
+    Raises:
+        ValueError: lengths differ, buckets do not rise, or runs are out of place.
+    """
+    buckets, count, directory = flush.buckets, len(flush), flush.runs.directory
+    columns = (
+        buckets,
+        flush.fences,
+        flush.seqs,
+        flush.rows,
+        flush.applied,
+        flush.rows_offsets,
+        flush.clocks_ms,
+    )
+    if any(len(column) != count for column in columns):
+        raise ValueError(f"columns of a flush of {count} buckets have {[len(c) for c in columns]} values")
+    if count and not (buckets[0] >= 0 and buckets[-1] < buckets_of_model and (np.diff(buckets) > 0).all()):
+        raise ValueError(f"buckets of a flush must rise, from 0 to {buckets_of_model - 1}, found {buckets}")
+    if not np.array_equal(flush.runs.widths, widths):
+        raise ValueError("records of the flush have other lengths than those of the store")
+    check_runs(flush.runs)
+    ends = np.cumsum(flush.runs.sizes())
+    starts = directory["at"].astype(np.int64) - flush.runs.start
+    if len(ends) and (starts[0] or (starts[1:] != ends[:-1]).any() or ends[-1] != len(flush.runs.body)):
+        raise ValueError("runs of a flush must lie end to end")
+    if not np.isin(directory["bucket"], buckets).all():
+        raise ValueError("a flush holds rows of buckets that it does not name")
+
+
+A_STORE_OF_ITS_OWN = (
+    "  each model needs stores of its own: continue with the former spec and log, or set another run folder\n"
+    "  for the new one; in your own Redis another name at the end of the URL, which its user may write to;\n"
+    '  with docker compose empty volumes (docs/compose.md, "Another model")'
+)
+"""Advice for a store that belongs to another model."""
+
+
+def check_identity(where: object, expected: StoreIdentity, found: StoreIdentity) -> None:
+    """Raise Mismatch, with all differences, if a store belongs to another model.
+
+    If only the generation of defaults differs, the message explains how to continue.
+    """
+    lines = []
+    for field in fields(StoreIdentity):
+        wanted, stored = getattr(expected, field.name), getattr(found, field.name)
+        if isinstance(wanted, Mapping):
+            for key in sorted({*wanted, *stored}, key=str):
+                if wanted.get(key) != stored.get(key):
+                    lines.append(
+                        f"  {field.name}.{key}: expected {wanted.get(key)!r}, found {stored.get(key)!r}"
+                    )
+        elif wanted != stored:
+            lines.append(f"  {field.name}: expected {wanted!r}, found {stored!r}")
+    if lines:
+        raise Mismatch(
+            "\n".join(
+                [
+                    f"{where}: the row store belongs to another model, spec or log:",
+                    *lines,
+                    explain_defaults(expected.spec_hash, found.spec_hash) or A_STORE_OF_ITS_OWN,
+                ]
+            )
+        )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
-from freshet.model import Lane, ModelInputs, Precision, State, StepResult, ones_mixture
+from freshet.model import Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.inputs import GroupInputs
 from freshet.types import F32, F64, I64
 
@@ -51,7 +51,7 @@ class LedgerModel:
 
     @classmethod
     def dense_model(cls, spec: Spec, *, training: bool, precision: Precision) -> Self:
-        """The hook of `freshet.model.user_classes`."""
+        """The hook of `freshet.model.DENSE_MODEL_HOOK`."""
         return cls(spec, training=training)
 
     def __init__(self, spec: Spec, *, training: bool) -> None:
@@ -124,7 +124,7 @@ class LedgerModel:
 
     def mixture(self) -> F32:
         """(L, 1) of ones: this is no hedge."""
-        return ones_mixture(self.labels)
+        return np.ones((self.labels, 1), np.float32)
 
     def _vectors(self, group: GroupInputs, g: int, feature: int) -> F32:
         """(B, 2) the row of each sample's value of a feature; zeros for null."""

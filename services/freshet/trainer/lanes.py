@@ -193,7 +193,7 @@ class Lanes:
     # --- rounds with one batch a lane, for models and streams that work in Python
 
     def _poll(self, index: int, lane: LaneRound, wait_s: float) -> bool:
-        lane.batch = self.stream.take(index, wait_s)
+        lane.batch = self.stream.next_batch(index, wait_s)
         if lane.batch is not None:
             lane.training = start_training(lane.batch.ranges, lane.batch.request_ids)
         return lane.batch is not None
@@ -283,11 +283,11 @@ class Lanes:
         traced = running(None if training is None else training.span, end)
         # Refused: the stream has rewound this lane to the applied offsets (PROTOCOL 6).
         with contextlib.suppress(Refused), traced:
-            self.stream.give_back(index, batch, gradients, counts)
+            self.stream.push_gradients(index, batch, gradients, counts)
 
     def _return_unused(self, index: int, lane: LaneRound) -> None:
         if lane.batch is not None:
-            self.stream.give_back(index, lane.batch, None)
+            self.stream.push_gradients(index, lane.batch, None)
 
 
 def _do_nothing() -> None:

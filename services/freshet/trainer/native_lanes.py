@@ -61,7 +61,7 @@ class RunLanes(Lanes):
 
     def _poll(self, index: int, lane: LaneRound, wait_s: float) -> bool:
         own = self._lane_runs[index]
-        own.run = self._run_stream.take_run(index, wait_s)
+        own.run = self._run_stream.next_run(index, wait_s)
         return own.run is not None
 
     def _agree(self, *, stopping: bool) -> None:
@@ -103,12 +103,12 @@ class RunLanes(Lanes):
             self._trace(index, run, ran)
         # Refused: the stream rewinds this lane to the applied offsets (PROTOCOL 6).
         with contextlib.suppress(Refused):
-            self._run_stream.give_back_run(index, run, ran)
+            self._run_stream.push_run(index, run, ran)
 
     def _return_unused(self, index: int, lane: LaneRound) -> None:
         run, self._lane_runs[index].run = self._lane_runs[index].run, None
         if run is not None:
-            self._run_stream.give_back_run(index, run, None)
+            self._run_stream.push_run(index, run, None)
 
     def _report_round(self) -> None:
         assert self.loop is not None

@@ -174,7 +174,7 @@ class ElasticTrainer:
                 self.state.progress.steps,
             )
             running.run(self.prepare)
-            stream.settled(FLUSH_S)
+            stream.flush(FLUSH_S)
         finally:
             self._past, self._running = self.seconds(), None
             stream.close()

@@ -20,8 +20,7 @@ from freshet.errors import Corrupt, FreshetError, Mismatch
 from freshet.evaluation.gate import Scored, Verdict, judge
 from freshet.log import EventLog, Writer
 from freshet.model import DenseModel
-from freshet.model.gate_samples import arrays_of, inputs_of, joined
-from freshet.model.inputs import ModelInputs
+from freshet.model.inputs import ModelInputs, arrays_of, inputs_of, joined
 from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_publication
 from freshet.observability.tracing import now_ns

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freshet.batches.stream import TrainBatch
+from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.embedder.core import rewind_offsets
 from freshet.errors import Fenced, Refused
 from freshet.model import GroupInputs, Labels, ModelInputs
@@ -98,7 +98,7 @@ def expected(stop: int) -> tuple[int, int]:
     return len(seq), int(hash_of(seq, np.zeros(len(seq), np.int64)).sum())
 
 
-class SharedStream:
+class SharedStream(BatchStream):
     """`BatchStream` of one rank over `SharedRows`: one partition a batch, one batch a lane."""
 
     def __init__(
@@ -117,7 +117,7 @@ class SharedStream:
         self._cuts: list[dict[int, list[int]]] = [{} for _ in partitions]
         self._pause = threading.Event()
 
-    def take(self, lane: int, wait_s: float) -> TrainBatch | None:
+    def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
         """The next samples of one of the lane's partitions."""
         self._before()
         self._pause.wait(LOOKUP_S)
@@ -138,7 +138,7 @@ class SharedStream:
         at[p] = last
         return batch
 
-    def give_back(
+    def push_gradients(
         self,
         lane: int,
         batch: TrainBatch,
@@ -156,7 +156,7 @@ class SharedStream:
             self._next[lane] = None
             raise
 
-    def settled(self, wait_s: float) -> bool:
+    def flush(self, wait_s: float) -> bool:
         """Pushes are answered at once."""
         return True
 

@@ -18,7 +18,7 @@ from freshet.model.hedge import HedgeDense
 from freshet.trainer.ranks import Proposal, ProposedBatch, RankLost
 from freshet.trainer.torch_ranks import TorchProcessGroup, connect_store, host_store
 from freshet.types import Fence, OffsetRange
-from tests.unit.model.specs import make_batch, make_spec
+from tests.fixtures.specs import make_batch, make_spec
 
 ROOT = Path(__file__).parents[3]
 PARTITIONS = 4

@@ -12,13 +12,13 @@ from freshet.rpc.frames import Frame
 from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.clock import SettableClock
-from freshet.testing.contracts.batches import gradients_of, settle, spans, take, take_any
+from freshet.testing.conditions import wait_for
+from freshet.testing.contracts.batches import await_any_batch, await_batch, flush, gradients_of, spans
 from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
-from tests.system.waiting import wait_for
-from tests.unit.embedder.scene import RemoteScene
+from tests.fixtures.embedder import RemoteScene
 
 DEADLINE_S = 20.0
 
@@ -48,10 +48,10 @@ def drain(scene: RemoteScene, stream, applied: dict[int, int]) -> list[int]:
     deadline = time.monotonic() + DEADLINE_S
     while {p: o[0] for p, o in scene.rows.applied().items()} != applied:
         assert time.monotonic() < deadline, f"rows stand at {scene.rows.applied()}"
-        batch = stream.take(0, 0.02)
+        batch = stream.next_batch(0, 0.02)
         if batch is not None:
             seen += batch.sample_ids.tolist()
-            stream.give_back(0, batch, gradients_of(batch))
+            stream.push_gradients(0, batch, gradients_of(batch))
     return seen
 
 
@@ -61,7 +61,7 @@ def test_lane_takes_batches_from_its_embedders_round_robin(scene):
     stream = scene.rank(lambda: {p: e.address for p, e in enumerate(embedders)})
 
     def connected() -> bool:  # one embedder must not finish before the other is connected
-        assert stream.take(0, 0.01) is None
+        assert stream.next_batch(0, 0.01) is None
         return all(embedder.server.counts.frames["Take"] for embedder in embedders)
 
     wait_for(connected, DEADLINE_S)
@@ -69,10 +69,10 @@ def test_lane_takes_batches_from_its_embedders_round_robin(scene):
         scene.append(i % 2, [i])
     order = []
     for _ in range(2 * many):
-        batch = take(stream)
+        batch = await_batch(stream)
         order.append(next(iter(spans(batch))))
-        stream.give_back(0, batch, gradients_of(batch))
-    settle(stream)
+        stream.push_gradients(0, batch, gradients_of(batch))
+    flush(stream)
     assert scene.rows.applied() == {0: [many], 1: [many]}
     assert order.count(0) == order.count(1) == many
     assert order not in ([0] * many + [1] * many, [1] * many + [0] * many), "one waited for the other"
@@ -84,14 +84,14 @@ def test_batches_of_a_lost_rank_are_issued_again(scene):
     embedder = scene.embedder(range(PARTITIONS), 1, 1)
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     first = scene.rank(lambda: owners, seat=Fence(10))
-    held = [take(first), take(first)]
+    held = [await_batch(first), await_batch(first)]
     assert [batch.sample_ids.tolist() for batch in held] == [[0], [1]]
 
     first.close()
 
     second = scene.rank(lambda: owners, seat=Fence(11))
     assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
-    settle(second)
+    flush(second)
     wait_for(lambda: embedder.batches.stream().limiter.batches() == 0, DEADLINE_S)
 
 
@@ -100,12 +100,12 @@ def test_replaced_rank_gets_no_batches(scene):
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     new = scene.rank(lambda: owners, seat=Fence(11))
-    batch = take(new)
+    batch = await_batch(new)
     zombie = scene.rank(lambda: owners, seat=Fence(10))
     scene.append(0, [2])
-    assert zombie.take(0, 0.3) is None
-    new.give_back(0, batch, gradients_of(batch))
-    assert take(new).sample_ids.tolist() == [2]
+    assert zombie.next_batch(0, 0.3) is None
+    new.push_gradients(0, batch, gradients_of(batch))
+    assert await_batch(new).sample_ids.tolist() == [2]
 
 
 def test_batches_of_a_replaced_embedder_are_refused(scene):
@@ -115,13 +115,13 @@ def test_batches_of_a_replaced_embedder_are_refused(scene):
     heir = scene.embedder([0], 1, 0, fence=Fence(20))
     owner = [heir.address]
     stream = scene.rank(lambda: {0: owner[0]})
-    batch = take(stream)
+    batch = await_batch(stream)
     assert batch.fence == 20
-    stream.give_back(0, batch, gradients_of(batch))
-    settle(stream)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    flush(stream)
 
     owner[0] = zombie.address
-    wait_for(lambda: stream.take(0, 0.01) is None and stream.counts.fenced, DEADLINE_S)
+    wait_for(lambda: stream.next_batch(0, 0.01) is None and stream.counts.fenced, DEADLINE_S)
     owner[0] = heir.address
 
     assert drain(scene, stream, {0: 3, 1: 0}) == [1, 2]
@@ -137,7 +137,9 @@ def test_rank_continues_once_the_embedder_knows_its_token(scene, tmp_path):
     scene.transport = replace(scene.transport, tokens=PeerTokens(str(ours), clock))
     stream = scene.rank(lambda: dict.fromkeys(range(PARTITIONS), embedder.address))
 
-    wait_for(lambda: stream.take(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S)
+    wait_for(
+        lambda: stream.next_batch(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S
+    )
     theirs.write_text("new\nold\n")
     clock.advance(LOOK_S)
 
@@ -151,13 +153,13 @@ def test_moved_partitions_lose_and_repeat_no_sample(scene):
     owners = {0: first.address, 1: second.address}
     stream = scene.rank(lambda: owners)
     for _ in range(5):
-        batch = take(stream)
-        stream.give_back(0, batch, gradients_of(batch, 1.0))
+        batch = await_batch(stream)
+        stream.push_gradients(0, batch, gradients_of(batch, 1.0))
     second.own([])
     first.own([0, 1])
     owners = dict.fromkeys(range(PARTITIONS), first.address)
     drain(scene, stream, {0: 20, 1: 20})
-    assert stream.take(0, 0.05) is None
+    assert stream.next_batch(0, 0.05) is None
 
 
 def test_rank_waits_for_an_unreachable_embedder(scene):
@@ -165,9 +167,9 @@ def test_rank_waits_for_an_unreachable_embedder(scene):
     embedder = scene.embedder([0])
     owners = {0: "127.0.0.1:9"}  # no server listens there
     stream = scene.rank(lambda: owners)
-    assert stream.take(0, 0.5) is None
+    assert stream.next_batch(0, 0.5) is None
     owners = {0: embedder.address}
-    assert take(stream).sample_ids.tolist() == [1]
+    assert await_batch(stream).sample_ids.tolist() == [1]
 
 
 def test_gradients_refused_as_overload_are_sent_again(scene):
@@ -176,14 +178,14 @@ def test_gradients_refused_as_overload_are_sent_again(scene):
     embedder = scene.embedder(range(PARTITIONS), work_bytes=1)
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     stream = scene.rank(lambda: owners)
-    batch = take(stream)
+    batch = await_batch(stream)
     refused = embedder.server.counts.refused
     wait_for(lambda: embedder.server.counts.frames["Take"] > 1, DEADLINE_S)  # the only request waits
-    stream.give_back(0, batch, gradients_of(batch))
+    stream.push_gradients(0, batch, gradients_of(batch))
     wait_for(lambda: refused["overloaded"], DEADLINE_S)
 
     assert drain(scene, stream, {0: 1, 1: 0}) == []
-    assert stream.settled(DEADLINE_S)
+    assert stream.flush(DEADLINE_S)
     assert stream.counts.broken == 0
 
 
@@ -223,13 +225,13 @@ def test_gradients_keep_their_order_after_an_overload(scene, monkeypatch):
     embedder = scene.embedder(range(PARTITIONS), 1)
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     stream = scene.rank(lambda: owners)
-    first, second = take(stream), take(stream)
-    stream.give_back(0, first, gradients_of(first))
+    first, second = await_batch(stream), await_batch(stream)
+    stream.push_gradients(0, first, gradients_of(first))
     (feed,) = stream._feeds.values()
     wait_for(lambda: feed._refused, DEADLINE_S)
-    stream.give_back(0, second, gradients_of(second))
+    stream.push_gradients(0, second, gradients_of(second))
 
-    assert stream.settled(DEADLINE_S)
+    assert stream.flush(DEADLINE_S)
     assert {p: o[0] for p, o in scene.rows.applied().items()} == {0: 2, 1: 0}
     assert drain(scene, stream, {0: 2, 1: 0}) == []
 
@@ -244,12 +246,12 @@ def test_rows_and_gradients_are_as_exact_as_their_codec(tmp_path, codec, within)
     for _ in range(2):
         scene.append(0, [1, 2, 3])
     stream = scene.stream(batch_rows=3, staleness_rows=0)
-    batch = take(stream)
+    batch = await_batch(stream)
     sent = sorted(values for values in reference(scene).rows().values())
     got = sorted(batch.inputs.groups[0].rows.tolist())
     np.testing.assert_allclose(got, sent, rtol=within, atol=within * 0.01)
-    stream.give_back(0, batch, gradients_of(batch, 0.5))
-    settle(stream)
+    stream.push_gradients(0, batch, gradients_of(batch, 0.5))
+    flush(stream)
     after = sorted(values for values in reference(scene).rows().values())
     np.testing.assert_allclose(np.subtract(sent, after), 0.5, rtol=max(within, 1e-5))
     scene.close()
@@ -263,9 +265,9 @@ def test_lanes_of_a_rank_have_disjoint_partitions(scene):
     stream = scene.rank(lambda: {p: e.address for p, e in enumerate(embedders)}, lanes=2)
     seen: dict[int, set[int]] = {0: set(), 1: set()}
     for _ in range(8):
-        lane, batch = take_any(stream, (0, 1))
+        lane, batch = await_any_batch(stream, (0, 1))
         seen[lane] |= spans(batch).keys()
-        stream.give_back(lane, batch, gradients_of(batch))
+        stream.push_gradients(lane, batch, gradients_of(batch))
     assert seen == {0: {0}, 1: {1}}
 
 
@@ -273,9 +275,9 @@ def test_embedder_recovers_from_a_refused_push(scene):
     for i in range(4):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=1)
-    batch = take(stream)
+    batch = await_batch(stream)
     scene.rows.push(push_of({0: (0, 1)}, {}))
-    stream.give_back(0, batch, gradients_of(batch))
+    stream.push_gradients(0, batch, gradients_of(batch))
     assert set(drain(scene, stream, {0: 4, 1: 0})) <= {1, 2, 3}
 
 
@@ -284,7 +286,7 @@ def test_fatal_error_ends_embedder_and_reaches_the_rank(scene):
     embedder = scene.embedder([0])
     stream = scene.rank(lambda: {0: embedder.address})
     with pytest.raises(DataLost):
-        take(stream)
+        await_batch(stream)
     assert isinstance(embedder.batches.failed, DataLost)
 
 
@@ -294,7 +296,7 @@ def test_fenced_push_ends_the_stream_but_not_the_embedder(scene):
     scene.rows.script("push", nth=1, error=Fenced("a higher fence"))
     embedder = scene.embedder([0])
     stream = scene.rank(lambda: {0: embedder.address})
-    batch = take(stream)
-    stream.give_back(0, batch, gradients_of(batch))
+    batch = await_batch(stream)
+    stream.push_gradients(0, batch, gradients_of(batch))
     assert drain(scene, stream, {0: 1, 1: 0})[-1:] == [1]
     assert embedder.batches.failed is None

@@ -14,11 +14,11 @@ from freshet.config.spec.parse import parse_spec
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rows.service import RowStates
 from freshet.tables import KnownPushes
-from freshet.testing.contracts.batches import gradients_of, take
+from freshet.testing.contracts.batches import await_batch, gradients_of
 from freshet.testing.contracts.rowservice import BUCKETS, WIDTH, A, B, C, keys_of
 from freshet.types import F32, OffsetRange, bucket_of
-from tests.unit.embedder.linked import HeldRows
-from tests.unit.embedder.scene import SPEC, PipelinedScene, RemoteScene
+from tests.fixtures.embedder import SPEC, PipelinedScene, RemoteScene
+from tests.fixtures.row_services import HeldRows
 
 DEADLINE_S = 20.0
 BATCH = 4
@@ -188,15 +188,15 @@ def test_prefetched_rows_equal_rows_looked_up_now(scene):
     for _ in range(6):
         rows.lookups.release()
     stream = scene.stream(batch_rows=BATCH, staleness_rows=5 * BATCH)
-    batch = take(stream)
+    batch = await_batch(stream)
     with rows.changed:
         assert rows.changed.wait_for(lambda: rows.lookups_asked == 6, DEADLINE_S)
 
     found = []
     for i in range(6):
-        batch = batch if i == 0 else take(stream)
+        batch = batch if i == 0 else await_batch(stream)
         found.append(batch.inputs.groups[0].rows[0].copy())
-        stream.give_back(0, batch, gradients_of(batch, float(10**i)))
+        stream.push_gradients(0, batch, gradients_of(batch, float(10**i)))
     np.testing.assert_allclose(
         [found[0] - row for row in found],
         [[sum(10**j for j in range(i))] * WIDTH for i in range(6)],
@@ -205,7 +205,7 @@ def test_prefetched_rows_equal_rows_looked_up_now(scene):
     assert stream.stepped_rows == sum(range(6))
     for _ in range(6):
         rows.pushes.release()
-    assert stream.settled(DEADLINE_S)
+    assert stream.flush(DEADLINE_S)
     stream.close()
     (values,) = rows.rows().values()
     np.testing.assert_allclose(found[0] - np.array(values), 111111.0, rtol=1e-5)
@@ -220,12 +220,12 @@ def test_writes_in_a_lookup_are_not_applied_again(scene):
     before = None
     for i in range(4):
         scene.append(0, [7] * BATCH)
-        batch = take(stream)
+        batch = await_batch(stream)
         row = batch.inputs.groups[0].rows[0].copy()
         before = row if before is None else before
         np.testing.assert_allclose(before - row, i, rtol=1e-5, atol=1e-6)
-        stream.give_back(0, batch, gradients_of(batch, 1.0))
-        assert stream.settled(DEADLINE_S)
+        stream.push_gradients(0, batch, gradients_of(batch, 1.0))
+        assert stream.flush(DEADLINE_S)
     stream.close()
 
 
@@ -237,17 +237,17 @@ def test_reissued_samples_do_not_count_as_new(scene):
     for _ in range(3):
         scene.append(0, [7] * BATCH)
     stream = scene.stream(batch_rows=BATCH, staleness_rows=2 * BATCH)
-    first = take(stream)
+    first = await_batch(stream)
     before = first.inputs.groups[0].rows[0].copy()
-    second = take(stream)
-    stream.give_back(0, second, None)  # voids the lane: batches that are out are issued again
-    stream.give_back(0, first, gradients_of(first, 1.0))
-    again = take(stream)
+    second = await_batch(stream)
+    stream.push_gradients(0, second, None)  # voids the lane: batches that are out are issued again
+    stream.push_gradients(0, first, gradients_of(first, 1.0))
+    again = await_batch(stream)
     while again.ranges != first.ranges:  # sent before the embedder rewound
-        stream.give_back(0, again, None)
-        again = take(stream)
+        stream.push_gradients(0, again, None)
+        again = await_batch(stream)
     np.testing.assert_array_equal(again.inputs.groups[0].rows[0], before)
     for _ in range(8):
         rows.pushes.release()
-    stream.give_back(0, again, None)
+    stream.push_gradients(0, again, None)
     stream.close()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from click.testing import CliRunner
 
-from freshet.cli import VERBS, cli, main
+from freshet.cli import VERBS, main
 from freshet.errors import BadInput, ConfigError
 from freshet.process.memory import machine_memory_bytes
+from tests.unit.cli.verbs import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart" / "freshet.toml"
@@ -35,10 +35,6 @@ user  = { field = "user", table = "all" }
 item  = { field = "item.id", table = "all" }
 price = { field = "item.price", dense = ["log1p", "standard"], missing = "flag" }
 """
-
-
-def run(*arguments, catch=False):
-    return CliRunner().invoke(cli, [str(a) for a in arguments], catch_exceptions=catch)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from freshet.config.settings import RunFolder
 from freshet.demo import write_spec
 from freshet.demo.start_time import STATE_FILE, RunStart, save_start
 from freshet.errors import ConfigError
-from tests.unit.cli.test_cli import run
+from tests.unit.cli.verbs import run
 
 
 @pytest.fixture

@@ -28,8 +28,7 @@ from freshet.config.spec.schemas import load_schemas
 from freshet.errors import ConfigError, Mismatch
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import VersionFollower
-from freshet.rows.checks import check_identity
-from freshet.rows.store import StoreIdentity
+from freshet.rows.store import StoreIdentity, check_identity
 from freshet.trainer.state_sync import DenseState
 from freshet.trainer.version_writer import restart_point
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs

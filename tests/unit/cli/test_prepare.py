@@ -17,7 +17,7 @@ from freshet.demo import DEMO_SPEC
 from freshet.errors import Mismatch, Unavailable
 from freshet.rows.store import StoreIdentity
 from freshet.types import Bucket, BucketMeta, Fence, TimeMs
-from tests.docs.markdown import ROOT
+from tests.fixtures.pages import ROOT
 
 SPEC = DEMO_SPEC
 

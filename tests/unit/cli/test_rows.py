@@ -16,7 +16,7 @@ from freshet.errors import Corrupt
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.rowstore import BUCKETS, rows_of
 from freshet.types import Bucket
-from tests.integration.redis_world import Owner
+from tests.fixtures.bucket_owner import Owner
 
 
 @pytest.fixture

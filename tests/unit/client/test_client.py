@@ -19,7 +19,7 @@ from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
 from freshet.http.responses import Response, json_response
-from tests.integration.serving import answering
+from tests.fixtures.serving import answering
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.001, longest_pause_s=0.01)
 ACKED = json_response(202, {"accepted": 1, "acks": [{"topic": "actions", "partition": 1, "offset": 7}]})

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from freshet.config.expression import Column, compile_condition, compile_score, compile_value
+from freshet.config.expression import (
+    Column,
+    LabelValue,
+    compile_condition,
+    compile_score,
+    compile_value,
+    postfix_of,
+)
 from freshet.errors import BadInput, ConfigError
 
 Row = Mapping[str, Any]
@@ -33,6 +40,31 @@ def column(values: list[Any]) -> Column:
         return Column(np.array([bool(v) for v in values]), nulls)
     dtype = np.int64 if kinds <= {int} else np.float64
     return Column(np.array([v or 0 for v in values], dtype), nulls)
+
+
+def reduced(name: str, argument: Column, groups: list[int], size: int) -> Column:
+    """Return the aggregate of each group of actions, as the native join computes it."""
+    found: list[list[float]] = [[] for _ in range(size)]
+    for i, group in enumerate(groups):
+        if argument.nulls is None or not argument.nulls[i]:
+            found[group].append(float(argument.values[i]))
+    functions: dict[str, Callable[[list[float]], float]] = {
+        "sum": sum,
+        "count": len,
+        "max": max,
+        "min": min,
+        "last": lambda values: values[-1],
+    }
+    empty = 0.0 if name in ("sum", "count") else None
+    return column([functions[name](values) if values else empty for values in found])
+
+
+def labels_of(value: LabelValue, columns: Mapping[str, Column], groups: list[int], size: int) -> Column:
+    """Return the value of each of `size` impressions; action i belongs to impression `groups[i]`."""
+    arguments = value.argument_columns(columns, len(groups))
+    return value.finish(
+        [reduced(a.name, c, groups, size) for a, c in zip(value.aggregates, arguments, strict=True)]
+    )
 
 
 def finite(value: float) -> float | None:
@@ -183,7 +215,7 @@ def test_a_number_is_what_python_says(pair: Pair, given_rows: list[Row]) -> None
 
     value = compile_value(text)
     everyone = [*given_rows, EMPTY]
-    found = value.evaluate(columns_of(given_rows), np.arange(len(everyone)), len(everyone))
+    found = labels_of(value, columns_of(given_rows), list(range(len(everyone))), len(everyone))
 
     for i, row in enumerate(everyone):
         expected = python(row)
@@ -302,7 +334,7 @@ def test_a_value_sums_over_the_actions_of_each_impression() -> None:
     value = compile_value("sum(action.seconds) / 60")
     seconds = Column(np.array([30.0, 60.0, 0.0, 90.0]), np.array([False, False, True, False]))
 
-    found = value.evaluate({"seconds": seconds}, np.array([0, 2, 0, 2]), 3)
+    found = labels_of(value, {"seconds": seconds}, [0, 2, 0, 2], 3)
 
     assert value.fields() == ("seconds",)
     assert found.filled(-1.0).tolist() == [0.5, 0.0, 2.5]
@@ -324,7 +356,7 @@ def test_a_value_sums_over_the_actions_of_each_impression() -> None:
 def test_aggregates_skip_nulls_and_take_actions_in_order(text: str, expected: list[float | None]) -> None:
     x = Column(np.array([3.0, 0.0, 5.0, 4.0]), np.array([False, True, False, False]))
 
-    found = compile_value(text).evaluate({"x": x}, np.array([0, 0, 2, 2]), 3)
+    found = labels_of(compile_value(text), {"x": x}, [0, 0, 2, 2], 3)
 
     assert [
         None if found.nulls is not None and found.nulls[i] else found.values[i] for i in range(3)
@@ -340,7 +372,7 @@ def test_truth_may_arrive_as_numbers() -> None:
 
 
 def test_division_by_zero_is_null() -> None:
-    found = compile_value("1 / action.x").evaluate({"x": Column(np.zeros(1))}, np.array([0]), 1)
+    found = labels_of(compile_value("1 / action.x"), {"x": Column(np.zeros(1))}, [0], 1)
 
     assert found.nulls is not None
     assert found.nulls.tolist() == [True]
@@ -472,14 +504,26 @@ SCORES = st.recursive(
 NUMBERS = arrays(np.float64, 5, elements=st.floats(-1e308, 1e308) | st.sampled_from([0.0, 1.0, math.nan]))
 
 
+STEPS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
 @given(SCORES, NUMBERS, NUMBERS)
-def test_a_score_in_one_go_is_the_score_step_by_step(text: str, a: Any, b: Any) -> None:
-    score = compile_score(text)
+def test_steps_on_a_stack_are_the_score(text: str, a: Any, b: Any) -> None:
+    score, columns = compile_score(text), {"a": a, "b": b}
+    steps = postfix_of(score.node)
 
-    found = score.numbers({"a": a, "b": b}, 5)
-
-    assert (score.straight is None) == ("/" in text or "max" in text)
-    np.testing.assert_array_equal(found, score.evaluate({"a": Column(a), "b": Column(b)}, 5).filled(math.nan))
+    assert (steps is None) == ("/" in text or "max" in text)
+    stack: list[Any] = []
+    with np.errstate(all="ignore"):
+        for op, value in steps or ():
+            if op in ("number", "label"):
+                stack.append(columns[value] if isinstance(value, str) else np.full(5, value))
+            else:
+                right = stack.pop()
+                stack.append(-right if op == "negate" else STEPS[op](stack.pop(), right))
+    for found in stack:
+        finite_or_nan = np.where(np.isfinite(found), found, math.nan)
+        np.testing.assert_array_equal(finite_or_nan, score.numbers(columns, 5))
 
 
 def test_a_score_is_null_where_it_is_not_finite() -> None:

@@ -39,8 +39,8 @@ from freshet.log import EventLog
 from freshet.observability.skipped_state import skipped
 from freshet.paramserver.balance_rules import BalanceRules
 from freshet.testing.clock import SettableClock
+from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
-from tests.system.waiting import wait_for
 
 CONTROL = TopicPartition("control", 0)
 LEASE_S, HEARTBEAT_S = 0.8, 0.05

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import PartitionAssignment, assigned_partitions
 from freshet.coordination.claims import Claims
-from freshet.coordination.partition_assignment import PartitionAssignment, assigned_partitions
 from freshet.log.sqlite.event_log import SqliteEventLog
 
 

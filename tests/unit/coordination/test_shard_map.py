@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from freshet.coordination.assignment import ShardMap, address_of, owner_text, seat_of, slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import ShardMap, address_of, owner_text, seat_of, slices_of
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 

@@ -15,7 +15,7 @@ import yaml
 from freshet.http.certificates import CertificateFiles
 from freshet.http.token_file import read_tokens
 from freshet.http.tokens import shown
-from freshet.log.kafka.url import parse_url
+from freshet.log.kafka.connection import parse_url
 from freshet.observability.audit import read_audit
 
 ROOT = Path(__file__).parents[3]

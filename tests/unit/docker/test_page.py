@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs.markdown import ROOT, blocks
+from tests.fixtures.pages import ROOT, blocks
+from tests.unit.docker.stack_files import COMPOSE, TOKENS
 
-COMPOSE, TOKENS = (
-    yaml.safe_load((ROOT / name).read_text())["services"]
-    for name in ("docker-compose.yml", "compose.tokens.yml")
-)
 PAGE = ROOT / "docs" / "compose.md"
 VOLUMES = set(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["volumes"])
 EXAMPLES = [

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from freshet.config.settings import load_settings
-from tests.unit.docker.test_page import COMPOSE
+from tests.unit.docker.stack_files import COMPOSE
 
 WITH_SETTINGS = sorted(
     name

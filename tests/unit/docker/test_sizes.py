@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,9 @@ from freshet.config.spec.layout import layout_of
 from freshet.demo.spec import DEMO_SPEC
 from freshet.paramserver.placement import FILLED
 from freshet.tables.store import Store
+from tests.fixtures.pages import ROOT
+from tests.unit.docker.stack_files import filled
 
-ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "compose.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -53,10 +53,6 @@ def read(variables: Mapping[str, str], *, small: bool) -> dict[str, Any]:
             }
     once = {name for name, service in services.items() if service["restart"] == "no"}
     return {name: s for name, s in services.items() if not s.get("profiles") and name not in once}
-
-
-def filled(text: str, variables: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: variables.get(found[1]) or found[2], text)
 
 
 def size(word: object) -> int:

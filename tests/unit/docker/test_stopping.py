@@ -12,7 +12,8 @@ import yaml
 from freshet.apps.services import RUNNERS
 from freshet.config.settings import load_settings
 from freshet.process.lifecycle import KILL_AFTER_S
-from tests.unit.docker.test_sizes import ROOT, filled
+from tests.fixtures.pages import ROOT
+from tests.unit.docker.stack_files import filled
 
 COMPOSE = yaml.safe_load(filled((ROOT / "docker-compose.yml").read_text(), {}))
 

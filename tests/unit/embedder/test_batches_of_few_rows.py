@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.apps.sample_files import block_ends
-from freshet.config.spec.learning import Train
+from freshet.config.spec.model import Train
 from freshet.config.spec.parse import load_spec
 from freshet.embedder.core import Assembler
 from freshet.embedder.partition_reader import BatchSizes, PartitionReader

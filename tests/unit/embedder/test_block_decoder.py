@@ -22,8 +22,8 @@ from freshet.embedder.partition_reader import BAD_IN_A_ROW, RefusedSamples
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
-from tests.unit.features.test_decoder import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
+from tests.fixtures import feature_oracle as oracle
+from tests.fixtures.samples import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), min_size=1, max_size=3)
 LABELS = 2

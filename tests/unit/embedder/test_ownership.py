@@ -15,10 +15,10 @@ from freshet.observability.metrics import readings
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
+from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from tests.system.waiting import wait_for
-from tests.unit.embedder.scene import IdDecoder, RemoteScene
+from tests.fixtures.embedder import IdDecoder, RemoteScene
 
 DEADLINE_S = 20.0
 LEASE_S = 0.6
@@ -92,8 +92,8 @@ def test_embedders_take_partitions_over_during_training(scene):
         deadline = time.monotonic() + DEADLINE_S
         while sum(o[0] for o in scene.rows.applied().values()) < until:
             assert time.monotonic() < deadline, f"rows stand at {scene.rows.applied()}"
-            if (batch := stream.take(0, 0.02)) is not None:
-                stream.give_back(0, batch, gradients_of(batch))
+            if (batch := stream.next_batch(0, 0.02)) is not None:
+                stream.push_gradients(0, batch, gradients_of(batch))
 
     first = Process(scene, "a")
     wait_for(lambda: first.owned == list(range(PARTITIONS)), DEADLINE_S)

@@ -7,13 +7,13 @@ import pytest
 
 from freshet.errors import DataLost, Fenced, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.testing.contracts.batches import gradients_of, take
+from freshet.testing.contracts.batches import await_batch, gradients_of
 from freshet.testing.contracts.rowservice import WIDTH
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger
-from tests.unit.embedder.linked import HeldRows, LossyRows
-from tests.unit.embedder.scene import IdDecoder, PipelinedScene
+from tests.fixtures.embedder import IdDecoder, PipelinedScene
+from tests.fixtures.row_services import HeldRows, LossyRows
 
 DEADLINE_S = 20.0
 BATCH = 4
@@ -41,21 +41,21 @@ def test_staleness_of_k_batches_allows_k_plus_1_in_flight(scene, k):
 
     for _ in range(12):
         rows.lookups.release()
-    batches = [take(stream) for _ in range(1 + k)]
-    assert stream.take(0, 0.1) is None
+    batches = [await_batch(stream) for _ in range(1 + k)]
+    assert stream.next_batch(0, 0.1) is None
     assert rows.lookups_asked == 1 + k, "a lookup went ahead without a credit"
     assert stream.limiter.batches() == 1 + k
 
-    stream.give_back(0, batches[0], gradients_of(batches[0]))
+    stream.push_gradients(0, batches[0], gradients_of(batches[0]))
     wait_for(lambda: rows.pushes_asked == 1, rows)
-    assert stream.take(0, 0.05) is None, "the push is not acknowledged: its permit is not free"
+    assert stream.next_batch(0, 0.05) is None, "the push is not acknowledged: its permit is not free"
     rows.pushes.release()
-    batches.append(take(stream))
+    batches.append(await_batch(stream))
     assert stream.limiter.batches() == 1 + k
     for _ in range(12):
         rows.pushes.release()
     for batch in batches[1:]:
-        stream.give_back(0, batch, gradients_of(batch))
+        stream.push_gradients(0, batch, gradients_of(batch))
     stream.close()
 
 
@@ -67,18 +67,18 @@ def test_prefetching_lane_leaves_a_permit_to_the_other(scene):
     for i in range(10):
         scene.append(0, [i] * BATCH)
     stream = scene.stream(lanes=2, batch_rows=BATCH, staleness_rows=BATCH)
-    first = [take(stream, 0), take(stream, 0)]
+    first = [await_batch(stream, 0), await_batch(stream, 0)]
     scene.append(1, [100] * BATCH)
     deadline = time.monotonic() + DEADLINE_S
     while stream.limiter.waiting() < 2:
         assert time.monotonic() < deadline
 
-    stream.give_back(0, first[0], gradients_of(first[0]))
+    stream.push_gradients(0, first[0], gradients_of(first[0]))
 
-    other = take(stream, 1)
+    other = await_batch(stream, 1)
     assert other.sample_ids.tolist() == [100] * BATCH
-    stream.give_back(1, other, gradients_of(other))
-    stream.give_back(0, first[1], gradients_of(first[1]))
+    stream.push_gradients(1, other, gradients_of(other))
+    stream.push_gradients(0, first[1], gradients_of(first[1]))
     stream.close()
 
 
@@ -87,10 +87,10 @@ def test_gradients_are_copied_before_the_call_returns(scene):
     scene.append(0, [1])
     rows.lookups.release()
     stream = scene.stream(batch_rows=1)
-    batch = take(stream)
+    batch = await_batch(stream)
     before = batch.inputs.groups[0].rows.copy()
     gradients = gradients_of(batch, 1.0)
-    stream.give_back(0, batch, gradients)
+    stream.push_gradients(0, batch, gradients)
     for gradient in gradients:
         gradient[:] = 1e9
     rows.pushes.release()
@@ -112,12 +112,12 @@ def test_every_sample_is_learned_once_despite_faults(scene, seed):
     deadline = time.monotonic() + DEADLINE_S
     while sum(rows.counts().values()) < 400 or not rows.quiet.is_set():
         assert time.monotonic() < deadline, f"{sum(rows.counts().values())} of 400 samples were applied"
-        taken = [stream.take(lane, 0.001) for lane in range(2)]
+        taken = [stream.next_batch(lane, 0.001) for lane in range(2)]
         verdicts = ledger.decide([batch and batch.ranges for batch in taken])
         for lane, (batch, verdict) in enumerate(zip(taken, verdicts, strict=True)):
             if batch is not None:
                 dense += batch.sample_ids.tolist() if verdict is BatchVerdict.LEARN else []
-                stream.give_back(
+                stream.push_gradients(
                     lane, batch, None if verdict is BatchVerdict.RETURN else gradients_of(batch, 1.0)
                 )
         if sum(rows.counts().values()) >= 300:
@@ -136,17 +136,17 @@ def test_owner_change_during_idle_reissues_lost_samples(scene):
     for i in range(10):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=10, staleness_rows=10)
-    batch = take(stream)
-    stream.give_back(0, batch, gradients_of(batch, 1.0))
-    assert stream.settled(DEADLINE_S)
+    batch = await_batch(stream)
+    stream.push_gradients(0, batch, gradients_of(batch, 1.0))
+    assert stream.flush(DEADLINE_S)
     assert len(rows.counts()) == 10
 
     rows._die()
     assert rows.counts() == {}
 
-    again = take(stream)
+    again = await_batch(stream)
     assert again.sample_ids.tolist() == list(range(10))
-    stream.give_back(0, again, gradients_of(again, 1.0))
+    stream.push_gradients(0, again, gradients_of(again, 1.0))
     stream.close()
     rows.close()
     assert set(rows.counts().values()) == {1}
@@ -156,16 +156,16 @@ def test_batches_of_a_lost_trainer_are_issued_again(scene):
     for i in range(6):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=2, staleness_rows=2)
-    held = [take(stream), take(stream)]
+    held = [await_batch(stream), await_batch(stream)]
     assert [batch.sample_ids.tolist() for batch in held] == [[0, 1], [2, 3]]
 
     stream.abandon(0)
 
     for expected in ([0, 1], [2, 3], [4, 5]):
-        batch = take(stream)
+        batch = await_batch(stream)
         assert batch.sample_ids.tolist() == expected
-        stream.give_back(0, batch, gradients_of(batch))
-    assert stream.settled(DEADLINE_S)
+        stream.push_gradients(0, batch, gradients_of(batch))
+    assert stream.flush(DEADLINE_S)
     assert scene.rows.applied()[0] == [6]
     stream.close()
 
@@ -174,14 +174,14 @@ def test_void_batch_returned_late_changes_no_row(scene):
     for i in range(4):
         scene.append(0, [i])
     stream = scene.stream(batch_rows=2, staleness_rows=100)
-    first, second = take(stream), take(stream)
-    stream.give_back(0, first, None)
-    stream.give_back(0, second, gradients_of(second, 5.0))
-    again = take(stream)
+    first, second = await_batch(stream), await_batch(stream)
+    stream.push_gradients(0, first, None)
+    stream.push_gradients(0, second, gradients_of(second, 5.0))
+    again = await_batch(stream)
     assert again.sample_ids.tolist() == [0, 1]
-    stream.give_back(0, again, gradients_of(again))
-    again = take(stream)
-    stream.give_back(0, again, gradients_of(again))
+    stream.push_gradients(0, again, gradients_of(again))
+    again = await_batch(stream)
+    stream.push_gradients(0, again, gradients_of(again))
     stream.close()
     assert scene.rows.applied()[0] == [4]
 
@@ -194,9 +194,9 @@ def test_lane_waits_for_an_unreachable_shard(scene, method):
     scene.rows.script(method, nth=1, times=3, error=Unavailable("away"))
     stream = scene.stream(batch_rows=1)
     for _ in range(4):
-        batch = take(stream)
-        stream.give_back(0, batch, gradients_of(batch, 1.0))
-    assert stream.settled(DEADLINE_S)
+        batch = await_batch(stream)
+        stream.push_gradients(0, batch, gradients_of(batch, 1.0))
+    assert stream.flush(DEADLINE_S)
     assert scene.rows.applied()[0] == [4]
     stream.close()
 
@@ -206,11 +206,11 @@ def test_lost_claim_ends_the_stream(scene):
     scene.append(0, [1])
     scene.rows.script("push", nth=1, error=Fenced("a higher fence"))
     stream = scene.stream(batch_rows=1)
-    batch = take(stream)
-    stream.give_back(0, batch, gradients_of(batch))
-    assert stream.settled(DEADLINE_S)
+    batch = await_batch(stream)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    assert stream.flush(DEADLINE_S)
     with pytest.raises(Fenced):
-        stream.take(0, DEADLINE_S)
+        stream.next_batch(0, DEADLINE_S)
     stream.close()
 
 
@@ -218,7 +218,7 @@ def test_samples_lost_by_the_log_end_the_stream(scene):
     scene.rows = ReferenceRowService([WIDTH], {0: 7, 1: 0})
     stream = scene.stream(batch_rows=1)
     with pytest.raises(DataLost):
-        stream.take(0, DEADLINE_S)
+        stream.next_batch(0, DEADLINE_S)
     stream.close()
 
 
@@ -228,9 +228,9 @@ def test_memory_is_reused(scene):
     stream = scene.stream(batch_rows=1, staleness_rows=2)
     places = set()
     for _ in range(40):
-        batch = take(stream)
+        batch = await_batch(stream)
         places.add(batch.inputs.groups[0].rows.ctypes.data)
-        stream.give_back(0, batch, gradients_of(batch))
+        stream.push_gradients(0, batch, gradients_of(batch))
     stream.close()
     assert len(places) <= 4
 
@@ -256,8 +256,8 @@ def test_lane_continues_when_the_log_is_back(scene):
 
     scene.decoder = Reporting
     stream = scene.stream(batch_rows=BATCH, staleness_rows=BATCH)
-    batch = take(stream)
+    batch = await_batch(stream)
     assert batch.sample_ids.tolist() == [1] * BATCH
-    stream.give_back(0, batch, gradients_of(batch))
-    assert stream.settled(DEADLINE_S)
+    stream.push_gradients(0, batch, gradients_of(batch))
+    assert stream.flush(DEADLINE_S)
     stream.close()

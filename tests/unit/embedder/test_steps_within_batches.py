@@ -27,7 +27,7 @@ from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.trainer.lanes import Lanes
 from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
 from freshet.types import F32, I64, Append, BytesColumn
-from tests.unit.embedder.scene import LocalScene, PipelinedScene, RemoteScene
+from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
 TEXT = f"""
 name = "steps"
@@ -145,11 +145,11 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     timer.start()
     Lanes(stream, model, LocalStepCoordinator(ledger), notes, 1, 0.02, stop).run()
     timer.cancel()
-    assert stream.settled(10.0)
+    assert stream.flush(10.0)
     deadline = time.monotonic() + 10.0  # the embedder acknowledges gradients before it has pushed them
     end = [max(r.stop for batch in notes.batches for r in batch.ranges)]
     while scene.rows.applied()[0] != end and time.monotonic() < deadline:
-        stream.settled(0.1)
+        stream.flush(0.1)
     assert scene.rows.applied()[0] == end
     return notes
 

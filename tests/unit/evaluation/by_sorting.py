@@ -1,4 +1,4 @@
-"""Reference implementation of `freshet.evaluation.cells`: sorts whole keys and adds all rows up at once.
+"""Reference implementation of `freshet.evaluation.progressive`: sorts whole keys, adds all rows up at once.
 
 The tests compare it with the package bit by bit.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.evaluation.auc import COARSE_BITS, bins_of
-from freshet.evaluation.cells import KEY, PROBABILITY_FLOOR, Samples, Table
+from freshet.evaluation.descriptors import COARSE_BITS, bins_of
+from freshet.evaluation.progressive import KEY, PROBABILITY_FLOOR, Samples, Table
 from freshet.types import F64, I64, U64, Bool
 
 __all__ = ["coarse", "merge", "same_bits", "table_of"]

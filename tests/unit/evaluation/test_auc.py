@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.evaluation.auc import auc, auc_of_histogram, bins_of, logits_of
+from freshet.evaluation.descriptors import auc, auc_of_histogram, bins_of, logits_of
 from tests.unit.evaluation.by_sorting import coarse
 
 

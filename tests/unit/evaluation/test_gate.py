@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from freshet.evaluation.gate import Scored, judge
-from tests.unit.model.specs import make_spec
+from tests.fixtures.specs import make_spec
 
 SPEC = make_spec()
 FEW = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floor=0)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.evaluation import LabelKind, Measures
-from freshet.evaluation.auc import aucs_of_histograms
+from freshet.evaluation.descriptors import aucs_of_histograms
 
 
 def samples(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.evaluation import Figures, LabelKind, Measures, auc
-from freshet.evaluation.cells import OTHER
-from freshet.evaluation.progressive import GROUP_SAMPLES, RECENT_WINDOWS
+from freshet.evaluation.progressive import GROUP_SAMPLES, OTHER, RECENT_WINDOWS
 
 CLICK, WATCH = LabelKind("click", False), LabelKind("watch", True)
 

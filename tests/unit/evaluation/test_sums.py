@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.evaluation import LabelKind, Measures, progressive
-from freshet.evaluation.cells import Samples, Table, table_of
+from freshet.evaluation.progressive import Samples, Table, table_of
 from freshet.types import I64, U64, Bool
 from tests.unit.evaluation import by_sorting
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Fixed, Primitive
-from freshet.config.spec.events import Files
+from freshet.config.spec.inputs import Files
 from freshet.features.cells import (
     CellFormat,
     Misfit,

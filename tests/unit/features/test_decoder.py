@@ -10,161 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.config.avro.schema import Record, parse_schema, sample_schema, served_schema
+from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
 from freshet.features import SampleDecoder, key_of
 from freshet.types import F32, BytesColumn
-from tests.unit.features import oracle
-
-SPEC = parse_spec("""
-name = "shop"
-[events]
-served.topic = "served"
-served.schema = "served.avsc"
-served.explode = "items"
-served.key = ["request_id", "items.id"]
-served.time = "ts:ms"
-action = { topic = "a", schema = "a.avsc", key = ["request_id", "item_id"], time = "ts:ms" }
-[labels]
-click = { on = "action.type == 'click'", window = "2m" }
-buy = { on = "action.type == 'buy'", window = "10m" }
-[tables]
-user = { dim = 8 }
-item = { dim = 8 }
-small = { dim = 8, precision = "bf16" }
-[features]
-user = { field = "user.id", table = "user" }
-item = { field = "items.id", table = "item" }
-recent = { field = "user.recent", table = "item", max = 3, pool = "mean" }
-tags = { field = "items.tags.name", table = "small", max = 10, pool = "sum" }
-country = { field = "user.country", table = "small" }
-device = { field = "device", table = "small" }
-exact = { field = "items.ratio", table = "small" }
-experiment = { field = "experiments.colour", table = "small" }
-hour = { time = "hour", table = "small" }
-weekday = { time = "weekday", table = "small" }
-price_band = { field = "items.price", buckets = [1.0, 10.0, 100.0], table = "small" }
-price = { field = "items.price", dense = "log1p" }
-age = { field = "items.age", dense = "raw", missing = "flag" }
-position = { field = "items.pos", table = "small", serve_as = 0 }
-[model]
-experts = ["wide", "cross", "fm", "deep"]
-crosses = [["user", "item"], ["country", "hour", "position"]]
-[train]
-segments = ["country", "hour", "price_band"]
-""")
-LAYOUT = layout_of(SPEC)
-SERVED = parse_schema(
-    {
-        "type": "record",
-        "name": "Served",
-        "fields": [
-            {"name": "request_id", "type": "string"},
-            {"name": "noise", "type": ["null", {"type": "map", "values": ["null", "string", "long"]}]},
-            {"name": "ts", "type": "long"},
-            {
-                "name": "user",
-                "type": [
-                    {
-                        "type": "record",
-                        "name": "User",
-                        "fields": [
-                            {"name": "id", "type": ["long", "string"]},
-                            {"name": "country", "type": ["null", "string"]},
-                            {"name": "recent", "type": {"type": "array", "items": ["null", "string"]}},
-                        ],
-                    },
-                    "null",
-                ],
-            },
-            {"name": "device", "type": {"type": "enum", "name": "Device", "symbols": ["PHONE", "TV"]}},
-            {
-                "name": "items",
-                "type": {
-                    "type": "array",
-                    "items": {
-                        "type": "record",
-                        "name": "Item",
-                        "fields": [
-                            {"name": "id", "type": "string"},
-                            {"name": "ratio", "type": "double"},
-                            {"name": "price", "type": ["null", "float"]},
-                            {"name": "blob", "type": {"type": "fixed", "name": "Blob", "size": 3}},
-                            {"name": "age", "type": ["null", "int", "double"]},
-                            {
-                                "name": "tags",
-                                "type": {
-                                    "type": "array",
-                                    "items": {
-                                        "type": "record",
-                                        "name": "Tag",
-                                        "fields": [
-                                            {"name": "weight", "type": "float"},
-                                            {"name": "name", "type": ["null", "string"]},
-                                        ],
-                                    },
-                                },
-                            },
-                            {"name": "pos", "type": "int"},
-                        ],
-                    },
-                },
-            },
-            {"name": "experiments", "type": {"type": "map", "values": "string"}},
-            {"name": "raw", "type": "bytes"},
-        ],
-    }
-)
-SAMPLE = sample_schema(served_schema(SERVED, "items"), "items")
-
-TEXT = st.text(max_size=20)
-LONG = st.integers(-(2**63), 2**63 - 1)
-FLOAT = st.floats(width=32)
-ITEM = st.fixed_dictionaries(
-    {
-        "id": TEXT,
-        "ratio": st.floats(),
-        "price": st.none() | FLOAT,
-        "blob": st.binary(min_size=3, max_size=3),
-        "age": st.none()
-        | st.integers(-(2**31), 2**31 - 1)
-        | st.floats(allow_nan=False, allow_infinity=False),
-        "tags": st.lists(st.fixed_dictionaries({"weight": FLOAT, "name": st.none() | TEXT}), max_size=12),
-        "pos": st.integers(-5, 5),
-        "freshet_served": st.none()
-        | st.fixed_dictionaries(
-            {
-                "version": LONG,
-                "score": FLOAT,
-                "predictions": st.lists(st.floats(0, 1, width=32), min_size=2, max_size=2),
-                "propensity": FLOAT,
-                "explored": st.booleans(),
-            }
-        ),
-    }
-)
-SAMPLES = st.fixed_dictionaries(
-    {
-        "request_id": TEXT,
-        "noise": st.none() | st.dictionaries(TEXT, st.none() | TEXT | LONG, max_size=3),
-        "ts": LONG,
-        "user": st.none()
-        | st.fixed_dictionaries(
-            {"id": LONG | TEXT, "country": st.none() | TEXT, "recent": st.lists(st.none() | TEXT, max_size=6)}
-        ),
-        "device": st.sampled_from(["PHONE", "TV"]),
-        "items": ITEM,
-        "experiments": st.dictionaries(st.sampled_from(["colour", "size", "x"]), TEXT),
-        "raw": st.binary(max_size=5),
-    }
-)
-TIMES = st.integers(-(10**12), 10**13)
-
-
-def decoder(schema: Record = SAMPLE) -> SampleDecoder:
-    return SampleDecoder(SPEC, LAYOUT, lambda _: schema)
+from tests.fixtures import feature_oracle as oracle
+from tests.fixtures.samples import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 
 def same_floats(found: F32, expected: list[float]) -> None:
@@ -274,20 +127,6 @@ def test_a_batch_of_nothing_is_nothing() -> None:
     got = decoder().decode(BytesColumn.of([]), 1, np.empty(0, np.int64))
     assert got.size == 0
     assert got.dense.shape == (0, 2)
-
-
-def sample_of() -> dict[str, Any]:
-    item = {"id": "i", "ratio": 0.5, "price": 3.0, "blob": b"abc", "age": 2, "tags": [], "pos": 1}
-    return {
-        "request_id": "r",
-        "noise": None,
-        "ts": 0,
-        "user": {"id": 1, "country": "DE", "recent": []},
-        "device": "TV",
-        "items": {**item, "freshet_served": None},
-        "experiments": {},
-        "raw": b"",
-    }
 
 
 SPEC_WITH_PRICE = """

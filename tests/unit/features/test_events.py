@@ -18,8 +18,8 @@ from freshet.errors import ConfigError
 from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, rows_by_id, strip_frames, take
 from freshet.features.avro_values import write_long
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
-from tests.unit.features.test_decoder import ITEM, LONG, SERVED, TEXT
+from tests.fixtures import feature_oracle as oracle
+from tests.fixtures.samples import ITEM, LONG, SERVED, TEXT
 
 Unit = Literal["s", "ms", "us", "iso"]
 

@@ -15,7 +15,7 @@ from freshet.config.spec.parse import parse_spec
 from freshet.features import hash_text, key_of, keys_of, partition_of, row_salt, table_salt
 from freshet.features.hashing import cross_seed
 from freshet.types import BytesColumn, bucket_of
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
 U64S = st.integers(0, 2**64 - 1)

@@ -31,7 +31,7 @@ from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDeco
 from freshet.inference.fields import request_schema
 from freshet.recordings.sample_files import event_rows, read_samples
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 VALUES = int(os.environ.get("FRESHET_TEST_KEYS", "20000"))
 ROWS = 200

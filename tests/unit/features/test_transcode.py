@@ -14,8 +14,8 @@ from freshet.config.avro.schema import Record, parse_schema
 from freshet.errors import ConfigError
 from freshet.features import JsonTranscoder, RefusedEvent
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
-from tests.unit.features.test_decoder import SAMPLE, SAMPLES
+from tests.fixtures import feature_oracle as oracle
+from tests.fixtures.samples import SAMPLE, SAMPLES
 
 EVENT = parse_schema(
     {

@@ -12,7 +12,7 @@ from freshet.config.avro.schema import Record, parse_schema
 from freshet.features import AvroValidator
 from freshet.features.avro_values import write_long
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 from tests.unit.features.schemas import schemas_with_records
 
 

@@ -20,7 +20,7 @@ from freshet.errors import ConfigError
 from freshet.features import Column, ColumnEncoder, Decoded, JsonTranscoder, SampleDecoder
 from freshet.features.arrow import CellFormat, TableEncoder
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 SPEC = parse_spec("""
 name = "ways"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ops.house import __main__ as house
-from ops.house import words
+from ops.house import names, static, words
 from ops.house.limits import Limit, Measure, lowered, read_limits, table, worse, write_limits
-from ops.house.static import Facts, measures_of
+from ops.house.names import Names
+from ops.house.static import Facts
 
 BOUNDS = {"lines": Limit(10, 20)}
 
@@ -54,7 +55,9 @@ def test_the_table_has_a_line_for_each_measure() -> None:
 def test_every_measure_has_bounds_and_every_bound_a_measure() -> None:
     paths = {f"modules on the path of {what}" for what in ("an event", "a gradient", "a rank request")}
 
-    assert {one.name for one in measures_of([])} | paths == set(read_limits())
+    assert {one.name for one in [*static.measures_of([]), *names.measures_of([])]} | paths == set(
+        read_limits()
+    )
 
 
 def test_facts_of_a_file_hold_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +66,10 @@ def test_facts_of_a_file_hold_its_findings(tmp_path: Path, monkeypatch: pytest.M
     path.parent.mkdir(parents=True)
     path.write_text('"""A door."""\n')
 
-    facts, findings = house.read_file("services/freshet/a.py", words.Vocabulary.load())
+    contents = house.read_file("services/freshet/a.py", words.Vocabulary.load())
 
-    assert facts == Facts("services/freshet/a.py", lines=1, words=2)
-    assert [str(one) for one in findings] == [
+    assert contents.facts == Facts("services/freshet/a.py", lines=1, words=2)
+    assert contents.names == Names()
+    assert [str(one) for one in contents.findings] == [
         'services/freshet/a.py:1: docstring: "door": write endpoint, listener'
     ]

@@ -23,8 +23,8 @@ from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
 from freshet.http.responses import HttpError, Response, json_response
 from freshet.http.server import bind, run_server, serve
-from tests.integration.serving import answering
-from tests.unit.http.in_process import answered
+from tests.fixtures.asgi import answered
+from tests.fixtures.serving import answering
 
 LIMIT = 1_000
 

@@ -18,11 +18,9 @@ from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request, header_map
 from freshet.http.responses import Response
-from tests.integration.serving import answering
-from tests.system.waiting import wait_for
-from tests.unit.http.test_hot_routes import Running, asking, bodies, running_server, server
-
-__all__ = ["server"]
+from freshet.testing.conditions import wait_for
+from tests.fixtures.serving import answering
+from tests.unit.http.hot_server import Running, asking, bodies, running_server
 
 TOGETHER = 100_000
 
@@ -35,24 +33,24 @@ def answered(client: socket.socket) -> bytes:
     return said
 
 
-def is_well(server: Running) -> None:
-    assert httpx.post(f"{server.url}/now", content=b"x").content == b"now x"
+def is_well(hot_server: Running) -> None:
+    assert httpx.post(f"{hot_server.url}/now", content=b"x").content == b"now x"
 
 
-def metrics(server: Running) -> str:
-    return httpx.get(f"{server.url}/metrics").text
+def metrics(hot_server: Running) -> str:
+    return httpx.get(f"{hot_server.url}/metrics").text
 
 
-def test_bytes_that_are_no_http_get_400(server: Running) -> None:
-    with server.connect() as client:
+def test_bytes_that_are_no_http_get_400(hot_server: Running) -> None:
+    with hot_server.connect() as client:
         client.sendall(b"\x00bad\r\n\r\n")
         said = answered(client)
     assert said.startswith(b"HTTP/1.1 400")
-    is_well(server)
+    is_well(hot_server)
 
 
-def test_a_body_that_is_no_http_is_told_so_too(server: Running) -> None:
-    with server.connect() as client:
+def test_a_body_that_is_no_http_is_told_so_too(hot_server: Running) -> None:
+    with hot_server.connect() as client:
         client.sendall(b"POST /routed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
         client.sendall(b"no length\r\n")
         said = answered(client)
@@ -61,15 +59,15 @@ def test_a_body_that_is_no_http_is_told_so_too(server: Running) -> None:
 
 
 @pytest.mark.parametrize("between", [b"", b"GET /h HTTP/1.1\r\nhost: x\r\n\r\n"])
-def test_an_answer_that_has_nowhere_to_go_is_dropped(server: Running, between: bytes) -> None:
+def test_an_answer_that_has_nowhere_to_go_is_dropped(hot_server: Running, between: bytes) -> None:
     """Nobody else's, and whoever gives it is not told by an exception."""
-    with server.connect() as client:
+    with hot_server.connect() as client:
         client.sendall(asking("/later", b"x") + between + b"\x00bad\r\n\r\n")
         assert answered(client).startswith(b"HTTP/1.1 400")
-        wait_for(lambda: bool(server.held))
+        wait_for(lambda: bool(hot_server.held))
     raised: list[BaseException] = []
     done = threading.Event()
-    _, reply = server.held.pop()
+    _, reply = hot_server.held.pop()
 
     def give() -> None:
         try:
@@ -78,43 +76,43 @@ def test_an_answer_that_has_nowhere_to_go_is_dropped(server: Running, between: b
             raised.append(error)
         done.set()
 
-    assert server.loop is not None
-    server.loop.call_soon_threadsafe(give)
+    assert hot_server.loop is not None
+    hot_server.loop.call_soon_threadsafe(give)
     assert done.wait(10)
     assert not raised
-    is_well(server)
+    is_well(hot_server)
 
 
-def test_nothing_behind_the_end_of_a_connection_is_carried_out(server: Running) -> None:
-    with server.connect() as client:
+def test_nothing_behind_the_end_of_a_connection_is_carried_out(hot_server: Running) -> None:
+    with hot_server.connect() as client:
         client.sendall(asking("/now", b"x", "connection: close") + asking("/later", b"never"))
         assert answered(client).endswith(b"now x")
-    with server.connect() as client:
+    with hot_server.connect() as client:
         too_large = b"POST /now HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2_000
         client.sendall(too_large + asking("/later", b"never"))
         assert answered(client).startswith(b"HTTP/1.1 413")
-    is_well(server)
-    assert not server.held
+    is_well(hot_server)
+    assert not hot_server.held
 
 
 @pytest.mark.parametrize("path", ["/now", "/routed", "/nowhere"])
 @pytest.mark.parametrize("how", ["connection: close", "connection: keep-alive", "transfer-encoding: chunked"])
-def test_who_sends_all_before_reading_sees_the_refusal(server: Running, path: str, how: str) -> None:
+def test_who_sends_all_before_reading_sees_the_refusal(hot_server: Running, path: str, how: str) -> None:
     """Clients of Python do; a connection closed on a body that is on its way would be reset."""
     body = b"x" * 30_000_000  # more than the kernel holds between the two
     if how.startswith("transfer"):
         body, length = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), how
     else:
         length = f"{how}\r\ncontent-length: {len(body)}"
-    with server.connect() as client:
+    with hot_server.connect() as client:
         client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{length}\r\n\r\n".encode() + body)
         said = answered(client) if "close" in how else client.recv(10_000)
     assert said.startswith(b"HTTP/1.1 404" if path == "/nowhere" else b"HTTP/1.1 413")
-    is_well(server)
+    is_well(hot_server)
 
 
-def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(server: Running) -> None:
-    with server.connect() as client:
+def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(hot_server: Running) -> None:
+    with hot_server.connect() as client:
         head = b"POST /routed HTTP/1.1\r\nhost: x\r\ncontent-length: "
         client.sendall(head + b"0" * 5_000 + b"2\r\n\r\nab")
         assert bodies(client, 1) == [b"routed ab"]

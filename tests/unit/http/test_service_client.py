@@ -14,7 +14,7 @@ import pytest
 
 from freshet.http.service_client import ask, figures_of, why_unready
 from freshet.process.process_info import birth_of, is_alive, memory_mb
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 pytestmark = pytest.mark.usefixtures("patient")
 

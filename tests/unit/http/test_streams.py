@@ -18,8 +18,8 @@ from freshet.errors import BadInput
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.request import Request
-from tests.integration.serving import answering
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
+from tests.fixtures.serving import answering
 
 PIECE = b"x" * 65_536
 DRAIN_S = 4

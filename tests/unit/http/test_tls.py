@@ -30,8 +30,8 @@ from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.service_client import ask
 from freshet.process.metrics import service_registry
-from tests.integration.serving import answering
-from tests.system.waiting import wait_for
+from freshet.testing.conditions import wait_for
+from tests.fixtures.serving import answering
 
 DEADLINE_S = 20.0
 DRAIN_S = 5.0  # of `answering`

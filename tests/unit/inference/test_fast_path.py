@@ -25,7 +25,7 @@ from freshet.inference.fields import Filling
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.served_log import Served, served_events
 from freshet.types import BytesColumn
-from tests.integration.serving import FEED, schema
+from tests.fixtures.serving import FEED, schema
 
 SPEC, RANKED = load_spec(FEED / "freshet.toml"), schema("ranked")
 PIPELINE, FILLING = Pipeline(SPEC, RANKED), Filling.of(SPEC.events.served, RANKED)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, field_at, parse_schema, sample_schema, to_json
 from freshet.config.spec.parse import load_spec
-from freshet.config.spec.schema_fit import feature_fields
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput, ConfigError
 from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip import Tensor, parse_infer

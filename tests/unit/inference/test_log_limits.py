@@ -26,8 +26,8 @@ from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Pipeline
 from freshet.inference.served_log import Served, served_events
 from freshet.types import BytesColumn
-from tests.integration.serving import FEED, schema
-from tests.unit.joiner.world import limits_for
+from tests.fixtures.joiner import limits_for
+from tests.fixtures.serving import FEED, schema
 
 NOW_MS = 1_700_000_000_000
 MOST = 4

@@ -17,10 +17,10 @@ from freshet.log import EventLog, Reader
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.testing.clock import SettableClock
+from freshet.testing.conditions import wait_for
 from freshet.types import Records, TopicPartition, bucket_of
-from tests.system.waiting import wait_for
-from tests.unit.inference.test_rows import BUCKETS, TOPIC, Shard, serving_table
-from tests.unit.tables.building import keys_of
+from tests.fixtures.tables import keys_of
+from tests.unit.inference.row_source import BUCKETS, TOPIC, Shard, serving_table
 
 KEYS = [
     next(

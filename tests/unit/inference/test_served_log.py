@@ -24,9 +24,9 @@ from freshet.inference.table import ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url
 from freshet.tables.runs import runs_of, widths_of
+from freshet.testing.conditions import wait_for
 from freshet.types import Append, RowRuns, Run, TopicPartition, bucket_of
-from tests.system.waiting import wait_for
-from tests.unit.tables.building import counting_group, keys_of
+from tests.fixtures.tables import counting_group, keys_of
 
 SPEC = parse_spec("""
 name = "shop"

@@ -14,8 +14,8 @@ from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_rows
 from freshet.testing.clock import SettableClock
 from freshet.versions.folder import open_url as open_versions
-from tests.unit.inference.test_rows import TOPIC, serving_table
-from tests.unit.inference.test_versions import follower, put
+from tests.unit.inference.row_source import TOPIC, serving_table
+from tests.unit.inference.version_source import follower, put
 
 
 class Served:

@@ -7,27 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Mismatch, Unavailable
 from freshet.inference.versions import RETRY_S, VersionFollower
-from freshet.model.inputs import ModelInputs
-from freshet.types import F32
 from freshet.versions import Manifest, VersionStore
 from freshet.versions.folder import open_url
-
-
-class Constant:
-    """A model that predicts its one weight."""
-
-    def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        self.weight = float(tensors["weight"][0])
-
-    def score(self, inputs: ModelInputs) -> F32:
-        return np.full((inputs.size, 1), self.weight, np.float32)
+from tests.unit.inference.version_source import Constant, follower, put
 
 
 @pytest.fixture
@@ -35,19 +23,6 @@ def store(tmp_path: Path) -> Iterator[VersionStore]:
     store = open_url(f"file:{tmp_path}/versions")
     yield store
     store.close()
-
-
-def put(
-    store: VersionStore, number: int, weight: float, *, spec_hash: str = "s1", name: str = "weight"
-) -> None:
-    store.put(
-        Manifest(number, "shop", spec_hash, 0, 0, {}, "log", 100 + number, {}, 0, ""),
-        {name: np.array([weight], np.float32)},
-    )
-
-
-def follower(store: VersionStore) -> VersionFollower:
-    return VersionFollower(store, Constant, CollectorRegistry(), model="shop", spec_hash="s1", poll_s=1.0)
 
 
 def served(follower: VersionFollower) -> int | None:

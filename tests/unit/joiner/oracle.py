@@ -9,8 +9,7 @@ import numpy as np
 
 from freshet._native import join_kept, join_sample_id
 from freshet.joiner.plan import JoinPlan
-
-from .support import Action, Served, Shown, key_of, type_of
+from tests.fixtures.join_events import Action, Served, Shown, key_of, type_of
 
 
 @dataclass

@@ -12,9 +12,8 @@ from freshet.joiner.blocks import cuts, encode
 from freshet.joiner.core import ImpressionColumns, Samples
 from freshet.joiner.decode import Refused, refuse_too_large
 from freshet.types import BytesColumn, Records
-
-from .support import Served, impressions
-from .world import limits_for
+from tests.fixtures.join_events import Served, impressions
+from tests.fixtures.joiner import limits_for
 
 
 def samples_of(requests: list[tuple[int, int, int]]) -> Samples:

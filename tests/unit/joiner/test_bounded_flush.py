@@ -9,16 +9,15 @@ from typing import ClassVar, cast
 
 import pytest
 
-from freshet.coordination.partition_assignment import PartitionAssignment
+from freshet.coordination.assignment import PartitionAssignment
 from freshet.errors import Mismatch, TooLarge
 from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
 from freshet.joiner.service import JoinerService, Pace
 from freshet.log import Writer
 from freshet.types import Append, Fence
-
-from .support import Served, label, plan_of
-from .world import World
+from tests.fixtures.join_events import Served, label, plan_of
+from tests.fixtures.joiner import World
 
 PLAN = plan_of(label("click", 300), grace_ms=100, early=False)
 CONTEXT = "c" * 5_000

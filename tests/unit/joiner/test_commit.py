@@ -14,8 +14,7 @@ from freshet.joiner import blocks
 from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, _unspan, spans
 from freshet.joiner.core import Joiner, Samples
 from freshet.types import BytesColumn
-
-from .support import label, plan_of
+from tests.fixtures.join_events import label, plan_of
 
 COMMIT = Commit(
     next={"served": 7, "action": 9},

@@ -10,8 +10,8 @@ from freshet.joiner.commit import Commit
 from freshet.joiner.counters import EventCounts
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.service import JoinerService, Pace
-from tests.unit.joiner.support import Action, Event, Served, label, plan_of
-from tests.unit.joiner.world import World, random_events
+from tests.fixtures.join_events import Action, Event, Served, label, plan_of
+from tests.fixtures.joiner import World, random_events
 
 PLAN = plan_of(label("click", 300), grace_ms=100)
 PACE = Pace(

@@ -23,9 +23,8 @@ from freshet.joiner.events import SpecDecoder
 from freshet.joiner.partition import Task, Topics
 from freshet.joiner.plan import join_plan
 from freshet.types import BytesColumn, Records
-
-from .test_events import ACTION, SERVED, SHOWN, SPEC, Fixed, action, framed, served, wider
-from .world import limits_for
+from tests.fixtures.joiner import limits_for
+from tests.unit.joiner.avro_events import ACTION, SERVED, SHOWN, SPEC, Fixed, action, framed, served, wider
 
 MUTANTS = int(os.environ.get("FRESHET_TEST_POISON", "0")) * 2_000 or 20_000
 BATCH = 500

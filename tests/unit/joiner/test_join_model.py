@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from freshet.joiner.core import REPLAY_EXCLUDED, Joiner
 from freshet.joiner.plan import JoinPlan
-
-from .oracle import Oracle
-from .support import Action, Event, Served, Shown, actions, impressions, label, plan_of, shown
+from tests.fixtures.join_events import (
+    Action,
+    Event,
+    Served,
+    Shown,
+    actions,
+    impressions,
+    label,
+    plan_of,
+    shown,
+)
+from tests.unit.joiner.oracle import Oracle
 
 PLANS = st.builds(
     lambda labels, grace, require, early, negatives, ramp: plan_of(

@@ -10,8 +10,17 @@ import pytest
 from freshet._native import join_kept, join_sample_id
 from freshet.joiner.core import Joiner, Outcome
 from freshet.joiner.plan import JoinPlan, LabelPlan
-
-from .support import Action, Served, Shown, actions, impressions, key_of, label, plan_of, shown
+from tests.fixtures.join_events import (
+    Action,
+    Served,
+    Shown,
+    actions,
+    impressions,
+    key_of,
+    label,
+    plan_of,
+    shown,
+)
 
 IMPRESSION = Served("r1", ("a",), 1_000)
 CLOSED = 1_000 + 1_000 + 100

@@ -12,8 +12,8 @@ from freshet.errors import Fenced, Unavailable
 from freshet.joiner.appends import Flush, PendingFlushes
 from freshet.joiner.partition import Task
 from freshet.joiner.replay import PartitionRecovery
+from freshet.testing.conditions import wait_until
 from freshet.types import Append
-from tests.system.waiting import wait_until
 
 DEADLINE_S = 30.0
 

@@ -12,9 +12,8 @@ from freshet.joiner.core import ImpressionColumns
 from freshet.joiner.decode import BAD_IN_A_ROW, Refused
 from freshet.joiner.service import Pace
 from freshet.types import Records
-
-from .support import JsonDecoder, Served, label, plan_of
-from .world import Sample, World, random_events
+from tests.fixtures.join_events import JsonDecoder, Served, label, plan_of
+from tests.fixtures.joiner import Sample, World, random_events
 
 PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=10**9)
 PLAN = plan_of(label("click", 300), label("buy", 500))

@@ -15,12 +15,11 @@ from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
 from freshet.log import EventLog
 from freshet.log import schema_registry as module
+from freshet.log.records import newest
 from freshet.log.schema_registry import Access, RestRegistry
-from freshet.log.tail import newest
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.servers.odd_registry import UNAVAILABLE, UNUSABLE, OddRegistry, json_answer
-from tests.unit.log.test_schema_registry import SCHEMA
-from tests.unit.log.test_schema_registry import SPEC as VIEWS
+from tests.servers.odd_registry import SCHEMA, UNAVAILABLE, UNUSABLE, OddRegistry, json_answer
+from tests.servers.odd_registry import SPEC as VIEWS
 
 SPEC = VIEWS.replace("[events]", "partitions = 2\n[events]", 1)
 GOOD = json_answer({"schema": json.dumps(SCHEMA)})

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.config.spec.events import UNIT_NS
+from freshet.config.spec.inputs import UNIT_NS, likely_unit, unit_hint, written_in_larger_unit
 from freshet.config.spec.model import TimeField
-from freshet.config.spec.time_units import likely_unit, unit_hint, written_in_larger_unit
 from freshet.joiner.core import ActionColumns
 from freshet.joiner.decode import Refused
 from freshet.joiner.watermark import Now, TimeRules, judge_times

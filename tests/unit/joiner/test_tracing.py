@@ -15,7 +15,7 @@ from freshet.observability.spans import SAMPLES_SENT, JoinedEvent, record_joined
 from freshet.observability.tracer import Tracer
 from freshet.observability.tracing import install
 from freshet.types import BytesColumn
-from tests.spans import Recorded, recording
+from tests.fixtures.spans import Recorded, recording
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from freshet.errors import Unavailable
 from freshet.joiner.service import Pace
 from freshet.types import Records
-from tests.unit.joiner.support import Action, JsonDecoder, Served, label, plan_of
-from tests.unit.joiner.world import World
+from tests.fixtures.join_events import Action, JsonDecoder, Served, label, plan_of
+from tests.fixtures.joiner import World
 
 PLAN = plan_of(label("click", 300))
 PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)

@@ -22,7 +22,7 @@ from freshet.joiner.decode import Refused
 from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.types import BytesColumn, Records
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 SPEC = parse_spec("""
 name = "shop"

@@ -21,9 +21,8 @@ from freshet.clock import SteadyClock
 from freshet.joiner.ledger import Ledger
 from freshet.joiner.service import JoinerService, Pace
 from freshet.types import Append, BytesColumn
-
-from .support import Action, Event, Served, label, plan_of
-from .world import World
+from tests.fixtures.join_events import Action, Event, Served, label, plan_of
+from tests.fixtures.joiner import World
 
 START_MS = 1_800_000_000_000
 HOUR_S, DAY_S = 3_600, 86_400

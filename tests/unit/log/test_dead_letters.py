@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.log.dead_letters import TEXT_CHARS, letter
+from freshet.log.records import TEXT_CHARS, letter
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=2_500)
 

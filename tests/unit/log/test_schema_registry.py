@@ -22,30 +22,7 @@ from freshet.joiner.events import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.log.schema_registry import Access, RestRegistry
 from freshet.types import BytesColumn, Records
-
-SPEC = """
-name = "shop"
-[events]
-served = { topic = "v", format = "confluent", schema = "v.avsc", key = ["r"], time = "ts:ms" }
-action = { topic = "d", format = "bare", schema = "v.avsc", key = ["r"], time = "ts:ms" }
-[join]
-emit = "window"
-grace = "1s"
-[labels]
-click = { on = "action.r == 'x'", window = "2s" }
-[tables]
-item = { dim = 4 }
-[features]
-item = { field = "r", table = "item" }
-[serve]
-score = "click"
-log_served = false
-"""
-SCHEMA = {
-    "type": "record",
-    "name": "View",
-    "fields": [{"name": "r", "type": "string"}, {"name": "ts", "type": "long"}],
-}
+from tests.servers.odd_registry import SCHEMA, SPEC
 
 
 class Answering:

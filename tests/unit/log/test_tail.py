@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import Unavailable
-from freshet.log import Reader, tail
+from freshet.log import Reader, records
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.contracts.eventlog import append_to
 from freshet.types import Records, TopicPartition
@@ -54,15 +54,15 @@ def test_an_empty_answer_before_the_end_is_not_the_end(
 ) -> None:
     slow(log, monkeypatch, empty=3)
 
-    assert [value for _, value in tail.newest(log, AT, 2)] == [b"3", b"4"]
+    assert [value for _, value in records.newest(log, AT, 2)] == [b"3", b"4"]
 
 
 def test_missing_records_are_unavailable(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "_STALLED_S", 0.05)
+    monkeypatch.setattr(records, "_STALLED_S", 0.05)
     slow(log, monkeypatch, empty=1_000_000)
 
     with pytest.raises(Unavailable, match=r"expected records up to 5, found none after 3"):
-        tail.newest(log, AT, 2)
+        records.newest(log, AT, 2)
 
 
 def test_a_log_that_is_silent_for_some_seconds_is_waited_for(
@@ -70,17 +70,17 @@ def test_a_log_that_is_silent_for_some_seconds_is_waited_for(
 ) -> None:
     slow(log, monkeypatch, silent=9)
 
-    assert [value for _, value in tail.newest(log, AT, 2)] == [b"3", b"4"]
+    assert [value for _, value in records.newest(log, AT, 2)] == [b"3", b"4"]
 
 
 def test_a_log_that_stays_silent_is_unavailable(log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(log, monkeypatch, silent=1_000_000)
 
     with pytest.raises(Unavailable, match="the brokers gave no answer"):
-        tail.newest(log, AT, 2)
+        records.newest(log, AT, 2)
 
 
 def test_a_partition_without_records_has_no_newest(log: SqliteEventLog) -> None:
     log.create_topic("empty", partitions=1)
 
-    assert tail.newest(log, TopicPartition("empty", 0), 3) == []
+    assert records.newest(log, TopicPartition("empty", 0), 3) == []

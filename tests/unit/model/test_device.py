@@ -16,8 +16,8 @@ from freshet.model import Precision, build_model
 from freshet.model.device import CpuPlacement, Placement, StagedPlacement, placement_factory
 from freshet.model.torch_model import TorchDense
 from freshet.model.trial import try_out
-from tests.unit.model.specs import make_batch, make_spec
-from tests.unit.model.test_networks import KINDS, same, spec_of
+from tests.fixtures.specs import make_batch, make_spec
+from tests.unit.model.networks import KINDS, same, spec_of
 
 GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not GPU, reason="torch sees no GPU")

@@ -13,10 +13,9 @@ import pytest
 from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import SERVING_PREFIXES, GroupInputs, ModelInputs, SplitStep, build_model
-from freshet.model.heads import he_uniform, uniform
-from freshet.model.hedge import HedgeDense
+from freshet.model.hedge import HedgeDense, he_uniform, uniform
 from freshet.types import I32, U32
-from tests.unit.model.specs import make_batch, make_spec
+from tests.fixtures.specs import make_batch, make_spec
 
 SPEC = make_spec(dense=[(True, True)], lists=("mean",), losses=("logloss", "huber"), deep=(20, 12))
 
@@ -324,7 +323,7 @@ def test_initial_weights_are_the_same_on_every_machine() -> None:
 
 def test_serving_the_default_model_does_not_import_torch() -> None:
     code = (
-        "import sys; from tests.unit.model.specs import make_spec, make_batch; import numpy as np;"
+        "import sys; from tests.fixtures.specs import make_spec, make_batch; import numpy as np;"
         "from freshet.model import build_model; s = make_spec();"
         "build_model(s, training=False).score(make_batch(s, 8, np.random.default_rng(0)));"
         "assert 'torch' not in sys.modules"

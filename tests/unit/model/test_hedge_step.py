@@ -11,8 +11,8 @@ import torch
 from freshet import _native
 from freshet.config.spec.model import Spec
 from freshet.model.hedge import HedgeDense
+from tests.fixtures.specs import make_batch, make_spec
 from tests.unit.model.oracle import Oracle
-from tests.unit.model.specs import make_batch, make_spec
 
 SPECS: dict[str, dict[str, Any]] = {
     "the default": {"dense": [(True, True), (False, False), (True, False)]},

@@ -12,7 +12,7 @@ from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values
 from freshet.types import F32, Bool, OffsetRange
-from tests.unit.model.test_native_loop import MODELS, World, batches_of, looked_up
+from tests.unit.model.loops import MODELS, World, batches_of, looked_up
 
 
 def world_and_batch(model: str, size: int = 60) -> tuple[World, ModelInputs, list[F32]]:

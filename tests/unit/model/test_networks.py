@@ -13,31 +13,9 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.model.custom import Inputs, Model, Shape
+from tests.fixtures.specs import make_batch, make_spec
+from tests.unit.model.networks import KINDS, same, spec_of
 from tests.unit.model.oracle import Oracle
-from tests.unit.model.specs import make_batch, make_spec
-
-KINDS = ("dlrm", "deepfm", "dcnv2", "tests.unit.model.test_networks:Own")
-OPTIONS: dict[str, Any] = {
-    "dense": [(True, True), (False, False)],
-    "lists": ("mean", "sum"),
-    "losses": ("logloss", "huber"),
-    "deep": (20, 12),
-}
-
-
-class Own(Model):
-    """A user's class that uses everything it is given, a buffer too."""
-
-    def __init__(self, shape: Shape, *, width: int = 8) -> None:
-        super().__init__(shape)
-        self.inner = torch.nn.Linear(shape.vectors["f0"] + shape.dense, width)
-        self.outer = torch.nn.Linear(width, len(shape.labels))
-        self.register_buffer("factor", torch.tensor([0.5]))
-
-    def forward(self, x: Inputs) -> torch.Tensor:
-        h = torch.tanh(self.inner(torch.cat([x.vectors["f0"], x.dense], 1)))
-        logits: torch.Tensor = self.outer(h) * self.get_buffer("factor") + x.linear
-        return logits
 
 
 class WrongShape(Model):
@@ -49,10 +27,6 @@ class NotAModel:
     pass
 
 
-def spec_of(kind: str, **changes: Any) -> Spec:
-    return make_spec(**{**OPTIONS, "kind": kind, **changes})
-
-
 def shaken(spec: Spec, **options: Any) -> Any:
     """A model whose weights are away from zero, where gradients would vanish."""
     model = build_model(spec, training=True, **options)
@@ -62,12 +36,6 @@ def shaken(spec: Spec, **options: Any) -> Any:
             state[name] = (array + rng.normal(size=array.shape) * 0.1).astype(np.float32)
     model.load_state(state)
     return model
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        np.testing.assert_array_equal(value, b[name], err_msg=name)
 
 
 class FromOracle(Oracle):

@@ -10,7 +10,7 @@ import pytest
 
 from freshet.config.spec.model import Spec
 from freshet.model import build_model
-from tests.unit.model.specs import make_batch, make_spec
+from tests.fixtures.specs import make_batch, make_spec
 
 KINDS = ("mlp", "hedge", "dlrm", "deepfm", "dcnv2")
 

@@ -10,7 +10,7 @@ import torch
 from freshet.errors import ConfigError
 from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.trial import try_out
-from tests.unit.model.specs import make_spec
+from tests.fixtures.specs import make_spec
 
 HERE = "tests.unit.model.test_trial"
 

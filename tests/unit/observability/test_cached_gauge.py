@@ -8,7 +8,7 @@ import pytest
 
 from freshet.errors import Corrupt, Unavailable
 from freshet.observability.metrics import CachedGauge
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 
 class Log:

@@ -22,7 +22,7 @@ from freshet.observability.log_keys import ALWAYS
 from freshet.observability.logging import configure_logging, debug_on_signal
 from freshet.release import RELEASE
 from freshet.testing.clock import SettableClock
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 
 class FullDisk(io.StringIO):
@@ -244,10 +244,10 @@ def test_a_signal_turns_debug_on_and_off(capsys: pytest.CaptureFixture[str]) -> 
 
     log.debug("not kept")
     os.kill(os.getpid(), signal.SIGUSR1)
-    wait_until("the level is told", lambda: told("debug"), within_s=10, look_s=0.005)
+    wait_until("the level is told", lambda: told("debug"), within_s=10, poll_s=0.005)
     log.debug("kept")
     os.kill(os.getpid(), signal.SIGUSR1)
-    wait_until("the level is told", lambda: told("info"), within_s=10, look_s=0.005)
+    wait_until("the level is told", lambda: told("info"), within_s=10, poll_s=0.005)
     log.debug("not kept either")
 
     found.extend(said(capsys))

@@ -26,7 +26,7 @@ from freshet.observability.tracing import (
     traced,
     within,
 )
-from tests.spans import recording
+from tests.fixtures.spans import recording
 
 
 @pytest.fixture(autouse=True)

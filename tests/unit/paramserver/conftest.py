@@ -9,17 +9,15 @@ import pytest
 
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import SqliteEventLog
-from tests.unit.paramserver.shards import TOPICS
+from freshet.log.topics import ensure_topics
+from tests.fixtures.shards import PARSED
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[EventLog]:
     """A log with the topics of the model."""
     log = SqliteEventLog(tmp_path / "log")
-    for plan in TOPICS.plans:
-        log.create_topic(
-            plan.name, partitions=plan.partitions, retention_ms=plan.retention_ms, group=plan.group
-        )
+    ensure_topics(log, PARSED)
     yield log
     log.close()
 

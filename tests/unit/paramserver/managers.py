@@ -9,15 +9,15 @@ from typing import Any, cast
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import Bounds, LoadBalancer
 from freshet.paramserver.shard import Shard
 from freshet.paramserver.shard_manager import ShardManager
+from freshet.testing.conditions import wait_until
 from freshet.types import I64, Bucket, Fence
-from tests.system.waiting import wait_until
 
 BUCKETS = 64
 SLICES = list(slices_of(BUCKETS))

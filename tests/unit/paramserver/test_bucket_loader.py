@@ -22,7 +22,7 @@ from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.rowservice import Row, keys_of, look_up, push_of, push_of_steps
 from freshet.testing.faults import Faulty
 from freshet.types import I64, U8, U64, Bucket, Fence, RowRuns, TopicPartition
-from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of, write_by_old_owner
+from tests.fixtures.shards import PARSED, TOPICS, shard_of, write_by_old_owner
 
 STORED: list[Row] = [
     (table, (key * 0x9E3779B97F4A7C15) % (1 << 64)) for table in (0, 1) for key in range(1, 60)

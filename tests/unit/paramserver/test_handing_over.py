@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claim_rules import state_record
-from freshet.coordination.slices import slices_of
 from freshet.errors import Corrupt, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import MOVED_ROWS, MOVED_SLICES
 from freshet.paramserver.shard_manager import DAMAGED_RETRY_S
+from freshet.testing.conditions import wait_until
 from freshet.types import Append, Bucket, BytesColumn, Fence, TopicPartition
-from tests.system.waiting import wait_until
 from tests.unit.paramserver.managers import (
     BUCKETS,
     SLICES,

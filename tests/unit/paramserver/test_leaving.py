@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from freshet.clock import SYSTEM_CLOCK
+from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
-from freshet.coordination.slices import slices_of
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver.balancer import Bounds, LoadBalancer
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.rows.sqlite.row_store import SqliteRowStore
+from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import push_of
 from freshet.types import TopicPartition
-from tests.system.waiting import wait_until
-from tests.unit.paramserver.shards import PARSED, TOPICS, shard_of
+from tests.fixtures.shards import PARSED, TOPICS, shard_of
 
 SAMPLES = TopicPartition(TOPICS.samples, 0)
 SLICES = list(slices_of(PARSED.buckets))

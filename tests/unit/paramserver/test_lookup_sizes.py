@@ -10,8 +10,8 @@ import pytest
 
 from freshet.errors import TooLarge
 from freshet.paramserver.server import serve_rows
+from freshet.rows.grpc.client import Link
 from freshet.rows.grpc.frames import Described, lookup_frame, rows_into
-from freshet.rows.grpc.shard_connection import Link
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec

@@ -19,7 +19,7 @@ from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
 from freshet.types import U8, Append, Flush, TopicPartition
-from tests.unit.paramserver.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push
+from tests.fixtures.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push
 
 ALL = [row for rows in ROWS.values() for row in rows]
 

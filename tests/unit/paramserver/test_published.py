@@ -19,7 +19,7 @@ from freshet.rows.deltas import decode_rows
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.testing.contracts.rowservice import PARTITIONS, Row, look_up, push_of
 from freshet.types import TopicPartition
-from tests.unit.paramserver.shards import ROWS, TOPICS, interrupted, loaded, push
+from tests.fixtures.shards import ROWS, TOPICS, interrupted, loaded, push
 
 ROUNDS = 8
 

@@ -21,7 +21,7 @@ from freshet.tables import store as tables
 from freshet.tables.store import OVERFULL
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
 from freshet.types import Bucket, Fence, TimeMs
-from tests.unit.paramserver.shards import PARSED
+from tests.fixtures.shards import PARSED
 
 MOST = 2_000
 GOOD = [(0, key * 0x9E3779B97F4A7C15 % (1 << 64)) for key in range(1, 101)]

@@ -11,7 +11,7 @@ from freshet.errors import Unavailable
 from freshet.observability.metrics import readings
 from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.rows.store import StoreServer
-from tests.system.waiting import wait_until
+from freshet.testing.conditions import wait_until
 
 
 class Servers:

@@ -20,7 +20,7 @@ from freshet.http.service_client import why_unready
 from freshet.process.ports import free_ports, owner_of_port
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
-from tests.integration.serving import answering
+from tests.fixtures.serving import answering
 
 
 def listening(proc: Path, port: int) -> None:

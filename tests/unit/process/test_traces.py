@@ -29,10 +29,10 @@ from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
 from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
 from freshet.process import traces
 from freshet.process.traces import SPANS, start_traces
+from freshet.testing.conditions import wait_until
+from tests.fixtures.asgi import Message, answered
+from tests.fixtures.spans import recording
 from tests.servers.otlp import Receiver, receiver
-from tests.spans import recording
-from tests.system.waiting import wait_until
-from tests.unit.http.in_process import Message, answered
 
 
 def on(**variables: str) -> Settings:
@@ -257,7 +257,7 @@ from freshet.embedder import service as d
 from freshet.paramserver import service as e
 from freshet.trainer import service as f
 from freshet.observability.metrics import readings
-from freshet.process.traces import start_traces
+from freshet.process.traces import SPANS, start_traces
 from freshet.config.settings import load_settings
 before = threading.active_count()
 start_traces(load_settings({}), role="gateway", instance="", model="news")()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from freshet.rows.redis.reads import ahead
+from freshet.rows.redis.pages import ahead
 
 DEADLINE_S = 20.0
 

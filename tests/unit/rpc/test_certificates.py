@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from freshet.errors import Unavailable
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import Frame, Kind, Part, encode_frame
 from freshet.rpc.server import GrpcServer

@@ -19,8 +19,8 @@ from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.tokens import TokenEntry, digest_of
 from freshet.observability.tracing import install
-from tests.spans import Recorded, recording
-from tests.unit.http.in_process import answered
+from tests.fixtures.asgi import answered
+from tests.fixtures.spans import Recorded, recording
 
 PATH = "/v1/things"
 GOOD, OTHER = b"Bearer good", b"Bearer other"

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from freshet.config.spec.identity import SpecHash
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
 from freshet.observability.metrics import register
-from freshet.rows.grpc.shard_connection import Link
+from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport, error_of, method_name, open_channel, transport_of
 from freshet.rpc.failures import failure_of
 from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
@@ -23,7 +23,7 @@ from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
 from freshet.rpc.pieces import MOST_PIECES, Whole, pieces_of
 from freshet.rpc.server import GRPC_METRICS, Answer, GrpcServer
 from freshet.testing.clock import SettableClock
-from tests.system.waiting import wait_for
+from freshet.testing.conditions import wait_for
 
 PLAIN = Transport(max_message_bytes=1 << 16)
 ECHO = method_name("Test", "Echo")

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from freshet.tables import Flushed, PushOutcome, Store, TableOptions
 from freshet.types import U64, PackedRows, bucket_of
-from tests.unit.tables.building import counting_group, keys_of, look_up, push, store_of
+from tests.fixtures.tables import counting_group, keys_of, look_up, push, store_of
 
 BUCKETS, PARTITIONS, TTL_MS = 4, 2, 60_000
 GROUPS = {0: 0, 1: 0, 2: 1}  # table -> store group

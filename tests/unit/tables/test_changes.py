@@ -6,7 +6,7 @@ import numpy as np
 
 from freshet.tables import Flushed, Published, Store, TableOptions
 from freshet.types import BucketRange, bucket_of
-from tests.unit.tables.building import counting_group, hedge_group, keys_of, look_up, push, store_of
+from tests.fixtures.tables import counting_group, hedge_group, keys_of, look_up, push, store_of
 
 ONES = np.ones((100, 2), np.float32)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from freshet.tables import PushOutcome, TableOptions
 from freshet.types import OffsetRange
-from tests.unit.tables.building import batch_of, counting_group, keys_of, look_up, store_of
+from tests.fixtures.tables import batch_of, counting_group, keys_of, look_up, store_of
 
 
 def in_threads(*work: Callable[[], None]) -> None:

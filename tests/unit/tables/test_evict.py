@@ -12,7 +12,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.tables import Store, TableOptions
 from freshet.types import OffsetRange
-from tests.unit.tables.building import batch_of, counting_group, keys_of, look_up, push, store_of
+from tests.fixtures.tables import batch_of, counting_group, keys_of, look_up, push, store_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values
 from freshet.tables import PushOutcome, RowSteps, TableOptions
 from freshet.types import U64, OffsetRange
-from tests.unit.tables import reference
-from tests.unit.tables.building import (
+from tests.fixtures.tables import (
     RULES,
     default_group,
     group,
@@ -23,6 +22,7 @@ from tests.unit.tables.building import (
     steps_of,
     store_of,
 )
+from tests.unit.tables import reference
 
 WIDTHS = [1, 3, 4, 8, 16, 21, 64]
 

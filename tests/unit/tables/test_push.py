@@ -8,7 +8,7 @@ import pytest
 from freshet.errors import Unavailable
 from freshet.tables import PushOutcome
 from freshet.types import OffsetRange, bucket_of
-from tests.unit.tables.building import batch_of, counting_group, hedge_group, keys_of, look_up, push, store_of
+from tests.fixtures.tables import batch_of, counting_group, hedge_group, keys_of, look_up, push, store_of
 
 ONE = np.ones((1, 2), np.float32)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt
 from freshet.tables import PushOutcome, Store, TableOptions
 from freshet.types import F32, U64, OffsetRange, PackedRows
-from tests.unit.tables.building import (
+from tests.fixtures.tables import (
     batch_of,
     counting_group,
     group,

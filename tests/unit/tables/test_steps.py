@@ -9,7 +9,7 @@ from freshet.config.spec.layout import Group
 from freshet.rows.service import KeyGroup
 from freshet.tables import Plan, RowSteps, Store, TableOptions
 from freshet.types import F32, OffsetRange
-from tests.unit.tables.building import (
+from tests.fixtures.tables import (
     RULES,
     default_group,
     group,

@@ -34,7 +34,7 @@ class Stream:
     refuse: set[OffsetRange] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, lane, wait_s):
+    def next_batch(self, lane, wait_s):
         with self.lock:
             queue = self.batches[lane]
             if queue:
@@ -43,7 +43,7 @@ class Stream:
                 self.stop.set()
         return None
 
-    def give_back(self, lane, batch, gradients, counts=None):
+    def push_gradients(self, lane, batch, gradients, counts=None):
         with self.lock:
             self.given_back.append((lane, batch.ranges[0], None if gradients is None else list(gradients)))
         if batch.ranges[0] in self.refuse:

@@ -11,9 +11,9 @@ import pytest
 
 from freshet.coordination.claims import Claims
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.testing.conditions import wait_until
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.torch_import import Loading
-from tests.system.waiting import wait_until
 
 WAIT_S = 20.0
 

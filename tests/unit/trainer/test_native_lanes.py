@@ -90,7 +90,7 @@ class Stream:
     given_back: list[tuple[int, TrainRun, Ran | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take_run(self, lane: int, wait_s: float) -> TrainRun | None:
+    def next_run(self, lane: int, wait_s: float) -> TrainRun | None:
         with self.lock:
             if self.runs[lane]:
                 return self.runs[lane].popleft()
@@ -98,7 +98,7 @@ class Stream:
                 self.stop.set()
         return None
 
-    def give_back_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
         with self.lock:
             self.given_back.append((lane, run, ran))
         if ran is not None and ran.ended is Ended.REFUSED:

@@ -17,7 +17,7 @@ from freshet.trainer.quality import Quality
 from freshet.trainer.rank_measures import SharedMeasures, unpack_arrays
 from freshet.trainer.ranks import ProcessGroup, RankLost
 from freshet.types import F32, Fence, OffsetRange
-from tests.unit.model.specs import make_spec
+from tests.fixtures.specs import make_spec
 
 SPEC = make_spec(losses=("logloss", "mse"))
 SIZE = 500

@@ -17,10 +17,16 @@ from obstore.store import MemoryStore
 from freshet.adapters import open_versions
 from freshet.errors import ConfigError, Corrupt, FreshetError, Unavailable
 from freshet.testing.contracts.versions import TENSORS, manifest_of
-from freshet.versions import ALIASES
-from freshet.versions import object_storage as bucket_module
-from freshet.versions.object_storage import Bucket, Conflict, Listed, Stored, open_bucket
-from freshet.versions.objects import ObjectVersionStore, open_url
+from freshet.versions import ALIASES, objects
+from freshet.versions.objects import (
+    Bucket,
+    Conflict,
+    Listed,
+    ObjectVersionStore,
+    Stored,
+    open_bucket,
+    open_url,
+)
 from freshet.versions.weights import write_manifest
 from tests.servers.s3 import ENVIRONMENT, S3
 
@@ -317,7 +323,7 @@ def test_credentials_come_from_a_file_and_are_never_repeated(
 ) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(bucket_module, "_RETRY", {"max_retries": 0})
+    monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_PROFILE", "trainer")
@@ -335,7 +341,7 @@ def test_credentials_come_from_a_file_and_are_never_repeated(
 def test_a_storage_that_cannot_be_reached_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, s3: S3, s3_url: str
 ) -> None:
-    monkeypatch.setattr(bucket_module, "_RETRY", {"max_retries": 0})
+    monkeypatch.setattr(objects, "_RETRY", {"max_retries": 0})
     nobody = s3_url.replace(s3.endpoint, "http://127.0.0.1:1")
     with pytest.raises(Unavailable, match=r"s3://.*: cannot list"):
         open_url(nobody).numbers()

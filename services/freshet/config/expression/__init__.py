@@ -1,43 +1,39 @@
-"""A small expression language for conditions on actions, values of labels and scores; compiled to numpy
-columns, never eval.
+"""A small language for conditions on actions, values of labels, and scores, evaluated over numpy columns.
 
-    action.type == 'click' and not action.bot          a condition: which actions make a label true
-    sum(action.seconds)                                a value: what number the label takes
-    click * (1 + 0.1 * watch) + 20 * click * buy       a score: labels' predictions combined
+    action.type == 'click' and not action.bot          a condition: the actions that make a label true
+    sum(action.seconds)                                a value: the number that a label takes
+    click * (1 + 0.1 * watch) + 20 * click * buy       a score: a combination of the labels' predictions
 
-Numbers, 'text', true, false, fields; `or and not`, `== != < <= > >=`, `in [...]`, `not in [...]`, `is
-null`, `is not null`, `+ - * / %`; functions abs, exp, log, log1p, max, min, sqrt; over a label's actions
-sum, count, max, min, last.
+It has numbers, 'text', true, false and fields; `or and not`, `== != < <= > >=`, `in [...]`, `not in [...]`,
+`is null`, `is not null`, `+ - * / %`; the functions abs, exp, log, log1p, max, min and sqrt; and over the
+actions of a label sum, count, max, min and last.
 
-Null: a comparison or `in` with a null is false (so is `!=`), a null condition counts as false, arithmetic
-and functions with a null are null, and so is arithmetic without a finite result (1 / 0). Aggregates skip
-nulls; sum and count of nothing are 0, max, min and last of nothing are null. Text is compared by 64-bit
-hash: only `==`, `!=` and `in`.
+A comparison with null is false (also `!=` and `in`), and a null condition is false. Arithmetic and functions
+with a null are null, and so is arithmetic without a finite result (1 / 0). Aggregates skip nulls; without a
+value sum and count are 0, and max, min and last are null. Text is compared by its 64-bit hash, so only by
+`==`, `!=` and `in`.
 """
 
 from freshet.config.expression.columns import Column
 from freshet.config.expression.compile import (
     Expression,
     LabelValue,
+    compared_in,
     compile_condition,
     compile_score,
     compile_value,
+    postfix_of,
 )
-from freshet.config.expression.tokens import WORDS
-from freshet.config.expression.tree import AGGREGATES, FUNCTIONS, Aggregate
+from freshet.config.expression.syntax import RESERVED
 
 __all__ = [
-    "AGGREGATES",
-    "FUNCTIONS",
     "RESERVED",
-    "Aggregate",
     "Column",
     "Expression",
     "LabelValue",
+    "compared_in",
     "compile_condition",
     "compile_score",
     "compile_value",
+    "postfix_of",
 ]
-
-RESERVED = frozenset(WORDS) | frozenset(FUNCTIONS) | frozenset(AGGREGATES) | {"action"}
-"""Names that mean something in the language and so cannot name a label."""

@@ -1,4 +1,4 @@
-"""Trees evaluated over whole columns with numpy. N rows; every value has a null mask beside it."""
+"""Evaluation of expressions over whole columns with numpy. Shape letter: N rows."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshet.config.expression.tree import Aggregate, Binary, Call, Field, In, IsNull, Literal, Node, Unary
+from freshet.config.expression.syntax import Aggregate, Binary, Call, Field, In, IsNull, Literal, Node, Unary
 from freshet.errors import BadInput
 from freshet.types import F64, Bool
 
-__all__ = ["Column", "evaluate", "reduce_groups"]
+__all__ = ["Column", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """N values and which of them are null.
+    """N values, with a mask of the nulls.
 
-    Text is uint64: its unsalted 64-bit hash. Every other dtype is a number, and truth too: bool, or numbers
-    0 and 1; signed integers are compared exactly and calculated with as float64.
+    A column of uint64 is text, by its unsalted 64-bit hash. Other dtypes are numbers, and truths as bool or
+    as 0 and 1. Signed integers are compared exactly; arithmetic converts them to float64.
     """
 
     values: NDArray[Any]  # (N,)
-    nulls: Bool | None = None  # (N,) true where there is no value; None: nowhere
+    nulls: Bool | None = None  # (N,) true where a value is null; None: no null
 
     def __len__(self) -> int:
         return len(self.values)
 
     def filled(self, value: float) -> F64:
-        """(N,) numbers with `value` where there is none."""
+        """Return (N,) float64 with `value` in place of nulls."""
         out = self.values.astype(np.float64)
         if self.nulls is not None:
             out[self.nulls] = value
@@ -68,14 +68,15 @@ CALCULATE = {
 def evaluate(
     node: Node, columns: Mapping[str, Column], size: int, aggregates: Sequence[Column] = ()
 ) -> Column:
-    """The value of a tree for each of `size` rows.
+    """Evaluate a tree for each of `size` rows.
 
     Args:
         columns:    field path -> column of `size` rows.
-        aggregates: what each Aggregate of the tree came to, by its index.
+        aggregates: results of the tree's Aggregates, by their index.
 
     Raises:
-        BadInput: a column is of another kind than the expression needs. KeyError: a column is missing.
+        BadInput: a column has another kind than the expression needs.
+        KeyError: a column is missing.
     """
     with np.errstate(all="ignore"):
         values, nulls = _of(node, columns, aggregates)
@@ -132,7 +133,7 @@ def _hash_of(text: str, hashed: int | None) -> int:
 
 
 def _truth(pair: Pair, node: Node) -> Any:
-    """Null counts as false."""
+    """Return truths as a mask; null is false."""
     values, nulls = pair
     if _is_text(values):
         raise BadInput(f"expected true or false, found a column of text in {node}")
@@ -183,30 +184,3 @@ def _in(pair: Pair, items: Sequence[Literal], negated: bool) -> Pair:
         wanted = np.array([i.value for i in items])
     _same_kind(values, wanted)
     return np.isin(values, wanted, invert=negated) & ~np.asarray(nulls, bool), False
-
-
-def reduce_groups(name: str, argument: Column, groups: NDArray[np.int64], size: int) -> Column:
-    """Aggregate a column of actions to one value a group.
-
-    Args:
-        argument: (N,) numbers, in the actions' order; "last" is the last non-null one.
-        groups:   (N,) group of each, 0 <= group < size.
-
-    Returns:
-        (size,) sums or counts, or the largest, smallest or last value, null where the group has none.
-    """
-    present = np.ones(len(argument), bool) if argument.nulls is None else ~argument.nulls
-    at = groups[present]
-    counts = np.bincount(at, minlength=size)
-    if name == "count":
-        return Column(counts.astype(np.float64))
-    values = argument.values[present].astype(np.float64)
-    if name == "sum":
-        return Column(np.bincount(at, weights=values, minlength=size))
-    out = np.full(size, {"max": -np.inf, "min": np.inf}.get(name, 0.0))
-    if name == "last":
-        out[at] = values  # numpy assigns repeated indices in order
-    else:
-        (np.maximum if name == "max" else np.minimum).at(out, at, values)
-    out[counts == 0] = 0.0
-    return Column(out, counts == 0)

@@ -1,36 +1,149 @@
-"""The three uses of expressions: conditions on actions, values of labels, scores. Text in, something to
-evaluate out.
+"""Compiler of expressions: conditions on actions, values of labels, and scores.
+
+It checks the kinds of all parts, so mistakes are found, with their place, before any data is read.
+Shape letters: N rows or actions, G impressions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
+from typing import Literal as OneOf
 
 import numpy as np
-from numpy.typing import NDArray
 
-from freshet.config.expression.arithmetic import Straight, straight_of
-from freshet.config.expression.columns import Column, evaluate, reduce_groups
-from freshet.config.expression.kinds import Kind, Kinds
-from freshet.config.expression.parser import parse
-from freshet.config.expression.tokens import Ill
-from freshet.config.expression.tree import Aggregate, Field, Literal, Node
+from freshet.config.expression.columns import Column, evaluate
+from freshet.config.expression.syntax import (
+    Aggregate,
+    Binary,
+    Call,
+    Field,
+    Ill,
+    In,
+    IsNull,
+    Literal,
+    Node,
+    Unary,
+    parse,
+)
+from freshet.config.options import nearest_hint
 from freshet.errors import ConfigError
+from freshet.types import F64, Bool
 
 __all__ = [
     "Expression",
     "HashText",
+    "Kind",
     "LabelValue",
+    "Step",
+    "compared_in",
     "compile_condition",
     "compile_score",
     "compile_value",
+    "postfix_of",
     "walk",
 ]
 
+Kind = OneOf["number", "text", "boolean", "any"]
+"""`any`: a field of unknown kind; the evaluation checks its column."""
+
+ARITHMETIC = ("+", "-", "*", "/", "%")
+ORDER = ("<", "<=", ">", ">=")
+
+
+class Kinds:
+    """Checks a tree, and collects the kinds that it requires of its fields.
+
+    `fields` has the required kind of each path; `given` has the kinds that a schema states.
+    """
+
+    def __init__(self, given: Mapping[str, Kind] | None = None) -> None:
+        self.given = given
+        self.fields: dict[str, Kind] = {}
+
+    def need(self, node: Node, kind: Kind, why: str) -> None:
+        """Check that a node has a kind. Raises Ill."""
+        found = self.of(node)
+        if found == "any" and isinstance(node, Field):
+            self.fields[node.path] = kind
+        elif found not in (kind, "any"):
+            raise Ill(node.at, f"a {kind} here: {why}", f"this is a {found}")
+
+    def of(self, node: Node) -> Kind:  # noqa: PLR0911 - a case each
+        """Check a node with all its parts, and return its kind. Raises Ill."""
+        match node:
+            case Literal(value=value):
+                return (
+                    "text" if isinstance(value, str) else "boolean" if isinstance(value, bool) else "number"
+                )
+            case Field():
+                return self._field(node)
+            case Unary(op="not", operand=operand):
+                self.need(operand, "boolean", "not turns true into false")
+                return "boolean"
+            case Unary(operand=operand):
+                self.need(operand, "number", "- changes a number's sign")
+                return "number"
+            case IsNull(operand=operand):
+                self.of(operand)
+                return "boolean"
+            case In():
+                return self._in(node)
+            case Binary():
+                return self._binary(node)
+            case Call(name=name, arguments=arguments):
+                for argument in arguments:
+                    self.need(argument, "number", f"{name}() is a function of numbers")
+                return "number"
+            case Aggregate(name=name, argument=argument):
+                if argument is not None and name == "count":
+                    self.of(argument)
+                elif argument is not None:
+                    self.need(argument, "number", f"{name}() is over numbers")
+                return "number"
+
+    def _field(self, node: Field) -> Kind:
+        if self.given is not None and node.path not in self.given:
+            known = list(self.given)
+            raise Ill(node.at, f"a field that exists: {', '.join(known)}", nearest_hint(node.path, known))
+        if self.given is not None and self.given[node.path] != "any":
+            return self.given[node.path]
+        return self.fields.setdefault(node.path, "any")
+
+    def _in(self, node: In) -> Kind:
+        texts = {isinstance(item.value, str) for item in node.items}
+        if len(texts) > 1:
+            raise Ill(node.at, "numbers only, or text only, in a list")
+        self.need(node.operand, "text" if texts.pop() else "number", "it is compared with the list")
+        return "boolean"
+
+    def _binary(self, node: Binary) -> Kind:
+        if node.op in ("and", "or"):
+            for side in (node.left, node.right):
+                self.need(side, "boolean", f"{node.op} joins conditions")
+            return "boolean"
+        if node.op in ARITHMETIC or node.op in ORDER:
+            what = "calculates with" if node.op in ARITHMETIC else "compares the order of"
+            for side in (node.left, node.right):
+                self.need(side, "number", f"{node.op} {what} numbers")
+            return "number" if node.op in ARITHMETIC else "boolean"
+        left, right = self.of(node.left), self.of(node.right)
+        if left == "any" or right == "any":
+            known = right if left == "any" else left
+            if known != "any":
+                self.need(
+                    node.left if left == "any" else node.right, known, f"{node.op} compares equal kinds"
+                )
+        elif left != right:
+            raise Ill(
+                node.at, f"equal kinds on both sides of {node.op}", f"left is a {left}, right is a {right}"
+            )
+        return "boolean"
+
+
 HashText = Callable[[str], int]
-"""The unsalted 64-bit hash by which text columns arrive."""
+"""The unsalted 64-bit hash of text in columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +152,34 @@ class Expression:
 
     text: str
     node: Node
-    kinds: Mapping[str, Kind]  # field -> what the expression needs it to be
-    straight: Straight | None = field(default=None, compare=False, repr=False)
+    kinds: Mapping[str, Kind]  # field -> its required kind, in order of appearance
 
     def fields(self) -> tuple[str, ...]:
-        """Paths of the columns it reads, in order of appearance (`type` for `action.type`; names of labels
-        in a score).
-        """
+        """Return the paths of the columns it reads: `type` for `action.type`, names of labels in a score."""
         return tuple(self.kinds)
 
     def evaluate(self, columns: Mapping[str, Column], size: int | None = None) -> Column:
-        """Its value for each row. `size` is needed only where it reads no column.
+        """Evaluate it for each row; `size` is needed only if it reads no column.
 
-        Raises BadInput for a column of the wrong kind, KeyError for a missing one.
+        Raises BadInput for a column of another kind, KeyError for a missing one.
         """
         if size is None:
             size = len(columns[next(iter(self.kinds))])
         return evaluate(self.node, columns, size)
 
-    def numbers(self, columns: Mapping[str, NDArray[np.float64]], size: int) -> NDArray[np.float64]:
-        """(N,) a score over columns of N numbers; NaN stands for null, and is all that is not finite.
+    def numbers(self, columns: Mapping[str, F64], size: int) -> F64:
+        """Evaluate a score over columns (N,) of numbers, with N = `size`.
 
-        Raises as `evaluate`.
+        Returns (N,) float64; NaN stands for null and for results that are not finite. Raises as `evaluate`.
         """
-        with np.errstate(all="ignore"):
-            if self.straight is None:
-                made = {name: Column(values) for name, values in columns.items()}
-                out = self.evaluate(made, size).filled(np.nan)
-            else:
-                out = np.array(self.straight(columns), np.float64)
-                out = out if out.ndim else np.full(size, out)
-            out[~np.isfinite(out)] = np.nan
+        out = self.evaluate({name: Column(values) for name, values in columns.items()}, size).filled(np.nan)
+        out[~np.isfinite(out)] = np.nan
         return out
 
-    def true(self, columns: Mapping[str, Column], size: int | None = None) -> NDArray[np.bool_]:
-        """(N,) where a condition holds; null counts as false."""
+    def true(self, columns: Mapping[str, Column], size: int | None = None) -> Bool:
+        """Return the (N,) mask of rows for which a condition is true; null is false. Raises as `evaluate`."""
         column = self.evaluate(columns, size)
-        truth = column.values.astype(bool)
+        truth: Bool = column.values.astype(bool)
         return truth if column.nulls is None else truth & ~column.nulls
 
 
@@ -83,8 +187,8 @@ class Expression:
 class LabelValue:
     """The number that a label takes from the actions that made it true.
 
-    Either evaluate it over all actions of a batch of impressions, or keep one number per aggregate and
-    impression (`arguments` as actions come, `finish` when the label is decided).
+    The joiner reduces `argument_columns` to one number an aggregate and impression as actions come, and calls
+    `finish` when the label is decided.
     """
 
     text: str
@@ -93,23 +197,17 @@ class LabelValue:
     outer: Node
 
     def fields(self) -> tuple[str, ...]:
-        """Paths of the action's fields that it reads."""
+        """Return the paths of the action's fields that it reads."""
         return tuple(dict.fromkeys(f for a in self.arguments if a is not None for f in a.fields()))
 
     def argument_columns(self, columns: Mapping[str, Column], size: int) -> list[Column]:
-        """(N,) for each aggregate, what each of N actions brings to it; count() counts ones."""
+        """Return for each aggregate the (N,) numbers of N = `size` actions; ones for count()."""
         ones = Column(np.ones(size))
         return [ones if a is None else a.evaluate(columns, size) for a in self.arguments]
 
     def finish(self, reduced: Sequence[Column]) -> Column:
-        """(G,) label values of G impressions from what each aggregate came to."""
+        """Return the (G,) values of G impressions from the (G,) results of each aggregate."""
         return evaluate(self.outer, {}, len(reduced[0]), reduced)
-
-    def evaluate(self, columns: Mapping[str, Column], groups: NDArray[np.int64], size: int) -> Column:
-        """(size,) label values; action i, in event order, belongs to impression `groups[i]`."""
-        parts = self.argument_columns(columns, len(groups))
-        names = [a.name for a in self.aggregates]
-        return self.finish([reduce_groups(n, c, groups, size) for n, c in zip(names, parts, strict=True)])
 
 
 def compile_condition(
@@ -123,17 +221,18 @@ def compile_condition(
     """Compile a condition on an action (`action.type == 'click'`).
 
     Args:
-        hash_text: needed to evaluate comparisons with text.
-        kinds:     every field of the action and its kind, if the schema is known: checked then.
+        hash_text: required to evaluate comparisons with text.
+        kinds:     kinds of all fields of the action, to check the condition against a schema.
+        where, key: place for errors.
 
     Raises:
-        ConfigError: with the place in the text.
+        ConfigError: the condition is invalid; names the place in the text.
     """
     return _compile(text, "action.", "boolean", hash_text=hash_text, kinds=kinds, where=where, key=key)
 
 
 def compile_score(text: str, *, where: str = "expression", key: str = "score") -> Expression:
-    """Compile a score over labels' predictions, by label name. Raises ConfigError."""
+    """Compile a score over the labels' predictions. Raises ConfigError."""
     return _compile(text, "", "number", hash_text=None, kinds=None, where=where, key=key)
 
 
@@ -145,10 +244,10 @@ def compile_value(
     where: str = "expression",
     key: str = "value",
 ) -> LabelValue:
-    """Compile the value of a label (`sum(action.seconds)`); without an aggregate it is of the last matching
-    action.
+    """Compile the value of a label (`sum(action.seconds)`).
 
-    Raises ConfigError.
+    Without an aggregate it is the value of the last matching action. Arguments and errors as for
+    `compile_condition`.
     """
     try:
         node = _bind(parse(text, prefix="action.", aggregates=True), hash_text)
@@ -209,7 +308,7 @@ def _compile(
             for name in walk(node):
                 if isinstance(name, Field):
                     checker.need(name, "number", "a prediction is a number")
-        return Expression(text, node, _field_kinds(node, checker), straight_of(node))
+        return Expression(text, node, _field_kinds(node, checker))
     except Ill as ill:
         raise _error(text, ill, where, key) from None
 
@@ -236,14 +335,14 @@ def _children(node: Node) -> list[Node]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it."""
+    """Yield a node and all nodes below it."""
     yield node
     for child in _children(node):
         yield from walk(child)
 
 
 def _bind(node: Node, hash_text: HashText | None) -> Node:
-    """The tree with the hash of every text literal filled in."""
+    """Add the hash to all literals of text."""
     if hash_text is None:
         return node
     if isinstance(node, Literal):
@@ -256,3 +355,61 @@ def _bind(node: Node, hash_text: HashText | None) -> Node:
         elif is_dataclass(value):
             changes[f.name] = _bind(value, hash_text)  # type: ignore[arg-type]
     return replace(node, **changes)
+
+
+Step = tuple[str, float | str]
+"""`("number", 2.0)`, `("label", "click")`, or `("+", 0.0)`; also - and *, and `negate` of one operand."""
+
+
+def postfix_of(node: Node) -> list[Step] | None:
+    """Convert a score to steps on a stack of numbers, operands first.
+
+    Returns None if it has more than + - * over numbers and labels.
+    """
+    match node:
+        case Literal(value=int() | float() as value) if not isinstance(value, bool):
+            return [("number", float(value))]
+        case Field(path=path):
+            return [("label", path)]
+        case Unary(op="-", operand=operand):
+            below = postfix_of(operand)
+            return None if below is None else [*below, ("negate", 0.0)]
+        case Binary(op="+" | "-" | "*" as op, left=left, right=right):
+            first, second = postfix_of(left), postfix_of(right)
+            return None if first is None or second is None else [*first, *second, (op, 0.0)]
+        case _:
+            return None
+
+
+Value = float | int | str | bool
+
+
+def compared_in(condition: str) -> dict[str, tuple[Value, ...]]:
+    """Return the values with which a spec's condition compares fields by `==` or `in`, in order.
+
+    `action.type == 'click' and not action.bot` gives {"type": ("click",)}.
+    """
+    found: dict[str, dict[Value, None]] = {}
+    for path, value in _pairs(parse(condition, prefix="action.", aggregates=False)):
+        found.setdefault(path, {})[value] = None
+    return {path: tuple(values) for path, values in found.items()}
+
+
+def _pairs(node: Node) -> Iterator[tuple[str, Value]]:
+    match node:
+        case Binary(_, "==", Field(_, path), Literal(_, value)) | Binary(
+            _, "==", Literal(_, value), Field(_, path)
+        ):
+            yield path, value
+        case In(_, Field(_, path), items, False):
+            yield from ((path, item.value) for item in items)
+        case Binary(_, _, left, right):
+            yield from _pairs(left)
+            yield from _pairs(right)
+        case Unary(_, _, operand) | IsNull(_, operand, _) | In(_, operand, _, _):
+            yield from _pairs(operand)
+        case Call(_, _, arguments):
+            for argument in arguments:
+                yield from _pairs(argument)
+        case Aggregate() | Literal() | Field():
+            pass

@@ -4,12 +4,18 @@ The spec (`freshet.config.spec`) defines the model; settings change no predictio
 variables `FRESHET_<SERVICE>_<OPTION>` (`FRESHET_GATEWAY_PORT=7100`). The defaults fit one machine.
 """
 
-from freshet.config.settings.classes import Common, Settings
-from freshet.config.settings.network import Grpc, Registry, Traces
-from freshet.config.settings.parse import load_settings, variables
-from freshet.config.settings.pipeline_services import Embedder, Joiner, Trainer
-from freshet.config.settings.public_services import Console, Gateway, GrpcDoor, Inference, Simulator
-from freshet.config.settings.run_folder import RunFolder
+from freshet.config.settings.common import Common, Grpc, Registry, RunFolder, Traces
+from freshet.config.settings.parse import Settings, load_settings, variables
+from freshet.config.settings.services import (
+    Console,
+    Embedder,
+    Gateway,
+    GrpcListener,
+    Inference,
+    Joiner,
+    Simulator,
+    Trainer,
+)
 
 __all__ = [
     "Common",
@@ -17,7 +23,7 @@ __all__ = [
     "Embedder",
     "Gateway",
     "Grpc",
-    "GrpcDoor",
+    "GrpcListener",
     "Inference",
     "Joiner",
     "Registry",

@@ -1,4 +1,4 @@
-"""Parser of environment variables into settings; an unknown name or a bad value raises ConfigError."""
+"""All settings of a run, and their parser from environment variables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,44 @@ from freshet.config.options import (
     options_of,
     read_object,
 )
-from freshet.config.settings.classes import Common, Settings
+from freshet.config.settings.common import Common, Grpc, Http, Registry, Traces
+from freshet.config.settings.services import (
+    Console,
+    Embedder,
+    Gateway,
+    Inference,
+    Joiner,
+    Paramserver,
+    Simulator,
+    Trainer,
+)
 from freshet.errors import ConfigError
 
-__all__ = ["Variable", "load_settings", "variables"]
+__all__ = ["SERVICES", "Settings", "Variable", "load_settings", "variables"]
 
 PREFIX = "FRESHET_"
 OTHERS = ("FRESHET_TEST_", "FRESHET_NATIVE_", "FRESHET_SUPERVISOR_")
 """Variables that are no settings: of tests, of the native core's instruction set and of `freshet up`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of a run."""
+
+    common: Common
+    gateway: Gateway
+    joiner: Joiner
+    trainer: Trainer
+    embedder: Embedder
+    paramserver: Paramserver
+    http: Http
+    grpc: Grpc
+    registry: Registry
+    inference: Inference
+    console: Console
+    simulator: Simulator
+    traces: Traces
+
 
 SERVICES: Mapping[str, type] = get_type_hints(Settings)
 

@@ -14,14 +14,11 @@ from typing import Any
 from freshet.config.avro.schema import field_at, sample_schema, spell
 from freshet.config.expression import compile_score
 from freshet.config.options import duration_text
-from freshet.config.spec.experts import has_default_crosses, has_ids, left_out_experts
-from freshet.config.spec.layout import Group, Layout, features_in, layout_of
+from freshet.config.spec.defaults import features_in, has_default_crosses, has_ids, left_out_experts
+from freshet.config.spec.layout import CROSSES, Group, Layout, layout_of, rule_of
 from freshet.config.spec.model import NEWEST_DEFAULTS, Feature, Label, Spec, Table
-from freshet.config.spec.optimizers import rule_of
-from freshet.config.spec.parse_inputs import CROSSES
 from freshet.config.spec.rules import bounds_text
-from freshet.config.spec.schema_fit import check_fit
-from freshet.config.spec.schemas import Schemas
+from freshet.config.spec.schemas import Schemas, check_fit
 
 __all__ = ["FeatureReport", "LabelReport", "Report", "TableReport", "explain", "mlp_parameters", "row_bytes"]
 

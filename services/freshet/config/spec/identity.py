@@ -9,6 +9,10 @@ Row stores, versions and membership leases of trainers are tied to `identity_has
 - The path of a schema file does not count. The kinds of the fields that the spec uses do: integer, fraction,
   truth or text, and whether it is a list. Other fields may be added or removed, an int may become a long, and
   a field may become nullable.
+
+`render` writes a spec as TOML: only values other than defaults, in one canonical order, with the generation
+of defaults, so that a later release reads the same spec, and `parse_spec(render(spec)) == spec`. Versions
+hold this text, so that a model can be loaded without its folder.
 """
 
 from __future__ import annotations
@@ -16,21 +20,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
-from freshet.config.options import MISSING, Duration, Kind, default_of, duration_text, key_of
-from freshet.config.spec.forms import Step
-from freshet.config.spec.layout import default_sharing, features_in
-from freshet.config.spec.model import NEWEST_DEFAULTS, Optimizer, Spec, Table, TimeField
-from freshet.config.spec.optimizers import OPTIMIZERS
+from freshet.config.options import MISSING, Duration, Kind, default_of, duration_text, key_of, options_of
+from freshet.config.spec.defaults import default_crosses, default_sharing, features_in, has_default_crosses
+from freshet.config.spec.inputs import Step
+from freshet.config.spec.layout import (
+    CROSSES,
+    DEFAULT_ROW_OPTIMIZER,
+    DEFAULT_SCALAR_OPTIMIZER,
+    OPTIMIZERS,
+    default_optimizer,
+    has_default_scalars,
+)
+from freshet.config.spec.model import NEWEST_DEFAULTS, Label, Optimizer, Spec, Table, TimeField
 from freshet.config.spec.parse import with_defaults
-from freshet.config.spec.parse_inputs import CROSSES, has_default_scalars
-from freshet.config.spec.schema_fit import field_kinds
-from freshet.config.spec.schemas import Schemas, streams_of
+from freshet.config.spec.schemas import Schemas, field_kinds, streams_of
 from freshet.errors import ConfigError
 
-__all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash"]
+__all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash", "render", "toml_value"]
 
 EFFECTS: Mapping[str, str] = {
     "identity": "needs a new model: another name, or a new store and a replay of the events",
@@ -226,7 +236,9 @@ def _of(obj: Any, prefix: str, generation: int) -> Iterator[tuple[str, _Entry]]:
         elif not is_dataclass(value) or isinstance(value, TimeField):
             yield (
                 key,
-                _Entry(f.metadata["kind"], _json(f, value), default=bool(value == default_of(f, generation))),
+                _Entry(
+                    f.metadata["kind"], _written(f, value), default=bool(value == default_of(f, generation))
+                ),
             )
 
 
@@ -237,10 +249,11 @@ def _optimizer(optimizer: Optimizer, kind: Kind, key: str) -> Iterator[tuple[str
         yield f"{key}.{parameter.name}", _Entry(kind, value, default=value == parameter.default)
 
 
-def _json(f: Field[Any], value: Any) -> Any:
+def _written(option: Field[Any], value: Any) -> Any:
+    """Return the value of an option as in the spec, as JSON or TOML."""
     if isinstance(value, TimeField):
         return f"{value.path}:{value.unit}"
-    if isinstance(f.metadata["form"], Duration):
+    if isinstance(option.metadata["form"], Duration):
         return False if value is None else duration_text(value)
     if isinstance(value, tuple):
         return [_item(v) for v in value]
@@ -255,3 +268,122 @@ def _item(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is MISSING else json.dumps(value, ensure_ascii=False)
+
+
+def render(spec: Spec) -> str:
+    """Return the spec as TOML."""
+    generation = spec.defaults
+    lines = [f"{key} = {toml_value(value)}" for key, value in _options(spec, generation) if key != "defaults"]
+    lines.insert(1, f"defaults = {generation}")
+    lines += ["", "[events]"]
+    for stream in (spec.events.served, spec.events.shown, spec.events.action):
+        if stream is not None:
+            lines.append(_inline(stream.role, dict(_options(stream, generation))))
+    lines += _section("join", _keys(spec.join, generation))
+    lines += _section("labels", (_inline(label.name, _label(label, generation)) for label in spec.labels))
+    lines += _section("tables", _tables(spec))
+    features = [f for f in spec.features if f.kind != "cross"]
+    lines += _section("features", (_inline(f.name, dict(_options(f, generation))) for f in features))
+    lines += _section("model", _model(spec))
+    lines += _section("train", _keys(spec.train, generation))
+    serve = [*_keys(spec.serve, generation)]
+    serve += [
+        _inline(n, dict(_options(o, generation)))
+        for n, o in (("explore", spec.serve.explore), ("gate", spec.serve.gate))
+    ]
+    lines += _section("serve", (line for line in serve if not line.endswith("= {}")))
+    lines += _section("retention", _keys(spec.retention, generation))
+    lines += _section("files", _keys(spec.files, generation))
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, lines: Iterator[str]) -> list[str]:
+    found = list(lines)
+    return ["", f"[{name}]", *found] if found else []
+
+
+def _keys(obj: Any, generation: int) -> Iterator[str]:
+    for key, value in _options(obj, generation):
+        yield f"{key} = {toml_value(value)}"
+
+
+def _options(obj: Any, generation: int) -> Iterator[tuple[str, Any]]:
+    """Yield keys and TOML values of the options that differ from their defaults in a generation."""
+    for option in options_of(type(obj)):
+        value = getattr(obj, option.name)
+        default = default_of(option, generation)
+        if default is NO_DEFAULT or value != default:
+            yield key_of(option), _written(option, value)
+
+
+def _label(label: Label, generation: int) -> dict[str, Any]:
+    return {**dict(_options(label, generation)), "loss": label.loss}
+
+
+def _tables(spec: Spec) -> Iterator[str]:
+    for table in spec.tables:
+        values = _table(spec, table)
+        if table.name == CROSSES:  # implicit, without vectors
+            del values["dim"]
+        if values:
+            yield _inline(table.name, values)
+
+
+def _table(spec: Spec, table: Table) -> dict[str, Any]:
+    found = {**dict(_options(table, spec.defaults)), "dim": table.dim}
+    if table.shared == default_sharing(features_in(spec.features, table.name), spec.defaults):
+        del found["shared"]
+    for key, default in (
+        ("optimizer", DEFAULT_ROW_OPTIMIZER),
+        ("scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
+    ):
+        optimizer: Optimizer = getattr(table, key)
+        if optimizer != default_optimizer(default):
+            found[key] = {"name": optimizer.name, **optimizer.parameters}
+    return found
+
+
+def _model(spec: Spec) -> Iterator[str]:
+    model = spec.model
+    values = dict(_options(model, spec.defaults))
+    if model.kind != "hedge":
+        values = {key: value for key, value in values.items() if key not in ("experts", "crosses")}
+    elif default_crosses(spec.features, spec.defaults):
+        if has_default_crosses(spec):
+            del values["experts"], values["crosses"]
+        elif "experts" not in values:
+            values.setdefault("crosses", [])
+    for key, value in values.items():
+        yield f"{key} = {toml_value(value)}"
+    if model.options:
+        yield f"options = {toml_value(model.options)}"
+
+
+def _inline(name: str, values: Mapping[str, Any]) -> str:
+    return f"{name} = {toml_value(values)}"
+
+
+def toml_value(value: Any) -> str:
+    """Format a value as TOML. Raises TypeError for a type that TOML lacks."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value).replace("e+", "e") if value != int(value) or abs(value) >= 1e15 else f"{value:.1f}"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(v) for v in value)}]"
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")
+
+
+def _key(key: str) -> str:
+    bare = all(
+        part and part.replace("_", "a").replace("-", "a").isalnum() and part.isascii()
+        for part in key.split(".")
+    )
+    return key if bare else json.dumps(key)

@@ -16,7 +16,8 @@ from typing import Any
 
 from freshet.config.expression import RESERVED
 from freshet.config.options import Duration, duration_text, key_of, options_of
-from freshet.config.spec.forms import NAME, Parameter
+from freshet.config.spec.inputs import NAME, Parameter
+from freshet.config.spec.layout import CROSSES, DEFAULT_ROW_OPTIMIZER, DEFAULT_SCALAR_OPTIMIZER, OPTIMIZERS
 from freshet.config.spec.model import (
     Explore,
     Feature,
@@ -32,14 +33,7 @@ from freshet.config.spec.model import (
     Table,
     Train,
 )
-from freshet.config.spec.optimizers import OPTIMIZERS
-from freshet.config.spec.parse_inputs import (
-    CROSSES,
-    CROSSES_KEYS,
-    DEFAULT_ROW_OPTIMIZER,
-    DEFAULT_SCALAR_OPTIMIZER,
-    KEYS_OF_KIND,
-)
+from freshet.config.spec.parse import CROSSES_KEYS, KEYS_OF_KIND
 from freshet.config.spec.rules import TIME_VALUES
 from freshet.config.spec.transforms import GROUP, TRANSFORMS
 

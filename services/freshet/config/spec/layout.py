@@ -1,67 +1,167 @@
-"""Layout of a model's rows and columns: store groups, slots of a row, order of occurrences, dense columns.
+"""Layout of a model's rows and columns: store groups, slots of a row with their update rules, dense columns.
 
-The native table, the decoder and the model take their shapes from here. Shape letters: L labels, S floats of
-a row, T floats of its optimiser state, D dense columns.
+The native table, the decoder and the model take their shapes from here. The native table computes the steps
+of the update rules (`freshet.tables`); a new rule needs a descriptor here, its step there, and its oracle in
+the tests. Shape letters: L labels, S floats of a row, T floats of its optimiser state, D dense columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from freshet.config.spec.defaults import features_in
+from freshet.config.spec.inputs import Parameter
 from freshet.config.spec.model import Feature, Optimizer, Spec, Table
-from freshet.config.spec.optimizers import COUNT, rule_of
-from freshet.config.spec.parse_inputs import has_default_scalars
 
 __all__ = [
+    "COUNT",
+    "CROSSES",
+    "DEFAULT_ROW_OPTIMIZER",
+    "DEFAULT_SCALAR_OPTIMIZER",
+    "OPTIMIZERS",
     "Group",
     "Layout",
+    "Rule",
     "Slot",
-    "default_sharing",
-    "features_in",
+    "default_optimizer",
+    "has_default_scalars",
     "has_own_rows",
     "item_of",
     "layout_of",
-    "with_sharing",
+    "rule_of",
 ]
 
-# --- Sharing of rows between the features of a table.
-#
-# A row belongs to (table, feature, id): device "1" and hour 1 are two rows, although both features name the
-# table `small`. A `shared` table has one row for an id of any feature, such as the ranked item and the same
-# item in a user's history. Keys of features that share rows have the table's salt; other features have a salt
-# each (`freshet.features.hashing.row_salt`).
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An update rule.
 
-def features_in(features: Sequence[Feature], table: str) -> tuple[Feature, ...]:
-    """Return the features with rows in a table, without crosses."""
-    return tuple(f for f in features if f.table == table and f.kind != "cross")
-
-
-def default_sharing(used: Sequence[Feature], generation: int) -> bool:
-    """Return the default of `shared` for a table that these features use.
-
-    It is true for a history and its item: lists, with at most one id beside them. Times and buckets have
-    other ids than a list. A table of one feature has nothing to share. Generation 1 shared every table.
+    Its float32 state has `row_state` floats for a slot and `float_state` for each float of the slot.
     """
-    if len(used) < 2:
-        return False
-    if generation == 1:
-        return True
-    others = [f.kind for f in used if f.kind != "list"]
-    return len(others) < len(used) and others in ([], ["id"])
+
+    name: str
+    doc: str
+    parameters: tuple[Parameter, ...]
+    row_state: int
+    float_state: int
+
+    def parameter(self, name: str) -> Parameter:
+        """Return the parameter of that name. Raises KeyError."""
+        return {p.name: p for p in self.parameters}[name]
+
+    def state_floats(self, width: int) -> int:
+        """Return the floats of state of a slot of this width."""
+        return self.row_state + self.float_state * width
 
 
-def with_sharing(tables: Sequence[Table], features: Sequence[Feature], generation: int) -> tuple[Table, ...]:
-    """Set `shared` of tables without it; a table with at most one feature gets the default, false."""
-    return tuple(_with_sharing(table, features_in(features, table.name), generation) for table in tables)
+def _lr(default: float) -> Parameter:
+    return Parameter("lr", default, 0.0, 100.0, True, "step size")
 
 
-def _with_sharing(table: Table, used: Sequence[Feature], generation: int) -> Table:
-    if len(used) > 1 and table.shared is not None:
-        return table
-    return replace(table, shared=default_sharing(used, generation))
+def _accumulator(default: float) -> Parameter:
+    return Parameter(
+        "initial_accumulator", default, 0.0, 1e6, False, "squared gradient assumed before the first step"
+    )
+
+
+def _eps(default: float) -> Parameter:
+    return Parameter("eps", default, 0.0, 1.0, True, "added to the root, to avoid a division by 0")
+
+
+OPTIMIZERS: Mapping[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule("sgd", "plain steps against the gradient", (_lr(0.1),), 0, 0),
+        Rule(
+            "adagrad",
+            "one sum of squared gradients per float (Duchi et al. 2011)",
+            (_lr(0.1), _accumulator(0.0), _eps(1e-8)),
+            0,
+            1,
+        ),
+        Rule(
+            "rowwise_adagrad",
+            "one sum per row, of the mean squared gradient (Mudigere et al. 2021)",
+            (_lr(0.2), _accumulator(0.1), _eps(1e-8)),
+            1,
+            0,
+        ),
+        Rule(
+            "rowwise_rmsprop",
+            "one decaying mean per row of its squared gradients: step sizes recover, so rows follow drift"
+            " (Hinton 2012, by rows)",
+            (
+                _lr(0.01),
+                Parameter("decay", 0.99, 0.0, 0.999999, doc="how slowly the mean squared gradient forgets"),
+                _accumulator(0.1),
+                _eps(1e-8),
+            ),
+            1,
+            0,
+        ),
+        Rule(
+            "adam",
+            "first and second moments per float, steps counted per row (Kingma and Ba 2015)",
+            (
+                _lr(1e-3),
+                Parameter("beta1", 0.9, 0.0, 0.999999, False, "how slowly the mean gradient forgets"),
+                Parameter(
+                    "beta2", 0.999, 0.0, 0.999999, False, "how slowly the mean squared gradient forgets"
+                ),
+                _eps(1e-8),
+            ),
+            1,
+            2,
+        ),
+        Rule(
+            "ftrl",
+            "FTRL-proximal, sparse through L1 (McMahan et al. 2013)",
+            (
+                _lr(0.1),
+                Parameter("beta", 1.0, 0.0, 1e6, False, "smooths the first steps"),
+                Parameter("l1", 0.0, 0.0, 1e6, False, "a float whose evidence stays below this is exactly 0"),
+                Parameter("l2", 0.0, 0.0, 1e6, False, "pulls floats towards 0"),
+            ),
+            0,
+            2,
+        ),
+    )
+}
+"""Update rules by name."""
+
+
+COUNT = Rule(
+    "count",
+    "the value is the number of steps of the row, in buckets, independent of its gradients",
+    (),
+    1,
+    0,
+)
+"""Rule of the slot of the expert counts. It is not in OPTIMIZERS, as no table may name it."""
+
+
+def rule_of(name: str) -> Rule:
+    """Return the rule of a slot. Raises KeyError."""
+    return COUNT if name == COUNT.name else OPTIMIZERS[name]
+
+
+CROSSES = "crosses"
+"""Name of the implicit table with the rows of crosses: scalars only, dim 0."""
+
+DEFAULT_ROW_OPTIMIZER = "rowwise_adagrad"
+DEFAULT_SCALAR_OPTIMIZER = "adagrad"
+
+
+def default_optimizer(name: str) -> Optimizer:
+    """Return an update rule with its default parameters. Raises KeyError for an unknown rule."""
+    return Optimizer(name=name, parameters={p.name: p.default for p in OPTIMIZERS[name].parameters})
+
+
+def has_default_scalars(table: Table) -> bool:
+    """Return whether the table's scalars have the default optimiser."""
+    return table.scalar_optimizer == default_optimizer(DEFAULT_SCALAR_OPTIMIZER)
 
 
 def has_own_rows(spec: Spec, feature: Feature) -> bool:

@@ -5,17 +5,32 @@ change during a model's life; `deployment` keys decide where it runs. Durations 
 the name. Only the parser (`freshet.config.spec.parse`) creates these objects.
 """
 
+# ruff: noqa: RUF009  option() returns a new dataclass field at each call
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from freshet.config.options import Integer, Kind, Text, option
-from freshet.config.spec.events import Events, Files, Join, Label, Retention, Stream, TimeField
-from freshet.config.spec.inputs import Feature, Optimizer, Table
-from freshet.config.spec.learning import Explore, Gate, Model, Serve, Train
+from freshet.config.options import Boolean, Choice, Duration, Integer, Kind, ListOf, Number, Text, option
+from freshet.config.spec.inputs import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NAME,
+    SECOND,
+    Events,
+    Feature,
+    Files,
+    Join,
+    Label,
+    Optimizer,
+    Retention,
+    Stream,
+    Table,
+    TimeField,
+)
 
 __all__ = [
     "GENERATION",
@@ -40,6 +55,223 @@ __all__ = [
     "TimeField",
     "Train",
 ]
+
+BEHIND_ROWS = 256
+"""Least rows of a batch of a lane that is behind, if each batch runs Python or makes a round trip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model."""
+
+    kind: str = option(
+        "identity",
+        "the family of models",
+        Text(
+            'one of "hedge", "mlp", "dlrm", "deepfm", "dcnv2", "linear", or "package.module:Class"',
+            r"hedge|mlp|dlrm|deepfm|dcnv2|linear|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+        ),
+        default="hedge",
+    )
+    mix: Literal["hedge"] = option(
+        "identity",
+        "how experts are mixed: by exponential weights of their discounted losses",
+        Choice(("hedge",)),
+        default="hedge",
+    )
+    experts: tuple[str, ...] = option(
+        "identity",
+        "members of the hedge; without it all, cross only if there are crosses, and fast, fm and counts only "
+        "if a feature has ids. wide and fast: a weight for each id, with small and with large steps; cross: "
+        "a weight for each combination of ids; fm: products of vectors; deep: an MLP; counts: wide's "
+        "weights, scaled by the count of an id; stack: a learned sum of the others",
+        ListOf(Choice(("wide", "fast", "cross", "fm", "deep", "counts", "stack")), 1, 7),
+        default=("wide", "fast", "fm", "deep", "counts", "stack"),
+        former={1: ("wide", "fm", "deep")},
+    )
+    crosses: tuple[tuple[str, ...], ...] = option(
+        "identity",
+        "features of the cross expert, two to four a cross; without it, and without experts, all pairs of "
+        "the features with one id a sample if there are 10 of them at most, in a table `crosses` of at most "
+        "4194304 rows; []: none",
+        ListOf(ListOf(NAME, 2, 4), 0, 256),
+        default=(),
+    )
+    deep: tuple[int, ...] = option(
+        "identity", "hidden widths of the MLP", ListOf(Integer(1, 8_192), 1, 8), default=(256, 128)
+    )
+    seed: int = option("identity", "seed of initial rows and weights", Integer(0, 2**63 - 1), default=0)
+    hedge_discount: float = option(
+        "tunable",
+        "discount of an expert's past loss, per row: 0.999 weighs about the last 1,000 rows, 0.9999 10,000",
+        Number(0.5, 1, open_low=True),
+        default=0.999,
+    )
+    dense_lr: float = option(
+        "tunable", "Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3
+    )
+    dense_warmup_steps: int = option(
+        "tunable", "steps over which dense_lr rises from 0", Integer(0, 1_000_000), default=100
+    )
+    bias_lr: float = option(
+        "tunable", "Adagrad's step size for the biases", Number(0, 100, open_low=True), default=0.5
+    )
+    options: Mapping[str, Any] = option("identity", "arguments of a custom class", default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Training."""
+
+    batch_rows: int = option(
+        "tunable",
+        "most rows of a batch, except of one request that has more; the joiner closes blocks of samples at "
+        "this number (256 at most), and a batch has whole blocks; the dense gradient is a mean over the rows "
+        "of a step, or over this number if it has fewer, so that all rows have equal weight",
+        Integer(1, 65_536),
+        key="batch.rows",
+        default=64,
+        former={1: 256},
+    )
+    batch_wait_ms: int = option(
+        "tunable",
+        "how long a lane waits to fill a batch",
+        Duration(0, MINUTE),
+        key="batch.wait",
+        default=20,
+    )
+    batch_behind_rows: int | None = option(
+        "tunable",
+        "most rows of a batch of a lane that is behind, at least batch.rows; without it batch.rows if native "
+        "code runs the loop over batches (kinds hedge, mlp and linear, rows in the trainer's process), "
+        "otherwise the larger of batch.rows and 256",
+        Integer(1, 65_536),
+        key="batch.behind",
+        default=None,
+    )
+    staleness_rows: int = option(
+        "tunable",
+        "rows of other batches in flight when a batch is looked up; mode `sync` ignores it",
+        Integer(0, 1_048_576),
+        default=512,
+    )
+    mode: Literal["hybrid", "sync", "async"] = option(
+        "tunable",
+        "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
+        "sync: the next lookup waits for the step's pushes; async: as hybrid, but no rank waits",
+        Choice(("hybrid", "sync", "async")),
+        default="hybrid",
+    )
+    lanes: int | None = option(
+        "deployment",
+        "threads that train; without it min(cores, 8, partitions, 1 + staleness_rows / batch rows)",
+        Integer(1, 64),
+        default=None,
+    )
+    precision: Literal["fp32", "bf16"] = option(
+        "tunable", "precision of the dense matrix products", Choice(("fp32", "bf16")), default="fp32"
+    )
+    version_interval_ms: int = option(
+        "tunable",
+        "interval of writes of dense versions",
+        Duration(100, DAY),
+        default=5 * SECOND,
+    )
+    keep_versions: int = option(
+        "tunable",
+        "number of versions kept besides those with an alias",
+        Integer(1, 100_000),
+        default=10,
+    )
+    flush_interval_ms: int = option(
+        "tunable",
+        "interval of flushes of rows to the row store; longer if flushes take over a tenth of a core",
+        Duration(100, HOUR),
+        default=2 * SECOND,
+    )
+    publish_interval_ms: int = option(
+        "tunable",
+        "interval at which changed rows are published",
+        Duration(1, MINUTE),
+        default=50,
+    )
+    segments: tuple[str, ...] = option(
+        "tunable", "features by whose values measures are split", ListOf(NAME, 0, 16), default=()
+    )
+    measure_window_ms: int = option(
+        "tunable",
+        "length of a window of measures, in event time",
+        Duration(SECOND, DAY),
+        default=MINUTE,
+    )
+
+    def behind_rows(self, *, native_loop: bool) -> int:
+        """Return the rows of a batch of a lane that is behind.
+
+        `native_loop`: no Python runs between batches.
+        """
+        least = self.batch_rows if native_loop else max(self.batch_rows, BEHIND_ROWS)
+        return self.batch_behind_rows or least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The gate: conditions for the promotion of a version (PROTOCOL 23)."""
+
+    ne_worse: float = option(
+        "tunable",
+        "largest relative rise of normalised entropy over `stable`",
+        Number(0, 10),
+        default=0.01,
+    )
+    calibration: tuple[float, float] = option(
+        "tunable", "allowed mean prediction / mean label", ListOf(Number(0, 1_000), 2, 2), default=(0.9, 1.1)
+    )
+    samples: int = option(
+        "tunable",
+        "number of newest samples on which versions are compared; kept in memory with copies of their rows",
+        Integer(1, 10_000_000),
+        default=2_000,
+    )
+    floor: int = option(
+        "tunable",
+        "with fewer labelled samples, no version replaces `stable`",
+        Integer(0, 10_000_000),
+        default=100,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explore:
+    """Exploration in serving."""
+
+    policy: Literal["none", "epsilon"] = option(
+        "tunable",
+        "epsilon: a share of requests gets a random order",
+        Choice(("none", "epsilon")),
+        default="none",
+    )
+    share: float = option("tunable", "share of requests that explore", Number(0, 1), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Serving."""
+
+    score: str = option(
+        "tunable",
+        "expression over the labels' predictions that orders candidates; without it the first label",
+        Text("an expression"),
+        default="",
+    )
+    explore: Explore = option("tunable", "exploration", default_factory=Explore)
+    unknown: Literal["zeros"] = option(
+        "identity", "value of rows that were never learned", Choice(("zeros",)), default="zeros"
+    )
+    gate: Gate = option("tunable", "promotion", default_factory=Gate)
+    log_served: bool = option(
+        "deployment", "append served impressions to the served topic", Boolean(), default=True
+    )
 
 
 MODEL_NAME = Text(

@@ -13,38 +13,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freshet.config.options import Section, key_of, options_of, read_object
-from freshet.config.spec.experts import crossed, default_crosses, with_experts
-from freshet.config.spec.layout import with_sharing
+from freshet.config.options import (
+    Choice,
+    Number,
+    Section,
+    Wrong,
+    key_of,
+    nearest_hint,
+    options_of,
+    read_object,
+)
+from freshet.config.spec.defaults import crossed, default_crosses, with_experts, with_sharing
+from freshet.config.spec.inputs import NAME
+from freshet.config.spec.layout import (
+    CROSSES,
+    DEFAULT_ROW_OPTIMIZER,
+    DEFAULT_SCALAR_OPTIMIZER,
+    OPTIMIZERS,
+    default_optimizer,
+)
 from freshet.config.spec.model import (
     GENERATION,
     GENERATION_HINT,
     NEWEST_DEFAULTS,
     Events,
     Explore,
+    Feature,
     Files,
     Gate,
     Join,
     Label,
     Model,
+    Optimizer,
     Retention,
     Serve,
     Spec,
     Stream,
+    Table,
     Train,
-)
-from freshet.config.spec.parse_inputs import (
-    MOST_PAIR_ROWS,
-    check_name,
-    cross_features,
-    read_features,
-    read_tables,
 )
 from freshet.config.spec.rules import check_rules
 from freshet.config.spec.schemas import read_small
+from freshet.config.spec.transforms import resolve
 from freshet.errors import ConfigError
 
-__all__ = ["load_spec", "parse_spec", "spec_of", "with_defaults"]
+__all__ = ["CROSSES_KEYS", "KEYS_OF_KIND", "load_spec", "parse_spec", "spec_of", "with_defaults"]
 
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
 SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve", "retention", "files")
@@ -265,3 +278,169 @@ def _serve(section: Section, labels: tuple[Label, ...]) -> Serve:
             "share", "a number above 0 and up to 1", "a policy that explores needs a share of requests"
         )
     return serve
+
+
+MOST_PAIR_ROWS = 1 << 22
+"""Bound on rows of crosses by default, where all pairs of ids are crossed: about 0.15 GB."""
+
+
+def read_tables(section: Section, *, crossed: bool, most_crosses: int | None = None) -> tuple[Table, ...]:
+    """Read the tables in file order; their ids are their positions, the table of crosses is last.
+
+    `most_crosses` is the default of `max_rows` of that table. Raises ConfigError for an invalid table, more
+    than 254 tables, or a table named like that of the crosses without crosses.
+    """
+    if len(section.names()) > 254:
+        raise section.error(
+            "",
+            "at most 254 tables",
+            "features of equal dim and optimiser may share a table",
+            found=len(section.names()),
+        )
+    if CROSSES in section and not crossed:
+        raise section.error(CROSSES, "another name", "the table of this name is made for model.crosses")
+    names = [name for name in section.names() if name != CROSSES]
+    tables = [_table(section, name, i) for i, name in enumerate(names)]
+    return (*tables, _cross_table(section, len(tables), most_crosses)) if crossed else tuple(tables)
+
+
+def _table(tables: Section, name: str, table_id: int) -> Table:
+    check_name(tables, name)
+    section = tables.section(name)
+    return read_object(
+        Table,
+        section,
+        also=("optimizer", "scalar_optimizer"),
+        name=name,
+        id=table_id,
+        optimizer=_optimizer(section, "optimizer", DEFAULT_ROW_OPTIMIZER),
+        scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
+    )
+
+
+def _optimizer(table: Section, key: str, default: str) -> Optimizer:
+    names = Choice(tuple(OPTIMIZERS))
+    if not isinstance(table.raw(key), Mapping):
+        return default_optimizer(table.read_value(key, names, default))
+    section = table.section(key)
+    name = section.read_value("name", names)
+    rule = OPTIMIZERS[name]
+    section.check_keys(["name", *(p.name for p in rule.parameters)])
+    given = {}
+    for parameter in rule.parameters:
+        value = section.read_value(parameter.name, Number(), parameter.default)
+        if not parameter.allows(value):
+            raise section.error(parameter.name, parameter.expected, f"{parameter.name}: {parameter.doc}")
+        given[parameter.name] = value
+    return Optimizer(name=name, parameters=given)
+
+
+CROSSES_KEYS = ("ttl", "admission", "max_rows", "scalar_optimizer")
+"""Options of the table of crosses, which holds scalars only."""
+
+
+def _cross_table(tables: Section, table_id: int, most: int | None) -> Table:
+    section = tables.section(CROSSES)
+    section.check_keys(CROSSES_KEYS)
+    given = {} if "max_rows" in section else {"max_rows": most}
+    return read_object(
+        Table,
+        section,
+        also=("scalar_optimizer",),
+        name=CROSSES,
+        id=table_id,
+        dim=0,
+        optimizer=default_optimizer(DEFAULT_ROW_OPTIMIZER),
+        scalar_optimizer=_optimizer(section, "scalar_optimizer", DEFAULT_SCALAR_OPTIMIZER),
+        **given,
+    )
+
+
+def read_features(section: Section, folder: str = "") -> tuple[Feature, ...]:
+    """Read the features in file order; `folder` is the spec file's, for the user's transforms.
+
+    Raises ConfigError for an invalid feature, none, or more than 1,000.
+    """
+    if not 1 <= len(section.names()) <= 1_000:
+        raise section.error(
+            "", "1 to 1000 features", 'a feature is a table: user = { field = "user_id", table = "user" }'
+        )
+    return tuple(_feature(section, name, i, folder) for i, name in enumerate(section.names()))
+
+
+KEYS_OF_KIND = {
+    "id": ("field", "table", "serve_as"),
+    "list": ("field", "table", "max", "pool"),
+    "dense": ("field", "dense", "missing", "serve_as"),
+    "time": ("time", "table", "serve_as"),
+    "bucket": ("field", "table", "buckets", "serve_as"),
+}
+"""Keys of each kind of feature. The presence of `dense`, `time`, `buckets`, `max` or `pool` determines the
+kind."""
+
+
+def _feature(features: Section, name: str, index: int, folder: str) -> Feature:
+    check_name(features, name)
+    section = features.section(name)
+    section.check_keys(key for keys in KEYS_OF_KIND.values() for key in keys)
+    kind: Any = next((k for k in ("dense", "time") if k in section), None)
+    if kind is None:
+        kind = "bucket" if "buckets" in section else "list" if "max" in section or "pool" in section else "id"
+    for key in section.names():
+        if key not in KEYS_OF_KIND[kind]:
+            raise section.error(
+                key,
+                f"no such key beside {_sign(section, kind)}",
+                f"{_article(kind)} feature takes {', '.join(KEYS_OF_KIND[kind])}",
+            )
+    for key in ("field", "table"):
+        if key in KEYS_OF_KIND[kind] and key not in section:
+            hint = "tables are declared in [tables]" if key == "table" else f"without it {name} has no input"
+            raise section.error(key, "a name" if key == "table" else "the path of a field", hint)
+    given: dict[str, Any] = {"name": name, "index": index, "kind": kind}
+    if kind == "list":
+        given |= {"max": 50} if "max" not in section else {}
+        given |= {"pool": "mean"} if "pool" not in section else {}
+    feature = read_object(Feature, section, **given)
+    return replace(feature, dense=resolve(feature, folder, section.where)) if feature.dense else feature
+
+
+def _sign(section: Section, kind: str) -> str:
+    signs = {"dense": "dense", "time": "time", "bucket": "buckets"}
+    if kind == "list":
+        return "max" if "max" in section else "pool"
+    return signs.get(kind, "field and table")
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "id" else f"a {kind}"
+
+
+def cross_features(root: Section, model: Model, features: tuple[Feature, ...]) -> list[Feature]:
+    """Create a feature for each cross of the model, after the others.
+
+    Raises ConfigError for a cross of an unknown feature.
+    """
+    known = [f.name for f in features]
+    crosses = []
+    for i, parts in enumerate(model.crosses):
+        for part in parts:
+            if part not in known:
+                raise root.section("model").error(
+                    f"crosses[{i}]",
+                    f"names of features: {', '.join(known)}",
+                    nearest_hint(part, known),
+                    found=list(parts),
+                )
+        crosses.append(
+            Feature(name="*".join(parts), index=len(features) + i, kind="cross", parts=parts, table=CROSSES)
+        )
+    return crosses
+
+
+def check_name(section: Section, name: str) -> None:
+    """Check a name that is used in expressions and columns. Raises ConfigError for an invalid one."""
+    try:
+        NAME.read(name)
+    except Wrong as wrong:
+        raise section.error("", wrong.expected, found=name) from None

@@ -1,6 +1,6 @@
 """Rules between the keys of a spec: references, and constraints that span sections.
 
-A violation raises ConfigError with the key to change. `freshet.config.spec.schema_fit` has the rules that
+A violation raises ConfigError with the key to change. `freshet.config.spec.schemas` has the rules that
 need the user's Avro schemas. Shape letter: N values.
 """
 
@@ -18,7 +18,7 @@ from freshet.config.expression import (
     compile_value,
 )
 from freshet.config.options import nearest_hint
-from freshet.config.spec.experts import SINGLE, has_ids
+from freshet.config.spec.defaults import SINGLE, has_ids
 from freshet.config.spec.model import Feature, Label, Spec, Stream
 from freshet.errors import ConfigError
 from freshet.types import F32, Bool

@@ -1,18 +1,50 @@
-"""Avro schemas of a spec's streams, read from their files."""
+"""Avro schemas of a spec's streams, read from their files, and the check of the spec against them.
+
+The check runs at the start of a service, before the first event: the fields of the spec exist, and have the
+types that their use needs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from freshet.config.avro.schema import Record, parse_schema, sample_schema, served_schema
-from freshet.config.spec.model import Spec, Stream
+from freshet.config.avro.schema import (
+    Array,
+    Enum,
+    Fixed,
+    Located,
+    Primitive,
+    Record,
+    Type,
+    Union,
+    field_at,
+    is_null,
+    parse_schema,
+    paths,
+    sample_schema,
+    served_schema,
+    spell,
+)
+from freshet.config.avro.types import decimal_scale, leaf_name, time_unit
+from freshet.config.expression import compile_condition, compile_value
+from freshet.config.expression.compile import Kind, walk
+from freshet.config.expression.syntax import Binary, Field, In, Literal, Node
+from freshet.config.options import nearest_hint
+from freshet.config.spec.inputs import UNIT_NS
+from freshet.config.spec.model import Feature, Label, Spec, Stream, TimeField
 from freshet.errors import ConfigError
 
 __all__ = [
     "MOST_BYTES",
     "Schemas",
+    "action_fields",
+    "check_fit",
+    "feature_fields",
+    "field_kinds",
+    "kind_of",
     "load_schema",
     "load_schemas",
     "read_small",
@@ -20,8 +52,8 @@ __all__ = [
     "sample_reader",
     "streams_of",
     "written_by_us",
+    "wrong_unit",
 ]
-
 
 MOST_BYTES = 4 << 20
 """Limit on the size of a spec or schema file. The largest known have a few hundred KiB; a device may be
@@ -110,3 +142,294 @@ def load_schema(spec: Spec, stream: Stream, where: str = "freshet.toml") -> Reco
             where, key, stream.schema, "a file that can be read", f"{path}: {reason}"
         ) from error
     return parse_schema(text, str(path))
+
+
+# A kind is the part of a type that keys and numbers depend on; the rest may change during a model's life.
+KINDS = {
+    "int": "integer",
+    "long": "integer",
+    "float": "fraction",
+    "double": "fraction",
+    "boolean": "truth",
+    "string": "text",
+    "bytes": "text",
+}
+
+
+def kind_of(type_: Type) -> str:
+    """Return the kind of a type.
+
+    It is `integer`, `fraction`, `truth`, `text`, `list of ...`, `record`, `map` or `null`.
+    Several kinds of a union are joined by " or ".
+    """
+    scale = decimal_scale(type_)
+    if scale is not None:
+        return "fraction" if scale else "integer"
+    match type_:
+        case Array(items):
+            return f"list of {kind_of(items)}"
+        case Union(branches):
+            return " or ".join(sorted({kind_of(b) for b in branches if not is_null(b)}))
+        case Primitive(name):
+            return KINDS.get(name, name)
+        case Enum() | Fixed():
+            return "text"
+        case _:
+            return leaf_name(type_)
+
+
+def wrong_unit(type_: Type, time: TimeField) -> tuple[str, str] | None:
+    """Return expectation and hint if an event's time has another unit in the schema than in the spec.
+
+    Returns None if they agree, or if the type has no unit.
+    """
+    unit = time_unit(type_)
+    if unit is None:
+        return None
+    if unit.of_day:
+        return (
+            f"a date or timestamp, found {spell(type_)}",
+            "a time of day has no date: name another field",
+        )
+    right = next(name for name, ns in UNIT_NS.items() if ns == unit.ns)
+    if time.unit == right:
+        return None
+    return (
+        f'"{time.path}:{right}", as the field is {spell(type_)}',
+        "change the spec's unit, or the schema's logicalType",
+    )
+
+
+def action_fields(label: Label) -> tuple[str, ...]:
+    """Return the distinct paths of the action's fields that a label reads."""
+    used = compile_condition(label.on).fields()
+    if label.value is not None:
+        used += compile_value(label.value).fields()
+    return tuple(dict.fromkeys(used))
+
+
+def feature_fields(spec: Spec) -> tuple[str, ...]:
+    """Return the distinct paths of the fields of served events that features read."""
+    return tuple(dict.fromkeys(f.field for f in spec.features if f.field is not None))
+
+
+def field_kinds(spec: Spec, schemas: Schemas) -> dict[str, str]:
+    """Return the kind of each field that the spec uses: `served.user.id` -> `integer`, `list of text`, ...
+
+    Raises ConfigError for a field that its schema lacks.
+    """
+    found: dict[str, str] = {}
+    for stream in streams_of(spec):
+        schema = schemas.of(stream.role)
+        for path in (*stream.key, stream.time.path, *([stream.id] if stream.id else [])):
+            found[f"{stream.role}.{path}"] = kind_of(field_at(schema, path).type)
+    sample = sample_schema(schemas.served, spec.events.served.explode)
+    for feature in spec.features:
+        if feature.field is not None:
+            found[f"served.{feature.field}"] = kind_of(field_at(sample, feature.field).type)
+    for label in spec.labels:
+        for path in action_fields(label):
+            found[f"action.{path}"] = kind_of(field_at(schemas.action, path).type)
+    return dict(sorted(found.items()))
+
+
+IDS = ("integer", "text", "truth")
+"""Kinds of ids. A fraction is none: 0.1 + 0.2 would be another id than 0.3."""
+
+
+def check_fit(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> None:
+    """Check a spec against its schemas. Raises ConfigError for the first field that does not fit."""
+    fit = _Fit(spec, schemas, where)
+    for stream in streams_of(spec):
+        fit.stream(stream)
+    fit.explode()
+    for feature in spec.features:
+        if feature.field is not None:
+            fit.feature(feature, feature.field)
+    for label in spec.labels:
+        fit.label(label)
+
+
+class _Fit:
+    def __init__(self, spec: Spec, schemas: Schemas, where: str) -> None:
+        self.spec, self.schemas, self.where = spec, schemas, where
+
+    def error(self, key: str, found: Any, expected: str, hint: str = "") -> ConfigError:
+        return ConfigError(self.where, key, found, expected, hint)
+
+    def locate(self, schema: Record, path: str, key: str) -> Located:
+        """Return the field at a path. Raises ConfigError with the spec's key and the most similar field."""
+        try:
+            return field_at(schema, path)
+        except ConfigError as error:
+            known = paths(schema)
+            hint = (
+                nearest_hint(path, known)
+                or _nearest_leaf(path, known)
+                or f"{schema.name} has {', '.join(known)}"
+            )
+            raise self.error(key, path, error.expected, hint) from None
+
+    def stream(self, stream: Stream) -> None:
+        schema = self.schemas.of(stream.role)
+        prefix = f"events.{stream.role}"
+        for i, path in enumerate(stream.key):
+            self._identifies(stream, self.locate(schema, path, f"{prefix}.key[{i}]"), f"{prefix}.key[{i}]")
+            self._joins(i, path, schema, f"{prefix}.key[{i}]")
+        if stream.id is not None:
+            self._identifies(stream, self.locate(schema, stream.id, f"{prefix}.id"), f"{prefix}.id")
+        time = self.locate(schema, stream.time.path, f"{prefix}.time")
+        wanted = "text" if stream.time.unit == "iso" else "integer"
+        written = f"{stream.time.path}:{stream.time.unit}"
+        if kind_of(time.type) not in ((wanted, "fraction") if wanted == "integer" else (wanted,)):
+            other = "iso is for text, the other units are for numbers"
+            raise self.error(
+                f"{prefix}.time", written, f"a field of {wanted}, found {spell(time.type)}", other
+            )
+        wrong = wrong_unit(time.type, stream.time)
+        if wrong is not None:
+            raise self.error(f"{prefix}.time", written, *wrong)
+        if time.nullable or time.repeated:
+            raise self.error(f"{prefix}.time", written, "one time an event, never null")
+
+    def _identifies(self, stream: Stream, found: Located, key: str) -> None:
+        if kind_of(found.type) not in ("integer", "text"):
+            raise self.error(key, found.path, f"a field of integers or text, found {spell(found.type)}")
+        inside = stream.explode is not None and found.path.startswith(stream.explode + ".")
+        if found.repeated and not inside:
+            raise self.error(
+                key,
+                found.path,
+                "one value an event",
+                "it stands inside an array; explode makes each element an impression",
+            )
+
+    def _joins(self, i: int, path: str, schema: Record, key: str) -> None:
+        served = self.spec.events.served.key[i]
+        served_kind = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
+        own_kind = kind_of(field_at(schema, path).type)
+        if own_kind != served_kind:
+            raise self.error(
+                key,
+                path,
+                f"a field of {served_kind}, as {served} of served events is; found {own_kind}",
+                'the number 7 and the text "7" are different ids',
+            )
+
+    def explode(self) -> None:
+        served = self.spec.events.served
+        if served.explode is None:
+            return
+        found = self.locate(self.schemas.served, served.explode, "events.served.explode")
+        type_ = found.type
+        if not isinstance(type_, Array) or not isinstance(type_.items, Record):
+            raise self.error(
+                "events.served.explode",
+                served.explode,
+                f"an array of records, found {spell(type_)}",
+                "each of its elements is an impression",
+            )
+        sample_schema(self.schemas.served, served.explode)
+
+    def feature(self, feature: Feature, path: str) -> None:
+        key = f"features.{feature.name}"
+        sample = sample_schema(self.schemas.served, self.spec.events.served.explode)
+        found = self.locate(sample, path, f"{key}.field")
+        kind = kind_of(found.type)
+        is_list = found.repeated or kind.startswith("list of ")
+        if feature.kind == "list":
+            if not is_list:
+                raise self.error(
+                    f"{key}.field",
+                    path,
+                    f"an array, found {spell(found.type)}",
+                    "without max and pool it is one id",
+                )
+            self._one_of(feature, found, kind.removeprefix("list of "), IDS)
+        elif is_list:
+            raise self.error(
+                f"{key}.field",
+                path,
+                f"one value, found {_in_array(found)}",
+                'a list of ids is a feature with max and pool: max = 50, pool = "mean"',
+            )
+        elif feature.kind in ("dense", "bucket"):
+            self._one_of(feature, found, kind, ("integer", "fraction", "truth"))
+        else:
+            self._one_of(feature, found, kind, IDS)
+            self._serve_as(feature, kind)
+
+    def _one_of(self, feature: Feature, found: Located, kind: str, allowed: Sequence[str]) -> None:
+        if set(kind.split(" or ")) <= set(allowed):
+            return
+        hint = "text is an id: give it a table" if kind == "text" else ""
+        if kind == "fraction":
+            hint = "a fraction is a number: use dense, or buckets to make ids of it"
+        names = {"integer": "integers", "text": "text", "truth": "truths", "fraction": "fractions"}
+        raise self.error(
+            f"features.{feature.name}.field",
+            found.path,
+            f"a field of {', '.join(names[a] for a in allowed)}, found {spell(found.type)}",
+            hint,
+        )
+
+    def _serve_as(self, feature: Feature, kind: str) -> None:
+        if feature.serve_as is None or kind == "truth":
+            return
+        if (kind == "text") != isinstance(feature.serve_as, str):
+            raise self.error(
+                f"features.{feature.name}.serve_as",
+                feature.serve_as,
+                f"a value of {kind}, as {feature.field} is",
+            )
+
+    def label(self, label: Label) -> None:
+        key = f"labels.{label.name}"
+        kinds = _action_kinds(self.schemas.action)
+        condition = compile_condition(label.on, kinds=kinds, where=self.where, key=f"{key}.on")
+        if label.value is not None:
+            compile_value(label.value, kinds=kinds, where=self.where, key=f"{key}.value")
+        for field, word in _compared(condition.node):
+            type_ = field_at(self.schemas.action, field).type
+            symbols = [s for e in _enums(type_) for s in e.symbols]
+            if symbols and isinstance(type_, Enum) and word not in symbols:
+                raise self.error(
+                    f"{key}.on",
+                    label.on,
+                    f"a symbol of {field}: {', '.join(symbols)}",
+                    nearest_hint(word, symbols) or f'"{word}" never occurs',
+                )
+
+
+def _nearest_leaf(path: str, known: Sequence[str]) -> str:
+    """Return a hint with a known path of the same last part: `user.id` for `id`."""
+    leaf = path.rpartition(".")[2]
+    return next((f'did you mean "{k}"?' for k in known if k.rpartition(".")[2] == leaf), "")
+
+
+def _in_array(found: Located) -> str:
+    return spell(found.type) if isinstance(found.type, Array) else f"{spell(found.type)} inside an array"
+
+
+def _action_kinds(schema: Record) -> dict[str, Kind]:
+    """Return the kinds of the action's fields that expressions may use."""
+    names: dict[str, Kind] = {"integer": "number", "fraction": "number", "text": "text", "truth": "boolean"}
+    found = {p: field_at(schema, p) for p in paths(schema)}
+    return {p: names[k] for p, f in found.items() if (k := kind_of(f.type)) in names and not f.repeated}
+
+
+def _enums(type_: Type) -> list[Enum]:
+    return [t for t in (type_.branches if isinstance(type_, Union) else (type_,)) if isinstance(t, Enum)]
+
+
+def _compared(node: Node) -> list[tuple[str, str]]:
+    """Return (field, text) of all comparisons of a field with text."""
+    found: list[tuple[str, str]] = []
+    for n in walk(node):
+        if isinstance(n, In) and isinstance(n.operand, Field):
+            found += [(n.operand.path, i.value) for i in n.items if isinstance(i.value, str)]
+        if isinstance(n, Binary):
+            for a, b in ((n.left, n.right), (n.right, n.left)):
+                if isinstance(a, Field) and isinstance(b, Literal) and isinstance(b.value, str):
+                    found.append((a.path, b.value))
+    return found

@@ -86,7 +86,7 @@ def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> M
 
 _ENVELOPE_BYTES = 64 << 10
 """Limit on a dead letter without the bytes of its record; its texts are truncated
-(`freshet.log.dead_letters`)."""
+(`freshet.log.records`)."""
 
 
 @dataclass(frozen=True, slots=True)

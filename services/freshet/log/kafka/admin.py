@@ -23,8 +23,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from freshet.errors import Mismatch, Unavailable
 from freshet.log import Bounds, TopicInfo
-from freshet.log.kafka.errors import UNKNOWN, Heard, family, refusal, translated
-from freshet.log.kafka.url import KafkaSettings
+from freshet.log.kafka.connection import UNKNOWN, Heard, KafkaSettings, family, refusal, translated
 from freshet.types import LogId, TopicPartition
 
 __all__ = ["KafkaAdmin"]

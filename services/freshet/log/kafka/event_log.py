@@ -19,8 +19,8 @@ import structlog
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
+from freshet.log.kafka.connection import KafkaSettings, parse_url
 from freshet.log.kafka.reader import KafkaReader
-from freshet.log.kafka.url import KafkaSettings, parse_url
 from freshet.log.kafka.writer import KafkaWriter, Plainly, Transactions
 from freshet.types import TopicPartition
 

@@ -21,8 +21,7 @@ import structlog
 from freshet.clock import STEADY_CLOCK, Clock
 from freshet.errors import ConfigError, DataLost, FreshetError, Mismatch, TooLarge, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
-from freshet.log.sqlite.chunks import MAX_RECORD_BYTES, Contents, unpack
-from freshet.log.sqlite.file import OFFSET_BITS, LogFile, Piece, Request
+from freshet.log.sqlite.file import MAX_RECORD_BYTES, OFFSET_BITS, Contents, LogFile, Piece, Request, unpack
 from freshet.log.sqlite.reader import SqliteReader
 from freshet.sqlite import FileFormat, connect, folder_of, open_file, transaction, translated
 from freshet.types import Append, BytesColumn, LogId, TopicPartition

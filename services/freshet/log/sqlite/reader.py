@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from freshet.errors import DataLost, Unavailable
-from freshet.log.sqlite.chunks import CHUNK_BYTES, Contents, unpack
-from freshet.log.sqlite.file import FORMAT, OFFSET_BITS, LogFile, chunk_id
+from freshet.log.sqlite.file import CHUNK_BYTES, FORMAT, OFFSET_BITS, Contents, LogFile, chunk_id, unpack
 from freshet.sqlite import connect, translated
 from freshet.types import Records, TopicPartition
 

@@ -18,17 +18,21 @@ import structlog
 from redis.crc import key_slot
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
-from freshet.rows.checks import (
-    check_flush,
-    check_identity,
-    identity_text,
-    parse_identity,
-    parse_offsets,
-)
-from freshet.rows.redis import reads as redis_reads
+from freshet.rows.redis import pages as redis_pages
 from freshet.rows.redis.connection import RedisUrl, parse_url
 from freshet.rows.redis.nodes import Nodes, Replies, Request
-from freshet.rows.redis.reads import Reads, ahead
+from freshet.rows.redis.pages import (
+    PIECE_BYTES,
+    Keys,
+    Reads,
+    ahead,
+    keys_of,
+    meta_arguments,
+    outcome_of,
+    requests_of,
+    stage_token,
+    staged,
+)
 from freshet.rows.redis.scripts import (
     CLAIM,
     CREATE,
@@ -37,17 +41,16 @@ from freshet.rows.redis.scripts import (
     command,
     evaluate,
 )
-from freshet.rows.redis.writes import (
-    PIECE_BYTES,
-    Keys,
-    keys_of,
-    meta_arguments,
-    outcome_of,
-    requests_of,
-    stage_token,
-    staged,
+from freshet.rows.store import (
+    Sound,
+    StoreIdentity,
+    StoreServer,
+    check_flush,
+    check_identity,
+    identity_text,
+    parse_identity,
+    parse_offsets,
 )
-from freshet.rows.store import Sound, StoreIdentity, StoreServer
 from freshet.tables.runs import page_writes, widths_of
 from freshet.types import (
     I64,
@@ -108,7 +111,7 @@ class PageMerger:
         chosen = self._in_turn(flush.buckets, crowded, max(LEAST_BYTES, TIMES_FLUSHED * len(flush.runs.body)))
         try:
             for some in _pieces(chosen, crowded):
-                self._merge(flush, some, large=int(crowded[some[0]]) > redis_reads.BYTES_AT_ONCE)
+                self._merge(flush, some, large=int(crowded[some[0]]) > redis_pages.BYTES_AT_ONCE)
         except (Unavailable, Corrupt) as error:
             _log.warning("pages of rows are not merged", reason=str(error))
 

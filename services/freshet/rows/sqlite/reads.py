@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
-from freshet.rows.sqlite.segments import Entry, find, parse_directory, read_keys
+from freshet.rows.sqlite.file import Entry, find, parse_directory, read_keys
 from freshet.tables.runs import DamagedRuns, merge_runs, widths_of
 from freshet.types import I64, U8, U32, U64, Bool, RowRuns, Run
 

@@ -18,15 +18,17 @@ import numpy as np
 
 from freshet.errors import Corrupt, Fenced, Unavailable
 from freshet.observability.skipped_state import skip
-from freshet.rows.checks import check_flush, check_identity
 from freshet.rows.sqlite.file import (
     FORMAT,
     PART_BYTES,
+    gapped,
     insert_segment,
+    parts_of,
     read_identity,
     read_metas,
     read_stamps,
     write_bases,
+    write_directory,
     write_identity,
     write_metas,
     write_metas_of,
@@ -42,8 +44,7 @@ from freshet.rows.sqlite.reads import (
     sound_of_bucket,
     sources_of_bucket,
 )
-from freshet.rows.sqlite.segments import gapped, parts_of, write_directory
-from freshet.rows.store import FlushOutcome, Sound, StoreIdentity
+from freshet.rows.store import FlushOutcome, Sound, StoreIdentity, check_flush, check_identity
 from freshet.sqlite import BlobCounting, connect, folder_of, open_file, transaction, translated
 from freshet.tables.runs import merge_runs, runs_of
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns

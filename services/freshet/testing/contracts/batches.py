@@ -4,8 +4,8 @@ The adapter's fixture gives a `Scene`: an empty `samples` topic of PARTITIONS pa
 the one of the row service's contract (rows stepped by SGD with learning rate 1, nothing applied), and
 streams over both.
 
-A stream may look up ahead and push behind. So who asks what the rows have learned first waits until the
-stream has `settled`; and who wants a batch to know the one before leaves no room for staleness.
+A stream may look up ahead and push asynchronously. A test that reads the rows therefore calls `flush`
+first, and a test in which a batch must contain the one before allows no staleness.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ class Scene(Protocol):
         """A new stream from what is applied, as after a restart. `mode` is the spec's `train.mode`."""
 
 
-def take(stream: BatchStream, lane: int = 0) -> TrainBatch:
+def await_batch(stream: BatchStream, lane: int = 0) -> TrainBatch:
     """The next batch, which must come."""
     deadline = time.monotonic() + DEADLINE_S
-    while (batch := stream.take(lane, 1.0)) is None:
+    while (batch := stream.next_batch(lane, 1.0)) is None:
         assert time.monotonic() < deadline, "no batch came"
     return batch
 
 
-def take_any(stream: BatchStream, lanes: Sequence[int]) -> tuple[int, TrainBatch]:
+def await_any_batch(stream: BatchStream, lanes: Sequence[int]) -> tuple[int, TrainBatch]:
     """The next batch of whichever lane has one, and the lane."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         for lane in lanes:
-            if (batch := stream.take(lane, WAIT_S)) is not None:
+            if (batch := stream.next_batch(lane, WAIT_S)) is not None:
                 return lane, batch
         assert time.monotonic() < deadline, "no batch came"
 
 
-def settle(stream: BatchStream) -> None:
+def flush(stream: BatchStream) -> None:
     """Wait until what was given back was answered."""
-    assert stream.settled(DEADLINE_S), "pushes were not answered"
+    assert stream.flush(DEADLINE_S), "pushes were not answered"
 
 
 def gradients_of(batch: TrainBatch, value: float = 0.0) -> list[F32]:
@@ -78,9 +78,9 @@ def train(stream: BatchStream, samples: int, lane: int = 0) -> list[TrainBatch]:
     """Take and give back until so many samples came."""
     batches: list[TrainBatch] = []
     while sum(map(len, batches)) < samples:
-        batches.append(take(stream, lane))
-        stream.give_back(lane, batches[-1], gradients_of(batches[-1]))
-    settle(stream)
+        batches.append(await_batch(stream, lane))
+        stream.push_gradients(lane, batches[-1], gradients_of(batches[-1]))
+    flush(stream)
     return batches
 
 
@@ -98,7 +98,7 @@ class BatchStreamContract:
     """Subclass it and give the fixture `scene`."""
 
     answers_at_once = True
-    """False: `give_back` returns before its push was answered, so that it cannot raise Refused."""
+    """False: `push_gradients` returns before its push was answered, so that it cannot raise Refused."""
 
     @pytest.fixture
     def scene(self) -> Iterator[Scene]:
@@ -109,7 +109,7 @@ class BatchStreamContract:
 
     def test_without_samples_there_is_no_batch(self, scene: Scene) -> None:
         stream = scene.stream()
-        assert stream.take(0, WAIT_S) is None
+        assert stream.next_batch(0, WAIT_S) is None
         stream.close()
 
     def test_every_block_comes_once_in_order_and_ranges_join(self, scene: Scene) -> None:
@@ -127,7 +127,7 @@ class BatchStreamContract:
                 position[partition] = stop
         assert position == {0: 6, 1: 6}
         assert firsts(scene.rows.applied()) == position
-        assert stream.take(0, WAIT_S) is None
+        assert stream.next_batch(0, WAIT_S) is None
         stream.close()
 
     def test_a_batch_is_whole_blocks_within_its_rows_unless_one_block_has_more(self, scene: Scene) -> None:
@@ -142,16 +142,16 @@ class BatchStreamContract:
     def test_little_traffic_makes_a_batch_without_waiting_for_more(self, scene: Scene) -> None:
         stream = scene.stream(batch_rows=256)
         scene.append(1, [5])
-        batch = take(stream)
+        batch = await_batch(stream)
         assert batch.sample_ids.tolist() == [5]
         assert spans(batch) == {1: (0, 1)}
-        stream.give_back(0, batch, gradients_of(batch))
+        stream.push_gradients(0, batch, gradients_of(batch))
         stream.close()
 
     def test_the_columns_of_a_batch_fit_each_other(self, scene: Scene) -> None:
         scene.append(0, [1, 2, 3])
         stream = scene.stream()
-        batch = take(stream)
+        batch = await_batch(stream)
         assert len(batch) == batch.inputs.size == 3
         for column in (batch.request_ids, batch.event_times_ms, *batch.segments.values()):
             assert len(column) == 3
@@ -161,7 +161,7 @@ class BatchStreamContract:
         for group in batch.inputs.groups:
             assert len(group.positions) == int(group.feature_starts[-1])
             assert group.positions.max(initial=-1) < len(group.rows)
-        stream.give_back(0, batch, gradients_of(batch))
+        stream.push_gradients(0, batch, gradients_of(batch))
         stream.close()
 
     def test_lanes_own_partitions_of_their_own(self, scene: Scene) -> None:
@@ -183,61 +183,61 @@ class BatchStreamContract:
         scene.append(0, [1, 2])
         scene.append(0, [1, 2])
         stream = scene.stream(batch_rows=2, staleness_rows=0)
-        first = take(stream)
+        first = await_batch(stream)
         before = [group.rows.copy() for group in first.inputs.groups]
-        stream.give_back(0, first, gradients_of(first, 1.5))
-        second = take(stream)
+        stream.push_gradients(0, first, gradients_of(first, 1.5))
+        second = await_batch(stream)
         for rows, group in zip(before, second.inputs.groups, strict=True):
             np.testing.assert_allclose(rows - group.rows, 1.5, rtol=1e-5)
-        stream.give_back(0, second, gradients_of(second))
+        stream.push_gradients(0, second, gradients_of(second))
         stream.close()
 
     def test_a_batch_returned_unused_is_issued_again(self, scene: Scene) -> None:
         scene.append(0, [1, 2, 3])
         stream = scene.stream()
-        batch = take(stream)
+        batch = await_batch(stream)
         ids = batch.sample_ids.tolist()
-        stream.give_back(0, batch, None)
+        stream.push_gradients(0, batch, None)
         assert firsts(scene.rows.applied())[0] == 0
-        again = take(stream)
+        again = await_batch(stream)
         assert again.sample_ids.tolist() == ids
-        stream.give_back(0, again, gradients_of(again))
-        settle(stream)
+        stream.push_gradients(0, again, gradients_of(again))
+        flush(stream)
         assert firsts(scene.rows.applied())[0] == 1
         stream.close()
 
     def test_a_batch_that_was_applied_meanwhile_is_skipped_without_an_error(self, scene: Scene) -> None:
         scene.append(0, [1])
         stream = scene.stream()
-        batch = take(stream)
+        batch = await_batch(stream)
         assert scene.rows.push(push_of({0: (0, 1)}, {}))
         before = batch.inputs.groups[0].rows.copy()
-        stream.give_back(0, batch, gradients_of(batch, 1.0))
-        settle(stream)
+        stream.push_gradients(0, batch, gradients_of(batch, 1.0))
+        flush(stream)
         scene.append(0, [1])
-        after = take(stream)
+        after = await_batch(stream)
         assert spans(after) == {0: (1, 2)}
         np.testing.assert_array_equal(after.inputs.groups[0].rows, before)
-        stream.give_back(0, after, gradients_of(after))
+        stream.push_gradients(0, after, gradients_of(after))
         stream.close()
 
     def test_a_refused_batch_voids_what_follows_it(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i, i])
         stream = scene.stream(batch_rows=4)
-        batch = take(stream)
+        batch = await_batch(stream)
         assert spans(batch) == {0: (0, 2)}
         assert scene.rows.push(push_of({0: (0, 1)}, {}))
         with pytest.raises(Refused) if self.answers_at_once else contextlib.nullcontext():
-            stream.give_back(0, batch, gradients_of(batch, 1.0))
-        settle(stream)
+            stream.push_gradients(0, batch, gradients_of(batch, 1.0))
+        flush(stream)
         assert firsts(scene.rows.applied())[0] == 1
-        again = take(stream)
+        again = await_batch(stream)
         while not self.answers_at_once and spans(again)[0][0] == 2:  # looked up before the refusal: void
-            stream.give_back(0, again, gradients_of(again, 1.0))
-            again = take(stream)
+            stream.push_gradients(0, again, gradients_of(again, 1.0))
+            again = await_batch(stream)
         assert spans(again)[0][0] == 1
-        stream.give_back(0, again, gradients_of(again))
+        stream.push_gradients(0, again, gradients_of(again))
         train(stream, 8 - 2 - len(again))
         assert firsts(scene.rows.applied())[0] == 4
         stream.close()
@@ -249,16 +249,16 @@ class BatchStreamContract:
             scene.append(i % PARTITIONS, [i] * 4)
         stream = scene.stream(lanes=2, batch_rows=4, staleness_rows=3)
         seen: list[int] = []
-        lane, held = take_any(stream, (0, 1))
+        lane, held = await_any_batch(stream, (0, 1))
         for turn in range(5):
-            assert stream.take(0, WAIT_S) is None if lane == 1 else stream.take(1, WAIT_S) is None
+            assert stream.next_batch(0, WAIT_S) is None if lane == 1 else stream.next_batch(1, WAIT_S) is None
             if turn == 1:
-                stream.give_back(lane, held, None)
+                stream.push_gradients(lane, held, None)
             else:
-                stream.give_back(lane, held, gradients_of(held))
+                stream.push_gradients(lane, held, gradients_of(held))
                 seen += held.sample_ids.tolist()
             if turn < 4:
-                lane, held = take_any(stream, (0, 1))
+                lane, held = await_any_batch(stream, (0, 1))
         assert sorted(seen) == [i for i in range(4) for _ in range(4)]
         stream.close()
 
@@ -266,9 +266,9 @@ class BatchStreamContract:
         for partition in range(PARTITIONS):
             scene.append(partition, [partition] * 4)
         stream = scene.stream(lanes=2, batch_rows=4, staleness_rows=4)
-        batches = [take(stream, lane) for lane in (0, 1)]
+        batches = [await_batch(stream, lane) for lane in (0, 1)]
         for lane, batch in enumerate(batches):
-            stream.give_back(lane, batch, gradients_of(batch))
+            stream.push_gradients(lane, batch, gradients_of(batch))
         stream.close()
 
     # Modes
@@ -280,15 +280,15 @@ class BatchStreamContract:
         stream = scene.stream(lanes=2, batch_rows=2, mode="sync")
         rows = None
         for _ in range(3):
-            step = [take(stream, lane) for lane in (0, 1)]
+            step = [await_batch(stream, lane) for lane in (0, 1)]
             (first,), (second,) = (batch.inputs.groups for batch in step)
             np.testing.assert_array_equal(first.rows, second.rows)
             if rows is not None:
                 np.testing.assert_allclose(rows - first.rows, 2.0, rtol=1e-5)
             rows = first.rows.copy()
-            stream.give_back(1, step[1], gradients_of(step[1], 1.0))
-            assert stream.take(1, WAIT_S) is None, "the other lane's push is part of the step"
-            stream.give_back(0, step[0], gradients_of(step[0], 1.0))
+            stream.push_gradients(1, step[1], gradients_of(step[1], 1.0))
+            assert stream.next_batch(1, WAIT_S) is None, "the other lane's push is part of the step"
+            stream.push_gradients(0, step[0], gradients_of(step[0], 1.0))
         stream.close()
 
     # Restarts
@@ -300,10 +300,10 @@ class BatchStreamContract:
         train(stream, 2)
         stream.close()
         again = scene.stream(batch_rows=100)
-        batch = take(again)
+        batch = await_batch(again)
         assert spans(batch) == {0: (2, 4)}
         assert not batch.replayed
-        again.give_back(0, batch, None)
+        again.push_gradients(0, batch, None)
         again.close()
 
     def test_no_range_crosses_what_another_store_has_applied(self, scene: Scene) -> None:
@@ -344,10 +344,10 @@ class BatchStreamContract:
         assert list(stream.recent(10)) == []
         seen = []
         for _ in range(4):
-            batch = take(stream)
+            batch = await_batch(stream)
             seen.append([group.rows.copy() for group in batch.inputs.groups])
-            stream.give_back(0, batch, gradients_of(batch, 1.0))
-        settle(stream)
+            stream.push_gradients(0, batch, gradients_of(batch, 1.0))
+        flush(stream)
         recent = stream.recent(4)
         assert sum(inputs.size for inputs in recent) == 4
         for inputs, rows in zip(recent, seen[-2:], strict=True):

@@ -28,7 +28,7 @@ struct MeasuredSamples {
   const double* counts = nullptr;  // (2, N) a sample of two zeros is in no histogram
 };
 
-// C cells and H entries of their histograms, as `evaluation/cells.py` has them.
+// C cells and H entries of their histograms, as `evaluation/progressive.py` has them.
 struct GroupedSamples {
   std::vector<int64_t> windows;  // (W,) distinct, rising
   // (C,) rising: (window's index * label_count + label) * choices + choice. Choices are 0 for all samples, then the

@@ -1,4 +1,4 @@
-// Slots of a row and how each is stepped, by the rules of `freshet.config.spec.optimizers`.
+// Slots of a row and how each is stepped, by the rules of `freshet.config.spec.layout`.
 //
 // All arithmetic is float32, element by element, in the order that optim.cpp writes; no contraction, fixed-order sums.
 // So a row's bytes after a step are equal on every instruction set, and a numpy oracle can follow them exactly.

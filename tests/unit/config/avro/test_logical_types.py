@@ -18,7 +18,7 @@ from freshet.errors import ConfigError
 from freshet.features import Decoded, JsonTranscoder, SampleDecoder
 from freshet.features.avro_values import write_long
 from freshet.types import BytesColumn
-from tests.unit.features import oracle
+from tests.fixtures import feature_oracle as oracle
 
 SPEC = """
 name = "x"

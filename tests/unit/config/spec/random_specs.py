@@ -17,7 +17,9 @@ from freshet.config.options import (
     key_of,
     options_of,
 )
-from freshet.config.spec.forms import StepForm
+from freshet.config.spec.identity import toml_value
+from freshet.config.spec.inputs import StepForm
+from freshet.config.spec.layout import OPTIMIZERS
 from freshet.config.spec.model import (
     Explore,
     Feature,
@@ -33,8 +35,6 @@ from freshet.config.spec.model import (
     Table,
     Train,
 )
-from freshet.config.spec.optimizers import OPTIMIZERS
-from freshet.config.spec.render import toml_value
 
 NAMES = ["user", "item", "click", "buy", "a"]
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import parse_schema
 from freshet.config.avro.types import Record
-from freshet.config.spec.experts import left_out_experts
+from freshet.config.spec.defaults import left_out_experts
 from freshet.config.spec.explanation import explain
-from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import Schemas
 from freshet.errors import ConfigError
 

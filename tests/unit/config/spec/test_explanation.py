@@ -8,8 +8,7 @@ from freshet.config.spec.explanation import explain, mlp_parameters, row_bytes
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
-from freshet.config.spec.schema_fit import check_fit
-from freshet.config.spec.schemas import Schemas, load_schemas
+from freshet.config.spec.schemas import Schemas, check_fit, load_schemas
 from freshet.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.explanation import explain
-from freshet.config.spec.generate import generate_spec
-from freshet.config.spec.guess import words_of
+from freshet.config.spec.generate import generate_spec, words_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.schemas import Schemas

@@ -10,8 +10,7 @@ from freshet.config.spec import model, parse_spec
 from freshet.config.spec.identity import diff, identity_hash
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
-from freshet.config.spec.schema_fit import field_kinds
-from freshet.config.spec.schemas import Schemas, load_schemas
+from freshet.config.spec.schemas import Schemas, field_kinds, load_schemas
 from freshet.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples"

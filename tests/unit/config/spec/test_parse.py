@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.config.spec.identity import diff, identity_hash
+from freshet.config.spec.identity import diff, identity_hash, render
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import load_spec, parse_spec
-from freshet.config.spec.render import render
 from freshet.errors import ConfigError
 
 HEAD = """

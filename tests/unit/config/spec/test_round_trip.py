@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from freshet.config.spec.identity import render, toml_value
 from freshet.config.spec.parse import parse_spec
-from freshet.config.spec.render import render, toml_value
 from freshet.errors import ConfigError
 from tests.unit.config.spec.random_specs import specs, text_of
 

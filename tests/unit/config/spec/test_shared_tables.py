@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.spec.explanation import explain
-from freshet.config.spec.identity import diff, identity_hash
+from freshet.config.spec.identity import diff, identity_hash, render
 from freshet.config.spec.layout import has_own_rows
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec, with_defaults
-from freshet.config.spec.render import render
 from freshet.config.spec.schemas import load_schemas
 from freshet.errors import ConfigError
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.config.spec.identity import diff, identity_hash
+from freshet.config.spec.identity import diff, identity_hash, render
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
-from freshet.config.spec.render import render
 from freshet.config.spec.transforms import PROBE, TRANSFORMS, Column, column_of
 from freshet.errors import ConfigError
-from tests.unit.distributions import distribution
+from tests.fixtures.distributions import distribution
 
 ORACLES: dict[str, tuple[dict[str, float], Callable[[float], float]]] = {
     "log1p": ({}, lambda x: math.copysign(math.log1p(abs(x)), x)),

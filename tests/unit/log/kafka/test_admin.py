@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
-from freshet.log.kafka.url import parse_url
+from freshet.log.kafka.connection import parse_url
 from freshet.types import TopicPartition
 
 AT, OTHER = TopicPartition("samples", 0), TopicPartition("samples", 1)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.log.kafka.columns import Ahead, flatten
+from freshet.log.kafka.reader import Ahead, flatten
 from freshet.observability.skipped_state import tombstones
 from freshet.types import BytesColumn, Records, TopicPartition
 
@@ -120,7 +120,7 @@ def test_null_values_are_passed_over_and_counted(chosen: list[tuple[int, bytes |
     before = tombstones().get("t", 0)
     found: dict[int, list[tuple[int, int, bytes, bytes]]] = {0: [], 1: []}
     reached: dict[int, int] = {}
-    with patch("freshet.log.kafka.columns.Message", Message):
+    with patch("freshet.log.kafka.reader.Message", Message):
         pieces = list(flatten(messages, {"in-kafka": "t"}))  # type: ignore[arg-type]
     for at, records in pieces:
         rows = zip(

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import ConfigError, Fenced
 from freshet.log.kafka import writer as kafka_writer
-from freshet.log.kafka.errors import Heard, family
+from freshet.log.kafka.connection import Heard, family
 from freshet.log.kafka.writer import KafkaWriter, Transactions
 from freshet.types import Append, BytesColumn
 
@@ -51,7 +51,7 @@ def test_a_reason_is_not_hidden_by_the_broker_that_counts_as_away_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("freshet.log.kafka.errors.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("freshet.log.kafka.connection.time.monotonic", lambda: now[0])
     heard = Heard()
     heard(KafkaError(KafkaError._AUTHENTICATION, "authentication failed"))
     now[0] += 4.0

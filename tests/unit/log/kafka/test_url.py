@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import ConfigError
-from freshet.log.kafka.url import parse_url
+from freshet.log.kafka.connection import parse_url
 
 
 def test_brokers_and_a_prefix_are_enough() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput, Corrupt
-from freshet.log.sqlite import chunks
-from freshet.log.sqlite.chunks import CHUNK_BYTES, Contents, pack, split, unpack
+from freshet.log.sqlite import file as log_file
+from freshet.log.sqlite.file import CHUNK_BYTES, Contents, pack, split, unpack
 from freshet.types import BytesColumn
 
 records = st.lists(
@@ -71,7 +71,7 @@ def test_ends_out_of_bounds_are_corrupt_despite_a_correct_crc(ends: list[int]) -
 def test_splitting_keeps_every_record_and_the_bound(sizes: list[int]) -> None:
     contents = contents_of([(bytes(size), b"k", 0) for size in sizes])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(chunks, "CHUNK_BYTES", 200)
+        patched.setattr(log_file, "CHUNK_BYTES", 200)
         parts = list(split(contents))
     assert [row for part in parts for row in rows_of(part)] == rows_of(contents)
     for part in parts:
@@ -80,7 +80,7 @@ def test_splitting_keeps_every_record_and_the_bound(sizes: list[int]) -> None:
 
 def test_a_record_above_the_limit_is_bad_input() -> None:
     huge = BytesColumn(
-        np.zeros(chunks.MAX_RECORD_BYTES + 1, np.uint8), np.array([chunks.MAX_RECORD_BYTES + 1])
+        np.zeros(log_file.MAX_RECORD_BYTES + 1, np.uint8), np.array([log_file.MAX_RECORD_BYTES + 1])
     )
     contents = Contents(huge, BytesColumn.of([b""]), np.zeros(1, np.int64))
     with pytest.raises(BadInput, match="67,108,865"):
@@ -91,4 +91,4 @@ def test_values_of_large_records_are_left_to_their_own_checksum() -> None:
     chunk = pack(contents_of([(bytes(5000), b"", 0)]))
     changed = chunk.body[:-1] + b"\x01"
     assert unpack(changed, 0, "here").values[0][-1] == 1
-    assert CHUNK_BYTES > chunks.SELF_CHECKED_BYTES
+    assert CHUNK_BYTES > log_file.SELF_CHECKED_BYTES

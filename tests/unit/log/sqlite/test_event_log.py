@@ -146,7 +146,7 @@ def test_log_behaves_as_a_list_under_appends_trims_and_reads(
     kept: list[list[tuple[bytes, int]]] = [[], []]
     start = [0, 0]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("freshet.log.sqlite.chunks.CHUNK_BYTES", 500)
+        patched.setattr("freshet.log.sqlite.file.CHUNK_BYTES", 500)
         patched.setattr("freshet.log.sqlite.reader.CHUNK_BYTES", 700)
         for what, which, how in steps:
             partition = (T0, T1)[which % 2]

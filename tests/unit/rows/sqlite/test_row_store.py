@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from freshet.errors import Corrupt, Mismatch, Unavailable
 from freshet.observability.skipped_state import skipped
 from freshet.rows.sqlite import row_store
-from freshet.rows.sqlite.file import NO_STAMP
+from freshet.rows.sqlite.file import NO_STAMP, parse_directory, parts_of, write_directory
 from freshet.rows.sqlite.row_store import BLOBS_A_CONNECTION, SqliteRowStore, decide
-from freshet.rows.sqlite.segments import parse_directory, parts_of, write_directory
 from freshet.rows.store import FlushOutcome
 from freshet.sqlite import BlobCounting
 from freshet.tables.runs import merge_runs, runs_of, widths_of
@@ -39,7 +38,7 @@ from freshet.testing.contracts.rowstore import (
     starting,
 )
 from freshet.types import Bucket, Fence, RowRuns
-from tests.integration.redis_world import KEYS, Owner
+from tests.fixtures.bucket_owner import KEYS, Owner
 
 
 @pytest.fixture

@@ -1,0 +1,243 @@
+"""A trainer rank with shards and embedders as processes of their own: its speed, and how well it predicts.
+
+The shards are `freshet run paramserver`, the embedders `freshet run embedder`; the rank runs in the process
+that measures, as `freshet run trainer` would run it. All share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.machine import cpu_s
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
+from freshet.apps.remote_training import RemoteTraining
+from freshet.apps.training import Stores, Training
+from freshet.config.settings import load_settings
+from freshet.config.spec.identity import identity_hash, render
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import load_schemas
+from freshet.config.spec.topics import topics_of
+from freshet.coordination.assignment import SLICES, ShardMap
+from freshet.coordination.claims import Claims
+from freshet.embedder.core import embedders_of, rows_of_blocks
+from freshet.log import EventLog
+from freshet.rpc.value_formats import RowCodec
+from freshet.testing.conditions import wait_until
+from freshet.types import TopicPartition
+from tests.servers.processes import Process, lasting_ports
+
+__all__ = ["Apart", "Passed"]
+
+START_S = 60.0
+FAR = "127.0.0.2"
+"""The address that a shard behind a link advertises: the link's. The shard listens at 127.0.0.1."""
+LOOK_S = 0.005
+FIRST, LAST = 0.1, 0.97
+"""The rate is taken between these shares of the samples: after the start, before the last batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The processes beside the rank, and their codecs."""
+
+    shards: int = 1  # 0: rows, embedder and trainer in one process, as `freshet up` has them
+    embedders: int = 0  # 0: the rank looks rows up itself
+    delay_ms: float | None = None  # one way, in a link before each shard; None: no link
+    codec: str = "fp32"  # of rows, on every wire, and of gradients
+    gradients: str | None = None  # of those, if another
+
+    def train(self, spec: Spec, log: Path, folder: Path) -> Passed:
+        """Train on all of a copy of the log, in a new folder. The spec's schemas have absolute paths."""
+        shutil.copytree(log, folder / "log")
+        file = folder / "spec.toml"
+        file.write_text(render(spec), encoding="utf-8")
+        settings = load_settings({}, run_folder=folder).common
+        settings.run.create()
+        spec_hash = identity_hash(spec, load_schemas(spec))
+        with contextlib.ExitStack() as stack:
+            events = open_eventlog(settings.log_url)
+            stack.callback(events.close)
+            versions = open_versions(settings.versions_url)
+            stack.callback(versions.close)
+            if not self.shards:
+                rows = open_rowstore(settings.rows_url)
+                stack.callback(rows.close)
+                stores, total = Stores(events, rows, versions), samples_in(events, spec)
+                return _observed(Training(spec, stores, spec_hash=spec_hash), total, [])
+            shards = [stack.enter_context(self._shard(i, file, folder)) for i in range(self.shards)]
+            embedders = [stack.enter_context(self._embedder(i, file, folder)) for i in range(self.embedders)]
+            self._wait_for_owners(spec, events)
+            rank = RemoteTraining(
+                spec,
+                events,
+                versions,
+                Wire(rows=RowCodec[self.codec.upper()], gradients=RowCodec[self._gradients.upper()]),
+                spec_hash=spec_hash,
+                batches=FromEmbedders if self.embedders else FromShards,
+            )
+            return _observed(rank, samples_in(events, spec), [p.pid for p in (*shards, *embedders)])
+
+    @property
+    def _gradients(self) -> str:
+        return self.gradients or self.codec
+
+    def _wait_for_owners(self, spec: Spec, log: EventLog) -> None:
+        """Wait until shards own all buckets and embedders all partitions, each its share."""
+        claims = Claims(log, topics_of(spec).control)
+        owners = ShardMap(claims, spec.buckets)
+        least = spec.buckets // self.shards - spec.buckets // SLICES
+
+        def shared() -> bool:
+            addresses = set(embedders_of(claims.living()).values())
+            counts = np.bincount(owners().of_bucket + 1, minlength=1 + self.shards)
+            return bool(not counts[0] and counts[1:].min() >= least and len(addresses) == self.embedders)
+
+        try:
+            wait_until("shards and embedders have their shares", shared, within_s=START_S)
+        finally:
+            claims.close()
+
+    @contextlib.contextmanager
+    def _shard(self, number: int, file: Path, folder: Path) -> Iterator[Process]:
+        (port,) = lasting_ports(1)
+        near, far = f"127.0.0.1:{port}", f"{FAR}:{port}"
+        own = {"NAME": f"shard-{number}", "PORT": str(port), "ADMIN_PORT": "0"}
+        if self.delay_ms is not None:
+            own["ADVERTISED_HOST"] = FAR
+            words = [
+                sys.executable,
+                "-m",
+                "tests.servers.slow_link",
+                far,
+                near,
+                "--delay-ms",
+                str(self.delay_ms),
+            ]
+            link = Process(words, folder / f"link-{number}.log", os.environ)
+            link.start(lambda said: "ready" in said, within_s=START_S)
+        shard = _service("paramserver", number, file, folder, own)
+        try:
+            yield shard
+        finally:
+            shard.stop()
+            if self.delay_ms is not None:
+                link.kill()
+
+    @contextlib.contextmanager
+    def _embedder(self, number: int, file: Path, folder: Path) -> Iterator[Process]:
+        own = {"NAME": f"embedder-{number}", "PORT": "0", "ADMIN_PORT": "0"}
+        own |= {"ROWS": self.codec, "GRADIENTS": self._gradients}
+        embedder = _service("embedder", number, file, folder, own)
+        try:
+            yield embedder
+        finally:
+            embedder.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The figures of training on a log. Rates are of its middle, see FIRST and LAST."""
+
+    samples: int
+    samples_per_s: float
+    rank_cpu_us: float  # of the rank's process, a sample
+    others_cpu_us: float  # of shards and embedders together, a sample; not the link's
+    sent_bytes: float  # by the rank, a sample
+    received_bytes: float
+    stages_us: dict[str, float]  # of a batch; those that overlap others too
+    auc: float
+    logloss: float
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The progress at one moment."""
+
+    samples: int
+    at: float
+    cpu_s: float
+    others_cpu_s: float
+    status: Mapping[str, Any]
+
+
+def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) -> Passed:
+    """Run a rank to the end of the log."""
+    seen: list[_Seen] = []
+
+    def now() -> _Seen:
+        status = rank.status()
+        cpu = time.process_time(), sum(cpu_s(pid) for pid in others)
+        return _Seen(rank.trainer.progress.samples, time.perf_counter(), *cpu, status)
+
+    def look() -> None:
+        for share in (FIRST, LAST, 1.0):
+            while rank.trainer.progress.samples < share * total and not rank.trainer.stop.wait(LOOK_S):
+                pass
+            seen.append(now())
+        rank.stop()
+
+    watcher = threading.Thread(target=look, name="watcher")
+    watcher.start()
+    try:
+        rank.run()
+    finally:
+        rank.stop()
+        watcher.join()
+    if rank.trainer.progress.samples < total:
+        raise RuntimeError(f"it has stopped after {rank.trainer.progress.samples} of {total} samples")
+    first, last, _ = seen
+    samples, batches = last.samples - first.samples, last.status["batches"] - first.status["batches"]
+
+    def moved(name: str) -> float:
+        """Bytes a sample; in one process there is no wire."""
+        return int(last.status.get(name, 0) - first.status.get(name, 0)) / samples
+
+    (measured,) = rank.quality.summary()["training"].values()
+    stages = first.status["stage_seconds"], last.status["stage_seconds"]
+    return Passed(
+        samples=rank.trainer.progress.samples,
+        samples_per_s=samples / (last.at - first.at),
+        rank_cpu_us=1e6 * (last.cpu_s - first.cpu_s) / samples,
+        others_cpu_us=1e6 * (last.others_cpu_s - first.others_cpu_s) / samples,
+        sent_bytes=moved("sent_bytes"),
+        received_bytes=moved("received_bytes"),
+        stages_us={name: 1e6 * (s - stages[0].get(name, 0.0)) / batches for name, s in stages[1].items()},
+        auc=measured["auc"],
+        logloss=measured["logloss"],
+    )
+
+
+def samples_in(log: EventLog, spec: Spec) -> int:
+    """Count the samples in all partitions of a log."""
+    reader, total = log.reader(), 0
+    for p in range(spec.partitions):
+        at = TopicPartition(topics_of(spec).samples, p)
+        position, end = log.bounds(at).start, log.bounds(at).end
+        reader.assign({at: position})
+        while position < end:
+            for _, records in reader.poll(10_000, 1.0):
+                total += int(rows_of_blocks(records.values).sum())
+                position = records.next_offset
+    reader.close()
+    return total
+
+
+def _service(role: str, number: int, file: Path, folder: Path, own: Mapping[str, str]) -> Process:
+    """Start `freshet run ROLE`."""
+    words = [sys.executable, "-m", "freshet", "run", role, str(file), "--folder", str(folder)]
+    env = os.environ | {f"FRESHET_{role.upper()}_{name}": value for name, value in own.items()}
+    process = Process(words, folder / f"{role}-{number}.log", env)
+    process.start(lambda _: True, within_s=START_S)
+    return process

@@ -1,0 +1,205 @@
+"""Batches to a trainer over gRPC: bytes of a sample each way and microseconds of a batch, by codec.
+
+    python -m bench.remote_batches [--quick] [--json]
+
+26 ids and 13 numbers a sample (`bench.workload`), the default model at 256 rows. `frames`: writing and
+reading a batch and its gradients, no network. `loopback`: embedder and rank in one process with a connection
+between them, rows in the same process, gradients of the real model; `share` is that rate over the rate
+without a connection. Bound by the interpreter that both ends share: processes of their own do better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.report import Figures, command
+from bench.workload import Workload, append, plain_spec
+from freshet.apps.pipeline import Pipeline
+from freshet.apps.training import Training
+from freshet.batches.frames import RequestHeader, batch_frame, batch_of, gradients_frame, gradients_of
+from freshet.batches.grpc_client import RankAssignment, RemoteStream
+from freshet.batches.stream import BatchStream, TrainBatch
+from freshet.clock import SYSTEM_CLOCK
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.model import Spec
+from freshet.embedder.block_decoder import BlockDecoder
+from freshet.embedder.pipelined_stream import PipelinedStream, Share
+from freshet.embedder.recent_samples import RecentSamples
+from freshet.embedder.server import BatchServer, LaneShape
+from freshet.embedder.service import names_of
+from freshet.features import SampleDecoder
+from freshet.model import Lane, build_model
+from freshet.rpc.channel import Transport
+from freshet.rpc.frames import decode_frame
+from freshet.rpc.server import GrpcServer
+from freshet.rpc.value_formats import RowCodec
+from freshet.types import Fence
+
+BATCH = 256
+STALENESS = 1024
+MAX_BYTES = 1 << 26
+HEADER = RequestHeader(1, Fence(1), 0, 1, 1, 0)
+
+
+def spec() -> Spec:
+    """Return a spec of one lane and one partition: it shows the cost of a connection."""
+    train = f"staleness_rows = {STALENESS}\nbatch = {{ rows = {BATCH}, behind = {BATCH} }}"
+    return replace(plain_spec("", train), partitions=1)
+
+
+class Bench:
+    """A log of samples, a shard with their rows, and streams over both."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.spec = spec()
+        self.layout = layout_of(self.spec)
+        self.pipeline = Pipeline(self.spec, folder / "run", 1)
+        self.samples = append(self.pipeline, Workload(rows=rows).arrays(), 1)
+        stores = self.pipeline.stores
+        self.training = Training(self.spec, stores, spec_hash=self.pipeline.spec_hash, lanes=1)
+        self.decoder = SampleDecoder(self.spec, self.layout, self.pipeline.registry.get)
+        self.lane: Lane = build_model(self.spec, training=True).lane()
+
+    def stream(self, applied: Callable[[], Mapping[int, Sequence[int]]] = dict) -> PipelinedStream:
+        """Return a new stream, from the first sample that the rows have not applied."""
+        return PipelinedStream(
+            spec=self.spec,
+            layout=self.layout,
+            topic=self.pipeline.topics.samples,
+            log=self.pipeline.log,
+            rows=self.training.shard,
+            decoder=lambda: BlockDecoder(self.decoder, 1, lambda dead: None),
+            dense_applied=applied,
+            lanes=[Share((0,), Fence(1))],
+            clock=SYSTEM_CLOCK,
+            batch_rows=BATCH,
+            staleness_rows=STALENESS,
+        )
+
+    @contextlib.contextmanager
+    def remote(self, codec: RowCodec) -> Iterator[RemoteStream]:
+        """Return the same stream over a connection."""
+
+        def make(shape: LaneShape, applied: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
+            return self.stream(partial(applied, 0)), [0]
+
+        names = names_of(self.spec, self.layout)
+        batches, server = BatchServer(names, codec, make), GrpcServer("127.0.0.1:0", Transport())
+        batches.add_to(server)
+        server.start()
+        recent = RecentSamples(2_000, SYSTEM_CLOCK)
+        stream = RemoteStream(
+            assignment=RankAssignment(0, 1, 1, Fence(1)),
+            names=names,
+            partitions=1,
+            owners=lambda: {0: f"127.0.0.1:{server.port}"},
+            transport=Transport(),
+            metadata=(),
+            dense_applied=dict,
+            remember=recent.add,
+            newest=recent.newest,
+            log=self.pipeline.log,
+            topic=self.pipeline.topics.samples,
+            clock=SYSTEM_CLOCK,
+            ahead=1 + STALENESS // BATCH,
+            codec=codec,
+        )
+        yield stream
+        stream.close()
+        batches.close()
+        server.stop(0.0)
+
+    def train(self, stream: BatchStream, batches: int) -> float:
+        """Train on batches; returns samples a second."""
+        samples, began = 0, time.perf_counter()
+        for _ in range(batches):
+            batch = batch_from(stream)
+            gradients = self.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients
+            samples += len(batch)
+            stream.push_gradients(0, batch, gradients)
+        assert stream.flush(10.0)
+        return samples / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Close everything; nothing is flushed."""
+        self.training.stream.close()
+        self.pipeline.close()
+
+
+def batch_from(stream: BatchStream) -> TrainBatch:
+    """Wait for the next batch."""
+    while (batch := stream.next_batch(0, 1.0)) is None:
+        pass
+    return batch
+
+
+def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> Figures:
+    """Measure bytes and times of one batch and its gradients."""
+    names = names_of(bench.spec, bench.layout)
+    gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
+    sent = batch_frame(1, 1, batch, names, codec)
+    home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec)
+    rows = sum(len(group.rows) for group in batch.inputs.groups)
+    floats = sum(group.rows.size for group in batch.inputs.groups)
+    return {
+        "rows_per_sample": rows / len(batch),
+        "row_floats_per_sample": floats / len(batch),
+        "batch_bytes_per_sample": len(sent) / len(batch),
+        "gradients_bytes_per_sample": len(home) / len(batch),
+        "write_batch_us": _us(lambda: batch_frame(1, 1, batch, names, codec), seconds),
+        "read_batch_us": _us(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
+        "write_gradients_us": _us(lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds),
+        "read_gradients_us": _us(
+            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch), seconds
+        ),
+    }
+
+
+def _us(call: Callable[[], object], seconds: float) -> float:
+    times, until = [], time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return 1e6 * sorted(times)[len(times) // 2]
+
+
+def measure(quick: bool = False) -> Figures:
+    """Measure frames of each codec, then the rate with a connection beside that without."""
+    batches, seconds = (60, 0.1) if quick else (300, 0.4)
+    found: Figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), BATCH * (batches * 6 + 20))
+        stream = bench.stream()
+        batch = batch_from(stream)
+        found["frames"] = {codec.name.lower(): frames(bench, batch, codec, seconds) for codec in RowCodec}
+        stream.push_gradients(0, batch, None)
+        bench.train(stream, 16)
+        plain = bench.train(stream, batches)
+        stream.close()
+        found["without_samples_per_s"] = plain
+        found["loopback"] = {}
+        for codec in RowCodec:
+            with bench.remote(codec) as remote:
+                bench.train(remote, 4)
+                rate = bench.train(remote, batches)
+                counts = remote.counts
+                found["loopback"][codec.name.lower()] = {
+                    "samples_per_s": rate,
+                    "share": rate / plain,
+                    "received_bytes_per_sample": counts.received_bytes / counts.samples,
+                    "sent_bytes_per_sample": counts.sent_bytes / counts.samples,
+                }
+        bench.close()
+    return found
+
+
+if __name__ == "__main__":
+    command(measure, __doc__)

@@ -1,0 +1,359 @@
+"""Syntax of expressions: the tree, the tokens, and the parser by operator precedence (Pratt 1973).
+
+Loosest first: or; and; not; comparisons, in, is; + and -; * / %; unary -. Comparisons do not chain. The nodes
+are frozen; each has the place in the text at which it starts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal as OneOf
+
+from freshet.config.options import nearest_hint
+
+__all__ = [
+    "AGGREGATES",
+    "FUNCTIONS",
+    "RESERVED",
+    "Aggregate",
+    "Binary",
+    "Call",
+    "Field",
+    "Ill",
+    "In",
+    "IsNull",
+    "Literal",
+    "Node",
+    "Unary",
+    "parse",
+]
+
+FUNCTIONS = {
+    "abs": (1, 1),
+    "exp": (1, 1),
+    "log": (1, 1),
+    "log1p": (1, 1),
+    "max": (2, 16),
+    "min": (2, 16),
+    "sqrt": (1, 1),
+}
+"""Functions of a row's numbers: least and greatest number of arguments."""
+
+AGGREGATES = {"sum": (1, 1), "count": (0, 1), "max": (1, 1), "min": (1, 1), "last": (1, 1)}
+"""Functions over all matching actions of an impression: least and greatest number of arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, text or truth value; the compiler adds the hash of text."""
+
+    at: int
+    value: float | int | str | bool
+    hashed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column by its path, `type` for `action.type`."""
+
+    at: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`not` or `-`."""
+
+    at: int
+    op: str
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """An operator with two operands; `at` is the place of the operator."""
+
+    at: int
+    op: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """Whether a value is in a list of literals."""
+
+    at: int
+    operand: Node
+    items: tuple[Literal, ...]
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """Whether a value is null; every other comparison with null is false."""
+
+    at: int
+    operand: Node
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of a row's numbers."""
+
+    at: int
+    name: str
+    arguments: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A function over the matching actions of an impression; only count() may have no argument."""
+
+    at: int
+    name: str
+    argument: Node | None
+    index: int  # position among the aggregates of the expression
+
+
+Node = Literal | Field | Unary | Binary | In | IsNull | Call | Aggregate
+
+
+WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+
+RESERVED = frozenset(WORDS) | frozenset(FUNCTIONS) | frozenset(AGGREGATES) | {"action"}
+"""Names with a meaning in the language, which no label may have."""
+
+LONGEST = 2_000
+"""Characters of an expression. Specs are written by hand, and the text bounds the depth of the tree."""
+
+TOKEN = re.compile(
+    r"""\s*(?:
+      (?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)
+    | (?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)
+    | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    | (?P<sign>==|!=|<=|>=|[-+*/%<>()\[\],])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+INSTEAD = {
+    "=": "write == to compare",
+    "&": "write and",
+    "|": "write or",
+    "!": "write not",
+    "'": "close the quote",
+    '"': "close the quote",
+}
+
+
+class Ill(Exception):
+    """The expression is wrong at `at`, where `expected` should stand."""
+
+    def __init__(self, at: int, expected: str, hint: str = "") -> None:
+        super().__init__(expected)
+        self.at, self.expected, self.hint = at, expected, hint
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One word, sign or literal, as it is written."""
+
+    kind: OneOf["number", "name", "text", "sign", "word", "end"]
+    text: str
+    at: int
+
+
+def tokens(text: str) -> list[Token]:
+    """Split a text into tokens; the last one has the kind `end`. Raises Ill."""
+    if len(text) > LONGEST:
+        raise Ill(LONGEST, f"an expression of at most {LONGEST} characters")
+    found: list[Token] = []
+    at = 0
+    while text[at:].strip():
+        match = TOKEN.match(text, at)
+        if match is None:
+            at = len(text) - len(text[at:].lstrip())
+            raise Ill(at, "a number, a name, 'text' or an operator", INSTEAD.get(text[at], ""))
+        kind = str(match.lastgroup)
+        word = match[kind]
+        found.append(Token("word" if word in WORDS else kind, word, match.start(kind)))  # type: ignore[arg-type]
+        at = match.end()
+    return [*found, Token("end", "", len(text.rstrip()))]
+
+
+DEEPEST = 32
+"""Limit on the nesting of brackets, signs and calls: more than a readable score has, and less than Python's
+stack allows."""
+
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+BINDS = {
+    "or": 1,
+    "and": 2,
+    "in": 4,
+    "is": 4,
+    "not": 4,
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "/": 6,
+    "%": 6,
+} | dict.fromkeys(COMPARISONS, 4)
+NOT, MINUS = 3, 7  # precedence of the prefixes
+
+
+def parse(text: str, *, prefix: str, aggregates: bool) -> Node:
+    """Parse an expression.
+
+    Args:
+        prefix:     of fields in the text, "action." or ""; their paths are without it.
+        aggregates: whether functions over actions, such as sum(), are allowed.
+
+    Raises:
+        Ill: the text is no expression; names the place.
+    """
+    parser = _Parser(tokens(text), prefix, aggregates)
+    node = parser.expression(0)
+    parser.expect("")
+    return node
+
+
+@dataclass(slots=True)
+class _Parser:
+    items: list[Token]
+    prefix: str
+    aggregates: bool
+    position: int = 0
+    depth: int = 0
+    count: int = 0  # aggregates so far
+
+    @property
+    def next(self) -> Token:
+        return self.items[self.position]
+
+    def take(self) -> Token:
+        token = self.next
+        self.position += token.kind != "end"
+        return token
+
+    def expect(self, text: str) -> Token:
+        if self.next.text != text or self.next.kind == "text":
+            raise Ill(self.next.at, f'"{text}"' if text else "an operator or the end of the expression")
+        return self.take()
+
+    def expression(self, binds: int) -> Node:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Ill(self.next.at, f"an expression nested at most {DEEPEST} deep")
+        left = self.prefixed()
+        compared = False
+        while self.next.kind in ("sign", "word") and BINDS.get(self.next.text, 0) > binds:
+            token = self.take()
+            if BINDS[token.text] == 4:
+                if compared:
+                    raise Ill(
+                        token.at,
+                        "no second comparison here",
+                        "comparisons do not chain: write a < b and b < c",
+                    )
+                compared = True
+            left = self.infixed(left, token)
+        self.depth -= 1
+        return left
+
+    def prefixed(self) -> Node:
+        token = self.take()
+        if token.kind == "number":
+            value = float(token.text)
+            if value == float("inf"):
+                raise Ill(token.at, "a number that a double can hold")
+            return Literal(token.at, int(token.text) if token.text.isdigit() and value < 2**63 else value)
+        if token.kind == "text":
+            return Literal(token.at, re.sub(r"(?s)\\(.)", r"\1", token.text[1:-1]))
+        if token.text in ("true", "false"):
+            return Literal(token.at, token.text == "true")
+        if token.text in ("not", "-") and token.kind != "name":
+            return Unary(token.at, token.text, self.expression(NOT if token.text == "not" else MINUS))
+        if token.text == "(" and token.kind == "sign":
+            inner = self.expression(0)
+            self.expect(")")
+            return inner
+        if token.kind == "name":
+            return (
+                self.call(token) if self.next.text == "(" and self.next.kind == "sign" else self.field(token)
+            )
+        hint = "null stands only after is: x is null" if token.text == "null" else ""
+        raise Ill(token.at, "a value", hint)
+
+    def infixed(self, left: Node, token: Token) -> Node:
+        if token.text == "is":
+            negated = self.next.text == "not" and bool(self.take())
+            self.expect("null")
+            return IsNull(token.at, left, negated)
+        if token.text in ("in", "not"):
+            if token.text == "not":
+                self.expect("in")
+            return In(token.at, left, self.items_of_list(), token.text == "not")
+        return Binary(token.at, token.text, left, self.expression(BINDS[token.text]))
+
+    def items_of_list(self) -> tuple[Literal, ...]:
+        self.expect("[")
+        items = []
+        while True:
+            at = self.next.at
+            item = self.prefixed()
+            if isinstance(item, Unary) and item.op == "-" and isinstance(item.operand, Literal):
+                number = item.operand.value
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    item = Literal(at, -number)
+            if not isinstance(item, Literal) or isinstance(item.value, bool):
+                raise Ill(at, "a number or 'text'", "a list holds constants only")
+            items.append(item)
+            if self.next.text != ",":
+                self.expect("]")
+                return tuple(items)
+            self.take()
+
+    def field(self, token: Token) -> Field:
+        if not token.text.startswith(self.prefix) or (not self.prefix and "." in token.text):
+            hint = (
+                f"a condition or value sees the action: {self.prefix}{token.text}"
+                if self.prefix
+                else "a score combines labels by name"
+            )
+            raise Ill(token.at, f"a field, {self.prefix}…" if self.prefix else "the name of a label", hint)
+        return Field(token.at, token.text.removeprefix(self.prefix))
+
+    def call(self, name: Token) -> Node:
+        known = [*FUNCTIONS, *AGGREGATES] if self.aggregates else list(FUNCTIONS)
+        if name.text not in known:
+            raise Ill(
+                name.at,
+                f"one of the functions {', '.join(sorted(set(known)))}",
+                nearest_hint(name.text, known),
+            )
+        self.expect("(")
+        aggregate = self.aggregates and name.text in AGGREGATES
+        arguments: list[Node] = []
+        while self.next.text != ")" or self.next.kind != "sign":
+            if arguments:
+                self.expect(",")
+            arguments.append(self.expression(0))
+        self.take()
+        if aggregate and (name.text not in FUNCTIONS or len(arguments) == 1):
+            return self.aggregate(name, arguments)
+        return self.function(name, arguments)
+
+    def function(self, name: Token, arguments: list[Node]) -> Call:
+        low, high = FUNCTIONS[name.text]
+        if not low <= len(arguments) <= high:
+            raise Ill(name.at, f"{name.text}() with {low if low == high else f'{low} to {high}'} arguments")
+        return Call(name.at, name.text, tuple(arguments))
+
+    def aggregate(self, name: Token, arguments: list[Node]) -> Aggregate:
+        low, high = AGGREGATES[name.text]
+        if not low <= len(arguments) <= high:
+            raise Ill(name.at, f"{name.text}() with {low if low == high else f'{low} or {high}'} arguments")
+        self.count += 1
+        return Aggregate(name.at, name.text, arguments[0] if arguments else None, self.count - 1)

@@ -1,0 +1,237 @@
+"""Assignment of a model's partitions and slices to processes, by their claims (PROTOCOL 9).
+
+B buckets of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from freshet.clock import Clock
+from freshet.coordination.claim_rules import Claim
+from freshet.coordination.claims import Claims, Held
+from freshet.errors import Unavailable
+from freshet.types import I64, BucketRange, Fence
+
+__all__ = [
+    "NO_OWNER",
+    "SEATS",
+    "SLICES",
+    "Owners",
+    "PartitionAssignment",
+    "ShardMap",
+    "address_of",
+    "assigned_partitions",
+    "owner_text",
+    "seat_of",
+    "slices_of",
+]
+
+NO_OWNER = -1
+"""Index of a bucket without an owner."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """Owners of a model's buckets at one moment."""
+
+    number: int  # increases with every change
+    addresses: tuple[str, ...]  # host:port of each shard that owns a bucket
+    of_bucket: I64  # (B,) index into `addresses`, or NO_OWNER
+
+    @classmethod
+    def of(cls, shards: Mapping[str, range], *, buckets: int, number: int = 0) -> Owners:
+        """Make it from {address: its buckets}."""
+        of_bucket = np.full(buckets, NO_OWNER, np.int64)
+        for i, owned in enumerate(shards.values()):
+            of_bucket[owned.start : owned.stop] = i
+        return cls(number, tuple(shards), of_bucket)
+
+    def check_whole(self) -> None:
+        """Raise Unavailable if a bucket has no owner."""
+        missing = np.flatnonzero(self.of_bucket == NO_OWNER)
+        if len(missing):
+            raise Unavailable(
+                f"{len(missing)} of {len(self.of_bucket)} buckets have no owner, the first is {missing[0]}; "
+                "a shard claims them within seconds"
+            )
+
+
+SLICES = 64
+"""Number of slices if a model has as many buckets: few enough for one record, many enough for balance."""
+
+SEATS = "shard:"
+"""Prefix of the membership leases of shards, before the name."""
+
+_OWNER = re.compile(r"(?P<name>[^@/\s]+)@(?P<address>[^@/\s]+:\d+)/\S+")
+
+
+def slices_of(buckets: int) -> dict[str, BucketRange]:
+    """Return {name of the slice in claims: its buckets}, in order."""
+    share = max(1, buckets // SLICES)
+    starts = range(0, buckets, share)
+    return {f"buckets:{start}-{start + share}": BucketRange(start, start + share) for start in starts}
+
+
+def owner_text(name: str, address: str, life: str) -> str:
+    """Return the owner in a shard's claims. `life` is unique to the process."""
+    return f"{name}@{address}/{life}"
+
+
+def address_of(owner: str) -> str | None:
+    """Return host:port of a claim's owner; None if it is no shard with an address."""
+    found = _OWNER.fullmatch(owner)
+    return found["address"] if found else None
+
+
+def seat_of(owner: str) -> str | None:
+    """Return the membership lease of a claim's owner; None as in `address_of`."""
+    found = _OWNER.fullmatch(owner)
+    return SEATS + found["name"] if found else None
+
+
+class ShardMap:
+    """Owners of slices by their claims, for clients of several shards. Thread-safe.
+
+    A shard stays an owner until its claims are released or replaced; its clients detect whether it answers.
+    """
+
+    def __init__(self, claims: Claims, buckets: int) -> None:
+        self._claims, self._slices, self._buckets = claims, slices_of(buckets), buckets
+        self._seen = -1
+        self._fences: Mapping[str, int] = {}
+        self._owners = Owners(0, (), np.full(buckets, NO_OWNER, np.int64))
+
+    def __call__(self) -> Owners:
+        """Return the present owners; cheap while nothing changes."""
+        seen = self._claims.changes
+        if seen != self._seen:
+            self._read()
+            self._seen = seen
+        return self._owners
+
+    def _read(self) -> None:
+        claims = self._claims.owners()
+        owned = {what: claim for what in self._slices if (claim := claims.get(what)) and _answers(claim)}
+        fences = {what: int(claim.fence) for what, claim in owned.items()}
+        if fences == self._fences:
+            return
+        addresses = sorted({address_of(claim.owner) or "" for claim in owned.values()})
+        of_bucket: I64 = np.full(self._buckets, NO_OWNER, np.int64)
+        for what, claim in owned.items():
+            buckets = self._slices[what]
+            of_bucket[buckets.start : buckets.stop] = addresses.index(address_of(claim.owner) or "")
+        self._fences = fences
+        self._owners = Owners(self._owners.number + 1, tuple(addresses), of_bucket)
+
+
+def _answers(claim: Claim) -> bool:
+    return not claim.released and address_of(claim.owner) is not None
+
+
+_log = structlog.get_logger(__name__)
+
+CLAIM_S = 1.0
+"""Time for which to retry a claim of free partitions; another process may have been faster."""
+
+
+def assigned_partitions(seats: Sequence[str], seat: str, partitions: int) -> set[int]:
+    """Return the partitions of a membership lease among all living ones, oldest first: every n-th, so that
+    numbers are even and each process computes its own without communication."""
+    return set(range(list(seats).index(seat), partitions, len(seats))) if seat in seats else set()
+
+
+class PartitionAssignment:
+    """Partitions assigned to one process. Used by one thread.
+
+    A process revokes partitions that another should have, which claims them once they are free. So each has
+    at most one owner, and the higher fence wins if the former owner was only stopped (PROTOCOL 9).
+    """
+
+    def __init__(
+        self, claims: Claims, kind: str, thing: str, name: str, owner: str, partitions: int, clock: Clock
+    ) -> None:
+        """Create an assignment without partitions.
+
+        Args:
+            claims: on the model's `control`.
+            kind: prefix of the membership leases of all processes that share: `kind:name`.
+            thing: prefix of a partition in a claim: `thing:number`.
+            name: distinguishes processes of the kind.
+            owner: unique to this process; its claims name it.
+            partitions: number of the model's; may be set when there are more.
+            clock: monotonic, for the wait for a claim.
+        """
+        self._claims, self._owner, self.partitions, self._clock = claims, owner, partitions, clock
+        self._kind, self._thing = f"{kind}:", f"{thing}:"
+        self.seat = self._kind + name
+        self._held: dict[int, Held] = {}
+        self._seat: Held | None = None
+
+    def join(self, wait_s: float) -> None:
+        """Claim the membership lease. Raises Unavailable while another process of this name lives."""
+        self._seat = self._claims.acquire(self.seat, self._owner, self._clock.monotonic() + wait_s)
+
+    @property
+    def fences(self) -> Mapping[int, Fence]:
+        """{assigned partition: the fence of its claim}."""
+        return {p: held.fence for p, held in sorted(self._held.items()) if self._what(p) in held.things}
+
+    def update(self, on_revoke: Callable[[AbstractSet[int]], None]) -> bool:
+        """Claim and revoke partitions according to the living members; returns whether the assignment has
+        changed.
+
+        `on_revoke` receives partitions before their claims are released, and must end their use. Some may
+        have been lost already.
+
+        Raises Fenced if another process has claimed the membership lease.
+        """
+        self._claims.check()
+        if self._seat is not None:
+            self._seat.check()
+        living = self._claims.living()
+        seats = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
+        wanted = assigned_partitions([what for _, what in seats], self.seat, self.partitions)
+        kept = wanted & self.fences.keys()
+        revoked = {p: self._held.pop(p) for p in self._held.keys() - kept}  # removed first: no new use begins
+        if revoked:
+            on_revoke(revoked.keys())
+        for p, held in revoked.items():
+            held.release([self._what(p)])
+        claimed = self._claim([p for p in sorted(wanted - kept) if self._what(p) not in living])
+        if revoked or claimed:
+            _log.info(
+                "partitions are assigned", seat=self.seat, partitions=sorted(self._held), seats=len(seats)
+            )
+        return bool(revoked or claimed)
+
+    def release(self) -> None:
+        """Release all partitions and the membership lease."""
+        for held in [*self._held.values(), *([self._seat] if self._seat else [])]:
+            held.release()
+        self._held.clear()
+        self._seat = None
+
+    def _claim(self, free: Sequence[int]) -> bool:
+        """Claim partitions together, so that they have one fence and share batches; returns success."""
+        if not free:
+            return False
+        deadline = self._clock.monotonic() + CLAIM_S
+        try:
+            held = self._claims.acquire_all([self._what(p) for p in free], self._owner, deadline)
+        except Unavailable as error:
+            _log.info(
+                "another process claimed partitions", seat=self.seat, partitions=free, reason=str(error)
+            )
+            return False
+        self._held.update(dict.fromkeys(free, held))
+        return True
+
+    def _what(self, partition: int) -> str:
+        return f"{self._thing}{partition}"

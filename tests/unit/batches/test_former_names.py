@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+
+from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.testing.contracts.batches import gradients_of
+from tests.fixtures.embedder import LocalScene
+
+
+def test_former_names_of_a_stream_warn_and_work(tmp_path: Path) -> None:
+    log = SqliteEventLog(tmp_path)
+    scene = LocalScene(log)
+    scene.append(0, [1, 2])
+    stream = scene.stream()
+
+    with pytest.warns(DeprecationWarning, match="call `next_batch`"):
+        batch = stream.take(0, 1.0)
+    assert batch is not None
+    with pytest.warns(DeprecationWarning, match="call `push_gradients`"):
+        stream.give_back(0, batch, gradients_of(batch))
+    with pytest.warns(DeprecationWarning, match="call `flush`"):
+        assert stream.settled(1.0)
+
+    assert scene.rows.applied()[0] == (1,)
+    stream.close()
+    log.close()
