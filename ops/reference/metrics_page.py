@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import freshet.console.collector
-import freshet.demo.metrics
+import freshet.demo.service
 import freshet.gateway.metrics
 import freshet.inference.metrics
 from freshet.apps.metrics import DAMAGED_STATE, JOINER_METRICS, TRAINER_METRICS
@@ -12,7 +12,7 @@ from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import PARAMSERVER_METRICS
 from freshet.paramserver.store_watch import STORE_METRICS
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 
 __all__ = ["SERVICES", "page"]
@@ -24,7 +24,7 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "trainer": (DAMAGED_STATE, *TRAINER_METRICS),
     "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS),
     "inference": freshet.inference.metrics.METRICS,
-    "simulator": freshet.demo.metrics.METRICS,
+    "simulator": freshet.demo.service.METRICS,
     "console": freshet.console.collector.METRICS,
 }
 """What `/metrics` of each service exposes beside PROCESS_METRICS."""

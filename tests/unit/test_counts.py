@@ -17,7 +17,7 @@ from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.rank_batches import RankCounts
 from freshet.observability.metrics import readings
 from freshet.paramserver.flusher import ShardCounts
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from freshet.tables.store import Counts
 from freshet.trainer.state_sync import Progress
 from ops.reference.metrics_page import SERVICES

@@ -36,7 +36,7 @@ from freshet.http.addresses import Address, reached_by
 from freshet.http.admin import Admin
 from freshet.observability.metrics import register
 from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.types import Bucket
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from freshet.json_text import kind_of, written
 from freshet.observability.audit import Actor, Audit
 from freshet.observability.skipped_state import skipped_status
 from freshet.process.lifecycle import LAST_S, join_all
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.versions.promotions import move, version_to_roll_back_to
 
 __all__ = ["Console", "Sources", "rank_for_page", "rank_request", "run"]

@@ -13,21 +13,41 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Settings
-from freshet.demo.connection import Connection, HttpConnection
-from freshet.demo.metrics import METRICS
+from freshet.demo.connections import Connection, HttpConnection, Outbox, Targets, targets_by
 from freshet.demo.news_site import NewsSite
-from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Counts, Pace, Readers
 from freshet.demo.start_time import STATE_FILE, RunStart, read_start, save_start
-from freshet.demo.targets import Targets, targets_by
 from freshet.http.addresses import Address
 from freshet.http.admin import Admin
 from freshet.http.service_client import why_unready
-from freshet.observability.metrics import register
+from freshet.observability.metrics import Metric, register
 from freshet.process.lifecycle import Cleanup
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 
-__all__ = ["STATE_FILE", "Simulator", "run"]
+__all__ = ["METRICS", "STATE_FILE", "Simulator", "run"]
+
+METRICS = (
+    Metric("freshet_simulator_impressions", "counter", "items", "Items shown to readers."),
+    Metric("freshet_simulator_clicks", "counter", "clicks", "Clicks that readers make, some still to come."),
+    Metric("freshet_simulator_purchases", "counter", "purchases", "Purchases that readers make."),
+    Metric("freshet_simulator_abandoned", "counter", "visits", "Visits that got no page in time."),
+    Metric("freshet_simulator_errors", "counter", "requests", "Requests that failed, each attempt."),
+    Metric(
+        "freshet_simulator_events_per_second",
+        "gauge",
+        "events/s",
+        "Events created in the last seconds.",
+        at="measured_rate",
+    ),
+    Metric(
+        "freshet_simulator_waiting",
+        "gauge",
+        "actions",
+        "Actions that wait for the gateway.",
+        at="actions.waiting",
+    ),
+)
+
 
 log = structlog.get_logger("freshet.simulator")
 

@@ -57,7 +57,7 @@ from freshet.observability.grpc_metrics import door_counts
 from freshet.observability.skipped_state import skipped_status
 from freshet.observability.tracing import active
 from freshet.process.lifecycle import CLOSE_S, LAST_S, join_all, within
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
 from freshet.versions import VersionStore
 

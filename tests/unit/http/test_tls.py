@@ -29,7 +29,7 @@ from freshet.http.request import Request
 from freshet.http.responses import Response
 from freshet.http.routes import Reply
 from freshet.http.service_client import ask
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
 

@@ -27,8 +27,8 @@ from freshet.observability.metrics import readings
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
 from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
-from freshet.process import traces
-from freshet.process.traces import SPANS, start_traces
+from freshet.process import telemetry
+from freshet.process.telemetry import SPANS, start_traces
 from freshet.testing.conditions import wait_until
 from tests.fixtures.asgi import Message, answered
 from tests.fixtures.spans import recording
@@ -69,10 +69,10 @@ def collector() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _reset_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(traces, "CLOSE_S", 20.0)
+    monkeypatch.setattr(telemetry, "CLOSE_S", 20.0)
     yield
     install(None)
-    traces._queue = None
+    telemetry.export_queue = None
     structlog.reset_defaults()
 
 
@@ -257,7 +257,7 @@ from freshet.embedder import service as d
 from freshet.paramserver import service as e
 from freshet.trainer import service as f
 from freshet.observability.metrics import readings
-from freshet.process.traces import SPANS, start_traces
+from freshet.process.telemetry import SPANS, start_traces
 from freshet.config.settings import load_settings
 before = threading.active_count()
 start_traces(load_settings({}), role="gateway", instance="", model="news")()
