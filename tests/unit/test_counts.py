@@ -125,14 +125,14 @@ def test_every_reader_is_a_metric_or_stands_in_the_status() -> None:
     assert named <= METRICS
 
 
-def test_the_native_table_counts_what_its_facade_names() -> None:
+def test_the_native_table_has_the_counts_of_its_facade() -> None:
     native = store_of(counting_group(), buckets=4).native.counts()
 
     assert len(native) == len(dataclasses.fields(Counts))
 
 
 @pytest.mark.parametrize("kind", [ShardCounts, Counts, RankCounts, Progress])
-def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
+def test_all_counts_of_a_trainer_are_metrics(kind: Any) -> None:
     """Each field has a number of its own, and each number is read."""
     numbers = itertools.count(1_000_003)
 

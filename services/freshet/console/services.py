@@ -22,7 +22,7 @@ from freshet.http.service_client import figures_of, whole_body, why_unready
 from freshet.process.process_info import is_alive, memory_mb
 from freshet.process.run_state import read_state
 
-__all__ = ["TIMEOUT_S", "ProcessFigures", "Processes", "Services", "process_figures"]
+__all__ = ["TIMEOUT_S", "ProcessFigures", "Processes", "Services", "process_figures", "read_metrics"]
 
 EVERY_S = 5.0
 """Interval of reads of a process's metrics: memory changes slowly, and metrics cost more than a status."""
@@ -78,7 +78,7 @@ class Processes:
 
     def _query(self, name: str, address: Address, before: ProcessFigures) -> ProcessFigures:
         try:
-            figures = process_figures(_metrics(address))
+            figures = process_figures(read_metrics(address))
         except (OSError, http.client.HTTPException, ValueError):  # such as 1.2.3
             return before
         if figures.began_s is not None and before.began_s is not None:
@@ -88,7 +88,8 @@ class Processes:
         return figures
 
 
-def _metrics(address: Address) -> bytes:
+def read_metrics(address: Address) -> bytes:
+    """Return the page of metrics of a service; empty if it has none. Raises OSError and HTTPException."""
     connection = tls.connection(address.host, address.port, METRICS_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")

@@ -154,7 +154,7 @@ class Refusals(Generic[T]):
                 returns False if they are not written and must be counted into the next line.
         """
         self._write, self._pause_s, self._clock = write, pause_s, clock
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()  # notified of each refusal
         self._kinds: dict[Hashable, _Kind[T]] = {}
         self._all_wait = False  # MOST_KINDS kinds wait to be written
         self._closing = False
@@ -162,7 +162,7 @@ class Refusals(Generic[T]):
 
     def add(self, refusal: T, kind: Hashable = None) -> None:
         """Count a refusal. Never blocks on the disk."""
-        with self._changed:
+        with self.changed:
             if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
                 kind = self._kind_to_count(kind)
             one = self._kinds.setdefault(kind, _Kind(self._pause_s))
@@ -170,7 +170,7 @@ class Refusals(Generic[T]):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _kind_to_count(self, kind: Hashable) -> Hashable:
         """Forget kinds that are written; return the kind as which a new one is counted."""
@@ -181,20 +181,20 @@ class Refusals(Generic[T]):
 
     def close(self) -> None:
         """Write the remaining refusals, and end the thread."""
-        with self._changed:
+        with self.changed:
             self._closing = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self.changed:
                 taken = self._next_lines()
                 last = self._closing
             for kind, newest, count in taken:
                 written = self._write(newest, count - 1)
-                with self._changed:
+                with self.changed:
                     kind.is_tried = False
                     kind.count += 0 if written else count
                     self._all_wait = self._all_wait and not written
@@ -219,7 +219,7 @@ class Refusals(Generic[T]):
             if taken or self._closing:
                 return taken
             waits = [kind.next_s - now for kind in self._kinds.values() if kind.added]
-            self._changed.wait(min(waits) if waits else None)
+            self.changed.wait(min(waits) if waits else None)
 
 
 class Audit:

@@ -87,7 +87,7 @@ class RepeatLimit:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = _on_a_timer) -> None:
         self._clock, self._later, self._waits = clock, later, False
-        self._windows: dict[Message, _Window] = {}
+        self.windows: dict[Message, _Window] = {}
         self._lock = threading.Lock()
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
@@ -115,11 +115,11 @@ class RepeatLimit:
 
     def _admit(self, message: Message, now: float) -> int | None:
         """Return how many lines of the message were left out before this one; None: this one is, too."""
-        window = self._windows.get(message)
+        window = self.windows.get(message)
         if window is None or now - window.since >= WINDOW_S:
-            if window is None and len(self._windows) >= MOST_MESSAGES:
-                del self._windows[next(iter(self._windows))]
-            self._windows[message] = _Window(now)
+            if window is None and len(self.windows) >= MOST_MESSAGES:
+                del self.windows[next(iter(self.windows))]
+            self.windows[message] = _Window(now)
             return window.left_out if window is not None else 0
         if window.lines >= LINES:
             window.left_out += 1
@@ -130,7 +130,7 @@ class RepeatLimit:
     def _take_counts(self, now: float | None) -> list[tuple[Message, int]]:
         """Return and reset the counts of windows that have ended; None: of all windows."""
         found = []
-        for message, window in self._windows.items():
+        for message, window in self.windows.items():
             if window.left_out and (now is None or now - window.since >= WINDOW_S):
                 found.append((message, window.left_out))
                 window.left_out = 0
@@ -139,7 +139,7 @@ class RepeatLimit:
     def _report_ended(self) -> None:
         with self._lock:
             counts = self._take_counts(self._clock())
-            self._waits = any(window.left_out for window in self._windows.values())
+            self._waits = any(window.left_out for window in self.windows.values())
             waits = self._waits  # for a window that began since
         if waits:
             self._later(WINDOW_S, self._report_ended)
@@ -248,7 +248,7 @@ def _without_secrets(text: str) -> str:
 
 # --- Configuration
 
-_limit: RepeatLimit | None = None
+repeat_limit: RepeatLimit | None = None
 
 
 def configure_logging(
@@ -270,11 +270,11 @@ def configure_logging(
         clock: monotonic, in seconds; repeated messages are limited by it.
         later: calls the report of left-out lines; a timer by default.
     """
-    global _limit  # noqa: PLW0603 - one a process, as structlog's configuration
-    if _limit is not None:
-        atexit.unregister(_limit.report)
-    _limit = RepeatLimit(clock, later) if later else RepeatLimit(clock)
-    atexit.register(_limit.report)
+    global repeat_limit  # noqa: PLW0603 - one a process, as structlog's configuration
+    if repeat_limit is not None:
+        atexit.unregister(repeat_limit.report)
+    repeat_limit = RepeatLimit(clock, later) if later else RepeatLimit(clock)
+    atexit.register(repeat_limit.report)
     host = socket.gethostname()
     process = {
         "service": service,
@@ -287,7 +287,7 @@ def configure_logging(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            _limit,
+            repeat_limit,
             _add_span,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),

@@ -1,4 +1,4 @@
-"""Event streams: framing, going on after a gap, beginning anew, and what a page that sleeps costs."""
+"""Event streams: framing, resuming after a gap, resets, and the cost of a page that sleeps."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_page_at_the_end_misses_nothing() -> None:
 
 
 @pytest.mark.parametrize("start", [2, 3])
-def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
+def test_an_event_of_a_version_in_a_gap_comes_after_it(start: int) -> None:
     board = filled(2)
     board.publish_version({"number": 7})
     board.publish_record(2, {"kind": "vitals"})
@@ -99,14 +99,14 @@ def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
     assert told == (["version", "record"] if start == 2 else []), "between the records where it came"
 
 
-def test_what_became_of_a_version_after_the_newest_record_is_not_missed() -> None:
+def test_an_event_of_a_version_after_the_newest_record_is_sent() -> None:
     board = filled(2)
     board.publish_version({"number": 7})
 
     assert kinds(seen(board, 2, 2)) == ["version", "state"]
 
 
-def test_records_that_pages_are_not_told_of_leave_no_gap() -> None:
+def test_records_that_are_not_published_leave_no_gap() -> None:
     board = Board()
     board.begin(0)
     board.publish_record(3, {})
@@ -116,7 +116,7 @@ def test_records_that_pages_are_not_told_of_leave_no_gap() -> None:
     assert "reset" not in kinds(seen(board, 9, 2, lambda: board.show({})))
 
 
-def test_what_is_no_longer_at_hand_is_a_reset_that_says_where_it_goes_on() -> None:
+def test_missed_records_are_a_reset_with_the_next_offset() -> None:
     board = filled(KEPT + 100)
 
     found = seen(board, 50, 2)
@@ -141,7 +141,7 @@ def test_a_log_that_begins_anew_resets_the_pages_that_are_open() -> None:
     assert kinds(found) == ["reset", "state"]
 
 
-def test_a_page_that_sleeps_skips_states_and_then_gets_the_newest() -> None:
+def test_a_page_that_sleeps_gets_only_the_newest_state() -> None:
     board = filled(0)
 
     def meanwhile() -> None:
@@ -153,7 +153,7 @@ def test_a_page_that_sleeps_skips_states_and_then_gets_the_newest() -> None:
     assert [orjson.loads(e["data"]) for e in found if e.get("event") == "state"] == [{"n": 999}]
 
 
-def test_a_page_that_slept_too_long_is_told_so() -> None:
+def test_a_page_that_slept_too_long_is_reset() -> None:
     board = filled(10)
 
     def meanwhile() -> None:
@@ -168,11 +168,11 @@ def test_a_closed_stream_leaves_nothing_behind() -> None:
     seen(board, None, 2)
 
     assert board.streams == 0
-    board.show({})  # and nobody is woken
+    board.show({})  # without a stream to wake
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_page_that_goes_in_the_moment_that_something_is_shown_is_gone(turns: int) -> None:
+def test_a_stream_cancelled_at_a_wake_ends(turns: int) -> None:
     """Its reader is cancelled some turns of the loop after the wake."""
     board = filled(0)
 
@@ -206,7 +206,7 @@ def test_many_records_come_in_pieces_of_bounded_size() -> None:
 
 
 @given(st.text(), st.integers(0, 2**53))
-def test_an_event_is_one_event_whatever_its_text_holds(text: str, offset: int) -> None:
+def test_any_text_is_one_event(text: str, offset: int) -> None:
     found = events_of(event("record", orjson.dumps({"text": text}), offset))
 
     assert len(found) == 1

@@ -160,7 +160,7 @@ def test_an_event_that_served_nothing_is_no_request(broken: dict[str, Any]) -> N
     assert request_of(broken, STREAM) is None
 
 
-def test_events_of_one_item_each_are_grouped_and_share_what_is_alike() -> None:
+def test_events_of_one_item_each_share_a_context() -> None:
     def one(request: str, item: int) -> dict[str, Any]:
         return {
             "meta": {"request": request, "at": 3},
@@ -200,13 +200,13 @@ def test_leaves_of_any_tree_are_found_without_an_error(value: Any, path: list[st
 
 
 @given(st.dictionaries(st.sampled_from(["meta", "page", "items"]), tree, max_size=3))
-def test_any_event_is_a_request_or_none_and_can_be_told_as_json(served: dict[str, Any]) -> None:
+def test_any_event_is_a_request_in_json_or_none(served: dict[str, Any]) -> None:
     told = [request_of(served, STREAM), grouped([served, served], STREAM), plain(served)]
 
     orjson.dumps(told)
 
 
-def test_texts_of_times_and_buckets_have_the_keys_that_training_computes() -> None:
+def test_texts_of_times_and_buckets_have_the_keys_of_training() -> None:
     tuesday = 1_700_000_000_000 // 86_400_000 * 86_400_000  # 00:00 UTC
     times = [tuesday + hour * 3_600_000 for hour in range(24 * 8)]
     ages = [0.0, 1.0, 5.0, 99.9, 1e9]
@@ -232,7 +232,7 @@ def test_texts_of_times_and_buckets_have_the_keys_that_training_computes() -> No
 # --- dead letters
 
 
-def test_a_sample_that_the_trainer_refused_is_told_as_its() -> None:
+def test_a_sample_that_the_trainer_refused_names_it() -> None:
     refused = {"v": 1, "kind": "sample", "reason": "cut short", "bytes": "AA=="}
 
     letter = dead_letter_of(orjson.dumps(refused), "gateway")
@@ -257,7 +257,7 @@ letters = st.dictionaries(
 
 
 @given(st.binary(max_size=200) | letters)
-def test_no_letter_breaks_the_list(value: bytes) -> None:
+def test_no_dead_letter_breaks_the_list(value: bytes) -> None:
     letter = dead_letter_of(value, "joiner")
 
     orjson.dumps(letter)
@@ -265,7 +265,7 @@ def test_no_letter_breaks_the_list(value: bytes) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_a_try_is_a_dry_run_whatever_is_sent(body: bytes) -> None:
+def test_a_try_is_always_a_dry_run(body: bytes) -> None:
     try:
         asked = orjson.loads(rank_request(body))
     except BadInput:

@@ -30,7 +30,7 @@ def test_a_public_listener_shows_its_own_refusals_and_answers() -> None:
     assert readings(GRPC_METRICS, counts)["freshet_grpc_refused"] == {("quiet",): 0.0}
 
 
-def test_answers_are_timed_by_method_and_what_the_door_refused_is_not() -> None:
+def test_answers_are_timed_by_method_without_refused_calls() -> None:
     registry = CollectorRegistry()
     counts = door_counts(registry)
 

@@ -1,4 +1,4 @@
-"""What every row store promises; see `freshet.rows.store`."""
+"""Promises of every row store; see `freshet.rows.store`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ WIDTHS = {0: 8, 1: 12}
 
 
 def identity() -> StoreIdentity:
-    """Of a small model with two tables."""
+    """Return the identity of a small model with two tables."""
     return StoreIdentity("m", "hash", BUCKETS, {"user": 0, "item": 1}, WIDTHS, "log-1")
 
 
 def starting() -> dict[Bucket, BucketMeta]:
-    """Metas of a new model: nothing flushed."""
+    """Return the metas of a new model without a flush."""
     meta = BucketMeta(Fence(-1), 0, 0, {0: 100, 1: 200}, 0, TimeMs(0))
     return {Bucket(b): meta for b in range(BUCKETS)}
 
 
 def next_meta(meta: BucketMeta, fence: int | None = None, rows: int = 0, **changes: object) -> BucketMeta:
-    """The meta of the next flush."""
+    """Return the meta of the next flush."""
     fence = meta.fence if fence is None else fence
     return replace(meta, fence=Fence(fence), seq=meta.seq + 1, rows=rows, **changes)  # type: ignore[arg-type]
 
@@ -53,20 +53,20 @@ class Change:
     """One bucket's part of a flush."""
 
     bucket: int
-    meta: BucketMeta  # that it is brought to
-    rows: Mapping[int, Mapping[int, int]]  # {table: {key: what its record is filled with}}
+    meta: BucketMeta  # of the bucket after the flush
+    rows: Mapping[int, Mapping[int, int]]  # {table: {key: byte that fills its record}}
     removed: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {table: keys}
 
 
 def run_of(bucket: int, table: int, rows: Mapping[int, int], removed: Sequence[int] = ()) -> Run:
-    """Rows whose records are filled with one byte each."""
+    """Return rows with records of one repeated byte each."""
     records = np.array([[fill] * WIDTHS[table] for fill in rows.values()], np.uint8)
     keys, gone = np.array(list(rows), np.uint64), np.array(removed, np.uint64)
     return Run(bucket, table, keys, gone, records.reshape(len(rows), WIDTHS[table]))
 
 
 def flush_of(*changes: Change, whole: bool = False) -> Flush:
-    """A flush of these buckets, whose metas have the same partitions."""
+    """Return a flush of these buckets; their metas must have the same partitions."""
     ordered = sorted(changes, key=lambda change: change.bucket)
     metas = [change.meta for change in ordered]
     runs = [
@@ -90,13 +90,13 @@ def flush_of(*changes: Change, whole: bool = False) -> Flush:
 
 
 def outcomes_of(store: RowStore, flush: Flush) -> dict[int, FlushOutcome]:
-    """{bucket: what became of it}."""
+    """Return {bucket: outcome}."""
     outcomes = store.flush(flush)
     return dict(zip(flush.buckets.tolist(), map(FlushOutcome, outcomes.tolist()), strict=True))
 
 
 def rows_of(store: RowStore, bucket: int) -> dict[tuple[int, int], int]:
-    """{(table, key): fill} of a bucket by a scan; each row must come once, and intact."""
+    """Scan a bucket; return {(table, key): fill} and check that each row came once and intact."""
     found: dict[tuple[int, int], int] = {}
     for run in (run for piece in store.scan([Bucket(bucket)]) for run in piece):
         assert run.bucket == bucket
@@ -110,16 +110,16 @@ def rows_of(store: RowStore, bucket: int) -> dict[tuple[int, int], int]:
 
 
 class RowStoreContract:
-    """Subclass it and give the fixture `open_store`."""
+    """Subclass it and define the fixture `open_store`."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], RowStore]:
-        """A function that opens the same, at first empty, store anew each time, as another process would."""
+        """Return a function that opens the same, initially empty, store, as another process would."""
         raise NotImplementedError("give the fixture `open_store`")
 
     @pytest.fixture
     def store(self, open_store: Callable[[], RowStore]) -> Iterator[RowStore]:
-        """A created store of BUCKETS buckets, each claimed with fence 5."""
+        """Return a created store of BUCKETS buckets, each claimed with fence 5."""
         store = open_store()
         store.create(identity(), starting())
         store.claim([Bucket(b) for b in range(BUCKETS)], Fence(5))
@@ -134,7 +134,7 @@ class RowStoreContract:
         removed: Mapping[int, Sequence[int]] | None = None,
         whole: bool = False,
     ) -> FlushOutcome:
-        """Flush one bucket as its rightful owner would."""
+        """Flush one bucket as its owner."""
         meta = store.metas([Bucket(bucket)])[Bucket(bucket)]
         flush = flush_of(Change(bucket, next_meta(meta), rows, removed or {}), whole=whole)
         return outcomes_of(store, flush)[bucket]
@@ -218,7 +218,7 @@ class RowStoreContract:
         assert rows_of(store, 0) == {(0, 2): 3, (0, 4): 4}
 
     def test_a_whole_bucket_may_leave_numbers_out(self, store: RowStore) -> None:
-        """Its owner numbers it above all that it has sent, whatever became of that."""
+        """Its owner gives it a number above all sent before, with any outcome."""
         meta = store.metas([Bucket(0)])[Bucket(0)]
         ahead = next_meta(replace(meta, seq=meta.seq + 3), applied={0: 150, 1: 201})
         whole = flush_of(Change(0, ahead, {0: {2: 3}}), whole=True)
@@ -268,7 +268,7 @@ class RowStoreContract:
     def read_many(
         self, store: RowStore, wanted: Sequence[tuple[int, int, int]]
     ) -> dict[tuple[int, int, int], int]:
-        """{(bucket, table, key): fill} of those wanted that are there; each must come once, and intact."""
+        """Read keys; return {(bucket, table, key): fill} and check that each row came once and intact."""
         buckets, tables, keys = (list(column) for column in zip(*wanted, strict=True))
         found: dict[tuple[int, int, int], int] = {}
         pieces = store.read_many(

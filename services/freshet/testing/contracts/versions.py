@@ -1,4 +1,4 @@
-"""What every version store promises; see `freshet.versions`."""
+"""Promises of every version store; see `freshet.versions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["VersionsContract", "manifest_of"]
 
 
 def manifest_of(number: int) -> Manifest:
-    """A manifest with something in every field."""
+    """Return a manifest with a value in every field."""
     return Manifest(
         number=number,
         model="m",
@@ -40,16 +40,16 @@ TENSORS = {
 
 
 class VersionsContract:
-    """Subclass it and give the fixture `open_store`."""
+    """Subclass it and define the fixture `open_store`."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], VersionStore]:
-        """A function that opens the same, at first empty, store anew each time, as another process would."""
+        """Return a function that opens the same, initially empty, store, as another process would."""
         raise NotImplementedError("give the fixture `open_store`")
 
     @pytest.fixture
     def store(self, open_store: Callable[[], VersionStore]) -> Iterator[VersionStore]:
-        """One handle on the store."""
+        """Return one handle on the store."""
         store = open_store()
         yield store
         store.close()
