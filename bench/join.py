@@ -18,9 +18,8 @@ from bench.report import Figures, command
 from freshet.config.avro.schema import Written, parse_schema
 from freshet.config.spec.parse import parse_spec
 from freshet.features import hash_text
-from freshet.joiner import blocks
-from freshet.joiner.core import Joiner
-from freshet.joiner.events import SpecDecoder
+from freshet.joiner.core import Joiner, encode_samples
+from freshet.joiner.decoder import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.types import BytesColumn, Records
 
@@ -145,7 +144,7 @@ def join(emit: str, items: int, events: int) -> Figures:
         joiner.advance(watermark)
         out = joiner.take_samples()
         t2 = time.process_time()
-        blocks.encode(out)
+        encode_samples(out)
         t3 = time.process_time()
         samples += len(out)
         for name, seconds in zip(spent, (t1 - t0, t2 - t1, t3 - t2), strict=True):

@@ -23,8 +23,8 @@ from bench.rank_system import System
 from bench.report import Figures, command
 from bench.rounds import micros
 from freshet.config.spec.model import Explore
-from freshet.inference.core import events_of, order, parse_rank
 from freshet.inference.pipeline import Pipeline, Scored
+from freshet.inference.requests import events_of, order, parse_rank
 from freshet.inference.served_log import served_events
 from freshet.model import build_model
 from tests.fixtures.inference import SPEC, greedy, trained

@@ -10,11 +10,13 @@ each time.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,24 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from freshet.recordings.retail import Slice, read_lines, slices
-from freshet.recordings.sources import EVENTS_FILE
+__all__ = ["SPEC", "SPECS", "RetailFiles", "retail_files", "retail_table"]
 
-__all__ = ["SPECS", "RetailFiles", "retail_files", "retail_table"]
+SPEC = Path(__file__).parents[1] / "examples" / "online-retail" / "freshet.toml"
+
+
+def _example() -> ModuleType:
+    """Load the example's program, which belongs to no package."""
+    place = importlib.util.spec_from_file_location("retail_events", SPEC.with_name("retail_events.py"))
+    assert place is not None
+    assert place.loader is not None
+    module = sys.modules[place.name] = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    return module
+
+
+_events = _example()
+EVENTS_FILE: str = _events.EVENTS_FILE
+read_lines, slices = _events.read_lines, _events.slices
 
 SPECS = Path(__file__).parent / "specs"
 BANDS = (0.5, 1, 1.5, 2, 3, 4, 6, 10, 20)
@@ -89,7 +105,7 @@ def retail_table(source: Path, days: int | None, wait_ms: int = 0) -> pa.Table:
     return pa.table(dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)), SCHEMA)
 
 
-def _days(stream: Iterator[Slice]) -> Iterator[tuple[bytes, Bought]]:
+def _days(stream: Iterator[Any]) -> Iterator[tuple[bytes, Bought]]:
     """Yield each day's impressions and the purchases of them, some of which come with the next day."""
     before: tuple[bytes, Bought] | None = None
     for day in stream:

@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from bench.report import Figures, rounded
+from bench.retail import SPEC as RETAIL_SPEC
 from bench.retail import retail_files
 from bench.streams import SOURCES, make
 from freshet.apps.backtest import FRESHET, backtest_into
@@ -44,7 +45,6 @@ from freshet.config.spec import Spec, load_spec
 from freshet.evaluation import LabelKind
 from freshet.evaluation.descriptors import bins_of
 from freshet.evaluation.predictions import LearnerFigures, Scored
-from freshet.recordings.sources import ONLINE_RETAIL
 from freshet.terminal import table
 from freshet.types import F32, F64, I64
 
@@ -167,7 +167,7 @@ def opened(name: str, folder: Path, retail: Path | None, days: int | None) -> _S
     requests = pq.read_table(file, columns=["request_id"])["request_id"].combine_chunks().dictionary_encode()
     codes = requests.indices.to_numpy()
     return _Stream(
-        load_spec(ONLINE_RETAIL), [file], "request_id", np.cumsum(np.diff(codes, prepend=codes[0]) != 0)
+        load_spec(RETAIL_SPEC), [file], "request_id", np.cumsum(np.diff(codes, prepend=codes[0]) != 0)
     )
 
 

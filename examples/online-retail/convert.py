@@ -1,8 +1,8 @@
-"""Online Retail II as UCI offers it (Excel) to the csv that `freshet replay online-retail` reads.
+"""Convert the Excel file of Online Retail II to the csv that retail_events.py reads.
 
     python convert.py online_retail_II.xlsx FOLDER
 
-Needs openpyxl. Lines without a stock code or a time, and those that both sheets hold, are left out and
+Needs openpyxl. Lines without a stock code or a time, and lines that both sheets contain, are omitted and
 counted.
 """
 
@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from freshet.recordings.retail import COLUMNS
-from freshet.recordings.sources import EVENTS_FILE
+from retail_events import COLUMNS, EVENTS_FILE
 
 NAMES = ("Invoice", "StockCode", "Quantity", "InvoiceDate", "Price", "Customer ID", "Country")
 
@@ -28,8 +27,8 @@ Line = tuple[Any, ...]
 
 
 def sheets(path: Path) -> list[list[Row]]:
-    """The rows of each sheet, by column name."""
-    from openpyxl import load_workbook  # noqa: PLC0415 - only who converts needs it
+    """Return the rows of each sheet, by column name."""
+    from openpyxl import load_workbook  # noqa: PLC0415 - only needed here
 
     return [_rows(path, sheet) for sheet in load_workbook(path, read_only=True).worksheets]
 
@@ -44,9 +43,9 @@ def _rows(path: Path, sheet: Any) -> list[Row]:
 
 
 def lines(book: Iterable[Sequence[Row]]) -> list[Line]:
-    """Order lines in `COLUMNS`, by time (taken as UTC), a sheet after the other.
+    """Return the order lines of all sheets with the columns `COLUMNS`, by time, as UTC.
 
-    The sheets of the two years overlap by some days: an invoice is taken from the first that has it.
+    The sheets of the two years overlap by some days: an invoice is read from the first sheet that has it.
     """
     found: list[Line] = []
     known: set[str] = set()
@@ -74,7 +73,7 @@ def _line(row: Row) -> Line:
 
 
 def write(found: Iterable[Line], folder: Path) -> Path:
-    """Write the csv that the replay reads; returns where."""
+    """Write the csv into a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / EVENTS_FILE
     with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
@@ -85,7 +84,7 @@ def write(found: Iterable[Line], folder: Path) -> Path:
 
 
 def main() -> None:
-    """The command."""
+    """Run the program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("excel", type=Path)
     parser.add_argument("folder", type=Path)
@@ -93,7 +92,7 @@ def main() -> None:
     book = sheets(options.excel)
     found = lines(book)
     left_out = sum(map(len, book)) - len(found)
-    print(f"{len(found):,} order lines in {write(found, options.folder)}; {left_out:,} left out")
+    print(f"{len(found):,} order lines in {write(found, options.folder)}; {left_out:,} omitted")
 
 
 if __name__ == "__main__":

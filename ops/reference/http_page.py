@@ -12,7 +12,7 @@ import freshet.gateway.api
 import freshet.inference.api
 from freshet.http import admin
 from freshet.http.endpoint import LIVE, METRICS_PAGE, Endpoint
-from freshet.inference import oip_endpoints as oip
+from freshet.inference import oip_http as oip
 from ops.reference.markdown import code, escaped, grid, header
 from ops.reference.openapi import document
 

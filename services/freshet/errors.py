@@ -69,3 +69,9 @@ class Corrupt(FreshetError):
 
 class Mismatch(FreshetError):
     """A store, a version or a log belongs to another spec, or to an earlier log of the same name."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, for health pages; with its type unless it is a FreshetError."""
+    text = str(error).split("\n")[0]
+    return text if isinstance(error, FreshetError) else f"{type(error).__name__}: {text}"

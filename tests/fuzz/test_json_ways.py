@@ -16,7 +16,7 @@ from freshet.config.spec.model import TimeField
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput
 from freshet.features import JsonTranscoder, hash_text
-from freshet.joiner.events import SpecDecoder
+from freshet.joiner.decoder import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.recordings.sources import Piece, events_of_files
 from freshet.types import BytesColumn, Records

@@ -120,10 +120,11 @@ class Loop:
     def serving(self) -> Iterator[str]:
         """A server on a socket; yields its address once it serves."""
         made = settings(inference_version_poll="10ms", inference_follow_wait="5ms")
-        parts = Parts(SPEC, HASH, RANKED, self.log, self.stores.rows, self.stores.versions)
+        rows, versions = self.stores.rows, self.stores.versions
+        parts = Parts(SPEC, HASH, RANKED, self.log, rows, versions, rng=random.Random(3))
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
-            run(parts, made.inference, made.common, stop=stop, rng=random.Random(3), ready=ready)
+            run(parts, made.inference, made.common, stop=stop, ready=ready)
 
         with running(target) as (url, _):
             wait_for(lambda: httpx.get(f"{url}/health/ready").status_code == 200)

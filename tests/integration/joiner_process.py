@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -14,7 +15,7 @@ from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
-from freshet.joiner.service import JoinerStatus, Pace
+from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.process.lifecycle import stop_on_signals
 from tests.fixtures.join_events import label, plan_of
 from tests.fixtures.joiner import World
@@ -32,11 +33,10 @@ def main() -> None:
     stop_on_signals(stop)
     log = open_eventlog(url)
     world = World(Path(), PLAN, PARTITIONS, other_log=log)
-    joiner = world.joiner(PACE)
     claims = Claims(log, "m.control")
-    joiner.assignment = PartitionAssignment(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
-    joiner.clock, joiner.stop, joiner.on_status = SYSTEM_CLOCK, stop, say
-    joiner.run()
+    assignment = PartitionAssignment(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
+    context = replace(world.context(), clock=SYSTEM_CLOCK)
+    JoinerService(context, assignment=assignment, pace=PACE, stop=stop, on_status=say).run()
     claims.close()
     log.close()
 

@@ -260,7 +260,7 @@ def test_an_option_out_of_range_is_wrong_usage(shell: Shell, place: Path, option
         "replay files freshet.toml --impressions rows.csv --actions rows.csv --speed nan",
         "replay files freshet.toml --impressions rows.csv --actions rows.csv --speed 0",
         "replay files freshet.toml --impressions . --actions rows.csv",
-        "replay online-retail . --seed -1",
+        "simulate --seed -1",
     ],
 )
 def test_a_number_or_a_file_that_no_verb_can_take_is_wrong_usage(

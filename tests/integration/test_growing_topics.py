@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,9 +17,8 @@ from confluent_kafka import Producer
 from freshet.adapters import open_eventlog
 from freshet.config.spec.topics import TopicPlan
 from freshet.errors import Mismatch, Unavailable
-from freshet.joiner.commit import Commit
-from freshet.joiner.ledger import Ledger
-from freshet.joiner.partitioners import PartitionerDetector
+from freshet.joiner.commit import Commit, Ledger
+from freshet.joiner.inputs import PartitionerDetector
 from freshet.joiner.service import JoinerService, Pace
 from freshet.log.topics import ensure_topic
 from freshet.testing.conditions import wait_until
@@ -41,8 +41,8 @@ def world(kafka: Kafka, tmp_path: Path) -> Iterator[World]:
 
 
 def joiner_of(world: World, partitions: int = 2) -> JoinerService:
-    joiner = world.joiner(PACE)
-    joiner.partitions, joiner.watches_growth = range(partitions), True
+    joiner = world.joiner(PACE, replace(world.context(), partitions=range(partitions)))
+    joiner.watches_growth = True
     return joiner
 
 
@@ -95,10 +95,10 @@ def test_partitions_that_topics_get_are_joined_from_their_start(world: World) ->
     assert joiner.status.growth.unread == {inputs[0]: 1}
     grow(world, *inputs[1:], to=3)
     send(world, slate("b", 2_000)[1:], 2)
-    steps_until("all are joined", lambda: set(joiner.tasks) == {0, 1, 2} and not joiner._growth.trouble)
+    steps_until("all are joined", lambda: set(joiner.tasks) == {0, 1, 2} and not joiner.inputs.growth.trouble)
     steps_until("and read", lambda: sum(sum(t.next.values()) for t in joiner.tasks.values()) >= 4)
     joiner.flush(only_due=False)
-    assert "grew from 2 to 3" in joiner._growth.note
+    assert "grew from 2 to 3" in joiner.inputs.growth.note
     joiner.close()
 
     again = joiner_of(world, 3)  # one that is started anew rebuilds all three, and doubles nothing

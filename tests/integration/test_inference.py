@@ -30,10 +30,9 @@ from freshet.config.avro.schema import parse_schema, served_schema, to_json
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput, Unavailable
 from freshet.features import EventExtractor
-from freshet.inference.core import label_delay_ms
 from freshet.inference.pipeline import Pipeline, Scored
 from freshet.inference.progress import Progress, Stage
-from freshet.inference.service import MAX_QUERIES
+from freshet.inference.service import MAX_QUERIES, label_delay_ms
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.model import build_model
 from freshet.testing.conditions import wait_for, wait_until

@@ -19,7 +19,7 @@ import orjson
 import pytest
 from tritonclient.utils import np_to_triton_dtype
 
-from freshet.inference.batcher import Batcher
+from freshet.inference.scoring import Batcher
 from freshet.process.ports import free_ports
 from freshet.rpc.protobuf import OIP, messages
 from freshet.testing.conditions import wait_for

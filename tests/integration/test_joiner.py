@@ -13,8 +13,7 @@ import orjson
 import pytest
 
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
-from freshet.joiner.commit import LONG_AGO_MS, Commit
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import LONG_AGO_MS, Commit, Ledger
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, JoinerStatus, Pace
 from freshet.types import Append, BytesColumn, TopicPartition
@@ -75,7 +74,7 @@ def run_with_kills(
     world = World(folder, plan)
     kills, at = 0, 0
     joiner: JoinerService | None = None
-    while at < len(events) or joiner is None or not joiner._reached(joiner._ends()):
+    while at < len(events) or joiner is None or not joiner.has_reached(joiner.ends()):
         world.clock.seconds += chance.random() * 0.3
         if joiner is None:
             kills += 1
@@ -85,9 +84,9 @@ def run_with_kills(
                 pin_interval_ms=0,
                 poll_records=chance.randrange(1, 60),
             )
-            joiner = world.joiner(pace)
+            faulty = world.context(lambda name: LostAnswer(world.log.writer(name), chance, 0.1))
+            joiner = world.joiner(pace, faulty)
             joiner.open()
-            joiner._writers = [(LostAnswer(w, chance, 0.1), p) for w, p in joiner._writers]
         n = chance.randrange(16)
         world.send(events[at : at + n])
         at += n
@@ -227,8 +226,9 @@ def test_a_second_joiner_fences_the_first(world: World) -> None:
 def test_a_joiner_does_not_go_on_from_another_log(world: World) -> None:
     world.send([Served("r1", ("a",), 1_000)])
     world.joiner().run(until_end=True)
-    stranger = world.joiner()
-    stranger.topics = replace(stranger.topics, log_ids={**stranger.topics.log_ids, "served": "another"})
+    context = world.context()
+    topics = replace(context.topics, log_ids={**context.topics.log_ids, "served": "another"})
+    stranger = world.joiner(context=replace(context, topics=topics))
 
     with pytest.raises(DataLost, match="created anew"):
         stranger.open()
@@ -336,7 +336,8 @@ def test_the_newest_event_time_is_of_samples_that_were_written(world: World) -> 
         assert joiner.status is not None
         return joiner.status.newest_ms
 
-    joiner = world.joiner(replace(CALM, status_interval_ms=0))
+    lost = LostAnswer(world.log.writer("joiner-m"), random.Random(1), 0.0)
+    joiner = world.joiner(replace(CALM, status_interval_ms=0), world.context(lambda _: lost))
     joiner.open()
     world.send([Served("r1", ("a",), 1_000), Served("r2", ("a",), 1_050)])
     assert newest_ms(joiner) is None
@@ -347,10 +348,12 @@ def test_the_newest_event_time_is_of_samples_that_were_written(world: World) -> 
     assert newest_ms(joiner) == 1_050
 
     world.send([Served("r3", ("a",), 1_120), Action("r3/a", 1_130)])
-    joiner._writers = [(LostAnswer(w, random.Random(1), 1.0), p) for w, p in joiner._writers]
+    lost.share = 1.0
     with pytest.raises(Unavailable):
         joiner.step()
-    assert joiner._newest_ms == 1_050
+    joiner.report_status()
+    assert joiner.status is not None
+    assert joiner.status.newest_ms == 1_050
     joiner.close()
 
 
@@ -360,9 +363,8 @@ def test_a_commit_that_the_replay_contradicts_is_corrupt(world: World) -> None:
     joiner.open()
     joiner.step()
     joiner.close()
-    wrong = world.joiner(CALM)
-    wrong.plan = plan_of(label("click", 1), grace_ms=0)
-    wrong.decoder = lambda: JsonDecoder(wrong.plan)
+    plan = plan_of(label("click", 1), grace_ms=0)
+    wrong = world.joiner(CALM, replace(world.context(), plan=plan, decoder=lambda: JsonDecoder(plan)))
     [commit] = commits(world)
     forged = replace(commit, watermark_ms=2_000)
     world.log.writer().append([Append("m.joiner", 0, BytesColumn.of([forged.encode()]))])

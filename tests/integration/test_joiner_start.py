@@ -13,7 +13,7 @@ import orjson
 
 from freshet.config.spec.parse import load_spec
 from freshet.features import read_blocks
-from freshet.joiner.start import run
+from freshet.joiner.start import make
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry, frame
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -57,8 +57,10 @@ def test_a_spec_with_avro_and_json_streams_is_joined_to_its_end(tmp_path: Path) 
         times = np.full(len(values), 10_000)
         log.writer().append([Append(topic, 3, BytesColumn.of(values), times_ms=times)])
 
-    status = run(spec, log, until_end=True)
+    joiner = make(spec, log)
+    joiner.run(until_end=True)
 
+    status = joiner.status
     assert status is not None
     labels = status.ledger.labels
     assert labels["click"]["trained_positive"] == 1

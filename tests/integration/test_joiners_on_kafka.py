@@ -7,6 +7,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,8 +16,7 @@ import pytest
 
 from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
-from freshet.joiner.commit import Commit
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import Commit, Ledger
 from freshet.testing.conditions import wait_until
 from tests.fixtures.join_events import Event
 from tests.fixtures.joiner import World, random_events
@@ -116,8 +116,7 @@ def test_a_killed_and_a_sleeping_joiner_are_replaced_and_every_impression_is_joi
     send_until(joined(c), "c joins its share")
     for joiner in (b, c):
         joiner.stop()
-    rest = scene.world.joiner()
-    rest.clock = SYSTEM_CLOCK
+    rest = scene.world.joiner(context=replace(scene.world.context(), clock=SYSTEM_CLOCK))
     rest.run(until_end=True)
     rest.open()  # its writers wait for the markers of the last transactions, which are answered before
     rest.close()

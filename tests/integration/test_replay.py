@@ -21,16 +21,18 @@ from freshet.config.settings import RunFolder
 from freshet.config.spec import load_spec
 from freshet.errors import BadInput, ConfigError, Mismatch
 from freshet.log.schema_ids import SchemaRegistry
-from freshet.recordings.sources import ONLINE_RETAIL, online_retail
+from freshet.recordings.sources import events_of_files
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.examples.loading import example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RETAIL = EXAMPLES / "online-retail" / "freshet.toml"
 DAY = 86_400
 
 
 @pytest.fixture
 def retail(tmp_path):
-    """Three days of a small shop: twenty invoices a day over forty items."""
+    """Files of the impressions and actions of three days of a small shop."""
     path = tmp_path / "online_retail_ii_events.csv.gz"
     with gzip.open(path, "wt", newline="") as file:
         writer = csv.writer(file)
@@ -41,7 +43,7 @@ def retail(tmp_path):
                     item = f"item{(7 * n + 3 * k + day) % 40}"
                     at = 1_260_000_000 + day * DAY + n * 60
                     writer.writerow([at, 1000 + day * 20 + n, item, 2, 1 + k, n or "", "Norway"])
-    return path
+    return example("online-retail", "retail_events").write(tmp_path)
 
 
 def run_replay(*arguments):
@@ -51,8 +53,20 @@ def run_replay(*arguments):
     return json.loads(result.stdout)
 
 
+def replay_retail(files, *arguments):
+    impressions, actions = files
+    return run_replay("files", RETAIL, "--impressions", impressions, "--actions", actions, *arguments)
+
+
+def retail_events(spec, files):
+    """Return the pieces of the retail stream, as `freshet replay files` reads them."""
+    impressions, actions = files
+    times = {stream.role: stream.time for stream in (spec.events.served, spec.events.action)}
+    return events_of_files({"served": impressions, "action": actions}, times)
+
+
 def test_the_retail_stream_goes_through_encoding_joiner_and_trainer(retail):
-    outcome = run_replay("online-retail", retail, "--lanes", 1)
+    outcome = replay_retail(retail, "--lanes", 1)
 
     assert {"samples", "samples_per_s", "auc", "logloss", "ne", "calibration"} <= set(outcome)
     assert outcome["ledger"]["events"]["actions_matched"] == 180
@@ -63,9 +77,9 @@ def test_the_retail_stream_goes_through_encoding_joiner_and_trainer(retail):
 
 
 def test_the_topics_of_one_run_are_the_events_of_another(retail, tmp_path):
-    first = run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    first = replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
 
-    spec = EXAMPLES / "online-retail" / "freshet.toml"
+    spec = RETAIL
     second = run_replay("topics", spec, "--from", tmp_path / "old", "--lanes", 1, "--keep", tmp_path / "new")
 
     assert second["samples"] == first["samples"]
@@ -73,14 +87,14 @@ def test_the_topics_of_one_run_are_the_events_of_another(retail, tmp_path):
 
 
 def test_topics_set_bad_records_aside_and_go_on(retail, tmp_path):
-    first = run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    first = replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
     spill(
         tmp_path / "old",
         impressions=[("none", b"no frame"), ("unknown", b"\2"), ("own", b"\xff")],
         actions=[(STRANGE, b"\2"), (STRANGE, b"\4")],
     )
 
-    spec = EXAMPLES / "online-retail" / "freshet.toml"
+    spec = RETAIL
     second = run_replay("topics", spec, "--from", tmp_path / "old", "--lanes", 1)
 
     assert second["ledger"] == first["ledger"]
@@ -94,7 +108,7 @@ def test_topics_set_bad_records_aside_and_go_on(retail, tmp_path):
 
 
 def test_topics_of_which_a_whole_stream_is_bad_are_refused(retail, tmp_path):
-    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
     folder = tmp_path / "new-spec"
     shutil.copytree(EXAMPLES / "online-retail", folder)
     schema = json.loads((folder / "actions.avsc").read_text())
@@ -115,7 +129,8 @@ def test_topics_in_json_are_read_by_record_and_not_by_line(retail, tmp_path):
         r"^(served|action) = \{", r'\1 = { format = "json",', spec.read_text(), flags=re.MULTILINE
     )
     spec.write_text(in_json)
-    replay.replay(load_spec(spec), online_retail(retail, seed=0), keep=tmp_path / "old", lanes=1)
+    wanted = load_spec(spec)
+    replay.replay(wanted, retail_events(wanted, retail), keep=tmp_path / "old", lanes=1)
     log = open_eventlog(f"sqlite:{RunFolder(tmp_path / 'old').log}")
     with closing(log), closing(log.reader()) as reader, closing(log.writer()) as writer:
         reader.assign({TopicPartition("actions", 0): 0})
@@ -155,7 +170,7 @@ def frame(schema_id):
 
 
 def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_path):
-    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     def peek(topic):
         line = ["peek", topic, "--folder", str(tmp_path / "old"), "-n", "1", "--json"]
@@ -169,16 +184,16 @@ def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_pat
 
 
 def test_a_range_of_time_in_which_the_log_took_nothing_holds_no_events(retail, tmp_path):
-    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
 
-    spec = EXAMPLES / "online-retail" / "freshet.toml"
+    spec = RETAIL
     outcome = run_replay("topics", spec, "--from", tmp_path / "old", "--until", "2020-01-01T00:00:00")
 
     assert outcome["samples"] == 0
 
 
 def test_topics_of_another_model_are_refused_by_name(retail, tmp_path):
-    run_replay("online-retail", retail, "--lanes", 1, "--keep", tmp_path / "old")
+    replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     with pytest.raises(Mismatch, match=r"has no topic 'feed.ranked'"):
         run_replay("topics", EXAMPLES / "feed" / "freshet.toml", "--from", tmp_path / "old")
@@ -221,12 +236,12 @@ class _Standing(_Racing):
 def test_the_same_events_make_the_same_blocks_however_fast_the_machine(
     retail, tmp_path, monkeypatch, partitions
 ):
-    spec = replace(load_spec(ONLINE_RETAIL), partitions=partitions)
+    spec = replace(load_spec(RETAIL), partitions=partitions)
     blocks = []
     for clock in (_Racing(), _Standing()):
         folder = tmp_path / type(clock).__name__
         monkeypatch.setattr(replay, "join_all", partial(join_all, clock=clock))
-        replay.replay(spec, online_retail(retail, seed=0), keep=folder, lanes=1)
+        replay.replay(spec, retail_events(spec, retail), keep=folder, lanes=1)
         blocks.append(blocks_in(folder, partitions))
 
     assert len(blocks[0]) > partitions

@@ -22,7 +22,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.features import read_blocks
-from freshet.joiner.events import ExternalSchemas
+from freshet.joiner.decoder import ExternalSchemas
 from freshet.joiner.service import JoinerService, Pace
 from freshet.joiner.start import make
 from freshet.log import EventLog

@@ -15,12 +15,10 @@ import pytest
 from freshet.adapters import open_eventlog
 from freshet.clock import CONFIRMED_S
 from freshet.errors import DataLost, Unavailable
-from freshet.joiner.commit import Commit
-from freshet.joiner.late_join import LateJoin, LateJoined
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import Commit, Ledger
+from freshet.joiner.late import LateJoin, LateJoined, Partition, set_back
 from freshet.joiner.plan import JoinPlan
 from freshet.joiner.service import JoinerService, Pace
-from freshet.joiner.set_back import Partition, set_back
 from freshet.log import EventLog, Writer
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, Served, Shown, label, plan_of
@@ -73,7 +71,7 @@ class Scene:
         joiner = self.begin()
         deadline = time.monotonic() + 60.0
         joiner.step()
-        while not joiner._reached(joiner._ends()):
+        while not joiner.has_reached(joiner.ends()):
             assert time.monotonic() < deadline, "not read to the end"
             joiner.step()
         joiner.flush(only_due=False)
@@ -82,7 +80,7 @@ class Scene:
         """Set the clock an hour ahead, until the joiner believes it and event time has followed."""
         self.step()
         self.world.clock.wall_ms += HOUR_MS
-        assert self.begin().steady.step_ms == HOUR_MS
+        assert self.begin().clocks.steady.step_ms == HOUR_MS
         self.pass_s(CONFIRMED_S + 1)
         self.world.send([*events, *self.marks("ahead")])
         self.step()
@@ -102,17 +100,8 @@ class Scene:
         return events
 
     def set_back(self, *, dry_run: bool = False, faults: Faults | None = None) -> list[Partition]:
-        joiner = self.world.joiner(CALM)
-        return set_back(
-            self.world.log,
-            "m",
-            joiner.topics,
-            joiner.plan,
-            joiner.groups(joiner.partitions),
-            (lambda group: faults.of(joiner.writer_of(group))) if faults else joiner.writer_of,
-            self.world.clock,
-            dry_run=dry_run,
-        )
+        open_writer = (lambda name: faults.of(self.world.log.writer(name))) if faults else None
+        return set_back(self.world.context(open_writer), dry_run=dry_run)
 
     def commits(self) -> list[tuple[int, Commit]]:
         return [(p, Commit.decode(value, "test")) for p, value in self.world.values("m.joiner")]
@@ -357,21 +346,10 @@ def joined_alone(folder: Path, plan: JoinPlan, events: list[Event]) -> set[tuple
 
 
 def join_late(scene: Scene, faults: Faults | None = None, *, dry_run: bool = False) -> list[LateJoined]:
-    joiner, log = scene.world.joiner(CALM), scene.world.log
-    return list(
-        LateJoin(
-            log,
-            "m",
-            joiner.topics,
-            joiner.plan,
-            joiner.decoder,
-            joiner.partitions,
-            scene.world.clock,
-            dry_run=dry_run,
-            round_bytes=1,  # a round for each read
-            writer_of=(lambda name: faults.of(log.writer(name))) if faults else None,
-        ).run()
-    )
+    log = scene.world.log
+    open_writer = (lambda name: faults.of(log.writer(name))) if faults else None
+    # a round for each read
+    return list(LateJoin(scene.world.context(open_writer), dry_run=dry_run, round_bytes=1).run())
 
 
 def total(found: Sequence[LateJoined], name: str) -> int:

@@ -75,7 +75,7 @@ def run_demo(folder: Path, demo_options: DemoOptions, *, seconds: float | None, 
 
     Raises ConfigError if the folder has other contents, is in use, or began with other options.
     """
-    _refuse_other_contents(folder)
+    refuse_other_contents(folder)
     options = demo_options.simulator_arguments(_kept_start(folder, demo_options))
     spec_file = write_spec(folder)
     moved = _replace_taken_ports()
@@ -157,7 +157,7 @@ class _Reporter:
         yield from self.moved
 
 
-def _refuse_other_contents(folder: Path) -> None:
+def refuse_other_contents(folder: Path) -> None:
     """Raise ConfigError if `folder` is a file, or holds anything but a demo."""
     try:
         names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()

@@ -21,8 +21,7 @@ from freshet.errors import BadInput, ConfigError
 from freshet.features import EventColumns, EventExtractor, JsonTranscoder, add_frames, partition_of, take
 from freshet.log import EventLog
 from freshet.recordings.event_times import SetAside
-from freshet.recordings.sources import AvroRecords, Piece, Role
-from freshet.recordings.topics import json_events
+from freshet.recordings.sources import AvroRecords, Piece, Role, json_events
 from freshet.types import I64, Append, BytesColumn
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def replay(
     """Encode events, join them and learn from the samples, each stage through a log; return the measures.
 
     Args:
-        pieces:    events in order of time, such as `freshet.recordings.sources.online_retail(path)`.
+        pieces:    events in order of time, such as those of `freshet.recordings.sources.events_of_files`.
         keep:      new or empty folder for log, rows and versions; None: they are deleted at the end.
         lanes:     1 gives the same result each time; None: as live.
         speed:     events a second; None: as fast as possible.

@@ -91,7 +91,7 @@ def _versions(folder: Path) -> dict[str, Any]:
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
-    if common.stores_versions_itself and not common.run.versions.is_dir():
+    if common.versions_url == common.run.versions_url and not common.run.versions.is_dir():
         return {"stored": 0, "newest": None, "verdict": None, "reason": None, "aliases": {}}
     numbers: list[int] = []
     verdict = reason = None

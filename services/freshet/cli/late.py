@@ -18,9 +18,8 @@ from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
     from freshet.config.settings import Settings
-    from freshet.joiner.late_join import LateJoined
+    from freshet.joiner.late import LateJoined, Partition
     from freshet.joiner.service import JoinerService
-    from freshet.joiner.set_back import Partition
 
 __all__ = ["command"]
 
@@ -45,24 +44,14 @@ def set_back_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool
     the joiner first. Decisions and known ids stay, so no sample is written twice. Partitions that are not
     ahead stay unchanged, so the command can be repeated.
     """
-    from freshet.clock import SYSTEM_CLOCK
     from freshet.config.settings import load_settings
-    from freshet.joiner.set_back import set_back
+    from freshet.joiner.late import set_back
 
     settings = load_settings(run_folder=folder)
     if not dry_run:
         _refuse_beside_joiner(settings)
     with _joiner(spec_file, settings) as joiner:
-        found = set_back(
-            joiner.log,
-            joiner.model,
-            joiner.topics,
-            joiner.plan,
-            joiner.groups(joiner.partitions),
-            joiner.writer_of,
-            SYSTEM_CLOCK,
-            dry_run=dry_run,
-        )
+        found = set_back(joiner.context, dry_run=dry_run)
     listed = [asdict(one) | {"changed": one.changed} for one in found]
     emit({"dry_run": dry_run, "partitions": listed}, as_json=as_json, text=_set_back_text(found, dry_run))
 
@@ -101,23 +90,11 @@ def join_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool) ->
     were joined before, so it can be repeated; run it again for windows that are still open. The joiner may
     run.
     """
-    from freshet.clock import SYSTEM_CLOCK
     from freshet.config.settings import load_settings
-    from freshet.joiner.late_join import LateJoin
+    from freshet.joiner.late import LateJoin
 
     with _joiner(spec_file, load_settings(run_folder=folder)) as joiner:
-        found = list(
-            LateJoin(
-                joiner.log,
-                joiner.model,
-                joiner.topics,
-                joiner.plan,
-                joiner.decoder,
-                joiner.partitions,
-                SYSTEM_CLOCK,
-                dry_run=dry_run,
-            ).run()
-        )
+        found = list(LateJoin(joiner.context, dry_run=dry_run).run())
     partitions = [asdict(one) for one in found]
     emit({"dry_run": dry_run, "partitions": partitions}, as_json=as_json, text=_join_text(found, dry_run))
 
@@ -173,7 +150,7 @@ def _refuse_beside_joiner(settings: Settings) -> None:
     from freshet.process.run_state import read_state
 
     run = settings.common.run
-    if settings.common.log_url != f"sqlite:{run.log}":
+    if settings.common.log_url != run.log_url:
         return
     try:
         state = read_state(run).get("joiner")
@@ -199,7 +176,7 @@ def _joiner(spec_file: Path, settings: Settings) -> Iterator[JoinerService]:
     from freshet.joiner.start import make
 
     spec, common = load_spec(spec_file), settings.common
-    if common.log_url == f"sqlite:{common.run.log}":
+    if common.log_url == common.run.log_url:
         existing_folder(common.run.path)
     log = open_eventlog(common.log_url)
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from freshet.load.connections import Server
     from freshet.load.open_loop import Figures, Lane
 
-__all__ = ["command"]
+__all__ = ["command", "progress_line", "summary_text"]
 
 EVERY_S = 5.0
 MOST_PROBLEMS = 5
@@ -138,7 +138,7 @@ def command(spec_file: Path, folder: Path, as_json: bool, seconds: float, **how:
     emit(
         {"spec": spec.name, "lanes": {name: figures.as_json() for name, figures in whole.items()}},
         as_json=as_json,
-        text=_text(whole),
+        text=summary_text(whole),
     )
 
 
@@ -166,7 +166,7 @@ async def _run(
             lanes,
             seconds,
             every_s=min(EVERY_S, seconds),
-            report=lambda at_s, part: None if as_json else say(_line(at_s, part)),
+            report=lambda at_s, part: None if as_json else say(progress_line(at_s, part)),
             stop=stop,
         )
     finally:
@@ -263,7 +263,8 @@ def _sized(text: str) -> tuple[str, int]:
     return field, int(number)
 
 
-def _line(at_s: float, part: dict[str, Figures]) -> str:
+def progress_line(at_s: float, part: dict[str, Figures]) -> str:
+    """Return rates, latencies and failures of each lane since the last line."""
     said = []
     for name, figures in part.items():
         p50, p99 = (figures.latency.percentile(p) for p in (50, 99))
@@ -277,7 +278,8 @@ def _rate(name: str, figures: Figures) -> float:
     return figures.events_per_s if name == "events" else figures.requests_per_s
 
 
-def _text(whole: dict[str, Figures]) -> str:
+def summary_text(whole: dict[str, Figures]) -> str:
+    """Return the table of latencies, then answers, problems and warnings of each lane."""
     rows: list[list[object]] = []
     for name, figures in whole.items():
         latencies = figures.latency.all().values()

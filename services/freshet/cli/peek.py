@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from freshet.log import EventLog
     from freshet.types import TopicPartition
 
-__all__ = ["command"]
+__all__ = ["command", "record_text"]
 
 OFFSETS = 10**15
 """Upper bound of offsets."""
@@ -61,7 +61,7 @@ def command(
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
-    if common.log_url == f"sqlite:{common.run.log}":
+    if common.log_url == common.run.log_url:
         existing_folder(folder)
     log = open_eventlog(common.log_url)
     try:
@@ -78,7 +78,7 @@ def command(
         for at in _partitions(log, topic, partition):
             for line in _lines(log, at, records, start, decode):
                 found += 1
-                emit(line, as_json=as_json, text=_text(line))
+                emit(line, as_json=as_json, text=record_text(line))
         if not found:
             click.echo(f"{topic} holds no records yet" if start is None else _none_from(start), err=True)
     finally:
@@ -215,7 +215,7 @@ def _rows(value: bytes) -> Any:
     }
 
 
-def _text(line: Mapping[str, Any]) -> str:
+def record_text(line: Mapping[str, Any]) -> str:
     """Format a record in one line; escape control characters, since the terminal shows clients' bytes."""
     value = orjson.dumps(line["value"], option=orjson.OPT_NON_STR_KEYS, default=str).decode()
     text = f"{line['partition']}:{line['offset']} {line['key']} {value}"

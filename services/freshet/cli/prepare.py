@@ -12,7 +12,7 @@ import click
 from freshet.cli.options import PATH, FiniteRange, examples, folder_option, json_option
 from freshet.terminal import emit
 
-__all__ = ["command"]
+__all__ = ["check_rows", "command"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def command(spec_file: Path, folder: Path, wait_s: float, as_json: bool) -> None
     found: dict[str, Any] = {
         "model": spec.name,
         "topics": _until(deadline, lambda: _topics(spec, common.log_url)),
-        "rows_of": _until(deadline, lambda: _rows(spec, common.rows_url)),
+        "rows_of": _until(deadline, lambda: check_rows(spec, common.rows_url)),
         "versions": _until(deadline, lambda: _versions(common.versions_url)),
     }
     made = ", ".join(found["topics"]["made"]) or "none was missing"
@@ -92,7 +92,7 @@ def _topics(spec: Any, url: str) -> dict[str, Any]:
     return {"there": len(names), "made": [name for name in names if name not in before]}
 
 
-def _rows(spec: Any, url: str) -> str | None:
+def check_rows(spec: Any, url: str) -> str | None:
     """Return the model of the row store, or None if it is empty. Raises Mismatch if it is another model."""
     from freshet.adapters import open_rowstore
     from freshet.config.spec.identity import explain_defaults, identity_hash

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from freshet.cli.options import FILE, PATH, SEED, FiniteRange, examples, json_option
+from freshet.cli.options import FILE, PATH, FiniteRange, examples, json_option
 from freshet.errors import ConfigError
 from freshet.terminal import emit
 
@@ -66,29 +66,6 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
     ):
         function = option(function)
     return function
-
-
-@command.command("online-retail", epilog=examples("freshet replay online-retail retail-data --lanes 1"))
-@click.argument("path", type=PATH)
-@click.option("--spec", "spec_file", type=PATH, help="Spec instead of the built-in one.")
-@click.option(
-    "--seed",
-    type=SEED,
-    default=0,
-    show_default=True,
-    help="Seed of the simulated impressions and delays.",
-)
-@_common
-def retail_command(path: Path, spec_file: Path | None, seed: int, **options: Any) -> None:
-    """Replay the Online Retail II data (UCI, D. Chen, CC BY 4.0) as a click stream.
-
-    PATH is online_retail_ii_events.csv.gz or its folder. Users, items, prices and times are real; impressions
-    without a purchase, and delays, are simulated.
-    """
-    from freshet.config.spec import load_spec
-    from freshet.recordings.sources import ONLINE_RETAIL, online_retail
-
-    _run(load_spec(spec_file or ONLINE_RETAIL), online_retail(path, seed), _Options(**options))
 
 
 @command.command(
@@ -148,7 +125,7 @@ def topics_command(
     from freshet.config.spec import load_spec
     from freshet.process.run_state import existing_folder
     from freshet.recordings.event_times import SetAside
-    from freshet.recordings.topics import events_of_topics
+    from freshet.recordings.sources import events_of_topics
 
     if options["gateway"]:
         raise ConfigError(

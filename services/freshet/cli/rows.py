@@ -93,7 +93,7 @@ def _store(folder: Path) -> RowStore:
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
-    if common.rows_url == f"sqlite:{common.run.rows / 'rows.sqlite'}":
+    if common.rows_url == common.run.rows_url:
         existing_folder(folder)
     return open_rowstore(common.rows_url)
 

@@ -116,9 +116,10 @@ def _store(folder: Path) -> VersionStore:
     from freshet.config.settings import load_settings
 
     common = load_settings(run_folder=folder).common
-    if common.stores_versions_itself or common.log_url == f"sqlite:{common.run.log}":
+    run = common.run
+    if common.versions_url == run.versions_url or common.log_url == run.log_url:
         existing_folder(folder)  # with log and versions elsewhere, the folder need not exist
-    if common.stores_versions_itself and not common.run.versions.is_dir():
+    if common.versions_url == run.versions_url and not run.versions.is_dir():
         raise ConfigError(
             "version",
             "--folder",

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.errors import BadInput
-from freshet.inference.oip_limits import InputLimits
 from freshet.json_text import kind_of, shown
 
 __all__ = [
     "MAX_ELEMENTS",
     "InferRequest",
+    "InputLimits",
     "RequestedOutput",
     "Tensor",
     "check_input",
@@ -345,3 +345,30 @@ def _bytes_elements(name: str, data: memoryview, count: int) -> NDArray[Any]:
     values = np.empty(count, object)
     values[:] = elements
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """Names and sizes of a model's inputs."""
+
+    widths: Mapping[str, int | None]  # {input: its longest list; None: one value per row}
+    rows: int
+
+    def count(self, inputs: int) -> None:
+        """Raises BadInput if there are more inputs than the model has."""
+        if inputs > len(self.widths):
+            raise BadInput(f"expected at most {len(self.widths)} inputs, found {inputs}")
+
+    def name(self, name: str) -> None:
+        """Raises BadInput if the model has no such input."""
+        if name not in self.widths:
+            raise BadInput(f"input {name!r:.60}: expected one of {', '.join(self.widths)}")
+
+    def shape(self, name: str, shape: list[int]) -> None:
+        """Raises BadInput if an input has too many rows, or longer lists than the model reads."""
+        if shape[0] > self.rows:
+            raise BadInput(f"input {name!r}: expected at most {self.rows} rows, found shape {shape}")
+        width = self.widths[name]
+        if len(shape) > 1 and shape[1] > (width or 1):
+            wanted = "[-1]" if width is None else f"[-1, {width}]"
+            raise BadInput(f"input {name!r}: expected shape {wanted}, found {shape}")

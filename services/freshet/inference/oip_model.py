@@ -1,53 +1,289 @@
-"""The model behind the Open Inference Protocol, for HTTP and gRPC. Letters: B rows."""
+"""The model behind the Open Inference Protocol, for HTTP and gRPC: its inputs and outputs, tensors to rows.
+
+Each field that features read is an input named by its path, of shape [B] or [B, 1], or two dimensions for a
+list feature. Outputs are `score` and one per label.
+
+A missing input is null in every row. JSON has null; binary and typed tensors have only NaN of floats, so an
+optional BOOL input `<field>.null` marks null rows. `<field>.length` gives the length of each row's list.
+Letters: B rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from freshet.clock import Clock
+from freshet.config.avro.schema import Array, Fixed, Record, Type, Union, field_at, sample_schema
+from freshet.config.avro.types import leaf_name
+from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput
+from freshet.features import Decoded, JsonTranscoder, SampleDecoder
 from freshet.http.responses import HttpError
-from freshet.inference.core import time_ms_of
-from freshet.inference.oip import InferRequest
-from freshet.inference.oip_limits import InputLimits
-from freshet.inference.oip_rows import SCORE, Input, limits_of, metadata, rows_of
-from freshet.inference.pipeline import Scored
-from freshet.inference.scorer import Rows, Scoring
-from freshet.inference.versions import ServingVersion
+from freshet.inference.oip import InferRequest, InputLimits, Tensor
+from freshet.inference.pipeline import avro_of, unreadable
+from freshet.inference.requests import time_ms_of
+from freshet.inference.schemas import row_schema
+from freshet.inference.scoring import Scoring
 from freshet.types import I64
 
-__all__ = ["OipModel", "Output"]
+__all__ = [
+    "SCORE",
+    "Input",
+    "OipModel",
+    "Output",
+    "inputs_of",
+    "limits_of",
+    "metadata",
+    "model_config",
+    "rows_of",
+]
+
+LENGTH = ".length"
+NULL = ".null"
+SCORE = "score"
+DEFAULT_MAX = 50
+"""Longest list if the spec sets no `max`."""
+
+_DATATYPES = {"int": "INT64", "long": "INT64", "float": "FP32", "double": "FP64", "boolean": "BOOL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input tensor."""
+
+    name: str  # path of the field in a sample
+    datatype: str
+    max: int | None  # longest list; None: one value per row
+    through: tuple[bool, ...]  # for each part of the path: whether it is an array of records
+    latin: bool  # whether the field holds bytes, which JSON encodes as code points below 256
+
+    @property
+    def shape(self) -> list[int]:
+        """Shape in the metadata; -1 is the number of rows."""
+        return [-1] if self.max is None else [-1, self.max]
+
+    @property
+    def companion(self) -> str:
+        """Name of the optional input of lengths or nulls; empty for floats, which have NaN."""
+        if self.max is not None:
+            return self.name + LENGTH
+        return "" if self.datatype.startswith("FP") else self.name + NULL
+
+
+def inputs_of(spec: Spec, sample: Record) -> tuple[Input, ...]:
+    """Return a model's inputs in the order of its features; the event's time last, if a feature reads it."""
+    lists = {f.field: f.max or DEFAULT_MAX for f in spec.features if f.kind == "list"}
+    paths = list(feature_fields(spec))
+    time = spec.events.served.time.path
+    if any(f.kind == "time" for f in spec.features) and time not in paths:
+        paths.append(time)
+    return tuple(_input(sample, path, lists.get(path)) for path in paths)
+
+
+def _input(sample: Record, path: str, longest: int | None) -> Input:
+    leaf = field_at(sample, path).type
+    while isinstance(leaf, Array):
+        leaf = _bare(leaf.items)
+    kind = leaf_name(leaf)  # a decimal is a number
+    parts = path.split(".")
+    through = tuple(
+        isinstance(_bare(field_at(sample, ".".join(parts[: i + 1])).type), Array) and i + 1 < len(parts)
+        for i in range(len(parts))
+    )
+    latin = kind not in _DATATYPES and (isinstance(leaf, Fixed) or kind == "bytes")
+    return Input(path, _DATATYPES.get(kind, "BYTES"), longest, through, latin)
+
+
+def _bare(type_: Type) -> Type:
+    others = type_.others if isinstance(type_, Union) else (type_,)
+    return others[0] if len(others) == 1 else type_
+
+
+def limits_of(inputs: tuple[Input, ...], rows: int) -> InputLimits:
+    """Return the limits that are checked before tensors are decoded."""
+    widths: dict[str, int | None] = {one.name: one.max for one in inputs}
+    return InputLimits({**{one.companion: None for one in inputs if one.companion}, **widths}, rows)
+
+
+def metadata(name: str, version: str, inputs: tuple[Input, ...], labels: tuple[str, ...]) -> dict[str, Any]:
+    """Return the protocol's metadata of the model."""
+    tensors: list[dict[str, Any]] = []
+    for one in inputs:
+        tensors.append({"name": one.name, "datatype": one.datatype, "shape": one.shape})
+        if one.companion:
+            datatype = "BOOL" if one.max is None else "INT32"
+            tensors.append({"name": one.companion, "datatype": datatype, "shape": [-1]})
+    return {
+        "name": name,
+        "versions": [version] if version else [],
+        "platform": "freshet",
+        "inputs": tensors,
+        "outputs": [{"name": o, "datatype": "FP32", "shape": [-1]} for o in (SCORE, *labels)],
+    }
+
+
+def model_config(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert metadata to Triton's model configuration."""
+
+    def tensors(key: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": t["name"],
+                "data_type": "TYPE_" + t["datatype"].replace("BYTES", "STRING"),
+                "dims": t["shape"],
+            }
+            for t in described[key]
+        ]
+
+    return {
+        "name": described["name"],
+        "platform": described["platform"],
+        "backend": "freshet",
+        "max_batch_size": 0,
+        "input": tensors("inputs"),
+        "output": tensors("outputs"),
+    }
+
+
+def rows_of(tensors: Mapping[str, Tensor], inputs: tuple[Input, ...], max_rows: int) -> list[dict[str, Any]]:
+    """Convert tensors to B rows, each a sample's JSON object.
+
+    Raises BadInput if an input is unknown, does not fit the metadata, or the numbers of rows differ.
+    """
+    known = {one.name: one for one in inputs}
+    allowed = [*known, *(one.companion for one in inputs if one.companion)]
+    unknown = [name for name in tensors if name not in allowed]
+    if unknown:
+        raise BadInput(f"input {unknown[0]!r}: expected one of {', '.join(allowed)}")
+    sizes = {name: len(tensor.values) for name, tensor in tensors.items()}
+    if not sizes or len(set(sizes.values())) > 1:
+        raise BadInput(f"expected inputs of one number of rows, found {sizes or 'no inputs'}")
+    count = next(iter(sizes.values()))
+    if not 1 <= count <= max_rows:
+        raise BadInput(f"expected 1 to {max_rows} rows, found {count}")
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, one in known.items():
+        if name in tensors:
+            values = _values(one, tensors[name])
+            for i in np.flatnonzero(_nulls(tensors, one, count)).tolist():
+                values[i] = None
+            _fill(rows, one, values, _lengths(tensors, one, count))
+        elif one.companion in tensors:
+            raise BadInput(f"input {one.companion!r} describes {name!r}, which is missing")
+    return rows
+
+
+def _values(one: Input, tensor: Tensor) -> list[Any]:
+    values = tensor.values
+    if one.max is None and values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != len(one.shape):
+        raise BadInput(f"input {one.name!r}: expected shape {one.shape}, found {list(values.shape)}")
+    kinds = {"INT64": "iu", "FP32": "iuf", "FP64": "iuf", "BOOL": "b", "BYTES": "O"}[one.datatype]
+    if values.dtype.kind not in kinds:
+        raise BadInput(f"input {one.name!r}: expected {one.datatype}, found {tensor.datatype}")
+    if values.dtype.kind == "f":
+        finite = values.astype(object)
+        finite[~np.isfinite(values)] = None
+        return list(finite.tolist())
+    if values.dtype.kind == "u" and values.dtype.itemsize == 8 and (values > np.uint64(2**63 - 1)).any():
+        raise BadInput(f"input {one.name!r}: expected INT64, found a value beyond its range")
+    plain = list(values.tolist())
+    return plain if one.datatype != "BYTES" else _texts(one, plain)
+
+
+def _texts(one: Input, values: list[Any]) -> list[Any]:
+    try:
+        return [
+            _texts(one, v) if isinstance(v, list) else v.decode("latin-1" if one.latin else "utf-8")
+            for v in values
+        ]
+    except UnicodeDecodeError as error:
+        raise BadInput(f"input {one.name!r}: expected UTF-8, found {error.object[:40]!r}") from None
+
+
+def _nulls(tensors: Mapping[str, Tensor], one: Input, count: int) -> NDArray[np.bool_]:
+    """Return (B,) which rows are null in JSON or by the companion. Raises BadInput."""
+    by_json = tensors[one.name].nulls
+    nulls = np.zeros(count, np.bool_) if by_json is None else by_json
+    tensor = tensors.get(one.companion) if one.max is None else None
+    if tensor is None:
+        return nulls
+    if tensor.values.dtype.kind != "b" or tensor.values.size != count or tensor.nulls is not None:
+        raise BadInput(f"input {tensor.name!r}: expected {count} values of BOOL, true where the row is null")
+    return np.asarray(nulls | tensor.values.reshape(count))
+
+
+def _lengths(tensors: Mapping[str, Tensor], one: Input, count: int) -> list[int] | None:
+    tensor = tensors.get(one.companion)
+    if one.max is None or tensor is None:
+        return None
+    width = tensors[one.name].values.shape[-1]
+    lengths = tensor.values.reshape(count) if tensor.values.size == count else tensor.values
+    if (
+        lengths.shape != (count,)
+        or tensor.nulls is not None
+        or lengths.dtype.kind not in "iu"
+        or not ((lengths >= 0) & (lengths <= width)).all()
+    ):
+        raise BadInput(
+            f"input {tensor.name!r}: expected {count} integers from 0 to {width}, the list's width"
+        )
+    return [int(n) for n in lengths]
+
+
+def _fill(rows: list[dict[str, Any]], one: Input, values: list[Any], lengths: list[int] | None) -> None:
+    parts = one.name.split(".")
+    for i, row in enumerate(rows):
+        value = values[i]
+        if lengths is not None and value is not None:
+            value = value[: lengths[i]]
+        _put(row, parts, one.through, value)
+
+
+def _put(node: dict[str, Any], parts: list[str], through: tuple[bool, ...], value: Any) -> None:
+    head, rest = parts[0], parts[1:]
+    if not rest:
+        node[head] = value
+    elif through[0] and value is None:
+        node.setdefault(head, None)
+    elif through[0]:  # an array of records: one record per element
+        if node.get(head) is None:
+            node[head] = [{} for _ in value]
+        elements = node[head]
+        for element, v in zip(elements, value, strict=False):
+            _put(element, rest, through[1:], v)
+    else:
+        _put(node.setdefault(head, {}), rest, through[1:], value)
+
 
 Output = tuple[str, NDArray[np.float32], bool]
 """Name, (B,) values, whether they are sent as binary."""
 
 
-@dataclass(slots=True)
 class OipModel:
     """One model, by its name and optionally the number of the version served."""
 
-    spec: Spec
-    inputs: tuple[Input, ...]
-    scoring: Scoring
-    count: Callable[[Scored], None]  # called with each scored request
-    serving: Callable[
-        [], ServingVersion | None
-    ]  # the version served; None before rows and weights are loaded
-    now_ms: Callable[[], int]
-    max_rows: int
-    limits: InputLimits = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.limits = limits_of(self.inputs, self.max_rows)
+    def __init__(self, spec: Spec, served: Record, scoring: Scoring, *, clock: Clock, max_rows: int) -> None:
+        """Derive the inputs. Raises ConfigError if the spec does not fit `served`, the schema of events."""
+        sample = sample_schema(served, spec.events.served.explode)
+        self.spec, self.inputs = spec, inputs_of(spec, sample)
+        self.limits = limits_of(self.inputs, max_rows)
+        row = row_schema(sample, [one.name for one in self.inputs])
+        self._transcoder = JsonTranscoder(row)
+        self._decoder = SampleDecoder(spec, layout_of(spec), lambda _: row)
+        self._scoring, self._clock, self._max_rows = scoring, clock, max_rows
 
     def is_ready(self) -> bool:
         """Return whether the model is served."""
-        return self.serving() is not None
+        return self._scoring.live.version() is not None
 
     def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Return the protocol's metadata. Raises as `check`."""
@@ -59,7 +295,7 @@ class OipModel:
         """Return the version's number as text. Raises HttpError if another model or version is served."""
         if name != self.spec.name:
             raise HttpError(404, "no_model", "no such model", expected=self.spec.name, found=name[:100])
-        serving = self.serving()
+        serving = self._scoring.live.version()
         number = "" if serving is None else str(serving.manifest.number)
         if version not in ("", number):
             raise HttpError(
@@ -78,11 +314,11 @@ class OipModel:
             BadInput: an input or output does not fit the metadata.
             Unavailable: no model is served yet.   Overloaded: the expected wait is too long.
         """
-        self.scoring.refuse_if_late()
+        self._scoring.queue.refuse_if_late()
         request = read()
         count = max((len(tensor.values) for tensor in request.tensors.values()), default=0)
-        scored, serving = await self.scoring.score_rows(count, lambda: self._rows(request))
-        self.count(scored)
+        scored, serving = await self._scoring.score_samples(count, lambda: self._decoded(request))
+        self._scoring.tally.scored(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
             values[label.name] = scored.predictions[:, i]
@@ -94,17 +330,20 @@ class OipModel:
         number = str(serving.manifest.number)
         return [(name, values[name], binary) for name, binary in wanted], request, number
 
-    def _rows(self, request: InferRequest) -> Rows:
-        rows = rows_of(request.tensors, self.inputs, self.max_rows)
-        return rows, self._times(rows)
+    def _decoded(self, request: InferRequest) -> Decoded:
+        rows = rows_of(request.tensors, self.inputs, self._max_rows)
+        times_ms = self._times(rows)
+        decoded = self._decoder.decode(avro_of(self._transcoder, rows), 0, times_ms, serving=True)
+        if len(decoded.bad):
+            raise unreadable(decoded.why[0])
+        return decoded
 
     def _times(self, rows: list[dict[str, Any]]) -> I64:
         """Return (B,) event times: the rows' own, or now if a row has none."""
         time = self.spec.events.served.time
-        now = self.now_ms()
-        times = np.full(len(rows), now, np.int64)
+        times = np.full(len(rows), self._clock.now_ms(), np.int64)
         for i, row in enumerate(rows):
-            value = row.pop(time.path, None) if time.path in row else None
+            value = row.pop(time.path, None)
             if value is not None:
                 time_ms = time_ms_of(value, time)
                 if time_ms is None:

@@ -1,4 +1,4 @@
-"""The path from requests to predictions: encode, decode in serving mode, look up, score.
+"""The path from requests to predictions: encode, decode in serving mode, look up, score, explain.
 
 Letters: R requests, B samples (candidates of all requests), L labels, U unique rows of a store group,
 S floats of a row, N occurrences.
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from freshet.config.avro.schema import Record, sample_schema
+from freshet import _native
+from freshet.config.avro.schema import Record
 from freshet.config.expression import Expression, compile_score, postfix_of
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
@@ -23,19 +25,124 @@ from freshet.features import (
     GroupKeys,
     JsonTranscoder,
     RequestDecoder,
-    SampleDecoder,
 )
-from freshet.inference.explanation import FeatureRows, Unknown, rows_of_feature, values_without_row
-from freshet.inference.fields import request_schema, row_schema
-from freshet.inference.oip_rows import inputs_of
+from freshet.inference.schemas import request_schema
 from freshet.inference.versions import Scorer
 from freshet.json_text import written
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
 from freshet.tables import Plan
-from freshet.types import F32, I64, U8, U32, U64, BytesColumn
+from freshet.types import F32, I32, I64, U8, U32, U64, BytesColumn
 
-__all__ = ["Encoded", "Lookup", "Pipeline", "Scored"]
+__all__ = [
+    "Encoded",
+    "FeatureRows",
+    "Lookup",
+    "Pipeline",
+    "Scored",
+    "Unknown",
+    "avro_of",
+    "explained",
+    "rows_of_feature",
+    "unreadable",
+    "values_without_row",
+]
+
+Unknown = dict[str, int]
+"""{feature: values without a row, as new or misspelt}; a shared value counts for each candidate."""
+
+
+def values_without_row(
+    features: Sequence[str],
+    inputs: GroupInputs,
+    found: U8,
+    request_ends: U32 | NDArray[Any],
+    out: Sequence[Unknown],
+) -> None:
+    """Count values of one store group without a row, for each of R requests.
+
+    Args:
+        features: names, in the group's order.
+        inputs: the looked-up group.
+        found: (U,) uint8, 1 where the row exists.
+        request_ends: (R,) end of each request's candidates.
+        out: (R,) counts to add to.
+    """
+    if found.all():
+        return
+    missing = np.append(found == 0, False)[inputs.positions]  # -1, a null, selects the appended False
+    sums = np.zeros(len(missing) + 1, np.int64)
+    np.cumsum(missing, out=sums[1:])
+    before = sums[inputs.feature_starts].tolist()
+    shared = [0] * len(features) if inputs.shared is None else inputs.shared.tolist()
+    counts = np.diff(request_ends, prepend=0).tolist()
+    for f, name in enumerate(features):
+        if before[f] == before[f + 1]:
+            continue
+        lacking = [before[f + 1] - before[f]]
+        if len(out) > 1:
+            lacking = _of_requests(inputs, f, request_ends, sums)
+        for r, n in enumerate(lacking):
+            if n:
+                out[r][name] = n * counts[r] if shared[f] else n
+
+
+def _of_requests(inputs: GroupInputs, f: int, request_ends: NDArray[Any], sums: I64) -> list[int]:
+    """Return the (R,) values of one feature without a row; `sums` are cumulative over occurrences."""
+    lists, last = inputs.list_ends[f], request_ends.astype(np.int64)
+    if inputs.shared is not None and inputs.shared[f]:
+        last = np.arange(1, len(last) + 1)
+    if lists is not None:
+        last = np.append(0, lists)[last]
+    start = int(inputs.feature_starts[f])
+    lacking: list[int] = np.diff(sums[start + last], prepend=sums[start]).tolist()
+    return lacking
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureRows:
+    """Rows of one feature, by candidate."""
+
+    known: I64  # (B,) values that have a row
+    of: I64  # (B,) values: the length of a list, else 1; 0 for a null
+    touched_s: I64  # (B,) newest event time that one of the rows has learned from, in seconds; 0: unknown
+
+
+def rows_of_feature(
+    positions: I32, list_ends: U32 | None, found: U8, touched_s: U32, candidates: int
+) -> FeatureRows:
+    """Aggregate a feature's occurrences by candidate.
+
+    Args:
+        positions: (N,) int32 row of each occurrence, in the order of candidates; -1: null.
+        list_ends: (B,) uint32 end of each candidate's occurrences; None: one per candidate.
+        found, touched_s: (U,) uint8 and uint32 of the lookup.
+    """
+    counts = np.ones(candidates, np.int64) if list_ends is None else np.diff(list_ends, prepend=0)
+    owner = np.repeat(np.arange(candidates), counts.astype(np.int64))
+    value = positions >= 0
+    rows, owner = positions[value], owner[value]
+    newest = np.zeros(candidates, np.int64)
+    np.maximum.at(newest, owner, touched_s[rows].astype(np.int64))
+    return FeatureRows(
+        np.bincount(owner, found[rows], candidates).astype(np.int64),
+        np.bincount(owner, minlength=candidates).astype(np.int64),
+        newest,
+    )
+
+
+def explained(rows: Mapping[str, FeatureRows], index: int, now_ms: int) -> dict[str, dict[str, Any]]:
+    """Return `rows` of one item of the answer of `/v1/rank`: {feature: known, of, age in seconds}."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, feature in rows.items():
+        touched_s = int(feature.touched_s[index])
+        out[name] = {
+            "known": int(feature.known[index]),
+            "of": int(feature.of[index]),
+            "age_s": max(0, now_ms // 1000 - touched_s) if touched_s else None,
+        }
+    return out
+
 
 STEPS = ("number", "label", "+", "-", "*", "negate")  # ScoreStep::Op in request_scorer.hpp
 MOST_OCCURRENCES = 64 << 20
@@ -100,15 +207,10 @@ class Pipeline:
 
     def __init__(self, spec: Spec, served: Record) -> None:
         """Compile. Raises ConfigError if the spec does not fit `served`, the schema of served events."""
-        stream = spec.events.served
-        request, sample = request_schema(spec, served), sample_schema(served, stream.explode)
+        request = request_schema(spec, served)
         self._spec, self._layout = spec, layout_of(spec)
-        self.inputs = inputs_of(spec, sample)
-        row = row_schema(sample, [one.name for one in self.inputs])
         self.transcoder = JsonTranscoder(request, ignore_unknown=True)
-        self._rows = JsonTranscoder(row)
         self._decoder = RequestDecoder(spec, self._layout, request)
-        self._row_decoder = SampleDecoder(spec, self._layout, lambda _: row)
         self._score = compile_score(spec.serve.score)
         self._labels = [label.name for label in spec.labels]
         self._features = [[spec.features[f].name for f in g.features] for g in self._layout.groups]
@@ -117,6 +219,7 @@ class Pipeline:
         self._plans = [Plan(tables=np.array(mine, np.uint8), buckets=spec.buckets) for mine in tables]
         steps = _native_steps(self._score, self._labels)
         self._native = None if steps is None else self._decoder.scorer(tables, steps, spec.buckets)
+        self._lane: tuple[HedgeDense, _native.HedgeLane] | None = None  # of the version scored last
 
     def _table(self, feature: int) -> int:
         name = self._spec.features[feature].table
@@ -125,19 +228,12 @@ class Pipeline:
 
     def encoded(self, events: Sequence[Mapping[str, Any]], candidates: int) -> Encoded:
         """Encode a request's served events as Avro. Raises BadInput, with the field, if one does not fit."""
-        return Encoded(_encoded(self.transcoder, events), candidates)
+        return Encoded(avro_of(self.transcoder, events), candidates)
 
     def requests(self, encoded: Sequence[Encoded]) -> DecodedRequests:
         """Decode the candidates of R requests; `bad` of the result names requests with an error."""
         counts = np.array([one.candidates for one in encoded], np.uint32)
         return self._decoder.decode(_joined(encoded), counts)
-
-    def rows(self, rows: Sequence[Mapping[str, Any]], times_ms: I64) -> Decoded:
-        """Decode B samples with (B,) int64 event times in ms. Raises BadInput."""
-        decoded = self._row_decoder.decode(_encoded(self._rows, rows), 0, times_ms, serving=True)
-        if len(decoded.bad):
-            raise _unreadable(decoded.why[0])
-        return decoded
 
     def score(
         self, samples: Decoded | DecodedRequests, table: Lookup, scorer: Scorer, *, explain: bool = False
@@ -156,7 +252,7 @@ class Pipeline:
         """Score one request. Raises BadInput if it cannot be decoded, as if its key is null."""
         samples = self.requests([encoded])
         if len(samples.bad):
-            raise _unreadable(samples.why[0])
+            raise unreadable(samples.why[0])
         return self.score(samples, table, scorer, explain=explain)
 
     def score_all(self, encoded: Sequence[Encoded], table: Lookup, scorer: Scorer) -> list[Scored | BadInput]:
@@ -184,9 +280,9 @@ class Pipeline:
             return None
         events = _joined(encoded)
         counts = np.array([one.candidates for one in encoded], np.uint32)
-        made = self._native.score(
-            store, scorer.native, scorer.scoring_lane(), events.data, events.ends, counts
-        )
+        if self._lane is None or self._lane[0] is not scorer:
+            self._lane = scorer, scorer.scoring_lane()
+        made = self._native.score(store, scorer.native, self._lane[1], events.data, events.ends, counts)
         if made is None:
             return None
         predictions, scores, without_row = made
@@ -200,7 +296,7 @@ class Pipeline:
         self, encoded: Sequence[Encoded], samples: DecodedRequests, table: Lookup, scorer: Scorer
     ) -> list[Scored | BadInput]:
         if len(encoded) == 1:
-            return [_unreadable(samples.why[0])]
+            return [unreadable(samples.why[0])]
         return [one for a in encoded for one in self.score_all([a], table, scorer)]
 
     def _inputs(
@@ -304,11 +400,13 @@ def _split(
     return [Scored(p, s, u) for p, s, u in parts]
 
 
-def _unreadable(why: str) -> BadInput:
+def unreadable(why: str) -> BadInput:
+    """Make the error for a request that cannot be decoded."""
     return BadInput(f"the request cannot be read: {why}")
 
 
-def _encoded(transcoder: JsonTranscoder, values: Sequence[Mapping[str, Any]]) -> BytesColumn:
+def avro_of(transcoder: JsonTranscoder, values: Sequence[Mapping[str, Any]]) -> BytesColumn:
+    """Encode JSON objects as Avro. Raises BadInput, with row and field, if one does not fit."""
     made = transcoder.body(written(values, "the request"))
     if made.bad:
         first = made.bad[0]

@@ -13,72 +13,148 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
+import orjson
 
+from freshet import _native
 from freshet.clock import Clock
+from freshet.config.avro.schema import SERVED_FIELD
 from freshet.config.settings import Inference as Settings
 from freshet.config.spec.model import Explore, Spec
+from freshet.features import JsonTranscoder
 from freshet.http.browser_checks import require_json
 from freshet.http.request import Request
 from freshet.http.responses import Response, error_response, json_response
 from freshet.http.routes import Reply
-from freshet.inference import metrics
-from freshet.inference.core import Order, RankRequest, events_of, get_path, order, parse_rank, refuse_expanded
-from freshet.inference.explanation import explained
-from freshet.inference.fast_path import FastPath, FastRequest
-from freshet.inference.fields import Filling
-from freshet.inference.log_limits import Loggable
-from freshet.inference.pipeline import Scored
-from freshet.inference.scorer import Outcome, Scoring
-from freshet.inference.served_log import Served, ServedLogger, served_events
-from freshet.inference.serving_state import ServingState
+from freshet.inference.pipeline import Encoded, Scored, explained
+from freshet.inference.requests import (
+    Filling,
+    Order,
+    RankRequest,
+    events_of,
+    get_path,
+    order,
+    parse_rank,
+    refuse_expanded,
+    time_value,
+)
+from freshet.inference.scoring import Outcome, Scoring, Watch
+from freshet.inference.served_log import Loggable, NativeRules, Served, ServedLogger, places_of, served_events
 from freshet.inference.versions import ServingVersion
 from freshet.observability.spans import RankAnswer, rank_answer
-from freshet.observability.tracing import Context, now_ns
+from freshet.observability.tracing import Context, active, now_ns
+from freshet.types import BytesColumn
 
-__all__ = ["Ranker", "Tally", "Totals"]
+__all__ = [
+    "FastPath",
+    "FastRequest",
+    "Ranker",
+]
+
+_NOTHING_LOGGED: NativeRules = (None, None, None, 0)
+_NO_ID = '""'
+"""JSON of the empty id, which `Filling` refuses."""
+
+MOST_PLACES = 64  # RankText's bound of fields by which an item has its position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FastRequest:
+    """A request that native code has parsed."""
+
+    encoded: Encoded
+    k: int  # items to return, 1 to the number of candidates
+    dry_run: bool
+    _text: _native.RankText
+    _rules: _native.RankRules
+
+    def answer(
+        self, order: Order, scored: Scored, version: int, freshness_ms: int | None, *, log: bool
+    ) -> tuple[bytes, Served | None]:
+        """Return the answer's body, and the impression if `log` is true."""
+        text = self._text
+        items, served = text.ranked(
+            self._rules,
+            order.indices,
+            scored.scores,
+            scored.predictions,
+            order.propensity,
+            version,
+            order.explored,
+            log,
+        )
+        body = (
+            b'{"request_id":%b,"items":%b,"version":%d,"freshness_ms":%b,"unknown_rows":%b,"explored":%b}'
+            % (
+                text.id.encode(),
+                items,
+                version,
+                b"null" if freshness_ms is None else b"%d" % freshness_ms,
+                orjson.dumps(scored.unknown),
+                b"true" if order.explored else b"false",
+            )
+        )
+        return body, None if served is None else Served([text.id.strip('"').encode()], [served])
+
+
+class FastPath:
+    """Parses requests of one spec. Thread-safe."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        transcoder: JsonTranscoder,
+        filling: Filling,
+        max_candidates: int,
+        loggable: Loggable | None = None,
+    ) -> None:
+        """Compile the rules; raises ValueError if the spec does not fit (see `fits`).
+
+        Args:
+            transcoder: of the request schema.
+            loggable: checks the impression; None: none is logged.
+        """
+        stream = spec.events.served
+        if not self.fits(spec):
+            raise ValueError(
+                "expected a spec whose candidates, request id and time stand at the top of events"
+            )
+        self._filling, self._loggable = filling, loggable
+        self._writer, _, _ = transcoder.native
+        self._rules = _native.RankRules(
+            stream.explode or "",
+            stream.key[0],
+            stream.time.path,
+            SERVED_FIELD,
+            places_of(spec),
+            [orjson.dumps(label.name).decode() for label in spec.labels],
+            max_candidates,
+        )
+
+    @staticmethod
+    def fits(spec: Spec) -> bool:
+        """Return whether candidates, request id and time are top-level fields of the served event."""
+        stream = spec.events.served
+        names = [stream.explode or ".", stream.key[0], stream.time.path, *places_of(spec)]
+        return len(names) <= MOST_PLACES and not any("." in name for name in names)
+
+    def read(self, body: bytes, now_ms: int) -> FastRequest | None:
+        """Parse a request's body; None if it cannot take the fast path."""
+        filling = self._filling
+        new_id = orjson.dumps(filling.new_id()).decode()
+        now = orjson.dumps(time_value(now_ms, filling.stream.time)).decode()
+        logged = self._loggable.native(now_ms) if self._loggable is not None else _NOTHING_LOGGED
+        text = _native.RankText.read(self._rules, self._writer, body, new_id, now, *logged)
+        if text is None or text.id == _NO_ID:
+            return None
+        encoded = Encoded(BytesColumn(*text.record()), text.candidates)
+        return FastRequest(encoded, text.k, text.dry_run, text, self._rules)
+
 
 Arrival = tuple[int, Context | None]
 """When a request arrived by the wall clock, and the span of its HTTP request."""
 
 START_POLL_S = 0.02
 """Interval at which a request that came during the server's start checks for rows and a version."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts since the server's start."""
-
-    requests: int = 0  # answered with scores, including those of the Open Inference Protocol
-    candidates: int = 0  # scored
-    explored: int = 0  # requests ordered at random
-
-
-class Tally:
-    """Counts scored requests for `/status` (`totals`) and Prometheus."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.totals = Totals()
-        self._candidates = metrics.CANDIDATES.counter(registry)
-        self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
-        self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
-        self._explored = metrics.EXPLORED.counter(registry)
-
-    def scored(self, scored: Scored) -> None:
-        """Count a scored request."""
-        self.totals.requests += 1
-        self.totals.candidates += len(scored.scores)
-        self._candidates.inc(len(scored.scores))
-        for feature, n in scored.unknown.items():
-            counter = self._unknown_of.get(feature)
-            if counter is None:
-                counter = self._unknown_of[feature] = self._unknown.labels(feature)
-            counter.inc(n)
-
-    def explored(self) -> None:
-        """Count a request that was ordered at random."""
-        self.totals.explored += 1
-        self._explored.inc()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +165,7 @@ class _Ranking:
     context: Mapping[str, Any]  # with id and time
     now_ms: int
     reply: Reply
-    came: Arrival | None  # None while tracing is off
+    arrival: Arrival | None  # None while tracing is off
 
 
 class Ranker:
@@ -100,12 +176,10 @@ class Ranker:
         spec: Spec,
         scoring: Scoring,
         filling: Filling,
-        live: ServingState,
         settings: Settings,
         *,
         logger: ServedLogger | None,
         loggable: Loggable | None,
-        tally: Tally,
         clock: Clock,
         rng: random.Random,
     ) -> None:
@@ -115,14 +189,17 @@ class Ranker:
             logger: logs impressions; None if the spec logs none.
             loggable: checks impressions before scoring; None if the spec logs none.
         """
-        self._spec, self._scoring, self._filling, self._live = spec, scoring, filling, live
-        self._settings, self._logger, self._loggable = settings, logger, loggable
-        self._tally, self._clock, self._rng = tally, clock, rng
+        self._spec, self._scoring, self._filling, self._settings = spec, scoring, filling, settings
+        self._live, self._tally, self._pipeline = scoring.live, scoring.tally, scoring.pipeline
+        self._logger, self._loggable, self._clock, self._rng = logger, loggable, clock, rng
+        self._traces = active() is not None
         self._labels = [label.name for label in spec.labels]
         self._id_path = spec.events.served.key[0]
         self._fast_path = None
         if FastPath.fits(spec):
-            self._fast_path = FastPath(spec, scoring.transcoder, filling, settings.max_candidates, loggable)
+            self._fast_path = FastPath(
+                spec, self._pipeline.transcoder, filling, settings.max_candidates, loggable
+            )
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Queue a request; a later turn of the loop answers it.
@@ -131,71 +208,56 @@ class Ranker:
         HttpError if its type is not JSON, and Overloaded, before parsing, if the expected wait is too long.
         """
         require_json(request)
-        self._scoring.refuse_if_late()
+        self._scoring.queue.refuse_if_late()
         is_served = self._live.version() is not None
         if is_served and self._fast_path is not None:
-            plain = self._fast_path.read(request.body, self._clock.now_ms())
-            if plain is not None and self._is_small(len(request.body), plain):
-                came = self._came(request)
-                answer = partial(self._answer_fast, plain, reply, came)
-                self._scoring.submit(plain.encoded, answer, request.watch_client())
+            fast = self._fast_path.read(request.body, self._clock.now_ms())
+            if fast is not None and self._is_small(len(request.body), fast):
+                answer = partial(self._answer_fast, fast, reply, self._arrival(request))
+                self._scoring.queue.submit(fast.encoded, answer, request.watch_client)
                 return
         parsed = parse_rank(request.body, self._settings.max_candidates)
         explode, most = self._spec.events.served.explode, self._settings.max_body_bytes
         refuse_expanded(explode, parsed, len(request.body), most)
-        came = self._came(request)
+        rank = partial(self._rank, parsed, reply, self._arrival(request), request.watch_client)
         if is_served:
-            self._rank(parsed, reply, came, request.watch_client())
+            rank()
         else:
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + self._settings.start_wait_ms / 1e3
-            self._rank_once_served(parsed, reply, came, request.watch_client(), loop, deadline)
+            deadline_s = asyncio.get_running_loop().time() + self._settings.start_wait_ms / 1e3
+            self._rank_once_served(rank, reply, deadline_s)
 
-    def _is_small(self, body_bytes: int, plain: FastRequest) -> bool:
+    def _is_small(self, body_bytes: int, fast: FastRequest) -> bool:
         """Return whether the impression is certainly within the limits; else `_rank` checks it."""
-        if self._loggable is None or plain.dry_run:
+        if self._loggable is None or fast.dry_run:
             return True
-        return self._loggable.is_small(body_bytes, plain.encoded.candidates)
+        return self._loggable.is_small(body_bytes, fast.encoded.candidates)
 
-    @staticmethod
-    def _came(request: Request) -> Arrival | None:
+    def _arrival(self, request: Request) -> Arrival | None:
         """Return when a request arrived, and for which client's span; None while tracing is off."""
-        start_ns = now_ns()
-        return (start_ns, request.span) if start_ns else None
+        return (now_ns(), request.span) if self._traces else None
 
-    def _rank_once_served(
-        self,
-        request: RankRequest,
-        reply: Reply,
-        came: Arrival | None,
-        gone: Callable[[], bool],
-        loop: asyncio.AbstractEventLoop,
-        deadline: float,
-    ) -> None:
+    def _rank_once_served(self, rank: Callable[[], None], reply: Reply, deadline_s: float) -> None:
         """Delay a request while the server starts, so that clients see a restart as a pause, not an error."""
-        if self._live.version() is None and loop.time() < deadline:
-            loop.call_later(START_POLL_S, self._rank_once_served, request, reply, came, gone, loop, deadline)
+        loop = asyncio.get_running_loop()
+        if self._live.version() is None and loop.time() < deadline_s:
+            loop.call_later(START_POLL_S, self._rank_once_served, rank, reply, deadline_s)
             return
         try:
-            self._rank(request, reply, came, gone)
+            rank()
         except Exception as error:
             reply(error_response(error))
 
-    def _rank(
-        self, request: RankRequest, reply: Reply, came: Arrival | None, gone: Callable[[], bool]
-    ) -> None:
+    def _rank(self, request: RankRequest, reply: Reply, arrival: Arrival | None, watch: Watch) -> None:
         now_ms = self._clock.now_ms()
         context = self._filling.filled(request.context, request.request_id, now_ms)
         events = events_of(self._spec, context, request.candidates)
-        encoded = self._scoring.encoded(events, len(request.candidates))
+        encoded = self._pipeline.encoded(events, len(request.candidates))
         if self._loggable is not None and not request.dry_run:
             items = self._loggable.placed(request.candidates)
             self._loggable.check(events_of(self._spec, context, items), now_ms)
-        answer = partial(self._answer, _Ranking(request, context, now_ms, reply, came))
-        if request.explain:
-            self._scoring.submit_explained(encoded, answer, gone)
-        else:
-            self._scoring.submit(encoded, answer, gone)
+        answer = partial(self._answer, _Ranking(request, context, now_ms, reply, arrival))
+        waiting = self._scoring.explained(encoded) if request.explain else encoded
+        self._scoring.queue.submit(waiting, answer, watch)
 
     def _answer(self, ranking: _Ranking, outcome: Outcome) -> None:
         try:
@@ -206,15 +268,17 @@ class Ranker:
         except Exception as error:
             ranking.reply(error_response(error))
 
-    def _answer_fast(self, plain: FastRequest, reply: Reply, came: Arrival | None, outcome: Outcome) -> None:
+    def _answer_fast(
+        self, fast: FastRequest, reply: Reply, arrival: Arrival | None, outcome: Outcome
+    ) -> None:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
             scored, serving = outcome
-            found = self._ordered(scored, plain.k, dry_run=plain.dry_run)
-            version, log = serving.manifest.number, self._logger is not None and not plain.dry_run
-            body, served = plain.answer(found, scored, version, self._live.freshness_ms(), log=log)
-            traced = _rank_answer(came, scored, serving, logged=served is not None)
+            found = self._ordered(scored, fast.k, dry_run=fast.dry_run)
+            version, log = serving.manifest.number, self._logger is not None and not fast.dry_run
+            body, served = fast.answer(found, scored, version, self._live.freshness_ms(), log=log)
+            traced = _rank_answer(arrival, scored, serving, logged=served is not None)
             if self._logger is not None and served is not None:
                 self._logger.enqueue(served if traced is None else replace(served, answer=traced))
             reply(Response(200, body))
@@ -243,10 +307,10 @@ class Ranker:
                 scored.predictions,
                 version,
             )
-            answer = _rank_answer(ranking.came, scored, serving, logged=True)
+            answer = _rank_answer(ranking.arrival, scored, serving, logged=True)
             self._logger.enqueue(replace(Served.of(self._spec, events), answer=answer))
         else:
-            _rank_answer(ranking.came, scored, serving, logged=False)
+            _rank_answer(ranking.arrival, scored, serving, logged=False)
         return {
             "request_id": get_path(ranking.context, self._id_path),
             "items": self._items(found, scored, ranking.now_ms),

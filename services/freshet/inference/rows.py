@@ -18,18 +18,134 @@ import numpy as np
 import structlog
 
 from freshet.config.spec.identity import explain_defaults
+from freshet.config.spec.layout import Layout
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.errors import Corrupt, DataLost, FreshetError, Mismatch, Unavailable
-from freshet.inference.core import BucketView, explain
+from freshet.errors import (
+    Corrupt,
+    DataLost,
+    FreshetError,
+    Mismatch,
+    Unavailable,
+    first_line,
+)
 from freshet.log import EventLog, Reader
 from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_rows_applied
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows
 from freshet.rows.store import RowStore, TellsDamage
-from freshet.types import F32, U64, Bucket, BucketMeta, Records, RowRuns, TopicPartition
+from freshet.tables import Store
+from freshet.tables.runs import runs_of
+from freshet.types import (
+    F32,
+    I64,
+    U8,
+    U32,
+    U64,
+    Bool,
+    Bucket,
+    BucketMeta,
+    Fence,
+    Records,
+    RowRuns,
+    Run,
+    TopicPartition,
+    bucket_of,
+)
 
-__all__ = ["Damage", "RowFollower", "RowSink", "RowsState"]
+__all__ = [
+    "BucketView",
+    "Damage",
+    "RowFollower",
+    "RowSink",
+    "RowsState",
+    "ServingTable",
+]
+
+NEVER_LATER_S = 0xFFFFFFFF
+"""Latest second that a row can hold, in 2106."""
+
+
+class ServingTable:
+    """Rows for lookups, which may run during writes. One thread writes."""
+
+    def __init__(self, layout: Layout, *, buckets: int, partitions: int, seed: int) -> None:
+        def store(*, serving: bool) -> Store:
+            return Store(
+                layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, publish=False
+            )
+
+        self._layout = layout
+        self._rows = store(serving=True)
+        self.native = self._rows.native  # for native code that scores with it
+        self._unpacker = store(serving=False)  # empty: it only unpacks rows
+        self._group_of = {table: group.index for group in layout.groups for table in group.tables}
+
+    def lookup(
+        self,
+        group: int,
+        keys: U64,
+        tables: U8,
+        bucket_starts: U32,
+        out: F32,
+        *,
+        create: bool = False,
+        found: U8 | None = None,
+        touched: U32 | None = None,
+    ) -> None:
+        """Write rows of (U,) uint64 keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
+        self._rows.lookup(
+            group, keys, tables, bucket_starts, out, create=create, found=found, touched=touched
+        )
+
+    def import_runs(self, runs: RowRuns) -> None:
+        """Import rows in the row store's format. Raises Corrupt if they do not fit the spec."""
+        for part in self._unpacker.unpack_runs(runs):
+            self._rows.import_values(part.table, part.keys, part.values, touched=part.touched)
+
+    def import_sound(self, runs: RowRuns) -> int:
+        """Import the valid rows of runs that `import_runs` refuses; return the number of the others."""
+        left_out = 0
+        for run in runs:
+            width = int(runs.widths[run.table])
+            waiting = [np.arange(len(run.keys))]
+            while waiting:
+                some = waiting.pop()
+                if not len(some):
+                    continue
+                part = Run(run.bucket, run.table, run.keys[some], run.keys[:0], run.records[some])
+                try:
+                    self.import_runs(runs_of([part], runs.widths))
+                except (Corrupt, ValueError):
+                    if len(some) == 1 or not width:
+                        left_out += len(some)
+                    else:
+                        waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
+        return left_out
+
+    def import_values(self, table: int, keys: U64, values: F32, *, event_time_ms: int = 0) -> None:
+        """Set rows: (N,) uint64 keys, (N, S) float32 values that learned from events up to this time.
+
+        Raises Corrupt if the table is unknown or has another width.
+        """
+        group = self._group_of.get(table)
+        if group is None or values.shape[1] != self._layout.groups[group].width:
+            raise Corrupt(
+                f"a delta of table {table} with {values.shape[1]} floats a row does not fit the spec"
+            )
+        touched = np.full(len(keys), min(max(event_time_ms, 0) // 1000, NEVER_LATER_S), np.uint32)
+        self._rows.import_values(table, keys, values, touched=touched)
+
+    def remove(self, table: int, keys: U64) -> None:
+        """Remove the rows of (N,) uint64 keys, if any. Raises Corrupt if the table is unknown."""
+        if table not in self._group_of:
+            raise Corrupt(f"removals of table {table}, which the spec does not have")
+        self._rows.remove(table, keys)
+
+    def rows(self) -> dict[int, int]:
+        """Return {table id: number of rows}."""
+        return dict(self._rows.memory().rows)
+
 
 log = structlog.get_logger(__name__)
 
@@ -136,7 +252,7 @@ class RowFollower:
                 stop.wait(RETRY_S)
             except Exception as error:  # a bug must not end the thread, or rows would age
                 log.error("following rows failed, starting over", exc_info=error)
-                self._report(f"following rows failed: {explain(error)}")
+                self._report(f"following rows failed: {first_line(error)}")
                 stop.wait(RETRY_S)
 
     def _end_of_fences(self) -> int:
@@ -361,3 +477,31 @@ class _Table:
         if gone.any():
             self.sink.remove(delta.table, delta.removed[gone])
         self.clock_ms = max(self.clock_ms, delta.event_time_ms)
+
+
+@dataclass(slots=True, eq=False)
+class BucketView:
+    """Fences and offsets by bucket, which decide whether a delta applies (PROTOCOL 17)."""
+
+    buckets: int
+    fences: I64 = field(init=False)  # highest fence seen
+    offsets: I64 = field(init=False)  # the scanned row store contained all deltas below
+
+    def __post_init__(self) -> None:
+        self.fences = np.full(self.buckets, -1, np.int64)
+        self.offsets = np.zeros(self.buckets, np.int64)
+
+    def scanned(self, bucket: int, fence: int, rows_offset: int) -> None:
+        """Record the meta of a bucket that was read from the row store; the meta is read first."""
+        self.fences[bucket] = fence
+        self.offsets[bucket] = rows_offset
+
+    def wanted(self, offset: int, fence: Fence, keys: U64) -> Bool:
+        """Select the (N,) uint64 keys of a delta that apply: (N,) bool; record the fence.
+
+        Keys do not apply if their bucket has seen a higher fence, or its scan contains the delta.
+        """
+        buckets = bucket_of(keys, self.buckets)
+        current = self.fences[buckets] <= fence
+        np.maximum.at(self.fences, buckets, fence)
+        return current & (offset >= self.offsets[buckets])

@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -35,19 +35,15 @@ from freshet.http.request import Request
 from freshet.http.responses import Response, json_response
 from freshet.http.server import Beside, run_server
 from freshet.inference import api, metrics
-from freshet.inference.core import label_delay_ms
-from freshet.inference.fields import Filling
-from freshet.inference.log_limits import Loggable
-from freshet.inference.oip_api import OipRoutes
+from freshet.inference.oip_http import OipRoutes
 from freshet.inference.oip_model import OipModel
 from freshet.inference.pipeline import Pipeline
-from freshet.inference.progress import Progress
-from freshet.inference.rank import Ranker, Tally
-from freshet.inference.rows import RowFollower
-from freshet.inference.scorer import Scoring
-from freshet.inference.served_log import ServedLogger
-from freshet.inference.serving_state import RowsWatch, ServingState
-from freshet.inference.table import ServingTable
+from freshet.inference.progress import Progress, RowsWatch
+from freshet.inference.rank import Ranker
+from freshet.inference.requests import Filling
+from freshet.inference.rows import RowFollower, ServingTable
+from freshet.inference.scoring import Scoring, ServingState
+from freshet.inference.served_log import Loggable, ServedLogger
 from freshet.inference.versions import Scorer, VersionFollower
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
@@ -61,7 +57,7 @@ from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
 from freshet.versions import VersionStore
 
-__all__ = ["Inference", "Parts", "run"]
+__all__ = ["Inference", "Parts", "label_delay_ms", "run"]
 
 MAX_QUERIES = 32
 """Bound of waiting queries about events. Each reads the metas of all buckets: ms of the row store's time."""
@@ -74,7 +70,7 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Spec, schema and storage of an inference server."""
+    """Spec, schema, storage and clock of an inference server."""
 
     spec: Spec
     spec_hash: str  # of the identity keys; row store and versions must have the same
@@ -82,6 +78,8 @@ class Parts:
     log: EventLog
     store: RowStore
     versions: VersionStore
+    clock: Clock = STEADY_CLOCK
+    rng: random.Random = field(default_factory=random.Random)  # nosec B311  # exploring
 
 
 class Inference:
@@ -92,8 +90,6 @@ class Inference:
         parts: Parts,
         settings: Settings,
         *,
-        clock: Clock = STEADY_CLOCK,
-        rng: random.Random | None = None,
         guard: Guard | None = None,
         sites: Sites | None = None,
     ) -> None:
@@ -102,7 +98,7 @@ class Inference:
         Raises ConfigError if the spec does not fit the schema, ImportError if the model needs torch and it is
         not installed.
         """
-        spec = parts.spec
+        spec, clock = parts.spec, parts.clock
         pipeline = Pipeline(spec, parts.served)
         topics = topics_of(spec)
         takes = {}
@@ -161,20 +157,19 @@ class Inference:
         self._progress = Progress(spec, parts.log, parts.store)
         self._queries, self._clock = 0, clock
         self._progress_thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
-        self._live, self._tally = ServingState(self.rows, self.versions, clock), Tally(registry)
+        self._live = ServingState(self.rows, self.versions, clock)
         self._measure(registry, spec)
         scoring = Scoring(pipeline, self._live, settings, registry)
+        self._tally = scoring.tally
         ranker = Ranker(
             spec,
             scoring,
             Filling.of(spec.events.served, parts.served),
-            self._live,
             settings,
             logger=self.logger,
             loggable=Loggable(spec, parts.served, limits) if spec.serve.log_served else None,
-            tally=self._tally,
             clock=clock,
-            rng=rng or random.Random(),  # nosec B311  # exploring
+            rng=parts.rng,
         )
         self.app = App(
             registry,
@@ -190,10 +185,7 @@ class Inference:
         self.app.route(api.PROGRESS, self._progressed)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
-        self.oip = OipModel(
-            spec, pipeline.inputs, scoring, self._tally.scored, self._live.version, clock.now_ms,
-            settings.max_candidates,
-        )  # fmt: skip
+        self.oip = OipModel(spec, parts.served, scoring, clock=clock, max_rows=settings.max_candidates)
         OipRoutes(self.oip, settings.max_body_bytes).add_to(self.app)
         self.grpc_counts = door_counts(registry)
 
@@ -306,8 +298,6 @@ def run(
     common: Common,
     *,
     stop: threading.Event,
-    clock: Clock = STEADY_CLOCK,
-    rng: random.Random | None = None,
     ready: Callable[[str], None] = lambda url: None,
     beside: Callable[[Inference], Beside] | None = None,
     guard: Guard | None = None,
@@ -331,7 +321,7 @@ def run(
 
     with Face(common, settings.port) as face:
         sites = Sites(common.bind_address, common.hosts)
-        server = Inference(parts, settings, clock=clock, rng=rng, guard=guard, sites=sites)
+        server = Inference(parts, settings, guard=guard, sites=sites)
         stop_threads = threading.Event()  # set after `stop`: open requests are still scored and logged
 
         async def main() -> None:
@@ -347,3 +337,11 @@ def run(
             threads_left = join_all(threads, rest_s() + NOTICE_S)
             within(CLOSE_S / 2, "close", server.close)  # a writer waits for its append
             logger.info("inference stopped", threads_left=threads_left)
+
+
+def label_delay_ms(spec: Spec) -> int:
+    """Return the time from an impression to its first negative sample.
+
+    Labels that only some impressions have (`given`) do not count.
+    """
+    return min(label.window_ms for label in spec.labels if label.given is None) + spec.join.grace_ms

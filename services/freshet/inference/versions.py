@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from freshet.config.spec.identity import explain_defaults
-from freshet.errors import Corrupt, Mismatch
+from freshet.errors import Corrupt, Mismatch, first_line
 from freshet.inference import metrics
-from freshet.inference.core import explain, not_finite
 from freshet.model.inputs import ModelInputs
 from freshet.observability.skipped_state import skip
 from freshet.observability.spans import start_version_load
@@ -23,7 +22,7 @@ from freshet.observability.tracing import running
 from freshet.types import F32
 from freshet.versions import Manifest, VersionStore
 
-__all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState"]
+__all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState", "not_finite"]
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +94,7 @@ class VersionFollower:
                 self.poll()
             except Exception as error:  # a bug must not end the thread
                 log.error("following versions failed, retrying", exc_info=error)
-                self.state = replace(self.state, reason=f"following versions failed: {explain(error)}")
+                self.state = replace(self.state, reason=f"following versions failed: {first_line(error)}")
             stop.wait(self._poll_s)
 
     def poll(self) -> None:
@@ -103,7 +102,7 @@ class VersionFollower:
         try:
             wanted, problem = self._wanted()
         except Exception as error:
-            self.state = replace(self.state, reason=f"the version store cannot be read: {explain(error)}")
+            self.state = replace(self.state, reason=f"the version store cannot be read: {first_line(error)}")
             return
         serving = self.state.serving
         if wanted is None or (serving is not None and serving.manifest.number == wanted):
@@ -124,10 +123,10 @@ class VersionFollower:
         except Exception as error:  # a bad version must never take the server down
             self._retry_in_s[wanted] = RETRY_S
             self._kept_out.inc()
-            log.error("version kept out", version=wanted, reason=explain(error))
+            log.error("version kept out", version=wanted, reason=first_line(error))
             if isinstance(error, (Corrupt, KeyError)):
-                skip("version", f"version {wanted}", explain(error))
-            reason = f"version {wanted} kept out: {explain(error)}"
+                skip("version", f"version {wanted}", first_line(error))
+            reason = f"version {wanted} kept out: {first_line(error)}"
             self.state = VersionsState(serving or self._older(wanted), reason, wanted)
             return
         self.state = VersionsState(version, "")
@@ -168,7 +167,7 @@ class VersionFollower:
         try:
             numbers = self._store.numbers()
         except Exception as error:
-            log.error("older versions cannot be listed", version=number, reason=explain(error))
+            log.error("older versions cannot be listed", version=number, reason=first_line(error))
             return None
         newest_first = numbers[::-1]
         for older in (*(n for n in newest_first if n < number), *(n for n in newest_first if n > number)):
@@ -176,7 +175,7 @@ class VersionFollower:
                 if self._store.manifest(older).verdict == "promoted":
                     return self._loaded(older)
             except Exception as error:
-                log.error("version kept out", version=older, reason=explain(error))
+                log.error("version kept out", version=older, reason=first_line(error))
         return None
 
     def _loaded(self, number: int) -> ServingVersion:
@@ -193,3 +192,11 @@ class VersionFollower:
         if bad is not None:
             raise Corrupt(f"tensor {bad} holds NaN or infinity")
         return ServingVersion(manifest, self._load(dict[str, Any](version.tensors)))
+
+
+def not_finite(tensors: Mapping[str, Any]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity, or None."""
+    return next(
+        (n for n, t in tensors.items() if t.dtype.kind == "f" and not np.isfinite(t).all()),
+        None,
+    )

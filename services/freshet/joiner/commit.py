@@ -1,25 +1,175 @@
-"""Commits of the joiner: JSON records of `<model>.joiner`, one per partition and commit, atomic with the
-samples.
+"""Commits of the joiner, with its ledger: exact counts of the outcomes of all events.
 
-A restart replays them. The watermark is constant between two commits, so reading the records up to `next` and
-then advancing to `watermark_ms`, commit by commit, restores the state exactly (PROTOCOL 18).
+Commits are JSON records of `<model>.joiner`, one per partition and commit, atomic with the samples. A restart
+replays them. The watermark is constant between two commits, so reading the records up to `next` and then
+advancing to `watermark_ms`, commit by commit, restores the state exactly (PROTOCOL 18).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import orjson
 
+from freshet import _native
 from freshet.clock import ClockState
 from freshet.errors import Corrupt
-from freshet.joiner.ledger import Ledger
 from freshet.types import I64
 
-__all__ = ["LONG_AGO_MS", "Commit", "ReplayExclusions", "WatermarkSetBack", "spans"]
+__all__ = [
+    "EVENT_COUNTERS",
+    "LABEL_COUNTERS",
+    "LONG_AGO_MS",
+    "REFUSALS",
+    "Commit",
+    "EventCounts",
+    "Ledger",
+    "ReplayExclusions",
+    "WatermarkSetBack",
+    "spans",
+    "unspan",
+]
+
+_names: tuple[list[str], list[str]] = _native.join_counters()
+LABEL_COUNTERS: tuple[str, ...] = tuple(_names[0])
+"""Final outcomes of (impression, label): trained_positive, trained_negative, not_shown, given_false,
+sampled_out, no_value, late.
+"""
+
+EVENT_COUNTERS: tuple[str, ...] = tuple(_names[1])
+"""Outcomes of events: impressions*, actions_*, shown_*."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Counts since the model began. Each impression is, for each label, in exactly one of the label's counts.
+
+    `no_value` counts numeric labels without a number (the maximum of no actions), or with one out of the
+    label's bounds. Actions are counted as matched (they changed a label), again (the label was true already),
+    late, outside (of all windows), repeated, orphan (no impression within the grace) or no_label; those that
+    still wait for their impression are in `waiting`.
+    """
+
+    labels: Mapping[str, Mapping[str, int]]  # label -> LABEL_COUNTERS and "pending"
+    events: Mapping[str, int]  # EVENT_COUNTERS
+    waiting: int  # actions and shown events without an impression yet; orphans until the grace has passed
+    refused: int  # events that became dead letters
+
+    def unexplained(self) -> Mapping[str, int]:
+        """Return, for each label, the impressions that its counts do not explain: always 0."""
+        seen = self.events["impressions"] + self.events["impressions_late"]
+        return {label: seen - sum(counts.values()) for label, counts in self.labels.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of commits and of `freshet status --json`."""
+        return {
+            "labels": {label: dict(counts) for label, counts in self.labels.items()},
+            "events": dict(self.events),
+            "waiting": self.waiting,
+            "refused": self.refused,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Ledger:
+        """Read the object of `to_json`. Raises KeyError or TypeError if it is something else."""
+        labels = {
+            str(label): {name: int(counts.get(name, 0)) for name in (*LABEL_COUNTERS, "pending")}
+            for label, counts in record["labels"].items()
+        }
+        events = {name: int(record["events"].get(name, 0)) for name in EVENT_COUNTERS}
+        return cls(labels, events, int(record["waiting"]), int(record["refused"]))
+
+    @classmethod
+    def of(cls, names: Sequence[str], counters: I64, pending: I64, waiting: int, refused: int) -> Ledger:
+        """Make a ledger from the native core's counters.
+
+        Args:
+            names: of the L labels.
+            counters: (L * label counters + event counters,) int64.
+            pending: (L,) int64 undecided impressions.
+            waiting: events without an impression yet.
+            refused: events that became dead letters.
+        """
+        width = len(LABEL_COUNTERS)
+        labels = {}
+        for i, name in enumerate(names):
+            counts = counters[i * width : (i + 1) * width].tolist()
+            labels[name] = {**dict(zip(LABEL_COUNTERS, counts, strict=True)), "pending": int(pending[i])}
+        events = dict(zip(EVENT_COUNTERS, counters[len(names) * width :].tolist(), strict=True))
+        return cls(labels, events, waiting, refused)
+
+    def counters(self) -> I64:
+        """Return the counters as `of` takes them: (L * label counters + event counters,) int64."""
+        flat = [counts[name] for counts in self.labels.values() for name in LABEL_COUNTERS]
+        return np.array(flat + [self.events[name] for name in EVENT_COUNTERS], np.int64)
+
+    def __add__(self, other: Ledger) -> Ledger:
+        """Add the counts of other partitions, of the same labels."""
+        return Ledger(
+            {label: _sum(counts, other.labels[label]) for label, counts in self.labels.items()},
+            _sum(self.events, other.events),
+            self.waiting + other.waiting,
+            self.refused + other.refused,
+        )
+
+    @classmethod
+    def empty(cls, names: Sequence[str]) -> Ledger:
+        """Make a ledger of zeros for labels of these names."""
+        width = len(names) * len(LABEL_COUNTERS) + len(EVENT_COUNTERS)
+        return cls.of(names, np.zeros(width, np.int64), np.zeros(len(names), np.int64), 0, 0)
+
+    @staticmethod
+    def total(ledgers: Sequence[Ledger]) -> Ledger:
+        """Return the sum of ledgers; at least one."""
+        return reduce(lambda a, b: a + b, ledgers)
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+REFUSALS = ("unreadable", "no_schema", "bad_time", "too_large")
+"""Reasons of refusals: bytes that do not match their schema; an unknown schema, or one that lacks fields of
+the spec; a time before 1970 or too far ahead; samples that exceed the log's limits."""
+
+
+@dataclass(slots=True)
+class EventCounts:
+    """Counts of durable commits since the process started.
+
+    The ledger counts since the model began and moves with its partition. Here the process that wrote a commit
+    counts it once, so sums over joiners stay right when partitions move. If the writer dies, or gets no
+    acknowledgement, before it counts a commit, that commit is in the ledger only.
+    """
+
+    outcomes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(EVENT_COUNTERS, 0))
+    refused: dict[str, dict[str, int]] = field(default_factory=dict)  # role -> REFUSALS -> events
+    out_of_bounds: dict[str, int] = field(default_factory=dict)  # label with bounds -> samples dropped
+
+    @classmethod
+    def of(cls, roles: Iterable[str]) -> EventCounts:
+        """Make zero counts for streams: a counter that begins with its first event shows no increase."""
+        return cls(refused={role: dict.fromkeys(REFUSALS, 0) for role in roles})
+
+    def add(
+        self,
+        outcomes: Mapping[str, int],
+        refused: Mapping[str, Mapping[str, int]],
+        out_of_bounds: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add the counts of one written commit."""
+        for label, samples in (out_of_bounds or {}).items():
+            self.out_of_bounds[label] = self.out_of_bounds.get(label, 0) + samples
+        for name, events in outcomes.items():
+            self.outcomes[name] += events
+        for role, counts in refused.items():
+            for reason, events in counts.items():
+                self.refused[role][reason] += events
+
 
 VERSION = 1
 
@@ -120,7 +270,7 @@ class Commit:
                     f"{where}: expected a joiner's commit of format {VERSION}, found {value[:60]!r}"
                 )
             exclusions = ReplayExclusions(
-                {str(role): _unspan(pairs) for role, pairs in record.get("skip", {}).items()},
+                {str(role): unspan(pairs) for role, pairs in record.get("skip", {}).items()},
                 {
                     str(role): [(int(offset), int(place)) for offset, place in pairs]
                     for role, pairs in record.get("skip_elements", {}).items()
@@ -159,7 +309,8 @@ def spans(offsets: list[int]) -> list[int]:
     return [int(x) for pair in zip(values[starts], counts, strict=True) for x in pair]
 
 
-def _unspan(pairs: list[int]) -> list[int]:
+def unspan(pairs: list[int]) -> list[int]:
+    """Return the offsets that `spans` has encoded. Raises ValueError if it cannot have encoded them."""
     if len(pairs) % 2:
         raise ValueError("spans come in pairs of start and count")
     offsets: list[int] = []

@@ -7,6 +7,7 @@ Letters: E served events, N impressions, actions or shown events, L labels, A ag
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -14,7 +15,9 @@ import numpy as np
 from freshet._native import JoinState
 from freshet.config.expression import Column
 from freshet.config.spec.rules import within
-from freshet.joiner.ledger import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
+from freshet.config.spec.topics import BLOCK_BYTES, block_bytes
+from freshet.features.blocks import MAX_SAMPLES, encode_blocks
+from freshet.joiner.commit import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn
 
@@ -22,11 +25,14 @@ __all__ = [
     "ROLES",
     "ActionColumns",
     "ImpressionColumns",
+    "JoinColumns",
     "Joiner",
     "Outcome",
     "Samples",
     "ShownColumns",
+    "block_bounds",
     "datable",
+    "encode_samples",
 ]
 
 ROLES = ("served", "shown", "action")
@@ -129,7 +135,7 @@ class ShownColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionColumns:
-    """N actions with the labels whose condition they meet."""
+    """N actions with the labels that they make true."""
 
     offsets: I64  # (N,) not falling; one record may hold several
     times_ms: I64  # (N,)
@@ -151,6 +157,10 @@ class ActionColumns:
         if chosen.all():
             return self
         return ActionColumns(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+
+JoinColumns = ImpressionColumns | ShownColumns | ActionColumns
+"""Events of one stream."""
 
 
 def datable(times_ms: I64) -> Bool:
@@ -394,3 +404,71 @@ class Joiner:
             samples.values[rows] = value
             kept[rows[missing]] = False
         return samples.where(kept)
+
+
+_HEAD_BYTES = block_bytes(0, 0)
+_SAMPLE_BYTES = block_bytes(1, 0) - _HEAD_BYTES
+
+
+def encode_samples(
+    samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
+) -> BytesColumn:
+    """Encode samples as blocks in order, each with one schema id.
+
+    A block ends at a request boundary, after `max_samples` samples or before it exceeds `max_bytes`. A
+    request that alone exceeds `max_bytes` is split between samples; its blocks follow each other in one
+    append. Only a sample that alone exceeds `max_bytes` makes a larger block (schemas/README.md, "Samples:
+    blocks").
+    """
+    ends = np.array([stop for _, stop in block_bounds(samples, max_bytes, max_samples)], np.int64)
+    if not len(ends):
+        return BytesColumn.of([])
+    schemas = samples.schemas[ends - 1]
+    parts = []
+    first = start = 0
+    # A run of blocks with one schema is encoded in one call; schemas change rarely.
+    for last in [*np.flatnonzero(schemas[1:] != schemas[:-1]).tolist(), len(ends) - 1]:
+        stop = int(ends[last])
+        parts.append(
+            encode_blocks(
+                int(schemas[last]),
+                sample_ids=samples.ids[start:stop],
+                event_times_ms=samples.times_ms[start:stop],
+                request_ids=samples.requests[start:stop],
+                values=samples.values[start:stop],
+                weights=samples.weights[start:stop],
+                labels=samples.labels[start:stop],
+                payloads=samples.payloads.slice(start, stop),
+                block_ends=ends[first : last + 1] - start,
+            )
+        )
+        first, start = last + 1, stop
+    return BytesColumn.concat(parts)
+
+
+def block_bounds(
+    samples: Samples, max_bytes: int = BLOCK_BYTES, max_samples: int = MAX_SAMPLES
+) -> Iterator[tuple[int, int]]:
+    """Yield [start, stop) of each block, as indices of samples."""
+    n = len(samples)
+    if not n:
+        return
+    new_schema = np.flatnonzero(samples.schemas[1:] != samples.schemas[:-1]) + 1
+    new_request = np.flatnonzero(samples.requests[1:] != samples.requests[:-1]) + 1
+    schema_ends = np.append(new_schema, n)
+    group_ends = np.append(np.union1d(new_schema, new_request), n)
+    # Bytes up to each sample's end: a block of one sample has 40 bytes besides its payload, each further 37.
+    sizes = samples.payloads.ends + np.arange(1, n + 1) * _SAMPLE_BYTES
+    start = before = 0
+    while start < n:
+        limit = before + max_bytes - _HEAD_BYTES
+        fitting = max(start + 1, int(np.searchsorted(sizes, limit, side="right")))
+        most = min(
+            fitting, start + max_samples, int(schema_ends[np.searchsorted(schema_ends, start, side="right")])
+        )
+        fits = int(np.searchsorted(group_ends, most, side="right")) - 1
+        first = int(np.searchsorted(group_ends, start, side="right"))
+        # The first request is kept whole, even beyond max_samples, unless it has too many bytes.
+        stop = min(int(group_ends[max(fits, first)]), fitting)
+        yield start, stop
+        start, before = stop, int(sizes[stop - 1])

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from freshet.clock import ClockState
-from freshet.config.spec.topics import COMMIT_SKIPS, RecordLimits
+from freshet.config.spec.topics import COMMIT_SKIPS
 from freshet.errors import Corrupt, Unavailable
-from freshet.joiner import blocks
-from freshet.joiner.commit import Commit, ReplayExclusions
+from freshet.joiner.commit import Commit, Ledger, ReplayExclusions
 from freshet.joiner.core import (
     REPLAY_EXCLUDED,
-    ActionColumns,
     ImpressionColumns,
+    JoinColumns,
     Joiner,
     Samples,
     ShownColumns,
+    block_bounds,
     datable,
+    encode_samples,
 )
-from freshet.joiner.decode import EventColumns, EventDecoder, Refused, refuse_too_large
-from freshet.joiner.ledger import Ledger
-from freshet.joiner.plan import JoinPlan
-from freshet.joiner.watermark import Now, Timed, TimeRules, Watermark, judge_times
+from freshet.joiner.decoder import EventDecoder, Refused, refuse_too_large
+from freshet.joiner.plan import JoinPlan, Topics
+from freshet.joiner.watermark import Now, TimeRules, Watermark, judge_times
 from freshet.log.records import letter
 from freshet.observability.spans import JoinedEvent
 from freshet.observability.tracing import traced
@@ -35,7 +35,7 @@ from freshet.types import I64, U8, Append, BytesColumn, Records
 if TYPE_CHECKING:
     from freshet.observability.tracer import Tracer
 
-__all__ = ["READY_BYTES", "Outputs", "Task", "Topics", "joined_events", "pieces"]
+__all__ = ["READY_BYTES", "Outputs", "Task", "joined_events", "part_of", "pieces"]
 
 READY_BYTES = 64 << 20
 """Payload bytes of decided samples in one flush, exceeded by those of the last event at most. A second of
@@ -52,25 +52,6 @@ LONGEST_REASON = 2_000
 
 _NOT_OF_A_RECORD = (Unavailable, MemoryError)
 """Errors that are not caused by a record: the records are read again, or the process restarts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topics:
-    """Topics of the join, by purpose."""
-
-    inputs: Mapping[str, str]  # role -> topic; `shown` only if the spec has it
-    samples: str
-    late: str
-    joiner: str
-    dead_letters: str
-    log_ids: Mapping[str, str]  # input topic -> log id
-    limits: RecordLimits  # of records derived from events
-    samples_partitions: int  # the spec's; samples of input partition p go to p modulo this number
-
-    def samples_partition(self, partition: int) -> int:
-        """Return the partition of `samples` for a partition of the inputs. Several may share one: inputs may
-        grow, `samples` does not during a model's life (PROTOCOL 1)."""
-        return partition % self.samples_partitions
 
 
 @dataclass(slots=True)
@@ -116,6 +97,7 @@ class Task:
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
     clock: ClockState | None = None  # of the process that wrote the last commit
+    commit: Commit | None = None  # the last one that this process has written
     _dead_letters: list[bytes] = field(default_factory=list)
     _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS -> events
     _committed_events: Mapping[str, int] = field(default_factory=dict)
@@ -150,7 +132,8 @@ class Task:
             columns = self.decoder.fitting(columns, records, refused)
             labels = len(self.plan.labels)
             columns = refuse_too_large(columns, records, self.topics.limits, labels, refused)
-        timed = self._timed(role, columns, records, now, refused)
+        rules = TimeRules(role, self.plan.max_ahead_ms, self.plan.times.get(role))
+        timed = judge_times(columns, records, rules, now, refused)
         end = len(records)
         if timed.disputed is not None:
             end = int(records.offsets.searchsorted(timed.disputed.offset))
@@ -185,7 +168,7 @@ class Task:
         decided, late = self.joiner.take_samples(), self.joiner.take_late_samples()
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
-                encoded = blocks.encode(samples, *most)
+                encoded = encode_samples(samples, *most)
                 where = self.topics.samples_partition(self.partition)
                 appends.append(Append(topic, where, encoded))
         joined = joined_events(decided, *most) or ()
@@ -225,6 +208,7 @@ class Task:
 
     def on_appended(self, outputs: Outputs, commit_offset: int) -> None:
         """Record that the flush is written, with its commit at this offset."""
+        self.commit = outputs.commit
         self._committed_next = dict(outputs.commit.next)
         self._committed_events = outputs.commit.ledger.events
         self._steps.append(_Step(commit_offset, outputs.commit.next))
@@ -315,9 +299,9 @@ class Task:
 
     # -- internal
 
-    def decode(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
-        """Decode records. A record for which the decoder raises an error is refused, whatever the error: no
-        record ends the joiner."""
+    def decode(self, role: str, records: Records) -> tuple[JoinColumns, Refused]:
+        """Decode records. A record for which the decoder raises any error is refused: no record ends the
+        joiner."""
         try:
             return self._decode_all(role, records)
         except _NOT_OF_A_RECORD:
@@ -354,39 +338,21 @@ class Task:
         yield from self._failing(role, records, rows[:middle])
         yield from self._failing(role, records, rows[middle:])
 
-    def _decode_all(self, role: str, records: Records) -> tuple[EventColumns, Refused]:
+    def _decode_all(self, role: str, records: Records) -> tuple[JoinColumns, Refused]:
         if role == "served":
             return self.decoder.served(records)
         if role == "shown":
             return self.decoder.shown(records)
         return self.decoder.actions(records)
 
-    def _timed(
-        self,
-        role: str,
-        columns: ImpressionColumns | ShownColumns | ActionColumns,
-        records: Records,
-        now: Now | None,
-        refused: Refused,
-    ) -> Timed[ImpressionColumns] | Timed[ShownColumns] | Timed[ActionColumns]:
-        """Refuse events with wrong times, or stop at one on which clocks disagree."""
-        rules = TimeRules(role, self.plan.max_ahead_ms, self.plan.times.get(role))
-        if isinstance(columns, ImpressionColumns):
-            return judge_times(columns, records, rules, now, refused)
-        if isinstance(columns, ShownColumns):
-            return judge_times(columns, records, rules, now, refused)
-        return judge_times(columns, records, rules, now, refused)
-
-    def _join(self, columns: ImpressionColumns | ShownColumns | ActionColumns) -> U8:
+    def _join(self, columns: JoinColumns) -> U8:
         if isinstance(columns, ImpressionColumns):
             return self.joiner.on_served(columns)
         if isinstance(columns, ShownColumns):
             return self.joiner.on_shown(columns)
         return self.joiner.on_actions(columns)
 
-    def _exclude_later_duplicates(
-        self, role: str, columns: ImpressionColumns | ShownColumns | ActionColumns, outcomes: U8
-    ) -> None:
+    def _exclude_later_duplicates(self, role: str, columns: JoinColumns, outcomes: U8) -> None:
         chosen = np.isin(outcomes, REPLAY_EXCLUDED)
         if not chosen.any():
             return
@@ -440,7 +406,7 @@ def joined_events(tracer: Tracer, decided: Samples, max_bytes: int, max_samples:
     requests = tracer.ids.traced(decided.requests)
     if not requests:
         return []
-    ends = np.array([stop for _, stop in blocks.cuts(decided, max_bytes, max_samples)], np.int64)
+    ends = np.array([stop for _, stop in block_bounds(decided, max_bytes, max_samples)], np.int64)
     decided_ns, events = tracer.now_ns(), []
     for request in requests:
         rows = np.flatnonzero(decided.requests == np.uint64(request))
@@ -453,9 +419,7 @@ def _reason(error: Exception) -> str:
     return f"the decoder raises {type(error).__name__}: {error}"[:LONGEST_REASON]
 
 
-def _without(
-    columns: ImpressionColumns | ShownColumns | ActionColumns, skipped: I64, elements: set[tuple[int, int]]
-) -> ImpressionColumns | ShownColumns | ActionColumns:
+def _without(columns: JoinColumns, skipped: I64, elements: set[tuple[int, int]]) -> JoinColumns:
     """Drop the events that a commit excludes: whole records, and single elements as (offset, index)."""
     if not len(columns) or not (len(skipped) or elements):
         return columns
@@ -476,11 +440,17 @@ def pieces(records: Records) -> Iterator[Records]:
     start = before = 0
     while start < len(records):
         stop = max(start + 1, int(np.searchsorted(ends, before + PIECE_BYTES, side="right")))
-        yield Records(
-            records.offsets[start:stop],
-            records.times_ms[start:stop],
-            records.keys.slice(start, stop),
-            records.values.slice(start, stop),
-            records.next_offset if stop == len(records) else int(records.offsets[stop - 1]) + 1,
-        )
+        following = records.next_offset if stop == len(records) else int(records.offsets[stop - 1]) + 1
+        yield part_of(records, start, stop, following)
         start, before = stop, int(ends[stop - 1])
+
+
+def part_of(records: Records, start: int, stop: int, next_offset: int) -> Records:
+    """Return the records of the rows [start, stop), followed by `next_offset`."""
+    return Records(
+        records.offsets[start:stop],
+        records.times_ms[start:stop],
+        records.keys.slice(start, stop),
+        records.values.slice(start, stop),
+        next_offset,
+    )

@@ -1,71 +1,25 @@
-"""Join plan, compiled from the spec: windows, conditions, aggregates. Also the growth of input topics."""
+"""Join plan, compiled from the spec: windows, conditions, aggregates; the topics and context of the join."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
+from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.expression import Expression, LabelValue, compile_condition, compile_value
 from freshet.config.spec.model import Spec, TimeField
 from freshet.config.spec.rules import Bounds
 from freshet.config.spec.schemas import streams_of
+from freshet.config.spec.topics import RecordLimits
 from freshet.features.blocks import MAX_SAMPLES, block_samples
+from freshet.log import EventLog, Writer
+from freshet.types import TopicPartition
 
-__all__ = ["AGGREGATE_KINDS", "RAMP", "Growth", "JoinPlan", "LabelPlan", "join_plan"]
+if TYPE_CHECKING:
+    from freshet.joiner.decoder import EventDecoder
 
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Partition counts of the joined topics when they were last read."""
-
-    began_with: int  # the spec's `partitions`: those of `samples`, constant for the model's life
-    joined: int  # partitions of each input topic that the joiners read together
-    counts: Mapping[str, int]  # topic -> partitions; empty before the first count, or where no topic can grow
-    why: str = ""  # why partitions that all topics have cannot be joined; "": they can be
-
-    @property
-    def sizes(self) -> set[int]:
-        """Partition counts that the topics have, or had."""
-        return {self.began_with, self.joined, *self.counts.values()}
-
-    @property
-    def unread(self) -> Mapping[str, int]:
-        """{topic: partitions that no joiner reads}, without topics that are read completely."""
-        return {topic: n - self.joined for topic, n in self.counts.items() if n > self.joined}
-
-    @property
-    def trouble(self) -> str:
-        """A problem that an operator must fix; "" if there is none."""
-        if not self.unread:
-            return ""
-        found = ", ".join(f"{topic} {n}" for topic, n in sorted(self.counts.items()))
-        how = self.why or (
-            "joined topics need equal partition counts: add partitions to the smaller ones, and all are read"
-        )
-        return (
-            f"partitions that no joiner reads: {self.joined} of each topic are joined, found {found}; {how}"
-        )
-
-    @property
-    def note(self) -> str:
-        """Information for operators; "" while topics have not grown."""
-        if self.unread or self.joined <= self.began_with:
-            return self.trouble
-        return (
-            f"the topics grew from {self.began_with} to {self.joined} partitions, and all are joined; "
-            "actions on what was served before the growth are orphans where their key's partition changed"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of `freshet status --json`."""
-        return {
-            "began_with": self.began_with,
-            "joined": self.joined,
-            "topics": dict(self.counts),
-            "unread": dict(self.unread),
-            "note": self.note,
-        }
+__all__ = ["AGGREGATE_KINDS", "RAMP", "JoinContext", "JoinPlan", "LabelPlan", "Topics", "join_plan"]
 
 
 RAMP = 2
@@ -116,6 +70,61 @@ class JoinPlan:
             if label.value
             for part in label.value.aggregates
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Topics of the join, by purpose."""
+
+    inputs: Mapping[str, str]  # role -> topic; `shown` only if the spec has it
+    samples: str
+    late: str
+    joiner: str
+    dead_letters: str
+    log_ids: Mapping[str, str]  # input topic -> log id
+    limits: RecordLimits  # of records derived from events
+    samples_partitions: int  # the spec's; samples of input partition p go to p modulo this number
+
+    def samples_partition(self, partition: int) -> int:
+        """Return the partition of `samples` for a partition of the inputs. Several may share one: inputs may
+        grow, `samples` does not during a model's life (PROTOCOL 1)."""
+        return partition % self.samples_partitions
+
+
+@dataclass(frozen=True, slots=True)
+class JoinContext:
+    """One model's join on a log, as the joiner and the batches beside it use it.
+
+    One writer may span all partitions, which is cheapest where one process always has them all. Where
+    partitions move between processes, each has a writer of its own, named after it. The later opener of a
+    writer fences the earlier one.
+    """
+
+    log: EventLog
+    model: str
+    plan: JoinPlan
+    topics: Topics
+    decoder: Callable[[], EventDecoder]  # makes a decoder; each partition has its own
+    partitions: Sequence[int]  # of the inputs, at the start
+    all_partitions: bool = True  # whether one writer spans all partitions
+    clock: Clock = SYSTEM_CLOCK
+    open_writer: Callable[[str], Writer] | None = None  # opens a writer by name; None: the log's
+
+    def groups(self, partitions: Sequence[int]) -> list[tuple[int, ...]]:
+        """Group partitions that share a writer."""
+        return [tuple(partitions)] if self.all_partitions else [(p,) for p in partitions]
+
+    def writer_of(self, group: tuple[int, ...]) -> Writer:
+        """Open the writer of a group of partitions, which fences its former owner."""
+        return self.writer_named(f"joiner-{self.model}" + ("" if self.all_partitions else f"-{group[0]}"))
+
+    def writer_named(self, name: str) -> Writer:
+        """Open a writer by its name."""
+        return (self.open_writer or self.log.writer)(name)
+
+    def inputs_of(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        """Return the input topics' partitions of these numbers."""
+        return [TopicPartition(topic, p) for p in partitions for topic in self.topics.inputs.values()]
 
 
 def join_plan(spec: Spec, hash_text: Callable[[str], int] | None = None) -> JoinPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from threading import Event
 
@@ -19,15 +19,14 @@ from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
 from freshet.errors import ConfigError
 from freshet.features import hash_text
-from freshet.joiner.events import ExternalSchemas, SpecDecoder
-from freshet.joiner.partition import Topics
-from freshet.joiner.plan import join_plan
-from freshet.joiner.service import JoinerService, JoinerStatus, Pace
+from freshet.joiner.decoder import ExternalSchemas, SpecDecoder
+from freshet.joiner.plan import JoinContext, Topics, join_plan
+from freshet.joiner.service import JoinerService, Pace
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics, limits_of
 
-__all__ = ["assignment_of", "make", "pace_of", "run"]
+__all__ = ["assignment_of", "make", "pace_of"]
 
 _log = structlog.get_logger("freshet.joiner")
 
@@ -95,7 +94,7 @@ def make(
         stop: ends `run` when set.
 
     Raises:
-        ConfigError: the joiner cannot do what the spec says, or the file of a schema cannot be read.
+        ConfigError: the joiner does not support the spec, or the file of a schema cannot be read.
         Mismatch: a topic has other partitions than the spec.
     """
     if external_schemas is None and any(stream.format == "confluent" for stream in streams_of(spec)):
@@ -143,39 +142,21 @@ def make(
         SpecDecoder, spec, plan, SchemaRegistry(log), frameless, external_schemas, readers=readers
     )
     decoder()  # raises now if a schema does not fit the spec
-    return JoinerService(
+    context = JoinContext(
         log=log,
         model=spec.name,
         plan=plan,
         topics=topics,
         decoder=decoder,
         partitions=range(every) if partitions is None else partitions,
-        watches_growth=partitions is None and log.traits.many_hosts,
         all_partitions=partitions is None and not log.traits.many_hosts,
-        assignment=assignment,
         clock=clock,
+    )
+    return JoinerService(
+        context,
+        watches_growth=partitions is None and log.traits.many_hosts,
+        assignment=assignment,
         pace=pace or Pace(),
-        append_time=not by_writers,
+        log_time_counts=not by_writers,
         stop=stop or Event(),
     )
-
-
-def run(
-    spec: Spec,
-    log: EventLog,
-    *,
-    until_end: bool = False,
-    partitions: Sequence[int] | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-    pace: Pace | None = None,
-    stop: Event | None = None,
-    on_status: Callable[[JoinerStatus], None] | None = None,
-) -> JoinerStatus | None:
-    """Join until `stop` is set; with `until_end`, up to the streams' present ends, then close every window.
-
-    Returns the last status. Raises as `make` and `JoinerService.run` do.
-    """
-    joiner = make(spec, log, partitions=partitions, clock=clock, pace=pace, stop=stop)
-    joiner.on_status = on_status
-    joiner.run(until_end=until_end)
-    return joiner.status

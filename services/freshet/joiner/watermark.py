@@ -1,26 +1,27 @@
-"""Watermark of one partition: how far event time has certainly passed in all joined topics.
+"""Event time: its watermark in a partition, the validation of events' times, and the clocks that judge them.
 
-Also the validation of event times. Letters: N events.
+Letters: N events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
+from freshet.clock import CONFIRMED_S, Clock, SteadyClock
 from freshet.config.spec.inputs import YEAR_2000_S, unit_hint, written_in_larger_unit
 from freshet.config.spec.model import TimeField
-from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
-from freshet.joiner.decode import Disputed, Refused
-from freshet.types import I64, Records
+from freshet.joiner.core import JoinColumns
+from freshet.joiner.decoder import Disputed, Refused
+from freshet.types import I64, Records, TopicPartition
 
-__all__ = ["Now", "TimeRules", "Timed", "Watermark", "judge_times"]
+__all__ = ["JoinerClocks", "Now", "TimeRules", "Timed", "Watermark", "judge_times"]
 
-C = TypeVar("C", ImpressionColumns, ShownColumns, ActionColumns)
+_log = structlog.get_logger("freshet.joiner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,18 @@ class TimeRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed(Generic[C]):
+class Timed:
     """Events to join, and the event time that they show."""
 
-    columns: C
+    columns: JoinColumns
     first_ms: int = 0  # smallest reading
     last_ms: int = 0  # largest reading
     disputed: Disputed | None = None  # the first such record; events from it on are dropped
 
 
 def judge_times(
-    columns: C, records: Records, rules: TimeRules, now: Now | None, refused: Refused
-) -> Timed[C]:
+    columns: JoinColumns, records: Records, rules: TimeRules, now: Now | None, refused: Refused
+) -> Timed:
     """Refuse events with wrong times, and read event time from the others (PROTOCOL 19).
 
     An event is refused if it is dated before 1970, or more than `max_ahead_ms` ahead of now, or in January
@@ -137,6 +138,79 @@ def _first_disputed(times: I64, logged: I64, records: Records, max_ahead_ms: int
         latest = np.maximum(latest, logged + max_ahead_ms)
     found = np.flatnonzero((times > now.ms + max_ahead_ms) & (times <= latest))
     return int(found[0]) if len(found) else None
+
+
+@dataclass(slots=True)
+class _DisputedPartition:
+    """A partition of a topic that is not read, as clocks disagree on its next record."""
+
+    disputed: Disputed
+    since_s: float  # monotonic
+    unconfirmed: bool = False  # no later record confirmed the log's time, which therefore no longer counts
+
+
+_UNCONFIRMED_S = 5 * CONFIRMED_S
+"""Time after which the log's time of a record does not count if no later record confirms it."""
+
+
+class JoinerClocks:
+    """Clocks of one joiner, and the partitions that wait as clocks disagree (PROTOCOL 19). Used by one
+    thread."""
+
+    def __init__(self, clock: Clock, *, log_counts: bool) -> None:
+        """Trust the clock at first; `log_counts`: whether the log's time is its own, not its writers'."""
+        self.steady = SteadyClock(clock)  # the time that is known to be right
+        self.is_history = False  # whether to join up to the log's end, with the log's time as the only one
+        self.paused: set[TopicPartition] = set()  # disputed ones, until the next retry
+        self.log_counts = log_counts  # whether the log's time is its own
+        self._disputed: dict[TopicPartition, _DisputedPartition] = {}
+
+    def now(self, at: TopicPartition) -> Now | None:
+        """Return the present time for records of a partition; None while the log is joined as history."""
+        if self.is_history:
+            return None
+        held = self._disputed.get(at)
+        log_counts = self.log_counts and not (held is not None and held.unconfirmed)
+        return Now(self.steady.now_ms(), self.steady.latest_ms(), log_counts)
+
+    def pause_if_disputed(self, at: TopicPartition, disputed: Disputed | None) -> bool:
+        """Pause a partition where clocks disagree, until one has proved wrong."""
+        if disputed is None:
+            self._disputed.pop(at, None)
+            return False
+        held, now_s = self._disputed.get(at), self.steady.monotonic()
+        if held is None or held.disputed.offset != disputed.offset:
+            held = self._disputed[at] = _DisputedPartition(disputed, now_s)
+            _log.warning(
+                "an event is dated ahead and clocks disagree on that: it waits",
+                topic=at.topic,
+                partition=at.partition,
+                offset=disputed.offset,
+                ahead_ms=disputed.ahead_ms,
+                clock_step_ms=self.steady.step_ms,
+            )
+        waited_s = now_s - held.since_s
+        moved_ms = disputed.newest_ms - held.disputed.logged_ms
+        if waited_s >= CONFIRMED_S and moved_ms >= CONFIRMED_S * 500:
+            _log.warning(
+                "this machine's clock is behind the log's, which is followed",
+                topic=at.topic,
+                partition=at.partition,
+            )
+            self.steady.lead(disputed.newest_ms)
+        held.unconfirmed = waited_s >= _UNCONFIRMED_S
+        self.paused.add(at)
+        return True
+
+    def keep(self, partitions: Container[int]) -> None:
+        """Forget the disputes of all other partitions."""
+        self._disputed = {at: held for at, held in self._disputed.items() if at.partition in partitions}
+        self.paused = {at for at in self.paused if at.partition in partitions}
+
+    @property
+    def disputed_ms(self) -> dict[int, int]:
+        """{partition: how far its disputed event is ahead of the known time}."""
+        return {at.partition: held.disputed.ahead_ms for at, held in self._disputed.items()}
 
 
 class Watermark:

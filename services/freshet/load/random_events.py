@@ -28,7 +28,7 @@ from freshet.config.avro.schema import (
 from freshet.config.spec.generate import IDENTIFIER, ITEM, USER, words_of
 from freshet.config.spec.model import Spec, Stream
 from freshet.errors import ConfigError
-from freshet.inference.core import time_value
+from freshet.inference.requests import time_value
 
 __all__ = [
     "IDS",

@@ -58,7 +58,7 @@ JOINER_FIGURES = (
         ("refused", *_IMPRESSIONS, *_ACTIONS, *_SHOWN, *_REPEATS),
     ),
 )
-"""Figures over counts of the joiner's ledger (`freshet.joiner.ledger.EVENT_COUNTERS`), and `refused`."""
+"""Figures over counts of the joiner's ledger (`freshet.joiner.commit.EVENT_COUNTERS`), and `refused`."""
 
 INFERENCE_FIGURES = (
     Figure("unlogged", "served events were not logged", ("unlogged",), ("unlogged", "logged")),

@@ -107,8 +107,8 @@ def read_samples(
     """Read samples from files, in the order of the rows.
 
     Args:
-        request: column that groups consecutive rows with equal values into a request, whose rows are all
-            scored before any of them trains. None: every row is a request.
+        request: column that groups consecutive rows with equal values into a request; all rows of a request
+            are scored before any of them trains. None: every row is a request.
         seen: checks of event times.
 
     Raises:

@@ -6,22 +6,20 @@ converts by the schema. Needs the extra `replay`.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
 import itertools
-import re
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +28,7 @@ import pyarrow.parquet as pq
 
 from freshet.config.spec.inputs import Files
 from freshet.errors import BadInput, ConfigError
-from freshet.recordings.file_formats import other_format
+from freshet.recordings.csv_text import READ_BYTES, UNIT, CsvText, other_format, printable
 
 __all__ = ["Batch", "TableFile"]
 
@@ -38,8 +36,6 @@ CHUNK_ROWS = 65_536
 CSV_BLOCK_BYTES = 1 << 23
 """Block of a csv, some 100,000 rows: the limit of a cell."""
 
-READ_BYTES = 1 << 20
-UNIT = "\x1f"  # replaces a delimiter of several characters, because Arrow supports single ones only
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
 """Errors of a damaged Parquet or Arrow file, or of column names that are not UTF-8."""
 
@@ -170,7 +166,7 @@ class TableFile:
         if inner.endswith((".parquet", ".pq", ".arrow", ".feather")):
             raise BadInput(
                 f"{path}: expected a csv, csv.gz or parquet file that is what its name says; "
-                f"found other bytes: {_printable(repr(head[:16])[1:])}\n  a csv has a name that ends in .csv"
+                f"found other bytes: {printable(repr(head[:16])[1:])}\n  a csv has a name that ends in .csv"
             )
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") and self.files.encoding != "utf-16":
             raise BadInput(
@@ -209,7 +205,7 @@ class TableFile:
             raise BadInput(f"{self.path} has no text; expected a header line and rows")
         if names[0].startswith("sep=") and not any(names[1:]):
             raise BadInput(
-                f"{self.path}, line 1: expected the names of columns, found {_printable(names[0])!r}, which"
+                f"{self.path}, line 1: expected the names of columns, found {printable(names[0])!r}, which"
                 " is for Excel\n  take the line out"
             )
         if len(names) == 1 and self.files.delimiter == ",":
@@ -217,7 +213,7 @@ class TableFile:
                 if other in names[0]:
                     raise BadInput(
                         f"{self.path}, line 1: expected the names of columns with ',' between them, found"
-                        f" {_printable(names[0])!r}\n"
+                        f" {printable(names[0])!r}\n"
                         f'  the spec says which other mark stands there: [files] delimiter = "{spelt}"'
                     )
         return list(names)
@@ -225,7 +221,7 @@ class TableFile:
     def _missing(self, path: str, wanted: Sequence[str]) -> ConfigError:
         near = [n for n in self.names if n.strip().casefold() == path.casefold()]
         near = near or get_close_matches(path, self.names, 1)
-        has = ", ".join(_printable(n, 40) for n in self.names[:40])
+        has = ", ".join(printable(n, 40) for n in self.names[:40])
         hint = f"did you mean {near[0]!r}?" if near else f"it has {has}"
         parent = path.rpartition(".")[0]
         if self.cells and parent in self.names:
@@ -348,8 +344,8 @@ class TableFile:
         columns = [pc.replace_substring(c, mark, delimiter) for c in block.columns]
         return pa.RecordBatch.from_arrays(columns, schema=block.schema)
 
-    def _text(self) -> _Text:
-        return _Text(self.path, self._at, self.zipped, self.size, self.files)
+    def _text(self) -> CsvText:
+        return CsvText(self.path, self._at, self.zipped, self.size, self.files)
 
     def _numbered(self) -> Generator[tuple[int, list[str]], None, None]:
         """Yield the non-empty records with their first line, by Python's csv reader, which counts lines."""
@@ -399,7 +395,7 @@ class TableFile:
                 return BadInput(
                     f"{self.path}, line {line} (row {number}): expected {wanted} cells, as the"
                     f" {'spec names' if self.files.columns else 'header has'}, found {len(record)}:"
-                    f" {_printable(self.files.delimiter.join(record), 80)}\n  {hint}"
+                    f" {printable(self.files.delimiter.join(record), 80)}\n  {hint}"
                 )
             if any(len(cell) > CSV_BLOCK_BYTES // 2 for cell in record):
                 return BadInput(
@@ -407,7 +403,7 @@ class TableFile:
                     f" {CSV_BLOCK_BYTES >> 20} MiB, found a longer one\n"
                     "  is a quote never closed? if quotes are characters like others: [files] quotes = false"
                 )
-        return BadInput(f"{self.path}: expected a csv, csv.gz or parquet file: {_printable(str(error))}")
+        return BadInput(f"{self.path}: expected a csv, csv.gz or parquet file: {printable(str(error))}")
 
     def _unreadable(self, error: Exception) -> BadInput:
         if self.zipped and isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
@@ -417,161 +413,4 @@ class TableFile:
         expected = {"parquet": "a whole Parquet file", "arrow": "a whole Arrow file"}.get(
             getattr(self, "kind", ""), "a csv, csv.gz or parquet file"
         )
-        return BadInput(f"{self.path}: expected {expected}: {_printable(str(error))}")
-
-
-class _Quotes:
-    """Refuses quotes after a backslash, which Arrow would not read as an escape."""
-
-    def __init__(self, path: Path, files: Files, reopen: Callable[[], _Text]) -> None:
-        """`reopen` opens the text from its start, to count lines for an error."""
-        self._path, self._reopen = path, reopen
-        delimiter = files.delimiter if len(files.delimiter) == 1 else UNIT
-        # valid: \" at the end of a cell, before a delimiter or line end; \" before a second quote
-        end = re.escape(delimiter.encode())
-        self._escaped = re.compile(rb'\\"(?!%s)[^\r\n"]' % end)
-        self._tail = b""
-        self._bytes = 0  # before the tail
-
-    def check(self, data: bytes) -> None:
-        """Check the next bytes. Raises BadInput, with the line, at an escaped quote."""
-        text = self._tail + data if self._tail else data
-        found = self._escaped.search(text) if b'\\"' in text else None
-        if found is not None:
-            line = self._line(self._bytes + found.start())
-            start = text.rfind(b"\n", 0, found.start()) + 1
-            near = text[max(start, found.start() - 30) : found.end() + 30].decode(errors="replace")
-            raise BadInput(
-                f'{self._path}, line {line}: expected a quote in a quoted cell as two (""), found one after'
-                f" a backslash: {_printable(near.splitlines()[0], 80)}\n"
-                "  write it as two (Spark: .option('escape', '\"')); if quotes are characters like others:"
-                " [files] quotes = false"
-            )
-        kept = 2 if text.endswith(b'\\"') else int(text.endswith(b"\\"))
-        self._tail = text[len(text) - kept :]
-        self._bytes += len(text) - kept
-
-    def _line(self, at: int) -> int:
-        with closing(self._reopen()) as text:
-            ends = 0
-            while at > 0 and (data := text.read(min(at, READ_BYTES))):
-                ends += data.count(b"\n")
-                at -= len(data)
-        return ends + 1
-
-
-class _Text(io.RawIOBase):
-    """A csv's bytes, converted to UTF-8 and to delimiters of one character."""
-
-    def __init__(
-        self, path: Path, at: Path, zipped: bool, size: int, files: Files, *, quotes: bool = True
-    ) -> None:
-        super().__init__()
-        self._path, self._size = path, size
-        self._file: BinaryIO = at.open("rb")
-        self._bytes: Any = gzip.GzipFile(fileobj=self._file) if zipped else self._file
-        self._decoder = (
-            None if files.encoding == "utf-8" else codecs.getincrementaldecoder(files.encoding)("strict")
-        )
-        self._encoding = files.encoding
-        self._delimiter = b"" if len(files.delimiter) == 1 else files.delimiter.encode()
-        self._ready = memoryview(b"")
-        self._tail = b""
-        self._lines = 0
-        self._quotes = (
-            _Quotes(path, files, lambda: _Text(path, at, zipped, size, files, quotes=False))
-            if quotes and files.quotes
-            else None
-        )
-        self._ended = False
-
-    @property
-    def share(self) -> float:
-        """The progress in the file."""
-        return self._file.tell() / max(self._size, 1)
-
-    def readable(self) -> bool:
-        """Return True, as `io.RawIOBase` requires."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer, possibly in part; return the number of bytes, 0 at the end."""
-        if self._decoder is None and not self._delimiter:
-            read: int = self._bytes.readinto(buffer)
-            if self._quotes is not None:
-                self._quotes.check(bytes(memoryview(buffer)[:read]))
-            return read
-        while not self._ready and not self._ended:
-            more = self._convert_more()
-            if self._quotes is not None:
-                self._quotes.check(more)
-            self._ready = memoryview(more)
-        copied = min(len(buffer), len(self._ready))
-        buffer[:copied] = self._ready[:copied]
-        self._ready = self._ready[copied:]
-        return copied
-
-    def read(self, size: int = -1) -> bytes:
-        """Return exactly `size` bytes, or fewer at the end, because a short read means the end to Arrow."""
-        if self._decoder is None and not self._delimiter:
-            whole: bytes = self._bytes.read(size)
-            if self._quotes is not None:
-                self._quotes.check(whole)
-            return whole
-        parts: list[bytes] = []
-        left = size
-        while left:
-            part = bytearray(min(left, READ_BYTES) if left > 0 else READ_BYTES)
-            got = self.readinto(part)
-            if not got:
-                break
-            parts.append(bytes(part[:got]))
-            left -= got if left > 0 else 0
-        return b"".join(parts)
-
-    def _convert_more(self) -> bytes:
-        raw: bytes = self._bytes.read(READ_BYTES)
-        self._ended = not raw
-        if self._decoder is not None:
-            try:
-                raw = self._decoder.decode(raw, final=self._ended).encode()
-            except UnicodeDecodeError as error:
-                line = self._lines + error.object[: error.start].count(b"\n") + 1
-                raise BadInput(
-                    f"{self._path}, line {line}: expected text in {self._encoding}, found the byte"
-                    f" 0x{error.object[error.start]:02x}, which it does not have\n"
-                    "  another encoding? [files] encoding"
-                ) from None
-            except UnicodeError as error:  # without a place: UTF-16 lacks its byte order mark
-                raise BadInput(
-                    f"{self._path}: expected text in {self._encoding}, found other bytes: {error}\n"
-                    "  another encoding? [files] encoding"
-                ) from None
-        self._lines += raw.count(b"\n")
-        if not self._delimiter:
-            return raw
-        if UNIT.encode() in raw:
-            raise BadInput(
-                f"{self._path}: holds the character U+001F, which cannot be read where the delimiter is"
-                f" {self._delimiter.decode()!r}; take it out"
-            )
-        text = (self._tail + raw).replace(self._delimiter, UNIT.encode())
-        kept = 0  # bytes of an incomplete delimiter at the end
-        if not self._ended:
-            starts = range(len(self._delimiter) - 1, 0, -1)
-            kept = next((n for n in starts if text.endswith(self._delimiter[:n])), 0)
-        self._tail = text[len(text) - kept :]
-        return bytes(text[: len(text) - kept])
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            self._bytes.close()
-            self._file.close()
-        super().close()
-
-
-def _printable(text: str, most: int = 200) -> str:
-    """Shorten text and replace characters that a terminal could interpret."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= most else f"{shown[:most]} ..."
+        return BadInput(f"{self.path}: expected {expected}: {printable(str(error))}")

@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from freshet.apps.metrics import JOINER_METRICS, TRAINER_METRICS
-from freshet.joiner.counters import EventCounts
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import EventCounts, Ledger
 from freshet.joiner.service import JoinerStatus
 from freshet.observability.metrics import readings
 from freshet.paramserver.shard import ShardCounts

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import freshet
 from freshet.cli import cli
-from freshet.cli.curves import curves_svg
+from freshet.cli.backtest import curves_svg
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec

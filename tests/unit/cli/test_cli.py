@@ -295,5 +295,5 @@ def test_every_verb_takes_json():
         assert "--json" in run("rows", command, "--help").output
     for command in ("set-back", "join"):
         assert "--json" in run("late", command, "--help").output
-    for command in ("online-retail", "files", "topics"):
+    for command in ("files", "topics"):
         assert "--json" in run("replay", command, "--help").output

@@ -1,6 +1,6 @@
 import pytest
 
-from freshet.apps.demo import DemoOptions, _refuse_other_contents
+from freshet.apps.demo import DemoOptions, refuse_other_contents
 from freshet.config.settings import RunFolder
 from freshet.demo import write_spec
 from freshet.demo.start_time import STATE_FILE, RunStart, save_start
@@ -53,7 +53,7 @@ def test_folder_with_other_contents_is_refused(tmp_path):
 def test_folder_of_a_killed_first_start_is_accepted(tmp_path):
     (tmp_path / ".freshet.toml.new").touch()
 
-    _refuse_other_contents(tmp_path)
+    refuse_other_contents(tmp_path)
 
     assert write_spec(tmp_path).exists()
     assert {path.name for path in tmp_path.iterdir()} == {"freshet.toml", "pages.avsc", "actions.avsc"}

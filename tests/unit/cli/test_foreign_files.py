@@ -19,7 +19,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings.sample_files import read_samples
-from freshet.recordings.topics import json_events
+from freshet.recordings.sources import json_events
 
 T0 = 1_700_000_000_000
 ROWS = 2_000

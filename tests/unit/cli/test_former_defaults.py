@@ -68,10 +68,6 @@ HASHES = {  # as the last release without the key `defaults` hashed them: withou
         "752f7fb213a819a95fd6d379fdb8043eff2a54a47bffc8e39bf753413b91474c",
         "395ca6bcafae157a11b1bd7f063b5d77c5f050908251f7ba9abe75bdb162fcc2",
     ),
-    "services/freshet/recordings/online_retail": (
-        "88964cd8ad01459c33fcfb0965920c4e2f6b11a90eedd68fa89b4a47e58da3a7",
-        "6e034466943921115c6864a06a17b58fb93024899c54db978715a6f8a5a8c209",
-    ),
     "services/freshet/demo/site": (
         "c84fa74426e8803cb0a9f824447c5bb533fdd29e0964b84613223b4772ede069",
         "9ce4c551c01c3d1ece900f831fab86ac0f9ec53455e56e755b1522b268805cfa",
@@ -269,15 +265,24 @@ def _ranks(own: str, before: str, settings: Settings) -> None:
     state.sync(cast(Any, SimpleNamespace(exchange=lambda mine: [mine, other], rank=0, size=2)))
 
 
+class _OneTry(threading.Event):
+    """Ends a service where it would wait for its next try."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
 def _served_rows(own: str, before: str, settings: Settings) -> None:
     _write_rows(settings.common.rows_url, before)
     rows, log = open_rowstore(settings.common.rows_url), open_eventlog(settings.common.log_url)
     follower = RowFollower(log, rows, "t", cast(Any, None), spec_hash=own, wait_s=0.01)
     try:
-        follower._follow(threading.Event())
+        follower.run(_OneTry())
     finally:
         rows.close()
         log.close()
+    raise Mismatch(follower.state.reason)
 
 
 def _served_version(own: str, before: str, settings: Settings) -> None:
@@ -295,7 +300,7 @@ def _served_version(own: str, before: str, settings: Settings) -> None:
 
 def _prepared(own: str, before: str, settings: Settings) -> None:
     _write_rows(settings.common.rows_url, before)
-    prepare._rows(load_spec(QUICKSTART), settings.common.rows_url)
+    prepare.check_rows(load_spec(QUICKSTART), settings.common.rows_url)
 
 
 def _started(own: str, before: str, settings: Settings) -> None:

@@ -33,10 +33,10 @@ def run_folder(tmp_path: Path) -> Iterator[RunFolder]:
     """A run whose event time is an hour ahead in all partitions."""
     run = RunFolder(tmp_path / "run").create()
     log = SqliteEventLog(run.log)
-    joiner = make(load_spec(SPEC), log)
+    context = make(load_spec(SPEC), log).context
     now = time.time_ns() // 1_000_000
-    streams = joiner.topics.inputs
-    for partition in joiner.partitions:
+    streams = context.topics.inputs
+    for partition in context.partitions:
         commit = Commit(
             next=dict.fromkeys(streams, 0),
             low=dict.fromkeys(streams, 0),
@@ -44,12 +44,12 @@ def run_folder(tmp_path: Path) -> Iterator[RunFolder]:
             clocks=dict.fromkeys(streams, now + HOUR_MS),
             since=-1,
             start=dict.fromkeys(streams, 0),
-            log_ids=joiner.topics.log_ids,
-            ledger=Joiner(joiner.plan).ledger(),
+            log_ids=context.topics.log_ids,
+            ledger=Joiner(context.plan).ledger(),
             written_ms=now,
             began_ms=None,
         )
-        log.writer().append([Append(joiner.topics.joiner, partition, BytesColumn.of([commit.encode()]))])
+        log.writer().append([Append(context.topics.joiner, partition, BytesColumn.of([commit.encode()]))])
     yield run
     log.close()
 

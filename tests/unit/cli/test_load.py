@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freshet.cli.load import _line, _text
+from freshet.cli.load import progress_line, summary_text
 from freshet.load.open_loop import Figures
 
 
@@ -21,7 +21,7 @@ def figures(came: int, failed: int) -> Figures:
 
 
 def test_percentiles_among_what_failed_are_shown_as_bounds() -> None:
-    shown = _text({"events": figures(980, 20)}).splitlines()
+    shown = summary_text({"events": figures(980, 20)}).splitlines()
 
     assert shown[0].split() == ["ms", "p50", "p90", "p99", "p99.9", "longest"]
     assert shown[1].split() == ["events", "latency", *2 * ["2.0"], *3 * [">=", "5,000.0"]]
@@ -30,11 +30,11 @@ def test_percentiles_among_what_failed_are_shown_as_bounds() -> None:
 
 
 def test_where_all_are_answered_that_is_said_once() -> None:
-    assert "of answers" not in _text({"events": figures(100, 0)})
+    assert "of answers" not in summary_text({"events": figures(100, 0)})
 
 
 def test_a_line_of_progress_shows_them_too() -> None:
-    assert _line(5.0, {"events": figures(9, 1)}) == (
+    assert progress_line(5.0, {"events": figures(9, 1)}) == (
         "      5 s  events 1/s, p50 2.0 ms, p99 >= 5,000.0 ms, 1 failed"
     )
 
@@ -45,9 +45,9 @@ def test_the_last_line_says_that_the_generator_was_late() -> None:
         late.begun_late.add(0.25)
         punctual.begun_late.add(0.001)
 
-    shown = _text({"events": late, "ranks": punctual}).splitlines()
+    shown = summary_text({"events": late, "ranks": punctual}).splitlines()
 
     assert shown[-1].startswith("events: freshet load itself was late")
     assert "p99 250.0 ms" in shown[-1]
     assert not any(line.startswith("ranks: freshet load was late") for line in shown)
-    assert "late itself" not in _text({"ranks": punctual})
+    assert "late itself" not in summary_text({"ranks": punctual})

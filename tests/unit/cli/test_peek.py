@@ -10,7 +10,7 @@ import fastavro
 import pytest
 from click.testing import CliRunner
 
-from freshet.cli.peek import _text, command
+from freshet.cli.peek import command, record_text
 from freshet.log.schema_ids import SchemaRegistry, frame
 from freshet.log.sqlite.event_log import open_url
 from freshet.types import Append, BytesColumn
@@ -28,7 +28,7 @@ CLICK = {
 def test_control_characters_of_clients_are_escaped() -> None:
     line = {"partition": 0, "offset": 7, "key": "\x1b[31mred\x07", "value": {"text": "\x9b2J é\u202e"}}
 
-    assert _text(line) == r'0:7 \x1b[31mred\x07 {"text":"\x9b2J é\u202e"}'
+    assert record_text(line) == r'0:7 \x1b[31mred\x07 {"text":"\x9b2J é\u202e"}'
 
 
 @pytest.mark.parametrize("broken", [b"\0", b"\x10\0", b"\0" + b"\xff" * 9 + b"\1", b""])

@@ -32,7 +32,7 @@ from freshet.errors import BadInput
 from freshet.features import EventExtractor, SampleDecoder, key_of
 from freshet.log.schema_ids import SchemaRegistry, frame
 from freshet.log.sqlite.event_log import open_url
-from freshet.recordings.topics import json_events
+from freshet.recordings.sources import json_events
 from freshet.types import Append, BytesColumn
 
 SPEC = parse_spec("""

@@ -17,8 +17,7 @@ from freshet.config.spec.parse import load_spec
 from freshet.embedder.core import Assembler
 from freshet.embedder.partition_reader import BatchSizes, PartitionReader
 from freshet.features.blocks import MAX_SAMPLES, block_samples
-from freshet.joiner.blocks import encode
-from freshet.joiner.core import Samples
+from freshet.joiner.core import Samples, encode_samples
 from freshet.joiner.plan import join_plan
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.clock import SettableClock
@@ -53,7 +52,7 @@ def records_of(blocks: BytesColumn) -> Records:
 def test_batch_has_at_most_the_rows_of_the_spec(here: list[int], there: list[int], rows: int) -> None:
     assembler = Assembler({0: 0, 1: 0})
     for partition, requests in enumerate((here, there)):
-        blocks = encode(samples_of(requests), max_samples=block_samples(rows))
+        blocks = encode_samples(samples_of(requests), max_samples=block_samples(rows))
         assembler.add(partition, records_of(blocks))
     seen = 0
     while (plan := assembler.next(rows)) is not None:
@@ -71,7 +70,7 @@ def test_backtest_and_joiner_cut_the_same_blocks(requests: list[int], rows: int)
 
     assert ends[-1] == sum(requests)
     assert all(size <= rows or size in requests for size in cut.tolist())
-    blocks = encode(samples, max_samples=rows)
+    blocks = encode_samples(samples, max_samples=rows)
     assert len(blocks) == len(ends)
 
 
@@ -100,7 +99,7 @@ def long_log(tmp_path: Path) -> Iterator[SqliteEventLog]:
     log = SqliteEventLog(tmp_path)
     log.create_topic("samples", partitions=1)
     writer = log.writer()
-    writer.append([Append("samples", 0, encode(samples_of([1] * LONG), max_samples=64))])
+    writer.append([Append("samples", 0, encode_samples(samples_of([1] * LONG), max_samples=64))])
     writer.close()
     yield log
     log.close()

@@ -28,7 +28,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Files, Spec, TimeField
 from freshet.config.spec.parse import load_spec
 from freshet.features import Decoded, JsonTranscoder, RequestDecoder, SampleDecoder, key_of, table_salt
-from freshet.inference.fields import request_schema
+from freshet.inference.schemas import request_schema
 from freshet.recordings.sample_files import event_rows, read_samples
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle

@@ -23,7 +23,7 @@ from freshet.features import (
     RequestDecoder,
     SampleDecoder,
 )
-from freshet.inference.fields import request_schema
+from freshet.inference.schemas import request_schema
 from freshet.types import BytesColumn
 
 FEED = Path(__file__).parents[3] / "examples" / "feed"

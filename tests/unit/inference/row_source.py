@@ -8,7 +8,7 @@ import numpy as np
 
 from freshet.config.spec.layout import Layout
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.inference.table import ServingTable
+from freshet.inference.rows import ServingTable
 from freshet.log import EventLog
 from freshet.paramserver.core import FlushBook
 from freshet.rows.deltas import RowDelta, encode_rows

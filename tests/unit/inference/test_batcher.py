@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from freshet.errors import BadInput, Overloaded
 from freshet.http.responses import ClientGoneError
-from freshet.inference.batcher import Batcher, Pace, Solo, Throughput
 from freshet.inference.pipeline import Encoded
+from freshet.inference.scoring import Batcher, Pace, Solo, Throughput
 from freshet.types import BytesColumn
 
 NOTHING = BytesColumn.of([])
@@ -235,7 +235,7 @@ def test_turns_without_requests_do_not_change_the_estimate() -> None:
         return True
 
     async def nobody() -> None:
-        batcher.submit(request(100), lambda _: None, gone)
+        batcher.submit(request(100), lambda _: None, is_gone=gone)
         await asyncio.sleep(0)
 
     ask(batcher, *[100] * 10)
@@ -302,7 +302,7 @@ def test_who_has_gone_is_not_scored_and_the_others_are() -> None:
 
     async def some_go() -> list[int | Exception]:
         here = asked(batcher, 1)
-        batcher.submit(request(2), told.append, lambda: True)
+        batcher.submit(request(2), told.append, is_gone=lambda: True)
         also = asked(batcher, 3)
         return list(await asyncio.gather(here, also))
 
@@ -313,12 +313,35 @@ def test_who_has_gone_is_not_scored_and_the_others_are() -> None:
     assert ask(batcher, 4) == [4]
 
 
+def test_clients_are_watched_once_their_request_has_waited_a_turn() -> None:
+    scorer, watched = Scorer(), list[int]()
+    batcher = scorer.batcher(budget_s=0.0)
+
+    async def talk() -> list[int | Exception]:
+        loop = asyncio.get_running_loop()
+        answers: list[asyncio.Future[int | Exception]] = [loop.create_future() for _ in range(3)]
+        for size, answer in enumerate(answers, 1):
+
+            def watch(size: int = size) -> Callable[[], bool]:
+                watched.append(size)
+                return lambda: size == 2
+
+            batcher.submit(request(size), answer.set_result, watch)
+        return await asyncio.gather(*answers)
+
+    first, second, third = asyncio.run(asyncio.wait_for(talk(), 10))
+    assert (first, third) == (1, 3)
+    assert isinstance(second, ClientGoneError)
+    assert sorted(watched) == [2, 3]
+    assert (scorer.batches, scorer.shed) == ([[1], [3]], ["gone"])
+
+
 def test_a_batch_of_nobody_is_not_scored() -> None:
     scorer = Scorer()
     batcher = scorer.batcher(budget_s=0.0)
 
     async def go() -> int | Exception:
-        batcher.submit(request(2), lambda _: None, lambda: True)
+        batcher.submit(request(2), lambda _: None, is_gone=lambda: True)
         return await asked(batcher, 3)
 
     assert asyncio.run(go()) == 3

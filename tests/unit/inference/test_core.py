@@ -14,22 +14,21 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.model import Explore, Spec, TimeField
 from freshet.config.spec.parse import parse_spec
-from freshet.errors import BadInput, Corrupt, TooLarge
-from freshet.inference.core import (
-    BucketView,
+from freshet.errors import BadInput, Corrupt, TooLarge, first_line
+from freshet.inference.requests import (
     events_of,
-    explain,
-    freshness_ms,
     get_path,
-    label_delay_ms,
     merged,
-    not_finite,
     order,
     parse_rank,
     set_path,
     time_ms_of,
     time_value,
 )
+from freshet.inference.rows import BucketView
+from freshet.inference.scoring import freshness_ms
+from freshet.inference.service import label_delay_ms
+from freshet.inference.versions import not_finite
 from freshet.types import Fence
 
 GREEDY = Explore()
@@ -329,8 +328,8 @@ def test_deltas_that_a_buckets_scan_has_brought_are_left_out() -> None:
 
 
 def test_an_error_is_explained_in_one_line() -> None:
-    assert explain(Corrupt("weights\n  more")) == "weights"
-    assert explain(ValueError("odd")) == "ValueError: odd"
+    assert first_line(Corrupt("weights\n  more")) == "weights"
+    assert first_line(ValueError("odd")) == "ValueError: odd"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.inference.explanation import explained, rows_of_feature
+from freshet.inference.pipeline import explained, rows_of_feature
 from freshet.types import I32, U8, U32
 
 NOW_MS = 1_700_000_000_500

@@ -19,10 +19,9 @@ from freshet.config.avro.schema import parse_schema, served_schema
 from freshet.config.spec.parse import load_spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import JsonTranscoder
-from freshet.inference.core import Order, events_of, parse_rank
-from freshet.inference.fast_path import FastPath
-from freshet.inference.fields import Filling
 from freshet.inference.pipeline import Pipeline, Scored
+from freshet.inference.rank import FastPath
+from freshet.inference.requests import Filling, Order, events_of, parse_rank
 from freshet.inference.served_log import Served, served_events
 from freshet.types import BytesColumn
 from tests.fixtures.serving import FEED, schema

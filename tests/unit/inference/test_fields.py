@@ -15,9 +15,9 @@ from freshet.config.avro.schema import Record, field_at, parse_schema, sample_sc
 from freshet.config.spec.parse import load_spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput, ConfigError
-from freshet.inference.fields import request_schema, row_schema
 from freshet.inference.oip import Tensor, parse_infer
-from freshet.inference.oip_rows import inputs_of, limits_of, metadata, model_config, rows_of
+from freshet.inference.oip_model import inputs_of, limits_of, metadata, model_config, rows_of
+from freshet.inference.schemas import request_schema, row_schema
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FEED = load_spec(EXAMPLES / "feed/freshet.toml")
@@ -247,7 +247,7 @@ def test_elements_of_an_array_of_records_are_spread_over_it() -> None:
             ],
         }
     )
-    from freshet.inference.oip_rows import _input  # noqa: PLC0415 - one input, without a spec around it
+    from freshet.inference.oip_model import _input  # noqa: PLC0415 - one input, without a spec around it
 
     del spec
     inputs = (_input(schema, "h.a", 5), _input(schema, "h.b", 5))

@@ -19,12 +19,10 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import BadInput, TooLarge
 from freshet.features import EventExtractor, JsonTranscoder
-from freshet.inference.core import Order, RankRequest, events_of, parse_rank, refuse_expanded
-from freshet.inference.fast_path import FastPath
-from freshet.inference.fields import Filling
-from freshet.inference.log_limits import Loggable
 from freshet.inference.pipeline import Pipeline
-from freshet.inference.served_log import Served, served_events
+from freshet.inference.rank import FastPath
+from freshet.inference.requests import Filling, Order, RankRequest, events_of, parse_rank, refuse_expanded
+from freshet.inference.served_log import Loggable, Served, served_events
 from freshet.types import BytesColumn
 from tests.fixtures.joiner import limits_for
 from tests.fixtures.serving import FEED, schema

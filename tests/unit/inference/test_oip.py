@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput
-from freshet.inference.oip import RequestedOutput, parse_infer, write_infer
+from freshet.inference.oip import InputLimits, RequestedOutput, parse_infer, write_infer
 from freshet.inference.oip_grpc import read_infer
-from freshet.inference.oip_limits import InputLimits
 from freshet.rpc.protobuf import OIP, messages
 
 M = messages(OIP)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput
 from freshet.inference import oip, oip_grpc
-from freshet.inference.oip import parse_infer
-from freshet.inference.oip_grpc import read_infer
-from freshet.inference.oip_limits import InputLimits, check_message
+from freshet.inference.oip import InputLimits, parse_infer
+from freshet.inference.oip_grpc import check_message, read_infer
 from freshet.rpc.protobuf import OIP, messages, parse
 
 M = messages(OIP)

@@ -10,7 +10,7 @@ import pytest
 from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import BadInput
-from freshet.inference.fields import Filling
+from freshet.inference.requests import Filling
 
 NOW_MS = 1_700_000_000_123
 

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
-from freshet.inference.core import BucketView
-from freshet.inference.rows import RowFollower, _Table
-from freshet.inference.table import ServingTable
+from freshet.inference.rows import BucketView, RowFollower, ServingTable, _Table
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.observability.skipped_state import skipped

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
+from freshet.inference.progress import REPORT_S, Mark, RowsWatch, unread_s, update_marks
 from freshet.inference.rows import RowFollower, RowsState
-from freshet.inference.serving_state import REPORT_S, Mark, RowsWatch, unread_s, update_marks
 from freshet.log import EventLog, Reader
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_store
@@ -241,7 +241,7 @@ def test_before_rows_are_served_nothing_is_unread(world: World) -> None:
 def test_the_watch_says_what_stands_still_until_it_is_told_to_stop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freshet.inference.serving_state.POLL_S", 0.001)
+    monkeypatch.setattr("freshet.inference.progress.POLL_S", 0.001)
     world.follower.state = RowsState(serving_table(), 1, dict.fromkeys(range(ROWS_PARTITIONS), 0))
     world.shard.train([KEYS[3]], 1.0)
     world.shard.publish()

@@ -19,8 +19,8 @@ from freshet.config.spec.layout import Layout
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import JsonTranscoder
+from freshet.inference.rows import ServingTable
 from freshet.inference.served_log import Served, ServedLogger
-from freshet.inference.table import ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url
 from freshet.tables.runs import runs_of, widths_of

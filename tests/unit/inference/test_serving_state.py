@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freshet.inference.rows import RowFollower, RowsState
-from freshet.inference.serving_state import ServingState
+from freshet.inference.scoring import ServingState
 from freshet.inference.versions import VersionFollower
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_rows

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.topics import MAX_EXPANDED_BYTES, RecordLimits, block_bytes, largest_records
 from freshet.features.blocks import MAX_SAMPLES, read_blocks
-from freshet.joiner.blocks import cuts, encode
-from freshet.joiner.core import ImpressionColumns, Samples
-from freshet.joiner.decode import Refused, refuse_too_large
+from freshet.joiner.core import ImpressionColumns, Samples, block_bounds, encode_samples
+from freshet.joiner.decoder import Refused, refuse_too_large
 from freshet.types import BytesColumn, Records
 from tests.fixtures.join_events import Served, impressions
 from tests.fixtures.joiner import limits_for
@@ -46,7 +45,7 @@ def test_no_block_exceeds_its_limit_and_none_loses_a_sample(
     requests: list[tuple[int, int, int]], limit: int
 ) -> None:
     samples = samples_of(requests)
-    encoded = encode(samples, limit)
+    encoded = encode_samples(samples, limit)
 
     assert max(len(block) for block in encoded) <= limit
     read = read_blocks(encoded)
@@ -60,7 +59,7 @@ def test_a_request_is_split_only_if_it_alone_is_too_large(
     requests: list[tuple[int, int, int]], limit: int
 ) -> None:
     samples = samples_of(requests)
-    starts = [start for start, _ in cuts(samples, limit)][1:]
+    starts = [start for start, _ in block_bounds(samples, limit)][1:]
 
     for start in starts:
         request = int(samples.requests[start])
@@ -70,7 +69,7 @@ def test_a_request_is_split_only_if_it_alone_is_too_large(
 
 
 def test_blocks_of_ordinary_requests_hold_256_samples() -> None:
-    ends = [stop - start for start, stop in cuts(samples_of([(1, 2, 300)] * 400))]
+    ends = [stop - start for start, stop in block_bounds(samples_of([(1, 2, 300)] * 400))]
 
     assert ends == [MAX_SAMPLES] * 3 + [800 - 3 * MAX_SAMPLES]
 
@@ -89,7 +88,7 @@ def test_accepted_events_yield_records_that_fit(context: int, elements: list[int
     assert (refused.rows, refused.too_large) == (([], 0) if fits or not elements else ([0], 1))
     if len(kept):
         payloads = samples_of([(1, 1, size) for size in sizes for _ in range(labels)])
-        assert max(map(len, encode(payloads, limits.block_bytes))) <= 4_000
+        assert max(map(len, encode_samples(payloads, limits.block_bytes))) <= 4_000
 
 
 @given(st.integers(1, 1 << 20), st.integers(0, 100))

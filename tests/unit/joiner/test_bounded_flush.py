@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -119,22 +120,14 @@ class Mine:
         return False
 
 
-def test_unwritable_partition_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_partition_does_not_affect_others(tmp_path: Path) -> None:
     Refusing.refuses = True
     world = World(tmp_path, PLAN, 4)
     world.send([Served(f"r{n}", ("a", "b"), 1_000 + n) for n in range(200)])
     world.send([Served(f"late{n}", ("a",), 50_000) for n in range(200)])
     pace = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, assignment_interval_ms=0)
-    joiner = JoinerService(
-        world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
-        all_partitions=False, assignment=cast(PartitionAssignment, Mine()), clock=world.clock, pace=pace,
-    )  # fmt: skip
-    inner = joiner.writer_of
-
-    def writer_of(group: tuple[int, ...]) -> Writer:
-        return Refusing(inner(group), 2)
-
-    monkeypatch.setattr(joiner._recovery, "_writer_of", writer_of)
+    context = replace(world.context(lambda name: Refusing(world.log.writer(name), 2)), all_partitions=False)
+    joiner = JoinerService(context, assignment=cast(PartitionAssignment, Mine()), pace=pace)
     joiner.open()
 
     def until(done: Callable[[], bool]) -> None:
@@ -164,21 +157,15 @@ def test_unwritable_partition_does_not_affect_others(tmp_path: Path, monkeypatch
     world.close()
 
 
-def test_log_with_inexact_writers_ends_a_joiner_with_assignment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_with_inexact_writers_ends_a_joiner_with_assignment(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, 4)
-    joiner = JoinerService(
-        world.log, "m", PLAN, world.topics(), world.joiner().decoder, range(4),
-        all_partitions=False, assignment=cast(PartitionAssignment, Mine()), clock=world.clock,
-        pace=Pace(assignment_interval_ms=0),
-    )  # fmt: skip
 
-    def writer_of(group: tuple[int, ...]) -> Writer:
+    def open_writer(_name: str) -> Writer:
         raise Mismatch("found Kafka 4.3 or later")
 
-    monkeypatch.setattr(joiner._recovery, "_writer_of", writer_of)
-
+    context = replace(world.context(open_writer), all_partitions=False)
+    pace = Pace(assignment_interval_ms=0)
+    joiner = JoinerService(context, assignment=cast(PartitionAssignment, Mine()), pace=pace)
     with pytest.raises(Mismatch, match=r"4\.3 or later"):
         joiner.run()
     world.close()

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt
 from freshet.features import read_blocks
-from freshet.joiner import blocks
-from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, _unspan, spans
-from freshet.joiner.core import Joiner, Samples
+from freshet.joiner.commit import LONG_AGO_MS, Commit, ReplayExclusions, spans, unspan
+from freshet.joiner.core import Joiner, Samples, block_bounds, encode_samples
 from freshet.types import BytesColumn
 from tests.fixtures.join_events import label, plan_of
 
@@ -81,7 +80,7 @@ def test_a_commit_of_another_format_is_corrupt() -> None:
 
 @given(st.sets(st.integers(0, 60)))
 def test_offsets_fold_into_spans_and_back(offsets: set[int]) -> None:
-    assert _unspan(spans(list(offsets))) == sorted(offsets)
+    assert unspan(spans(list(offsets))) == sorted(offsets)
 
 
 def samples(requests: list[int], schemas: list[int]) -> Samples:
@@ -103,7 +102,7 @@ def test_blocks_hold_one_schema_and_never_split_a_request(runs: list[tuple[int, 
     requests = [r for r, (n, _) in enumerate(runs) for _ in range(n)]
     schemas = [schema for n, schema in runs for _ in range(n)]
     made = samples(requests, schemas)
-    cut = list(blocks.cuts(made))
+    cut = list(block_bounds(made))
 
     assert [start for start, _ in cut] == [0, *(stop for _, stop in cut)][: len(cut)]
     assert (cut[-1][1] if cut else 0) == len(requests)
@@ -111,7 +110,7 @@ def test_blocks_hold_one_schema_and_never_split_a_request(runs: list[tuple[int, 
         assert len(set(schemas[start:stop])) == 1
         assert stop - start <= 256 or len(set(requests[start:stop])) == 1
         assert stop == len(requests) or requests[stop - 1] != requests[stop]
-    read = read_blocks(blocks.encode(made))
+    read = read_blocks(encode_samples(made))
     assert list(read.payloads) == list(made.payloads)
     assert read.schema_ids.tolist() == schemas
     assert read.sample_ids.tolist() == made.ids.tolist()

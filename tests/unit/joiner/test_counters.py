@@ -6,9 +6,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from freshet.joiner.commit import Commit
-from freshet.joiner.counters import EventCounts
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import Commit, EventCounts, Ledger
 from freshet.joiner.service import JoinerService, Pace
 from tests.fixtures.join_events import Action, Event, Served, label, plan_of
 from tests.fixtures.joiner import World, random_events

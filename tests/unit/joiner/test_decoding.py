@@ -19,9 +19,9 @@ from freshet.config.spec.parse import parse_spec
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.partition_reader import RefusedSamples
 from freshet.features import SampleDecoder, hash_text
-from freshet.joiner.events import SpecDecoder
-from freshet.joiner.partition import Task, Topics
-from freshet.joiner.plan import join_plan
+from freshet.joiner.decoder import SpecDecoder
+from freshet.joiner.partition import Task
+from freshet.joiner.plan import Topics, join_plan
 from freshet.types import BytesColumn, Records
 from tests.fixtures.joiner import limits_for
 from tests.unit.joiner.avro_events import ACTION, SERVED, SHOWN, SPEC, Fixed, action, framed, served, wider

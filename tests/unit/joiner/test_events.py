@@ -13,7 +13,7 @@ from freshet.config.avro.schema import canonical, parse_schema
 from freshet.config.spec.parse import parse_spec
 from freshet.features import hash_text
 from freshet.joiner.core import Joiner
-from freshet.joiner.events import SpecDecoder
+from freshet.joiner.decoder import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.sqlite.event_log import open_url

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from freshet.joiner.partitioners import ENOUGH, PARTITIONERS, REMEMBERED, SAMPLE_EVERY_S, PartitionerDetector
+from freshet.joiner.inputs import ENOUGH, PARTITIONERS, REMEMBERED, SAMPLE_EVERY_S, PartitionerDetector
 from freshet.types import BytesColumn
 
 Place = Callable[[bytes, int], int]

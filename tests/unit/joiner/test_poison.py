@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from freshet.joiner.core import ImpressionColumns
-from freshet.joiner.decode import BAD_IN_A_ROW, Refused
+from freshet.joiner.decoder import BAD_IN_A_ROW, Refused
 from freshet.joiner.service import Pace
 from freshet.types import Records
 from tests.fixtures.join_events import JsonDecoder, Served, label, plan_of
@@ -39,8 +40,7 @@ def joined(folder: Path, poison: list[bytes], seed: int) -> tuple[list[Sample], 
         events.insert(chance.randrange(len(events)), value)  # type: ignore[arg-type]
     for start in range(0, len(events), 30):
         world.send(events[start : start + 30], time_ms=4_000)
-        joiner = world.joiner(PACE)
-        joiner.decoder = lambda: Raises(PLAN)
+        joiner = world.joiner(PACE, replace(world.context(), decoder=lambda: Raises(PLAN)))
         joiner.open()
         for _ in range(3):
             joiner.step()
@@ -78,8 +78,8 @@ def test_poison_among_events_changes_no_sample(tmp_path: Path, seed: int) -> Non
 
 def test_stream_of_only_refused_events_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, partitions=1)
-    joiner = world.joiner(Pace(flush_interval_ms=0, commit_interval_ms=0, status_interval_ms=0))
-    joiner.decoder = lambda: Raises(PLAN)
+    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)
+    joiner = world.joiner(pace, replace(world.context(), decoder=lambda: Raises(PLAN)))
     joiner.open()
 
     def trouble(*events: bytes | Served) -> str | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from freshet.config.spec.inputs import UNIT_NS, likely_unit, unit_hint, written_in_larger_unit
 from freshet.config.spec.model import TimeField
 from freshet.joiner.core import ActionColumns
-from freshet.joiner.decode import Refused
+from freshet.joiner.decoder import Refused
 from freshet.joiner.watermark import Now, TimeRules, judge_times
 from freshet.types import BytesColumn, Records
 

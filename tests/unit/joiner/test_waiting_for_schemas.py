@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 from freshet.errors import Unavailable
@@ -40,8 +41,7 @@ def test_events_wait_for_their_schema_while_others_are_joined(tmp_path: Path) ->
     world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(names)])
     last = f"{names[-1]}/x"  # advances the clocks of the other partitions
     world.send([Action(last, 100_000, "watch", "1"), Served(names[-1], ("x",), 100_000)])
-    joiner = world.joiner(PACE)
-    joiner.decoder = lambda: Away(PLAN)
+    joiner = world.joiner(PACE, replace(world.context(), decoder=lambda: Away(PLAN)))
     Away.away = True
     joiner.open()
     for _ in range(5):

@@ -18,8 +18,7 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.schemas import Schemas, readers_of, sample_reader
 from freshet.features import Decoded, SampleDecoder, hash_text
 from freshet.joiner.core import Joiner
-from freshet.joiner.decode import Refused
-from freshet.joiner.events import SpecDecoder
+from freshet.joiner.decoder import Refused, SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.types import BytesColumn, Records
 from tests.fixtures import feature_oracle as oracle

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freshet.clock import SteadyClock
-from freshet.joiner.ledger import Ledger
+from freshet.joiner.commit import Ledger
 from freshet.joiner.service import JoinerService, Pace
 from freshet.types import Append, BytesColumn
 from tests.fixtures.join_events import Action, Event, Served, label, plan_of
@@ -110,7 +110,7 @@ class System:
             self.truth.seconds += STEP_S
             self.joiner.step()
             self.joiner.flush()
-        self.joiner._report_status()
+        self.joiner.report_status()
         assert self.joiner.status is not None
         return self.joiner.status.ledger
 
@@ -227,7 +227,7 @@ def test_jumps_of_any_clock_do_not_affect_later_events(
 def test_a_new_joiner_set_back_refuses_nothing(back_s: int, append_time: bool, tmp_path: Path) -> None:
     """It follows at once, as it may have started while its clock was ahead; events ahead then wait."""
     system = System(tmp_path, brokers=True)
-    system.joiner.append_time = append_time
+    system.joiner.clocks.log_counts = append_time
     system.run(8)
     system.jump(("joiner",), back_s)
     system.run(6)
@@ -246,7 +246,7 @@ def test_record_dated_ahead_does_not_move_the_watermark(
     ahead_s: int, append_time: bool, tmp_path: Path
 ) -> None:
     system = System(tmp_path, brokers=True)
-    system.joiner.append_time = append_time
+    system.joiner.clocks.log_counts = append_time
     system.run(8)
     wrong = Served("wrong", ("a",), system.clocks["client"].now_ms() + ahead_s * 1_000)
     system.world._writer.append(
@@ -266,7 +266,7 @@ def test_first_event_with_a_wrong_time_is_reported(tmp_path: Path) -> None:
     for request, time in (("seconds", START_MS // 1_000), ("past", -5), ("ahead", 3 * START_MS)):
         system.append(Served(request, ("a",), time))
     system.run(4)
-    system.joiner._report_status()
+    system.joiner.report_status()
     assert system.joiner.status is not None
     told = system.joiner.status.bad_times["served"]
 

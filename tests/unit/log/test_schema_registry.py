@@ -18,7 +18,7 @@ from freshet.config.avro.schema import Record, Written, parse_schema, spell
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import hash_text
-from freshet.joiner.events import SpecDecoder
+from freshet.joiner.decoder import SpecDecoder
 from freshet.joiner.plan import join_plan
 from freshet.log.schema_registry import Access, RestRegistry
 from freshet.types import BytesColumn, Records

@@ -11,7 +11,7 @@ from freshet.apps.results import Outcome, outcome_text
 from freshet.cli.status import as_text
 from freshet.console.core import Look, health_of, losses_of
 from freshet.console.instances import Service
-from freshet.joiner.ledger import EVENT_COUNTERS, Ledger
+from freshet.joiner.commit import EVENT_COUNTERS, Ledger
 from freshet.observability.losses import INFERENCE_FIGURES, JOINER_FIGURES, Recent, counted, losses_text
 
 COUNTS = st.fixed_dictionaries({name: st.integers(0, 10**9) for name in (*EVENT_COUNTERS, "refused")})

@@ -14,7 +14,7 @@ from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.model import Files, TimeField
 from freshet.errors import BadInput
 from freshet.recordings.sample_files import event_rows
-from freshet.recordings.topics import json_events
+from freshet.recordings.sources import json_events
 
 T0 = 1_700_000_000_000
 TS = TimeField(path="ts", unit="ms")

@@ -6,7 +6,7 @@ import bz2
 
 import pytest
 
-from freshet.recordings.file_formats import other_format
+from freshet.recordings.csv_text import other_format
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from freshet.errors import BadInput, ConfigError
 from freshet.recordings import tables
 from freshet.recordings.event_times import EventTimes
 from freshet.recordings.sample_files import read_samples
-from freshet.recordings.topics import json_events
+from freshet.recordings.sources import json_events
 
 T0 = 1_700_000_000_000
 SPEC = """

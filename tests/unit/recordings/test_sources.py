@@ -1,18 +1,15 @@
 import gzip
 import os
 import threading
-from pathlib import Path
 
 import orjson
 import pytest
 
 from freshet.config.avro.schema import parse_schema
-from freshet.config.spec import load_spec
 from freshet.config.spec.model import TimeField
-from freshet.errors import BadInput, ConfigError
+from freshet.errors import BadInput
 from freshet.recordings import sources
-from freshet.recordings.sources import ONLINE_RETAIL, events_of_files, online_retail
-from freshet.recordings.topics import json_events
+from freshet.recordings.sources import events_of_files, json_events
 
 TS = TimeField(path="ts", unit="ms")
 USER = {"type": "record", "name": "User", "fields": [{"name": "id", "type": "long"}]}
@@ -27,16 +24,6 @@ ACT = parse_schema(
         ],
     }
 )
-EXAMPLE = Path(__file__).parents[3] / "examples" / "online-retail"
-
-
-@pytest.mark.parametrize("name", ["freshet.toml", "impressions.avsc", "actions.avsc"])
-def test_the_spec_that_ships_is_the_example(name):
-    assert (ONLINE_RETAIL.parent / name).read_text() == (EXAMPLE / name).read_text()
-
-
-def test_the_spec_that_ships_can_be_read():
-    assert load_spec(ONLINE_RETAIL).name == "online-retail"
 
 
 def test_events_of_all_formats_are_merged_by_time(tmp_path):
@@ -96,11 +83,6 @@ def test_an_event_without_time_is_refused_with_its_place(tmp_path):
 
     with pytest.raises(BadInput, match=r"line 1: expected a time at 'ts' \(a number of ms\), found None"):
         list(events_of_files({"served": path}, {"served": TS}))
-
-
-def test_a_folder_without_the_retail_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"online_retail_ii_events.csv.gz"):
-        next(online_retail(tmp_path))
 
 
 def test_json_lines_come_from_a_pipe_too(tmp_path):

@@ -246,8 +246,9 @@ def compile_value(
 ) -> LabelValue:
     """Compile the value of a label (`sum(action.seconds)`).
 
-    Without an aggregate it is the value of the last matching action. Arguments and errors as for
-    `compile_condition`.
+    Without an aggregate it is the value of the last matching action. Arguments as for `compile_condition`.
+
+    Raises ConfigError.
     """
     try:
         node = _bind(parse(text, prefix="action.", aggregates=True), hash_text)

@@ -56,6 +56,21 @@ class RunFolder:
         return self.path / "versions"
 
     @property
+    def log_url(self) -> str:
+        """URL of the event log in this folder."""
+        return f"sqlite:{self.log}"
+
+    @property
+    def rows_url(self) -> str:
+        """URL of the row store in this folder."""
+        return f"sqlite:{self.rows / 'rows.sqlite'}"
+
+    @property
+    def versions_url(self) -> str:
+        """URL of the version store in this folder."""
+        return f"file:{self.versions}"
+
+    @property
     def logs(self) -> Path:
         """Log files of the processes, one for each role; may be deleted at any time."""
         return self.path / "logs"
@@ -170,11 +185,6 @@ class Common:
     def audit(self) -> Path:
         """Path of the audit log."""
         return Path(self.audit_file) if self.audit_file else self.run.audit
-
-    @property
-    def stores_versions_itself(self) -> bool:
-        """Whether the version store is in the run folder."""
-        return self.versions_url == f"file:{self.run.versions}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,9 +112,9 @@ def _with_urls(common: Common) -> Common:
     run = common.run
     return replace(
         common,
-        log_url=common.log_url or f"sqlite:{run.log}",
-        rows_url=common.rows_url or f"sqlite:{run.rows / 'rows.sqlite'}",
-        versions_url=common.versions_url or f"file:{run.versions}",
+        log_url=common.log_url or run.log_url,
+        rows_url=common.rows_url or run.rows_url,
+        versions_url=common.versions_url or run.versions_url,
     )
 
 
@@ -134,7 +134,7 @@ def _value(variable: Variable, text: str) -> Any:
 
 
 class _Variables(Section):
-    """Section of a service's settings, whose errors name the variable."""
+    """Section of a service's settings; its errors name the variable."""
 
     def __init__(self, service: str, values: Mapping[str, Any]) -> None:
         super().__init__("environment", service, values)

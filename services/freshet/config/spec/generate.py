@@ -33,47 +33,18 @@ from freshet.errors import ConfigError
 __all__ = ["IDENTIFIER", "ITEM", "USER", "generate_spec", "words_of"]
 
 SAME = {
-    "req": "request",
-    "imp": "impression",
-    "sess": "session",
-    "prod": "product",
-    "cust": "customer",
+    "req": "request", "imp": "impression", "sess": "session", "prod": "product", "cust": "customer",
     "pos": "position",
-}
+}  # fmt: skip
 REQUEST = {"request", "impression", "session", "slate", "query", "search", "page", "auction"}
 ITEM = {
-    "item",
-    "product",
-    "ad",
-    "sku",
-    "video",
-    "article",
-    "doc",
-    "document",
-    "listing",
-    "stock",
-    "offer",
-    "song",
-    "candidate",
-}
+    "item", "product", "ad", "sku", "video", "article", "doc", "document", "listing", "stock", "offer",
+    "song", "candidate",
+}  # fmt: skip
 USER = {
-    "user",
-    "customer",
-    "member",
-    "visitor",
-    "account",
-    "viewer",
-    "client",
-    "person",
-    "listener",
-    "reader",
-    "player",
-    "shopper",
-    "buyer",
-    "guest",
-    "subscriber",
-    "profile",
-}
+    "user", "customer", "member", "visitor", "account", "viewer", "client", "person", "listener", "reader",
+    "player", "shopper", "buyer", "guest", "subscriber", "profile",
+}  # fmt: skip
 IDENTIFIER = {"id", "code", "sku", "key", "uuid", "guid"}
 TIME = {"ts", "time", "timestamp", "at", "date", "when"}
 SERVED = {"impression", "served", "ranked", "slate", "recommendation"}
@@ -301,43 +272,19 @@ def sample_of(found: Guess) -> Record:
 
 
 NOT_A_SUCCESS = {
-    "view",
-    "impression",
-    "shown",
-    "seen",
-    "cancel",
-    "adjust",
-    "skip",
-    "hide",
-    "dislike",
-    "other",
+    "view", "impression", "shown", "seen", "cancel", "adjust", "skip", "hide", "dislike", "other",
     "unknown",
-}
+}  # fmt: skip
 WINDOWS = {
-    "buy": "24h",
-    "purchase": "24h",
-    "order": "24h",
-    "convert": "24h",
-    "play": "10m",
-    "watch": "10m",
+    "buy": "24h", "purchase": "24h", "order": "24h", "convert": "24h", "play": "10m", "watch": "10m",
     "click": "2m",
-}
+}  # fmt: skip
 ENTITY = {"id", "uuid", "guid"}
 """Words at the end of the names of identifiers, which have many values."""
 FREE_TEXT = {"title", "description", "url", "text", "query", "comment", "agent", "referrer", "message", "doc"}
 CODES = IDENTIFIER | {
-    "category",
-    "type",
-    "position",
-    "rank",
-    "zip",
-    "version",
-    "segment",
-    "group",
-    "brand",
-    "hour",
-    "day",
-}
+    "category", "type", "position", "rank", "zip", "version", "segment", "group", "brand", "hour", "day",
+}  # fmt: skip
 SEGMENTS = {"country", "device", "platform", "locale", "language", "channel", "region", "market"}
 
 

@@ -1,4 +1,4 @@
-"""What a spec says of its data: streams of events and their join, labels, tables, features, and csv files.
+"""Streams of events with their join, labels, tables, features and csv files, as a spec states them.
 
 The forms of their values are here too, and the detection of event times in another unit than the spec states.
 """

@@ -280,7 +280,7 @@ def _closed(properties: Schema, required: tuple[str, ...] = (), **more: str) -> 
 
 
 def _named(values: Schema, low: int, high: int, *more: Schema) -> Schema:
-    """Describe a table whose keys are names that the user chooses."""
+    """Describe a table with names chosen by the user as keys."""
     names = NAME.json_schema()
     return {
         "type": "object",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import Literal
+from typing import Any, Literal
 
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import streams_of
@@ -32,9 +32,8 @@ __all__ = [
 # --- Limits of records.
 #
 # An event is copied: its context into each of its samples, a sample into a block, a refused record into a
-# dead
-# letter. Services that accept events check them against these limits, so that all derived records fit their
-# topics.
+# dead letter. Services that accept events check them against these limits, so that all derived records fit
+# their topics.
 
 BLOCK_BYTES = 1 << 20
 """Largest block of several samples; a larger sample has a block of its own."""
@@ -331,7 +330,7 @@ def topics_of(spec: Spec) -> Topics:
     named = {"served": events.served.topic, "action": events.action.topic}
     if events.shown is not None:
         named["shown"] = events.shown.topic
-    names: dict[str, str] = {}
+    names: dict[str, Any] = {"shown": None}
     plans = []
     for kind in KINDS_OF_TOPICS:
         if kind.role == "shown" and events.shown is None:
@@ -342,31 +341,12 @@ def topics_of(spec: Spec) -> Topics:
         may_have_more = kind.role in (*named, "joiner")
         plans.append(TopicPlan(name, partitions, _retention_ms(spec, kind), group, may_have_more))
         names[kind.role] = name
-    return Topics(
-        served=names["served"],
-        shown=names.get("shown"),
-        action=names["action"],
-        samples=names["samples"],
-        late=names["late"],
-        joiner=names["joiner"],
-        dead_letters=names["dead_letters"],
-        refused=names["refused"],
-        rows=names["rows"],
-        control=names["control"],
-        versions=names["versions"],
-        measures=names["measures"],
-        plans=tuple(plans),
-    )
+    del names["schemas"]  # of all models
+    return Topics(**names, plans=tuple(plans))
 
 
 def _retention_ms(spec: Spec, kind: TopicKind) -> int | None:
     """Return the retention of a topic; None: for ever."""
-    match kind.kept:
-        case "events":
-            return spec.retention.events_ms
-        case "rows":
-            return spec.retention.rows_ms
-        case "measures":
-            return spec.retention.measures_ms
-        case None:
-            return None
+    kept = spec.retention
+    ages = {"events": kept.events_ms, "rows": kept.rows_ms, "measures": kept.measures_ms}
+    return None if kind.kept is None else ages[kind.kept]

@@ -1,10 +1,13 @@
-"""Online Retail II as a click stream, by a convention of this project; the seed determines the stream.
+"""Online Retail II as files of impressions and actions, by a convention of this project.
+
+    python retail_events.py FOLDER     FOLDER: holds online_retail_ii_events.csv.gz (see convert.py)
 
 An invoice is a request by a customer. Its impressions are the items bought plus `NEGATIVES` times as many
 drawn by popularity over the last 30 days, without replacement, in shuffled order. Every order line is an
 action on its item after a log-normal delay (median 20 s, at most 100 s); a cancellation line is a late action
 on that customer's last request with the item. Users, items, prices, countries and times are real; the
-impressions without a purchase, the seconds within a minute, and the delays are simulated.
+impressions without a purchase, the seconds within a minute, and the delays are simulated; the seed determines
+them.
 
 Data: Online Retail II, UCI Machine Learning Repository (D. Chen), CC BY 4.0.
 Letters: N order lines.
@@ -12,6 +15,7 @@ Letters: N order lines.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 from collections.abc import Iterator
@@ -26,8 +30,7 @@ from numpy.typing import NDArray
 from freshet.errors import BadInput
 from freshet.types import F64, I64
 
-__all__ = ["COLUMNS", "Lines", "Slice", "read_lines", "slices"]
-
+EVENTS_FILE = "online_retail_ii_events.csv.gz"
 COLUMNS = ("ts", "invoice", "stock_code", "quantity", "price", "customer_id", "country")
 NEGATIVES = 4  # impressions not bought, for each one bought
 POPULARITY_DAYS = 30
@@ -75,7 +78,7 @@ def read_lines(path: Path) -> Lines:
             raise BadInput(
                 f"{path}: expected the columns {', '.join(COLUMNS)}, "
                 f"found {', '.join(header) or 'an empty file'}\n"
-                "  `freshet replay online-retail` reads the events file of Online Retail II"
+                f"  convert.py writes {EVENTS_FILE}"
             )
         columns = list(zip(*rows, strict=True))
     try:
@@ -247,3 +250,26 @@ def _codes(values: tuple[str, ...]) -> tuple[list[str], I64]:
 
 def _ndjson(events: list[tuple[int, bytes]]) -> bytes:
     return b"\n".join(e[1] for e in sorted(events, key=lambda e: e[0]))
+
+
+def write(folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """Write impressions.jsonl.gz and actions.jsonl.gz into the folder of the csv, and return their paths."""
+    paths = folder / "impressions.jsonl.gz", folder / "actions.jsonl.gz"
+    with gzip.open(paths[0], "wb") as impressions, gzip.open(paths[1], "wb") as actions:
+        for day in slices(read_lines(folder / EVENTS_FILE), seed):
+            impressions.write(day.impressions + b"\n")
+            actions.write(day.actions + b"\n")
+    return paths
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print("\n".join(map(str, write(options.folder, options.seed))))
+
+
+if __name__ == "__main__":
+    main()

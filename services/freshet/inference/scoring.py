@@ -1,5 +1,6 @@
-"""Adaptive batching: requests that wait at the same moment are decoded, looked up and scored together.
+"""Scoring with what is served, by adaptive batching.
 
+Requests that wait at the same moment are decoded, looked up and scored together.
 No request waits for others: a batch holds the requests that arrived while the last one was scored. Results
 go to callbacks, so that a request needs no task. Requests that cannot be batched (`Solo`) wait in the same
 queue, so that one bound on the waiting time holds for requests of all routes.
@@ -13,15 +14,36 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
-from freshet.errors import Overloaded
+from freshet.clock import Clock
+from freshet.config.settings import Inference as Settings
+from freshet.errors import Overloaded, Unavailable
+from freshet.features import Decoded
 from freshet.http.responses import ClientGoneError
-from freshet.inference.pipeline import Encoded
+from freshet.inference import metrics
+from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
+from freshet.inference.rows import RowFollower
+from freshet.inference.versions import ServingVersion, VersionFollower
 
-__all__ = ["SHED_WHYS", "Batcher", "Pace", "Solo", "Throughput"]
+__all__ = [
+    "SHED_WHYS",
+    "Batcher",
+    "ByVersion",
+    "Outcome",
+    "Pace",
+    "Scoring",
+    "ServingState",
+    "Solo",
+    "Tally",
+    "Throughput",
+    "Totals",
+    "Watch",
+    "freshness_ms",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -110,10 +132,6 @@ class Pace:
             self.candidate_s += FORGET * (cost_s - self.candidate_s)
 
 
-def _never_gone() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Solo(Generic[Result]):
     """A request that is not batched."""
@@ -123,11 +141,16 @@ class Solo(Generic[Result]):
     size: int = 0  # bytes that it holds while it waits
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Watch = Callable[[], Callable[[], bool]]
+"""Begins to watch a request's client; the function returned reports whether it has disconnected."""
+
+
+@dataclass(slots=True, eq=False)
 class _Waiting(Generic[Result]):
     request: Encoded | Solo[Result]
     done: Callable[[Result | Exception], None]
-    gone: Callable[[], bool]
+    watch: Watch | None  # None: not needed any more
+    is_gone: Callable[[], bool] | None  # None: the client is not watched yet
 
 
 class Batcher(Generic[Result]):
@@ -161,19 +184,25 @@ class Batcher(Generic[Result]):
         self._solo = self._solo_candidates = 0  # of waiting `Solo` requests
         self._before: tuple[float, int] | None = None  # start, candidates of a turn that left requests
         self._waiting: deque[_Waiting[Result]] = deque()
+        self._unwatched: list[_Waiting[Result]] = []  # that came since the last turn
         self._due = False  # whether a turn is scheduled
 
     def submit(
         self,
         request: Encoded | Solo[Result],
         done: Callable[[Result | Exception], None],
-        gone: Callable[[], bool] = _never_gone,
+        watch: Watch | None = None,
+        *,
+        is_gone: Callable[[], bool] | None = None,
     ) -> None:
         """Queue a request; a later turn of the running loop scores it.
 
         Args:
             done: called with the result or the error; an exception that it raises is logged.
-            gone: whether the client has disconnected; then `done` gets a ClientGoneError.
+            watch: begins to watch the client, once the request has waited for a turn: most requests are
+                scored in the first one, and watching costs a task.
+            is_gone: whether the client has disconnected, where that needs no watch. `done` then gets a
+                ClientGoneError.
 
         Raises:
             Overloaded: the expected wait or the queue's bytes exceed their bounds.
@@ -186,7 +215,9 @@ class Batcher(Generic[Result]):
                 f"{self._most_bytes:,} bytes (FRESHET_INFERENCE_MAX_BODIES_BYTES)",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._waiting.append(_Waiting(request, done, gone))
+        waiting = _Waiting(request, done, watch, is_gone)
+        self._waiting.append(waiting)
+        self._unwatched.append(waiting)
         self._count(request, 1)
         if not self._due:
             self._due = True
@@ -231,10 +262,18 @@ class Batcher(Generic[Result]):
             self._before = None
             self._due = bool(self._waiting)
             if self._due:
+                self._watch_waiting()
                 self._before = (began, candidates)
                 loop.call_soon(self._turn, loop)
             else:
                 self._throughput.observe(candidates, self._clock() - began)
+            self._unwatched.clear()
+
+    def _watch_waiting(self) -> None:
+        """Watch the clients of requests that came since the turn before and still wait."""
+        for one in self._unwatched:
+            if one.watch is not None:
+                one.is_gone, one.watch = one.watch(), None
 
     def _next_batch(self) -> list[_Waiting[Result]]:
         """Return the next batch or `Solo` request, without requests of clients that have disconnected."""
@@ -243,8 +282,9 @@ class Batcher(Generic[Result]):
         taken = []
         for _ in range(max(1, fit)):
             one = self._waiting.popleft()
+            one.watch = None
             self._count(one.request, -1)
-            if one.gone():
+            if one.is_gone is not None and one.is_gone():
                 self._shed("gone")
                 _answer(one.done, ClientGoneError("the client went away while its request waited"))
             else:
@@ -278,3 +318,148 @@ def _answer(done: Callable[[Result | Exception], None], result: Result | Excepti
         done(result)
     except Exception as error:
         log.error("a rank request could not be answered", exc_info=error)
+
+
+class ServingState:
+    """The two followers' rows and version. Thread-safe."""
+
+    def __init__(self, rows: RowFollower, versions: VersionFollower, clock: Clock) -> None:
+        self._rows, self._versions, self._clock = rows, versions, clock
+
+    def version(self) -> ServingVersion | None:
+        """Return the version served; None before rows and a version are loaded."""
+        return self._versions.state.serving if self._rows.state.sink is not None else None
+
+    def now(self) -> tuple[Lookup, ServingVersion]:
+        """Return rows and version to score with. Raises Unavailable before both are loaded."""
+        table, serving = self._rows.state.sink, self._versions.state.serving
+        if table is None:
+            raise Unavailable(f"rows are not served yet: {self._rows.state.reason}")
+        if serving is None:
+            raise Unavailable(f"no version is served yet: {self._versions.state.reason}")
+        return cast(Lookup, table), serving
+
+    def rows_freshness_ms(self) -> int | None:
+        """Return the freshness of rows without versions; `freshness_ms` until rows have learned."""
+        rows_ms = self._rows.state.event_time_ms
+        return freshness_ms(self._clock.now_ms(), rows_ms, 0) if rows_ms > 0 else self.freshness_ms()
+
+    def freshness_ms(self) -> int | None:
+        """Return now minus the newest event learned from; None before any."""
+        serving = self._versions.state.serving
+        dense_ms = serving.manifest.event_time_ms if serving is not None else 0
+        return freshness_ms(self._clock.now_ms(), self._rows.state.event_time_ms, dense_ms)
+
+
+def freshness_ms(now_ms: int, rows_ms: int, dense_ms: int) -> int | None:
+    """Return now minus the newest event time that rows or weights have learned from; None before any."""
+    newest = max(rows_ms, dense_ms)
+    return max(0, now_ms - newest) if newest > 0 else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the server's start."""
+
+    requests: int = 0  # answered with scores, including those of the Open Inference Protocol
+    candidates: int = 0  # scored
+    explored: int = 0  # requests ordered at random
+
+
+class Tally:
+    """Counts scored requests for `/status` (`totals`) and Prometheus."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.totals = Totals()
+        self._candidates = metrics.CANDIDATES.counter(registry)
+        self._unknown = metrics.UNKNOWN_ROWS.counter(registry)
+        self._unknown_of: dict[str, Counter] = {}  # cached: `labels` costs more than `inc`
+        self._explored = metrics.EXPLORED.counter(registry)
+
+    def scored(self, scored: Scored) -> None:
+        """Count a scored request."""
+        self.totals.requests += 1
+        self.totals.candidates += len(scored.scores)
+        self._candidates.inc(len(scored.scores))
+        for feature, n in scored.unknown.items():
+            counter = self._unknown_of.get(feature)
+            if counter is None:
+                counter = self._unknown_of[feature] = self._unknown.labels(feature)
+            counter.inc(n)
+
+    def explored(self) -> None:
+        """Count a request that was ordered at random."""
+        self.totals.explored += 1
+        self._explored.inc()
+
+
+ByVersion = tuple[Scored, ServingVersion]
+"""Scores, and the version that made them."""
+
+Outcome = ByVersion | Exception
+
+
+class Scoring:
+    """Scores requests of all routes with the rows and weights served at that moment, on one event loop.
+
+    Requests of `/v1/rank` are scored in batches; requests with `explain` and samples of the Open Inference
+    Protocol are scored one at a time.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, live: ServingState, settings: Settings, registry: CollectorRegistry
+    ) -> None:
+        """Register the metrics of the queue and of scored requests."""
+        self.pipeline, self.live, self.tally = pipeline, live, Tally(registry)
+        shed = metrics.SHED.counter(registry)
+        counted = {why: shed.labels(why).inc for why in SHED_WHYS}
+        self.queue: Batcher[ByVersion] = Batcher(
+            self._score_all,
+            budget_s=settings.batch_budget_ms / 1e3,
+            most_wait_s=settings.queue_wait_ms / 1e3 or float("inf"),
+            most_bytes=settings.max_bodies_bytes,
+            shed=lambda why: counted[why](),
+            observe=metrics.BATCH_REQUESTS.histogram(registry).observe,
+        )
+
+    def explained(self, request: Encoded) -> Solo[ByVersion]:
+        """Return a request that is scored alone, with existence and age of its rows."""
+
+        def score() -> ByVersion:
+            table, serving = self.live.now()
+            return self.pipeline.score_one(request, table, serving.scorer, explain=True), serving
+
+        return Solo(request.candidates, score, request.size)
+
+    async def score_samples(self, count: int, decode: Callable[[], Decoded]) -> ByVersion:
+        """Score `count` samples; `decode` makes them just before, as that takes the loop's time, too.
+
+        A cancelled call is neither decoded nor scored.
+
+        Raises:
+            BadInput: the samples do not fit.   Unavailable: no model is served yet.
+        """
+
+        def score() -> ByVersion:
+            table, serving = self.live.now()
+            return self.pipeline.score(decode(), table, serving.scorer), serving
+
+        answered: asyncio.Future[ByVersion] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Outcome) -> None:
+            if answered.done():  # its task was cancelled
+                return
+            if isinstance(outcome, Exception):
+                answered.set_exception(outcome)
+            else:
+                answered.set_result(outcome)
+
+        self.queue.submit(Solo(count, score), done, is_gone=answered.done)
+        return await answered
+
+    def _score_all(self, requests: Sequence[Encoded]) -> Sequence[Outcome]:
+        table, serving = self.live.now()
+        return [
+            one if isinstance(one, Exception) else (one, serving)
+            for one in self.pipeline.score_all(requests, table, serving.scorer)
+        ]

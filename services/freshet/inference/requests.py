@@ -1,13 +1,13 @@
-"""Pure logic of inference: rank requests, the order of candidates, and which row deltas apply.
+"""Rank requests: their parsing, the id and time that they lack, the events they make, and their order.
 
-Letters: C candidates of a request, K items answered, N keys of a delta.
+No I/O. Letters: C candidates of a request, K items answered.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,21 +15,19 @@ import numpy as np
 import orjson
 
 from freshet import _native
+from freshet.config.avro.schema import Primitive, Record, field_at
 from freshet.config.spec.inputs import UNIT_NS
-from freshet.config.spec.model import Explore, Spec, TimeField
-from freshet.errors import BadInput, FreshetError, TooLarge
+from freshet.config.spec.model import Explore, Spec, Stream, TimeField
+from freshet.errors import BadInput, TooLarge
 from freshet.json_text import MOST_LEVELS, kind_of, shown, too_deep, written
-from freshet.types import F32, I64, U64, Bool, Fence, bucket_of
+from freshet.types import F32, I64
 
 __all__ = [
-    "BucketView",
+    "Filling",
     "Order",
     "RankRequest",
     "events_of",
-    "freshness_ms",
     "get_path",
-    "label_delay_ms",
-    "not_finite",
     "order",
     "parse_rank",
     "refuse_expanded",
@@ -210,6 +208,57 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 _MS = datetime.fromtimestamp(0.001, UTC) - _EPOCH
 
 
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Fills in the id and the time of rank requests."""
+
+    stream: Stream
+    number_ids: bool  # whether request ids are integers in the user's schema
+
+    @classmethod
+    def of(cls, stream: Stream, schema: Record) -> Filling:
+        """Derive the type of ids from the user's schema of served events."""
+        kind = field_at(schema, stream.key[0]).type
+        return cls(stream, isinstance(kind, Primitive) and kind.name in ("int", "long"))
+
+    def filled(
+        self, context: Mapping[str, Any], request_id: str | int | None, now_ms: int
+    ) -> Mapping[str, Any]:
+        """Return the context with id and time; values that the client sent are kept.
+
+        Raises BadInput if `request_id` differs from the context's id, or the id is empty: the joiner would
+        take all requests with an empty id for duplicates of the first.
+        """
+        key = self.stream.key[0]
+        given = get_path(context, key)
+        if "" in (request_id, given):
+            where = "request_id" if request_id == "" else f"context.{key}"
+            raise BadInput(
+                f'{where}: expected an id that no other request has, or none (then one is made), found ""'
+            )
+        other = isinstance(given, (dict, list)) or str(given) != str(request_id)
+        if request_id is not None and given is not None and other:
+            raise BadInput(
+                f"request_id: expected that of the context's {key}, {shown(given)}; found {shown(request_id)}"
+            )
+        if self.number_ids and isinstance(given, float) and given.is_integer():
+            context = set_path(context, key, int(given))  # the log's key of 5.0 is "5"
+        if given is None:
+            context = set_path(context, key, self.new_id() if request_id is None else request_id)
+        path = self.stream.time.path
+        if get_path(context, path) is None:
+            context = set_path(context, path, time_value(now_ms, self.stream.time))
+        return context
+
+    def new_id(self) -> str | int:
+        """Generate a random id; a number has 53 bits, which JavaScript represents exactly."""
+        return _IDS.getrandbits(53) if self.number_ids else f"{_IDS.getrandbits(128):032x}"
+
+
+_IDS = random.SystemRandom()
+"""Ids must not be guessable: a client that knows an id can report actions on its impression."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
     """The candidates to return, in order, with their propensities."""
@@ -237,59 +286,3 @@ def order(scores: F32, k: int, explore: Explore, rng: random.Random) -> Order:
         in_place = chosen == greedy
     propensity = (1 - epsilon) * in_place + epsilon / count
     return Order(chosen, propensity.astype(np.float32), explored)
-
-
-def freshness_ms(now_ms: int, rows_ms: int, dense_ms: int) -> int | None:
-    """Return now minus the newest event time that rows or weights have learned from; None before any."""
-    newest = max(rows_ms, dense_ms)
-    return max(0, now_ms - newest) if newest > 0 else None
-
-
-def label_delay_ms(spec: Spec) -> int:
-    """Return the time from an impression to its first negative sample.
-
-    Labels that only some impressions have (`given`) do not count.
-    """
-    return min(label.window_ms for label in spec.labels if label.given is None) + spec.join.grace_ms
-
-
-def not_finite(tensors: Mapping[str, Any]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity, or None."""
-    return next(
-        (n for n, t in tensors.items() if t.dtype.kind == "f" and not np.isfinite(t).all()),
-        None,
-    )
-
-
-@dataclass(slots=True, eq=False)
-class BucketView:
-    """Fences and offsets by bucket, which decide whether a delta applies (PROTOCOL 17)."""
-
-    buckets: int
-    fences: I64 = field(init=False)  # highest fence seen
-    offsets: I64 = field(init=False)  # the scanned row store contained all deltas below
-
-    def __post_init__(self) -> None:
-        self.fences = np.full(self.buckets, -1, np.int64)
-        self.offsets = np.zeros(self.buckets, np.int64)
-
-    def scanned(self, bucket: int, fence: int, rows_offset: int) -> None:
-        """Record the meta of a bucket that was read from the row store; the meta is read first."""
-        self.fences[bucket] = fence
-        self.offsets[bucket] = rows_offset
-
-    def wanted(self, offset: int, fence: Fence, keys: U64) -> Bool:
-        """Select the (N,) uint64 keys of a delta that apply: (N,) bool; record the fence.
-
-        Keys do not apply if their bucket has seen a higher fence, or its scan contains the delta.
-        """
-        buckets = bucket_of(keys, self.buckets)
-        current = self.fences[buckets] <= fence
-        np.maximum.at(self.fences, buckets, fence)
-        return current & (offset >= self.offsets[buckets])
-
-
-def explain(error: Exception) -> str:
-    """Return the first line of an error, for health pages."""
-    text = str(error).split("\n")[0]
-    return text if isinstance(error, FreshetError) else f"{type(error).__name__}: {text}"

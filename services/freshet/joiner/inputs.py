@@ -1,8 +1,8 @@
-"""Detection of the partitioner that a topic's clients use, from a sample of its records' keys.
+"""Watch over the joined topics: the growth of their partitions, and the partitioners of their clients.
 
-The join needs all events of a request in one partition number, so clients must place a key alike in all
-joined topics. A few keys of each poll are hashed by the partitioners of common clients; the one that explains
-them is named. The clock is an argument.
+The join needs all events of a request in one partition number. So all joined topics need equal partition
+counts, and clients must place a key alike in all of them. A few keys of each poll are hashed by the
+partitioners of common clients; the one that explains them is named.
 """
 
 from __future__ import annotations
@@ -10,13 +10,77 @@ from __future__ import annotations
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freshet.features import partition_of
-from freshet.types import BytesColumn
+import structlog
 
-__all__ = ["PARTITIONERS", "PartitionerDetector", "fnv1a_of"]
+from freshet.errors import ConfigError, Unavailable
+from freshet.features import partition_of
+from freshet.joiner.plan import JoinContext
+from freshet.types import BytesColumn, TopicPartition
+
+__all__ = [
+    "PARTITIONERS",
+    "PartitionerDetector",
+    "fnv1a_of",
+]
+
+_log = structlog.get_logger("freshet.joiner")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Partition counts of the joined topics when they were last read."""
+
+    began_with: int  # the spec's `partitions`: those of `samples`, constant for the model's life
+    joined: int  # partitions of each input topic that the joiners read together
+    counts: Mapping[str, int]  # topic -> partitions; empty before the first count, or where no topic can grow
+    why: str = ""  # why partitions that all topics have cannot be joined; "": they can be
+
+    @property
+    def sizes(self) -> set[int]:
+        """Partition counts that the topics have, or had."""
+        return {self.began_with, self.joined, *self.counts.values()}
+
+    @property
+    def unread(self) -> Mapping[str, int]:
+        """{topic: partitions that no joiner reads}, without topics that are read completely."""
+        return {topic: n - self.joined for topic, n in self.counts.items() if n > self.joined}
+
+    @property
+    def trouble(self) -> str:
+        """A problem that an operator must fix; "" if there is none."""
+        if not self.unread:
+            return ""
+        found = ", ".join(f"{topic} {n}" for topic, n in sorted(self.counts.items()))
+        how = self.why or (
+            "joined topics need equal partition counts: add partitions to the smaller ones, and all are read"
+        )
+        return (
+            f"partitions that no joiner reads: {self.joined} of each topic are joined, found {found}; {how}"
+        )
+
+    @property
+    def note(self) -> str:
+        """Information for operators; "" while topics have not grown."""
+        if self.unread or self.joined <= self.began_with:
+            return self.trouble
+        return (
+            f"the topics grew from {self.began_with} to {self.joined} partitions, and all are joined; "
+            "actions on what was served before the growth are orphans where their key's partition changed"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `freshet status --json`."""
+        return {
+            "began_with": self.began_with,
+            "joined": self.joined,
+            "topics": dict(self.counts),
+            "unread": dict(self.unread),
+            "note": self.note,
+        }
+
 
 KEYS_A_SAMPLE = 4
 SAMPLE_EVERY_S = 0.05
@@ -39,7 +103,7 @@ TWICE_S = 600.0
 """How long a key that was found in two partitions counts."""
 
 REMEMBERED = 4096
-"""Number of keys whose partition is remembered, over all topics."""
+"""Number of keys with a remembered partition, over all topics."""
 
 
 def murmur2_of(key: bytes, partitions: int) -> int:
@@ -170,7 +234,7 @@ class PartitionerDetector:
 
     @property
     def trouble(self) -> dict[str, str]:
-        """{topic: problem}, for topics whose keys are placed differently from those of the other topics.
+        """{topic: problem}, for topics with keys placed differently from those of the other topics.
 
         A partitioner that PARTITIONERS does not have is no problem if all topics use it: then no key was
         found in two partitions.
@@ -214,3 +278,56 @@ class PartitionerDetector:
     def to_json(self) -> dict[str, Any]:
         """Return the object of `freshet status --json`."""
         return {"partitioners": self.named, "trouble": self.trouble}
+
+
+class InputWatch:
+    """Watches the inputs of a join. Used by one thread."""
+
+    def __init__(self, context: JoinContext) -> None:
+        """Count nothing yet; `context` has the partitions at the start."""
+        self._context = context
+        self.growth = Growth(context.topics.samples_partitions, len(context.partitions), {})
+        self._detector = PartitionerDetector()
+        self._misplaced: set[str] = set()  # topics that were logged as misplaced
+
+    def sample(self, at: TopicPartition, keys: BytesColumn) -> None:
+        """Sample some keys (N,) of the records of a partition."""
+        now_s = self._context.clock.monotonic()
+        self._detector.sample(at.topic, at.partition, self.growth.sizes, keys, now_s)
+
+    def count(self) -> int:
+        """Count the inputs' partitions; returns the number to join: those that all inputs have.
+
+        Each joiner detects the growth by itself. Raises Unavailable if the log cannot be read.
+        """
+        log, topics = self._context.log, self._context.topics
+        counts = log.partition_counts(topics.inputs.values())
+        before, known = self.growth, self.growth.joined
+        self.growth = replace(before, counts=counts, why="")
+        every = min((counts.get(topic, 0) for topic in topics.inputs.values()), default=0)
+        if every > known:
+            try:
+                log.grow_topic(topics.joiner, every)
+            except (ConfigError, Unavailable) as error:
+                self.growth = replace(self.growth, why=f"{topics.joiner} cannot grow with them: {error}")
+            else:
+                self.growth = replace(self.growth, joined=every)
+                _log.warning(
+                    "topics grew, their new partitions are joined from their start",
+                    topics=sorted(set(topics.inputs.values())),
+                    partitions=every,
+                    partitions_before=known,
+                )
+        now = self.growth
+        if now.unread and (now.counts, now.why) != (before.counts, before.why):
+            _log.error("partitions of a topic are not read", reason=now.trouble)
+        return now.joined
+
+    def partitioners(self) -> dict[str, dict[str, str]]:
+        """Return the object of `freshet status --json`; log each topic that becomes misplaced."""
+        found = self._detector.to_json()
+        for topic, reason in found["trouble"].items():
+            if topic not in self._misplaced:
+                _log.error("clients place the keys of a topic elsewhere", topic=topic, reason=reason)
+        self._misplaced = set(found["trouble"])
+        return found

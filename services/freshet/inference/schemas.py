@@ -6,71 +6,18 @@ row. Types are those of the user's schema, so that values have the same keys as 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from freshet.config.avro.schema import Array, AvroField, Map, Primitive, Record, Type, Union, field_at
-from freshet.config.spec.model import Spec, Stream
+from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import feature_fields
-from freshet.errors import BadInput, ConfigError
-from freshet.inference.core import get_path, set_path, time_value
-from freshet.json_text import shown
+from freshet.errors import ConfigError
 
-__all__ = ["Filling", "request_schema", "row_schema"]
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """Fills in the id and the time of rank requests."""
-
-    stream: Stream
-    number_ids: bool  # whether request ids are integers in the user's schema
-
-    @classmethod
-    def of(cls, stream: Stream, schema: Record) -> Filling:
-        """Derive the type of ids from the user's schema of served events."""
-        kind = field_at(schema, stream.key[0]).type
-        return cls(stream, isinstance(kind, Primitive) and kind.name in ("int", "long"))
-
-    def filled(
-        self, context: Mapping[str, Any], request_id: str | int | None, now_ms: int
-    ) -> Mapping[str, Any]:
-        """Return the context with id and time; values that the client sent are kept.
-
-        Raises BadInput if `request_id` differs from the context's id, or the id is empty: the joiner would
-        take all requests with an empty id for duplicates of the first.
-        """
-        key = self.stream.key[0]
-        given = get_path(context, key)
-        if "" in (request_id, given):
-            where = "request_id" if request_id == "" else f"context.{key}"
-            raise BadInput(
-                f'{where}: expected an id that no other request has, or none (then one is made), found ""'
-            )
-        other = isinstance(given, (dict, list)) or str(given) != str(request_id)
-        if request_id is not None and given is not None and other:
-            raise BadInput(
-                f"request_id: expected that of the context's {key}, {shown(given)}; found {shown(request_id)}"
-            )
-        if self.number_ids and isinstance(given, float) and given.is_integer():
-            context = set_path(context, key, int(given))  # the log's key of 5.0 is "5"
-        if given is None:
-            context = set_path(context, key, self.new_id() if request_id is None else request_id)
-        path = self.stream.time.path
-        if get_path(context, path) is None:
-            context = set_path(context, path, time_value(now_ms, self.stream.time))
-        return context
-
-    def new_id(self) -> str | int:
-        """Generate a random id; a number has 53 bits, which JavaScript represents exactly."""
-        return _IDS.getrandbits(53) if self.number_ids else f"{_IDS.getrandbits(128):032x}"
-
-
-_IDS = random.SystemRandom()
-"""Ids must not be guessable: a client that knows an id can report actions on its impression."""
-
+__all__ = [
+    "request_schema",
+    "row_schema",
+]
 
 _NULL = Primitive("null")
 
