@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import orjson
@@ -38,6 +38,7 @@ Event = Mapping[str, Any]
 PROGRESS_POLL_S = 0.05
 
 _RETRIED = (429, 502, 503, 504)
+_JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,86 +192,57 @@ def _refuse_not_finite(value: Any, path: str) -> None:
         raise BadInput(f"{path}: expected a finite number, found {value}; send None where there is no value")
 
 
-class _Protocol:
-    """Requests and answers of both clients, without I/O."""
-
-    def __init__(self, gateway: str, inference: str, retries: RetryPolicy) -> None:
-        self.gateway, self.inference, self.retries = _checked(gateway), _checked(inference), retries
-        hosts = {httpx.URL(url).host for url in (self.gateway, self.inference)}
-        self.trusts_environment = not all(
-            _is_loopback(host) for host in hosts
-        )  # no proxy reaches this machine
-
-    def events(self, events: Event | Sequence[Event]) -> bytes:
-        return _json(events)
-
-    def rank(
-        self,
-        context: Event,
-        candidates: Sequence[Event],
-        k: int | None,
-        request_id: str | int | None,
-        dry_run: bool,
-        explain: bool,
-    ) -> bytes:
-        body = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
-        body |= {"dry_run": dry_run or None, "explain": explain or None}
-        return _json({key: value for key, value in body.items() if value is not None})
-
-    def pause(self, attempt: int, answer: httpx.Response | None) -> float | None:
-        if answer is not None and answer.status_code not in _RETRIED:
-            return None
-        after = answer.headers.get("retry-after") if answer is not None else None
-        return self.retries.pause_s(attempt, after, random.random())  # nosec B311  # a pause
-
-    def receipt(self, answer: httpx.Response) -> Receipt:
-        body = self.body(answer, (202, 422))
-        if "acks" not in body:
-            raise BadInput(_message(body))
-        receipt = Receipt(
-            tuple(Ack(a["topic"], a["partition"], a["offset"]) for a in body["acks"]),
-            tuple(body.get("refused", ())),
+def _receipt(answer: httpx.Response) -> Receipt:
+    body = _body(answer, (202, 422))
+    if "acks" not in body:
+        raise BadInput(_message(body))
+    receipt = Receipt(
+        tuple(Ack(a["topic"], a["partition"], a["offset"]) for a in body["acks"]),
+        tuple(body.get("refused", ())),
+    )
+    if receipt.refused:
+        first = receipt.refused[0]
+        raise EventsRefused(
+            f"event {first['index']}: {first['path'] or 'as a whole'}: expected {first['expected']}, "
+            f"found {first['found']} ({len(receipt.refused)} of "
+            f"{len(receipt.refused) + len(receipt.acks)} refused; the others are accepted)",
+            receipt,
         )
-        if receipt.refused:
-            first = receipt.refused[0]
-            raise EventsRefused(
-                f"event {first['index']}: {first['path'] or 'as a whole'}: expected {first['expected']}, "
-                f"found {first['found']} ({len(receipt.refused)} of "
-                f"{len(receipt.refused) + len(receipt.acks)} refused; the others are accepted)",
-                receipt,
-            )
-        return receipt
+    return receipt
 
-    def ranking(self, answer: httpx.Response) -> Ranking:
-        body = self.body(answer, (200,))
-        return Ranking(
-            str(body["request_id"]),
-            tuple(map(_item, body["items"])),
-            body["version"],
-            body["freshness_ms"],
-            body["unknown_rows"],
-            body["explored"],
-        )
 
-    def unserved_s(self, answer: httpx.Response) -> float:
-        """Return the pause before the next query of an event's progress; 0: it is served."""
-        if answer.status_code == 429:
-            return max(PROGRESS_POLL_S, _seconds(answer.headers.get("retry-after")))
-        return 0.0 if self.body(answer, (200,))["served"] else PROGRESS_POLL_S
+def _ranking(answer: httpx.Response) -> Ranking:
+    body = _body(answer, (200,))
+    return Ranking(
+        str(body["request_id"]),
+        tuple(map(_item, body["items"])),
+        body["version"],
+        body["freshness_ms"],
+        body["unknown_rows"],
+        body["explored"],
+    )
 
-    def body(self, answer: httpx.Response, good: tuple[int, ...]) -> Any:
-        try:
-            body = orjson.loads(answer.content)
-        except orjson.JSONDecodeError:
-            body = {}
-        if answer.status_code in good:
-            return body
-        message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
-        if answer.status_code == 429:
-            raise Overloaded(message, retry_after_s=_seconds(answer.headers.get("retry-after")))
-        if answer.status_code >= 500:
-            raise Unavailable(message)
-        raise BadInput(message)
+
+def _unserved_s(answer: httpx.Response) -> float:
+    """Return the pause before the next query of an event's progress; 0: it is served."""
+    if answer.status_code == 429:
+        return max(PROGRESS_POLL_S, _seconds(answer.headers.get("retry-after")))
+    return 0.0 if _body(answer, (200,))["served"] else PROGRESS_POLL_S
+
+
+def _body(answer: httpx.Response, good: tuple[int, ...]) -> Any:
+    try:
+        body = orjson.loads(answer.content)
+    except orjson.JSONDecodeError:
+        body = {}
+    if answer.status_code in good:
+        return body
+    message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
+    if answer.status_code == 429:
+        raise Overloaded(message, retry_after_s=_seconds(answer.headers.get("retry-after")))
+    if answer.status_code >= 500:
+        raise Unavailable(message)
+    raise BadInput(message)
 
 
 def _item(item: Mapping[str, Any]) -> Item:
@@ -297,14 +269,13 @@ def _query(ack: Ack) -> dict[str, str | int]:
     return {"topic": ack.topic, "partition": ack.partition, "offset": ack.offset}
 
 
-class Client:
-    """Blocking client; thread-safe. Close it, or use it in `with`.
+_Http = TypeVar("_Http", httpx.Client, httpx.AsyncClient)
 
-    `token` is sent with all requests. A proxy of the environment is used for servers on other machines only.
-    For https:// URLs, `ca_file` holds the authority of the servers' certificates (by default, the system's
-    authorities), and `cert_file` with `key_file` is the client's certificate. Raises ConfigError for a
-    malformed URL or token, and for files that cannot be read or do not match.
-    """
+
+class _BaseClient(Generic[_Http]):
+    """Options, requests and answers of both clients, without I/O."""
+
+    _open: type[_Http]
 
     def __init__(
         self,
@@ -318,13 +289,54 @@ class Client:
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
-        self._protocol = _Protocol(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.Client(
+        self._gateway, self._inference = _checked(gateway), _checked(inference)
+        self._retries = retries or RetryPolicy()
+        hosts = {httpx.URL(url).host for url in (self._gateway, self._inference)}
+        self._http: _Http = self._open(
             headers=_authorization(token),
             timeout=timeout_s,
-            trust_env=self._protocol.trusts_environment,
+            trust_env=not all(map(_is_loopback, hosts)),  # no proxy reaches this machine
             verify=_verification(ca_file, cert_file, key_file),
         )
+
+    @staticmethod
+    def _rank_body(
+        context: Event,
+        candidates: Sequence[Event],
+        k: int | None,
+        request_id: str | int | None,
+        **flags: bool,
+    ) -> bytes:
+        body = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
+        body |= {name: flag or None for name, flag in flags.items()}
+        return _json({key: value for key, value in body.items() if value is not None})
+
+    def _pause_s(
+        self, attempt: int, url: str, answer: httpx.Response | None, problem: Exception | None
+    ) -> float | None:
+        """Return the pause before the next attempt; None if the answer stands.
+
+        Raises Unavailable if there is no answer after the last attempt.
+        """
+        if answer is not None and answer.status_code not in _RETRIED:
+            return None
+        after = answer.headers.get("retry-after") if answer is not None else None
+        pause_s = self._retries.pause_s(attempt, after, random.random())  # nosec B311  # a pause
+        if pause_s is None and answer is None:
+            raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+        return pause_s
+
+
+class Client(_BaseClient[httpx.Client]):
+    """Blocking client; thread-safe. Close it, or use it in `with`.
+
+    `token` is sent with all requests. A proxy of the environment is used for servers on other machines only.
+    For https:// URLs, `ca_file` holds the authority of the servers' certificates (by default, the system's
+    authorities), and `cert_file` with `key_file` is the client's certificate. Raises ConfigError for a
+    malformed URL or token, and for files that cannot be read or do not match.
+    """
+
+    _open = httpx.Client
 
     def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """Send impressions, one event or a batch; return when they are durable in the log.
@@ -361,8 +373,8 @@ class Client:
 
         Raises BadInput if a field has the wrong type, Unavailable after all attempts.
         """
-        content = self._protocol.rank(context, candidates, k, request_id, dry_run, explain)
-        return self._protocol.ranking(self._post(f"{self._protocol.inference}/v1/rank", content))
+        content = self._rank_body(context, candidates, k, request_id, dry_run=dry_run, explain=explain)
+        return _ranking(self._post(f"{self._inference}/v1/rank", content))
 
     def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
         """Wait until served rows have learned from an event; return False after `timeout_s`.
@@ -383,29 +395,23 @@ class Client:
         return True
 
     def _unserved_s(self, ack: Ack) -> float:
-        return self._protocol.unserved_s(
-            self._http.get(f"{self._protocol.inference}/v1/progress", params=_query(ack))
-        )
+        return _unserved_s(self._http.get(f"{self._inference}/v1/progress", params=_query(ack)))
 
     def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
-        return self._protocol.receipt(
-            self._post(f"{self._protocol.gateway}/v1/{stream}", self._protocol.events(events))
-        )
+        return _receipt(self._post(f"{self._gateway}/v1/{stream}", _json(events)))
 
     def _post(self, url: str, content: bytes) -> httpx.Response:
         attempt = 0
         while True:
-            answer: httpx.Response | None = None
+            answer, problem = None, None
             try:
-                answer = self._http.post(url, content=content, headers={"content-type": "application/json"})
+                answer = self._http.post(url, content=content, headers=_JSON)
             except httpx.TransportError as error:
                 problem = error
-            pause = self._protocol.pause(attempt, answer)
-            if pause is None:
-                if answer is None:
-                    raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+            pause_s = self._pause_s(attempt, url, answer, problem)
+            if pause_s is None and answer is not None:
                 return answer
-            time.sleep(pause)
+            time.sleep(pause_s or 0.0)
             attempt += 1
 
     def close(self) -> None:
@@ -424,28 +430,10 @@ class Client:
         self.close()
 
 
-class AsyncClient:
+class AsyncClient(_BaseClient[httpx.AsyncClient]):
     """As `Client`, for asyncio. Close it, or use it in `async with`."""
 
-    def __init__(
-        self,
-        gateway: str = "http://127.0.0.1:7000",
-        inference: str = "http://127.0.0.1:7001",
-        *,
-        token: str = "",
-        ca_file: str = "",
-        cert_file: str = "",
-        key_file: str = "",
-        timeout_s: float = 10.0,
-        retries: RetryPolicy | None = None,
-    ) -> None:
-        self._protocol = _Protocol(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.AsyncClient(
-            headers=_authorization(token),
-            timeout=timeout_s,
-            trust_env=self._protocol.trusts_environment,
-            verify=_verification(ca_file, cert_file, key_file),
-        )
+    _open = httpx.AsyncClient
 
     async def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """As `Client.impressions`."""
@@ -470,8 +458,8 @@ class AsyncClient:
         explain: bool = False,
     ) -> Ranking:
         """As `Client.rank`."""
-        content = self._protocol.rank(context, candidates, k, request_id, dry_run, explain)
-        return self._protocol.ranking(await self._post(f"{self._protocol.inference}/v1/rank", content))
+        content = self._rank_body(context, candidates, k, request_id, dry_run=dry_run, explain=explain)
+        return _ranking(await self._post(f"{self._inference}/v1/rank", content))
 
     async def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
         """As `Client.wait_until_served`."""
@@ -486,30 +474,24 @@ class AsyncClient:
         return True
 
     async def _unserved_s(self, ack: Ack) -> float:
-        return self._protocol.unserved_s(
-            await self._http.get(f"{self._protocol.inference}/v1/progress", params=_query(ack))
-        )
+        return _unserved_s(await self._http.get(f"{self._inference}/v1/progress", params=_query(ack)))
 
     async def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
-        url = f"{self._protocol.gateway}/v1/{stream}"
-        return self._protocol.receipt(await self._post(url, self._protocol.events(events)))
+        url = f"{self._gateway}/v1/{stream}"
+        return _receipt(await self._post(url, _json(events)))
 
     async def _post(self, url: str, content: bytes) -> httpx.Response:
         attempt = 0
         while True:
-            answer: httpx.Response | None = None
+            answer, problem = None, None
             try:
-                answer = await self._http.post(
-                    url, content=content, headers={"content-type": "application/json"}
-                )
+                answer = await self._http.post(url, content=content, headers=_JSON)
             except httpx.TransportError as error:
                 problem = error
-            pause = self._protocol.pause(attempt, answer)
-            if pause is None:
-                if answer is None:
-                    raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+            pause_s = self._pause_s(attempt, url, answer, problem)
+            if pause_s is None and answer is not None:
                 return answer
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause_s or 0.0)
             attempt += 1
 
     async def close(self) -> None:
