@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -114,17 +114,8 @@ class Edge:
 
     def to_json(self) -> dict[str, Any]:
         """Return the edge as the page reads it."""
-        return {
-            "from": self.source,
-            "to": self.target,
-            "what": self.what,
-            "rate": self.rate,
-            "unit": self.unit,
-            "lag": self.lag,
-            "lag_unit": self.lag_unit,
-            "level": self.level,
-            "note": self.note,
-        }
+        figures = asdict(self)
+        return {"from": figures.pop("source"), "to": figures.pop("target"), **figures}
 
 
 def level_of(lag: int | None, rate: float | None, per_s: float | None, floor: int) -> Level:

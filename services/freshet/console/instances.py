@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from freshet.errors import ConfigError
@@ -44,19 +44,7 @@ class Service:
 
     def to_json(self) -> dict[str, Any]:
         """Return the service as the page reads it."""
-        return {
-            "name": self.name,
-            "role": self.role,
-            "state": self.state,
-            "reason": self.reason,
-            "host": self.host,
-            "port": self.port,
-            "pid": self.pid,
-            "up_s": self.up_s,
-            "restarts": self.restarts,
-            "last_exit": self.last_exit,
-            "memory_mb": self.memory_mb,
-        }
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "figures"}
 
 
 def number(value: Any) -> float | None:

@@ -132,7 +132,7 @@ class BatchStreamContract:
         assert stream.next_batch(0, WAIT_S) is None
         stream.close()
 
-    def test_a_batch_is_whole_blocks_within_its_rows_unless_one_block_has_more(self, scene: Scene) -> None:
+    def test_a_batch_is_whole_blocks_unless_one_exceeds_its_rows(self, scene: Scene) -> None:
         for block in ([1, 2, 3], [4, 5, 6], list(range(10, 30)), [7]):
             scene.append(0, block)
         stream = scene.stream(batch_rows=8)
@@ -208,7 +208,7 @@ class BatchStreamContract:
         assert firsts(scene.rows.applied())[0] == 1
         stream.close()
 
-    def test_a_batch_that_was_applied_meanwhile_is_skipped_without_an_error(self, scene: Scene) -> None:
+    def test_a_batch_applied_meanwhile_is_skipped(self, scene: Scene) -> None:
         scene.append(0, [1])
         stream = scene.stream()
         batch = await_batch(stream)
@@ -223,7 +223,7 @@ class BatchStreamContract:
         stream.push_gradients(0, after, gradients_of(after))
         stream.close()
 
-    def test_a_refused_batch_voids_what_follows_it(self, scene: Scene) -> None:
+    def test_a_refused_batch_voids_the_following_ones(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i, i])
         stream = scene.stream(batch_rows=4)
@@ -275,7 +275,7 @@ class BatchStreamContract:
 
     # Modes
 
-    def test_in_mode_sync_a_batch_knows_all_pushes_of_the_step_before(self, scene: Scene) -> None:
+    def test_in_mode_sync_a_batch_has_all_pushes_of_the_former_step(self, scene: Scene) -> None:
         for partition in range(PARTITIONS):
             for _ in range(3):
                 scene.append(partition, [7, 7])
@@ -308,7 +308,7 @@ class BatchStreamContract:
         again.push_gradients(0, batch, None)
         again.close()
 
-    def test_no_range_crosses_what_another_store_has_applied(self, scene: Scene) -> None:
+    def test_no_range_crosses_an_applied_offset_of_another_store(self, scene: Scene) -> None:
         for i in range(5):
             scene.append(0, [i])
             scene.append(1, [10 + i])
@@ -329,7 +329,7 @@ class BatchStreamContract:
 
     # Looking
 
-    def test_lag_is_what_no_batch_has_covered(self, scene: Scene) -> None:
+    def test_the_lag_counts_blocks_in_no_batch(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i])
         stream = scene.stream(batch_rows=3)
@@ -339,7 +339,7 @@ class BatchStreamContract:
         assert stream.lag()[0] == 0
         stream.close()
 
-    def test_the_newest_samples_are_shown_with_their_rows_before_they_taught(self, scene: Scene) -> None:
+    def test_the_newest_samples_have_rows_from_before_their_step(self, scene: Scene) -> None:
         for _ in range(4):
             scene.append(0, [7, 7])
         stream = scene.stream(batch_rows=2)
@@ -357,7 +357,7 @@ class BatchStreamContract:
                 np.testing.assert_array_equal(group.rows, expected)
         stream.close()
 
-    def test_samples_that_some_store_had_before_are_not_among_the_newest(self, scene: Scene) -> None:
+    def test_samples_that_a_store_has_are_not_among_the_newest(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i])
         first = scene.stream(batch_rows=1)

@@ -171,7 +171,7 @@ class EventLogContract:
 
     # Appends and reads
 
-    def test_what_was_appended_is_read_in_order(self, log: EventLog) -> None:
+    def test_records_are_read_in_the_order_of_appends(self, log: EventLog) -> None:
         values = [b"one", b"", b"three" * 1000]
         keys = [b"k1", b"k2", b""]
         assert log.writer().append([append_to(T0, values, keys, [5, 3, 9])]) == [0]
@@ -249,7 +249,7 @@ class EventLogContract:
         assert records.times_ms.tolist() == [2]
         assert read_all(reader, 1) == {T0: [(2, b"c")]}
 
-    def test_a_reader_assigned_at_the_end_reads_what_comes_later(self, log: EventLog) -> None:
+    def test_a_reader_assigned_at_the_end_reads_later_records(self, log: EventLog) -> None:
         writer = log.writer()
         writer.append([append_to(T0, [b"a", b"b"])])
         reader = log.reader()
@@ -257,7 +257,7 @@ class EventLogContract:
         writer.append([append_to(T0, [b"c"])])
         assert read_all(reader, 1) == {T0: [(2, b"c")]}
 
-    def test_a_poll_returns_at_most_what_it_was_asked_for(self, log: EventLog) -> None:
+    def test_a_poll_returns_at_most_the_requested_records(self, log: EventLog) -> None:
         log.writer().append([append_to(T0, [b"x"] * 100), append_to(T1, [b"y"] * 100)])
         reader = log.reader()
         reader.assign({T0: 0, T1: 0})
@@ -358,7 +358,7 @@ class EventLogContract:
         assert [value for _, value in read_all(reader, 2)[T0]] == [b"a", b"b"]
 
     @pytest.mark.parametrize("name", [None, "w"])
-    def test_reading_comes_to_the_end_that_bounds_tell_of(self, log: EventLog, name: str | None) -> None:
+    def test_a_reader_reaches_the_end_of_the_bounds(self, log: EventLog, name: str | None) -> None:
         writer = log.writer(name)
         for _ in range(3):
             writer.append([append_to(T0, [b"a", b"b"])])
@@ -411,7 +411,7 @@ class EventLogContract:
         reader.assign({T0: 5})
         assert [offset for offset, _ in read_all(reader, 5)[T0]] == [5, 6, 7, 8, 9]
 
-    def test_a_reader_that_was_overtaken_by_retention_is_told(self, log: EventLog) -> None:
+    def test_a_reader_overtaken_by_retention_gets_an_error(self, log: EventLog) -> None:
         if not self.trims_at_once:
             pytest.skip("this log trims at its leisure")
         reader = log.reader()
@@ -422,12 +422,12 @@ class EventLogContract:
         with pytest.raises(DataLost):
             reader.poll(10, DEADLINE_S)
 
-    def test_offsets_are_not_given_twice_after_everything_was_trimmed(self, log: EventLog) -> None:
+    def test_offsets_are_never_reused_after_a_trim(self, log: EventLog) -> None:
         log.writer().append([append_to(T0, [b"a", b"b"])])
         log.trim(T0, 2)
         assert log.writer().append([append_to(T0, [b"c"])]) == [2]
 
-    def test_what_a_name_holds_is_let_go_when_it_holds_other_offsets_or_none(self, log: EventLog) -> None:
+    def test_a_retention_pin_is_replaced_by_a_later_one(self, log: EventLog) -> None:
         log.create_topic("t", partitions=2, retention_ms=60_000)
         log.create_topic("other", partitions=1, retention_ms=60_000)
         other, starts = TopicPartition("other", 0), []
@@ -438,7 +438,7 @@ class EventLogContract:
             if self.retain(log):
                 starts.append((log.bounds(T0).start, log.bounds(other).start))
         if not starts:
-            pytest.skip("nobody can have this log take what is old")
+            pytest.skip("this log cannot be made to apply retention")
         assert starts == [(0, 0), (0, 2), (2, 2)]
 
     def test_the_first_offset_of_a_time_is_found(self, log: EventLog) -> None:

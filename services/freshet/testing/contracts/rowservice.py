@@ -94,7 +94,7 @@ class RowServiceContract:
 
     # Lookups
 
-    def test_an_absent_row_is_zeros_to_those_who_do_not_create(self, service: RowService) -> None:
+    def test_an_absent_row_is_zeros_without_creation(self, service: RowService) -> None:
         for _ in range(2):
             assert look_up(service, [A, C], create=False) == {A: [0.0, 0.0], C: [0.0, 0.0]}
 
@@ -178,7 +178,7 @@ class RowServiceContract:
             {0: (4, 5), 1: (3, 4)},  # one applied, one has a gap
         ],
     )
-    def test_a_push_that_does_not_continue_is_refused_with_what_is_applied(
+    def test_a_push_with_a_gap_is_refused_with_the_applied_offsets(
         self, service: RowService, ranges: dict[int, tuple[int, int]]
     ) -> None:
         service.push(push_of({0: (0, 5)}, {A: [1.0, 1.0]}))
@@ -190,7 +190,7 @@ class RowServiceContract:
         assert look_up(service, [A, B], create=True) == rows
         assert self.offsets(service) == {0: [5], 1: [0]}
 
-    def test_a_range_that_was_applied_in_two_pieces_is_skipped_as_one(self, service: RowService) -> None:
+    def test_a_range_applied_in_two_pieces_is_skipped_as_one(self, service: RowService) -> None:
         service.push(push_of({0: (0, 2)}, {}))
         service.push(push_of({0: (2, 5)}, {}))
         assert service.push(push_of({0: (0, 5)}, {A: [1.0, 1.0]})) is False
@@ -227,7 +227,7 @@ class RowServiceContract:
             np.subtract(before, look_up(service, [A], create=False)[A]), [200.0, 100.0], rtol=1e-4
         )
 
-    def test_what_is_told_with_rows_is_what_they_know_while_pushes_go_on(self, service: RowService) -> None:
+    def test_applied_offsets_match_rows_during_pushes(self, service: RowService) -> None:
         """A push subtracts one from each row, so a row counts its pushes."""
         group, rows = keys_of([(t, (k << 57) + k) for t in (0, 1) for k in range(1, 40)])
         before = look_up(service, rows, create=True)

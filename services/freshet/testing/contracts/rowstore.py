@@ -169,7 +169,7 @@ class RowStoreContract:
             ({"record_bytes": {0: 8, 1: 16}}, r"record_bytes\.1.*16.*12"),
         ],
     )
-    def test_another_identity_is_a_mismatch_that_names_what_differs(
+    def test_another_identity_is_a_named_mismatch(
         self, store: RowStore, change: dict[str, object], named: str
     ) -> None:
         with pytest.raises(Mismatch, match=rf"(?s){named}"):
@@ -178,7 +178,7 @@ class RowStoreContract:
 
     # Rows
 
-    def test_what_was_flushed_is_scanned_and_read_by_another_handle(
+    def test_another_handle_scans_and_reads_flushed_rows(
         self, store: RowStore, open_store: Callable[[], RowStore]
     ) -> None:
         assert self.flush(store, 1, {0: {9: 1, 2**64 - 1: 2, 3: 3}, 1: {9: 4}}) is FlushOutcome.DONE
@@ -208,7 +208,7 @@ class RowStoreContract:
         self.flush(store, 0, {0: {1: 5}}, removed={0: [1]})
         assert rows_of(store, 0) == {(0, 1): 5}
 
-    def test_a_whole_bucket_replaces_what_was_stored(self, store: RowStore) -> None:
+    def test_a_whole_bucket_replaces_the_stored_rows(self, store: RowStore) -> None:
         self.flush(store, 0, {0: {1: 1, 2: 2}, 1: {5: 5}})
         self.flush(store, 1, {0: {1: 8}})
         assert self.flush(store, 0, {0: {2: 3}}, whole=True) is FlushOutcome.DONE
@@ -244,9 +244,7 @@ class RowStoreContract:
         assert outcomes_of(store, flush_of(*changes)) == {0: done, 1: done, 2: again, 3: done}
         assert [rows_of(store, b) for b in range(BUCKETS)] == [{(0, 1): 0}, {(0, 1): 1}, {}, {(0, 1): 3}]
 
-    def test_many_buckets_are_replaced_at_once_and_those_without_rows_are_empty_then(
-        self, store: RowStore
-    ) -> None:
+    def test_whole_buckets_without_rows_become_empty(self, store: RowStore) -> None:
         metas = store.metas([Bucket(b) for b in range(BUCKETS)])
         store.flush(flush_of(*(Change(b, next_meta(m), {0: {1: b, 2: b}}) for b, m in metas.items())))
         metas = store.metas([Bucket(b) for b in range(BUCKETS)])
@@ -308,7 +306,7 @@ class RowStoreContract:
         none = np.zeros(0, np.int64)
         assert not list(store.read_many(none, none.astype(np.uint8), none.astype(np.uint64)))
 
-    def test_what_is_read_by_key_is_what_hundreds_of_flushes_add_up_to(self, store: RowStore) -> None:
+    def test_rows_read_by_key_are_the_sum_of_many_flushes(self, store: RowStore) -> None:
         expected: dict[tuple[int, int, int], int] = {}
         for i in range(200):
             bucket, gone = i % BUCKETS, (i * 7) % 50
@@ -328,9 +326,7 @@ class RowStoreContract:
             expected[0, i % 60] = i % 251
         assert rows_of(store, 0) == expected
 
-    def test_a_flush_whose_columns_do_not_fit_is_refused_and_nothing_is_written(
-        self, store: RowStore
-    ) -> None:
+    def test_a_flush_with_unequal_columns_writes_nothing(self, store: RowStore) -> None:
         metas = store.metas([Bucket(0), Bucket(1)])
         changes = [Change(b, next_meta(m), {0: {1: 1, 2: 2}}) for b, m in metas.items()]
         good = flush_of(*changes)
@@ -362,7 +358,7 @@ class RowStoreContract:
         assert store.metas([Bucket(0)])[Bucket(0)] == flush.meta(0) == next_meta(meta)
         assert rows_of(store, 0) == {(0, 1): 1}
 
-    def test_a_flush_onto_something_else_than_the_last_is_to_be_replaced(self, store: RowStore) -> None:
+    def test_a_flush_onto_an_unexpected_state_must_replace_it(self, store: RowStore) -> None:
         meta = store.metas([Bucket(0)])[Bucket(0)]
         self.flush(store, 0, {0: {1: 1}})
         ahead = next_meta(next_meta(meta))
@@ -374,7 +370,7 @@ class RowStoreContract:
 
     # Claims
 
-    def test_a_claim_returns_the_metas_and_shuts_out_the_earlier_owner(self, store: RowStore) -> None:
+    def test_a_claim_returns_the_metas_and_fences_the_former_owner(self, store: RowStore) -> None:
         self.flush(store, 0, {0: {1: 1}})
         before = store.metas([Bucket(0)])[Bucket(0)]
         assert store.claim([Bucket(0)], Fence(9)) == {Bucket(0): replace(before, fence=Fence(9))}
@@ -385,7 +381,7 @@ class RowStoreContract:
         assert self.flush(store, 0, {0: {1: 3}}) is FlushOutcome.DONE
         assert rows_of(store, 0) == {(0, 1): 3}
 
-    def test_one_flush_writes_buckets_that_were_claimed_at_different_times(self, store: RowStore) -> None:
+    def test_one_flush_writes_buckets_of_different_claims(self, store: RowStore) -> None:
         store.claim([Bucket(1)], Fence(9))
         metas = store.metas([Bucket(0), Bucket(1)])
         assert [metas[Bucket(b)].fence for b in (0, 1)] == [5, 9]

@@ -57,7 +57,7 @@ class VersionsContract:
     def test_an_empty_store_has_neither_versions_nor_aliases(self, store: VersionStore) -> None:
         assert (list(store.numbers()), dict(store.aliases())) == ([], {})
 
-    def test_what_was_put_is_got_by_another_handle(
+    def test_another_handle_reads_a_stored_version(
         self, store: VersionStore, open_store: Callable[[], VersionStore]
     ) -> None:
         manifest = store.put(manifest_of(3), TENSORS)
@@ -112,7 +112,7 @@ class VersionsContract:
         store.point("stable", 2)
         assert dict(open_store().aliases()) == {"stable": 2, "candidate": 2}
 
-    def test_an_alias_points_only_at_what_is_there(self, store: VersionStore) -> None:
+    def test_an_alias_points_only_to_stored_versions(self, store: VersionStore) -> None:
         with pytest.raises(KeyError):
             store.point("stable", 5)
         store.put(manifest_of(5), TENSORS)
