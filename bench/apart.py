@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ import numpy as np
 
 from bench.machine import cpu_s
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
-from freshet.apps.rank_batches import FromEmbedders, FromShards, Wire
-from freshet.apps.remote_training import RemoteTraining
-from freshet.apps.training import Stores, Training
+from freshet.apps.batch_sources import FromEmbedders, FromShards, OwnRows, Wire
+from freshet.apps.trainer import TrainerProcess
 from freshet.config.settings import load_settings
 from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.model import Spec
@@ -33,6 +33,7 @@ from freshet.coordination.assignment import SLICES, ShardMap
 from freshet.coordination.claims import Claims
 from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
+from freshet.log.context import ModelContext
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
@@ -65,28 +66,23 @@ class Apart:
         file.write_text(render(spec), encoding="utf-8")
         settings = load_settings({}, run_folder=folder).common
         settings.run.create()
-        spec_hash = identity_hash(spec, load_schemas(spec))
         with contextlib.ExitStack() as stack:
             events = open_eventlog(settings.log_url)
             stack.callback(events.close)
+            context = ModelContext.open(spec, identity_hash(spec, load_schemas(spec)), events)
             versions = open_versions(settings.versions_url)
             stack.callback(versions.close)
             if not self.shards:
                 rows = open_rowstore(settings.rows_url)
                 stack.callback(rows.close)
-                stores, total = Stores(events, rows, versions), samples_in(events, spec)
-                return _observed(Training(spec, stores, spec_hash=spec_hash), total, [])
+                trainer = TrainerProcess(context, versions, partial(OwnRows, rows=rows))
+                return _observed(trainer, samples_in(events, spec), [])
             shards = [stack.enter_context(self._shard(i, file, folder)) for i in range(self.shards)]
             embedders = [stack.enter_context(self._embedder(i, file, folder)) for i in range(self.embedders)]
             self._wait_for_owners(spec, events)
-            rank = RemoteTraining(
-                spec,
-                events,
-                versions,
-                Wire(rows=RowCodec[self.codec.upper()], gradients=RowCodec[self._gradients.upper()]),
-                spec_hash=spec_hash,
-                batches=FromEmbedders if self.embedders else FromShards,
-            )
+            wire = Wire(rows=RowCodec[self.codec.upper()], gradients=RowCodec[self._gradients.upper()])
+            source = FromEmbedders if self.embedders else FromShards
+            rank = TrainerProcess(context, versions, partial(source, wire=wire))
             return _observed(rank, samples_in(events, spec), [p.pid for p in (*shards, *embedders)])
 
     @property
@@ -172,7 +168,7 @@ class _Seen:
     status: Mapping[str, Any]
 
 
-def _observed(rank: RemoteTraining | Training, total: int, others: list[int]) -> Passed:
+def _observed(rank: TrainerProcess, total: int, others: list[int]) -> Passed:
     """Run a rank to the end of the log."""
     seen: list[_Seen] = []
 

@@ -15,13 +15,14 @@ from functools import partial
 import numpy as np
 
 from bench.report import Figures, command
+from bench.rounds import interleaved, rate
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream, TimeField
 from freshet.config.spec.parse import parse_spec
 from freshet.features import Column, ColumnEncoder, EventExtractor, SampleDecoder, encode_blocks, read_blocks
 from freshet.features.encoder import EncodedRows
-from freshet.types import I64, BytesColumn
+from freshet.types import BytesColumn
 
 BATCH = 4096
 COUNT = 13
@@ -78,38 +79,25 @@ def rows_of(schema: Record, rows: int, nullable: bool) -> EncodedRows:
     return ColumnEncoder(schema, list(columns)).encode(columns, rows)
 
 
-def median_rate(run: Callable[[], object], records: int, repeats: int = 7) -> float:
-    """Return the records a second of this thread's CPU time in the median run."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        run()
-        times.append(time.thread_time() - start)
-    return records / sorted(times)[repeats // 2]
-
-
-def decode_all(decoder: SampleDecoder, rows: BytesColumn, times: I64, calls: int) -> None:
-    """Decode the same batch several times."""
+def repeated(work: Callable[[], object], calls: int) -> None:
+    """Call `work` several times."""
     for _ in range(calls):
-        decoder.decode(rows, 1, times)
+        work()
 
 
 def measure(quick: bool = False, records: int | None = None) -> Figures:
     """Measure the rate of each case on one core."""
-    records = records or (40_000 if quick else 200_000)
-    out: Figures = {}
+    calls = max(1, (records or (40_000 if quick else 200_000)) // BATCH)
+    times = np.full(BATCH, 1_700_000_000_000)
+    work: dict[str, Callable[[], object]] = {}
     for nullable in (False, True):
         schema = schema_of(nullable)
         rows = rows_of(schema, BATCH, nullable).records
-        times = np.full(BATCH, 1_700_000_000_000)
-        calls = max(1, records // BATCH)
         for log1p in (False, True):
             spec = spec_of(log1p)
             decoder = SampleDecoder(spec, layout_of(spec), lambda _, s=schema: s)  # type: ignore[misc]
-
             name = f"{'nullable' if nullable else 'plain'}{'_log1p' if log1p else ''}"
-            rate = median_rate(partial(decode_all, decoder, rows, times, calls), calls * BATCH)
-            out[name] = {"records_per_s": rate}
+            work[name] = partial(decoder.decode, rows, 1, times)
     blocks = encode_blocks(
         1,
         sample_ids=np.arange(BATCH),
@@ -121,15 +109,17 @@ def measure(quick: bool = False, records: int | None = None) -> Figures:
         payloads=rows,
         block_ends=np.arange(256, BATCH + 1, 256),
     )
-    rate = median_rate(lambda: [read_blocks(blocks) for _ in range(calls)], calls * BATCH)
-    out["read_blocks_of_256"] = {"records_per_s": rate}
+    work["read_blocks_of_256"] = partial(read_blocks, blocks)
     stream = Stream(
         role="served", topic="s", key=("request",), time=TimeField(path="ts", unit="ms"), explode=None
     )
     extractor = EventExtractor(stream, schema, ["s0", "d0"])
-    rate = median_rate(lambda: [extractor.extract(rows, framed=False) for _ in range(calls)], calls * BATCH)
-    out["extract_events"] = {"records_per_s": rate}
-    return out
+    work["extract_events"] = partial(extractor.extract, rows, framed=False)
+    cases = {
+        name: rate(partial(repeated, once, calls), calls * BATCH, time.thread_time)
+        for name, once in work.items()
+    }
+    return {name: {"records_per_s": figure.median} for name, figure in interleaved(cases, 7).items()}
 
 
 if __name__ == "__main__":

@@ -34,8 +34,9 @@ from bench.peers.running import environment_of, not_installed, training_job
 from bench.report import Figures, command
 from bench.rounds import Figure, interleaved
 from bench.workload import Arrays, Workload, append, plain_spec
+from freshet.apps.batch_sources import OwnRows
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.training import Training
+from freshet.apps.trainer import TrainerOptions, TrainerProcess
 from freshet.config.spec.model import Spec
 
 CASES = {
@@ -80,27 +81,23 @@ def run(case: str, precision: str, data: Path, passes: int) -> Passed:
         pipeline = Pipeline(spec_of(case, precision), Path(folder) / "run", LANES)
         try:
             total = append(pipeline, arrays, passes)
-            training = Training(
-                pipeline.spec,
-                pipeline.stores,
-                spec_hash=pipeline.spec_hash,
-                clock=pipeline.clock,
-                lanes=LANES,
-            )
+            rows = partial(OwnRows, rows=pipeline.rows)
+            training = TrainerProcess(pipeline.context, pipeline.versions, rows, TrainerOptions(LANES))
             return _observed(training, len(arrays), total)
         finally:
             pipeline.close()
 
 
-def _observed(training: Training, first: int, total: int) -> Passed:
+def _observed(training: TrainerProcess, first: int, total: int) -> Passed:
     """Run, and compare the state after the first pass with the state near the end."""
     seen: list[tuple[int, float, float, int, dict[str, float]]] = []
-    done = threading.Event()
+    done, source = threading.Event(), training.source
+    assert isinstance(source, OwnRows)
 
     def look() -> None:
-        progress, shard = training.trainer.progress, training.shard.counts
+        progress, shard = training.trainer.progress, source.shard.counts
         while not done.wait(LOOK_S):
-            stages = {**training.stream.seconds(), **training.trainer.stage_seconds()}
+            stages = {**source.seconds(), **training.trainer.stage_seconds()}
             now = progress.samples, time.perf_counter(), time.process_time(), shard.pushes, stages
             if not seen or (first <= now[0] <= 0.97 * total):
                 seen[1 if len(seen) > 1 else len(seen) :] = [now] if len(seen) < 2 else [seen[1], now]
@@ -118,8 +115,8 @@ def _observed(training: Training, first: int, total: int) -> Passed:
         (ended - began) / (until - at),
         (cpu_until - cpu) / (until - at),
         {name: 1e6 * (staged[name] - stages[name]) / (batches * LANES) for name in staged},
-        training.shard.counts.flushed_rows,
-        training.shard.counts.published_rows,
+        source.shard.counts.flushed_rows,
+        source.shard.counts.published_rows,
     )
 
 

@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from bench.apart import Apart
-from bench.modes import SPEC_FILE, log_of
+from bench.modes import log_of
 from bench.report import Figures, command
-from bench.retail import retail_table
+from bench.retail import SPEC, retail_table
 from freshet.apps.backtest import backtest
 from freshet.apps.local import with_absolute_paths
 from freshet.config.spec import Spec, load_spec
@@ -51,7 +51,7 @@ def by_decision(table: pa.Table) -> pa.Table:
 
 def spec_of(lanes: int, behind: int, staleness_rows: int | None) -> Spec:
     """Return the example's spec with as many partitions as lanes."""
-    spec = with_absolute_paths(load_spec(SPEC_FILE))
+    spec = with_absolute_paths(load_spec(SPEC))
     train = replace(spec.train, lanes=lanes, batch_behind_rows=behind)
     if staleness_rows is not None:
         train = replace(train, staleness_rows=staleness_rows)

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench.report import Figures, command
+from bench.rounds import figures_by_key
 from freshet.batches.stream import TrainBatch
 from freshet.config.spec.model import Explore
 from freshet.config.spec.parse import parse_spec
@@ -101,16 +102,13 @@ def costs(count: int) -> Figures:
     return {"add_ms_per_batch": adding / count / 1e6, "windows_ms_per_batch": closing / count / 1e6}
 
 
-def in_turns(folders: dict[str, Path], count: int, rounds: int) -> Figures:
-    """Measure checkouts in turns; returns the medians of each."""
-    found: dict[str, list[Figures]] = {name: [] for name in folders}
-    for _ in range(rounds):
-        for name, folder in folders.items():
-            words = [sys.executable, "-m", "bench.measures", "--json", "--batches", str(count)]
-            path = os.pathsep.join([str(folder), str(Path.cwd())])
-            out = subprocess.check_output(words, env={**os.environ, "PYTHONPATH": path})
-            found[name].append(json.loads(out))
-    return {name: {k: statistics.median(r[k] for r in runs) for k in runs[0]} for name, runs in found.items()}
+def costs_of(services: Path, count: int) -> Figures:
+    """Measure the checkout whose folder `services` is given, in a process of its own."""
+    words = [sys.executable, "-m", "bench.measures", "--json", "--batches", str(count)]
+    path = os.pathsep.join([str(services), str(Path.cwd())])
+    out = subprocess.check_output(words, env={**os.environ, "PYTHONPATH": path})
+    figures: Figures = json.loads(out)
+    return figures
 
 
 def measure(
@@ -121,7 +119,11 @@ def measure(
     if beside is None:
         return costs(count)
     here = Path(__file__).resolve().parents[1] / "services"
-    return in_turns({"beside": beside.resolve(), "here": here}, count, rounds)
+    cases = {
+        name: partial(costs_of, at, count) for name, at in (("beside", beside.resolve()), ("here", here))
+    }
+    found = figures_by_key(cases, rounds)
+    return {name: {key: figure.median for key, figure in of.items()} for name, of in found.items()}
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ import pyarrow.parquet
 
 from bench.apart import Apart, Passed
 from bench.report import Figures, command
+from bench.retail import SPEC
 from freshet.apps.backtest import write_samples
 from freshet.apps.local import with_absolute_paths
 from freshet.apps.pipeline import Pipeline
 from freshet.config.spec import Spec, load_spec
-from freshet.trainer.training_loop import Mode
+from freshet.trainer.service import Mode
 
-SPEC_FILE = Path(__file__).parents[1] / "examples" / "online-retail" / "freshet.toml"
 Case = tuple[float, str, int]
 """Delay in ms, mode, staleness_rows; 0 in mode `sync`."""
 STALENESS = (256, 512, 1024, 2048, 4096)
@@ -42,7 +42,7 @@ SHARE = 0.8  # of the rate of a perfect overlap
 
 def spec_of(mode: Mode, staleness_rows: int, lanes: int) -> Spec:
     """Return the example's spec in a mode, with as many partitions as lanes, as in a backtest."""
-    spec = with_absolute_paths(load_spec(SPEC_FILE))
+    spec = with_absolute_paths(load_spec(SPEC))
     train = replace(spec.train, mode=mode, staleness_rows=staleness_rows, lanes=lanes)
     return replace(spec, train=train, partitions=lanes)
 
@@ -104,7 +104,7 @@ def figures_of(found: Mapping[Case, Passed]) -> Figures:
             one["times_sync"] = passed.samples_per_s / sync.samples_per_s
             one["auc_beside_sync_1e_5"] = round((passed.auc - sync.auc) * 1e5)
             if fastest is not None:
-                in_flight = 1 + rows / load_spec(SPEC_FILE).train.batch_rows
+                in_flight = 1 + rows / load_spec(SPEC).train.batch_rows
                 one["bound"] = SHARE * min(in_flight, fastest / sync.samples_per_s)
         figures.setdefault(f"{delay:g}_ms", {})[f"{mode}_{rows}" if rows else mode] = one
     return figures

@@ -20,21 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import Figures, command
+from bench.rounds import micros
 from bench.workload import Workload, append, plain_spec
+from freshet.apps.batch_sources import OwnRows
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.training import Training
-from freshet.batches.frames import RequestHeader, batch_frame, batch_of, gradients_frame, gradients_of
+from freshet.apps.trainer import TrainerOptions, TrainerProcess
+from freshet.batches.frames import Names, RequestHeader, batch_frame, batch_of, gradients_frame, gradients_of
 from freshet.batches.grpc_client import RankAssignment, RemoteStream
+from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.pipelined_stream import PipelinedStream, Share
-from freshet.embedder.recent_samples import RecentSamples
-from freshet.embedder.server import BatchServer, LaneShape
-from freshet.embedder.service import names_of
-from freshet.features import SampleDecoder
+from freshet.embedder.block_decoder import BlockDecoders
+from freshet.embedder.lane import LanePartitions
+from freshet.embedder.pipeline import BatchPipeline
+from freshet.embedder.service import BatchServer, LaneShape
 from freshet.model import Lane, build_model
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import decode_frame
@@ -62,54 +63,39 @@ class Bench:
         self.layout = layout_of(self.spec)
         self.pipeline = Pipeline(self.spec, folder / "run", 1)
         self.samples = append(self.pipeline, Workload(rows=rows).arrays(), 1)
-        stores = self.pipeline.stores
-        self.training = Training(self.spec, stores, spec_hash=self.pipeline.spec_hash, lanes=1)
-        self.decoder = SampleDecoder(self.spec, self.layout, self.pipeline.registry.get)
+        rows_of = partial(OwnRows, rows=self.pipeline.rows)
+        options = TrainerOptions(lanes=1)
+        self.training = TrainerProcess(self.pipeline.context, self.pipeline.versions, rows_of, options)
+        assert isinstance(self.training.source, OwnRows)
+        self.shard = self.training.source.shard
+        self.decoders = BlockDecoders(self.pipeline.context, self.pipeline.writer)
         self.lane: Lane = build_model(self.spec, training=True).lane()
 
-    def stream(self, applied: Callable[[], Mapping[int, Sequence[int]]] = dict) -> PipelinedStream:
+    def stream(self, applied: Callable[[], Mapping[int, Sequence[int]]] = dict) -> BatchPipeline:
         """Return a new stream, from the first sample that the rows have not applied."""
-        return PipelinedStream(
-            spec=self.spec,
-            layout=self.layout,
-            topic=self.pipeline.topics.samples,
-            log=self.pipeline.log,
-            rows=self.training.shard,
-            decoder=lambda: BlockDecoder(self.decoder, 1, lambda dead: None),
-            dense_applied=applied,
-            lanes=[Share((0,), Fence(1))],
-            clock=SYSTEM_CLOCK,
-            batch_rows=BATCH,
-            staleness_rows=STALENESS,
-        )
+        lanes = [LanePartitions((0,), Fence(1), applied)]
+        return BatchPipeline(self.pipeline.context, self.shard, self.decoders, lanes, prefetch=True)
 
     @contextlib.contextmanager
     def remote(self, codec: RowCodec) -> Iterator[RemoteStream]:
         """Return the same stream over a connection."""
 
-        def make(shape: LaneShape, applied: Callable[[int], Any]) -> tuple[PipelinedStream, list[int]]:
+        def make(shape: LaneShape, applied: Callable[[int], Any]) -> tuple[BatchPipeline, list[int]]:
             return self.stream(partial(applied, 0)), [0]
 
-        names = names_of(self.spec, self.layout)
+        names = Names.of(self.spec, self.layout)
         batches, server = BatchServer(names, codec, make), GrpcServer("127.0.0.1:0", Transport())
         batches.add_to(server)
         server.start()
-        recent = RecentSamples(2_000, SYSTEM_CLOCK)
         stream = RemoteStream(
-            assignment=RankAssignment(0, 1, 1, Fence(1)),
-            names=names,
-            partitions=1,
+            self.pipeline.context,
+            RankAssignment(0, 1, 1, Fence(1)),
             owners=lambda: {0: f"127.0.0.1:{server.port}"},
-            transport=Transport(),
-            metadata=(),
             dense_applied=dict,
-            remember=recent.add,
-            newest=recent.newest,
-            log=self.pipeline.log,
-            topic=self.pipeline.topics.samples,
-            clock=SYSTEM_CLOCK,
-            ahead=1 + STALENESS // BATCH,
+            recent=RecentSamples(2_000, SYSTEM_CLOCK),
+            transport=Transport(),
             codec=codec,
+            read_my_writes=False,
         )
         yield stream
         stream.close()
@@ -129,7 +115,7 @@ class Bench:
 
     def close(self) -> None:
         """Close everything; nothing is flushed."""
-        self.training.stream.close()
+        self.training.source.close()
         self.pipeline.close()
 
 
@@ -142,7 +128,7 @@ def batch_from(stream: BatchStream) -> TrainBatch:
 
 def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> Figures:
     """Measure bytes and times of one batch and its gradients."""
-    names = names_of(bench.spec, bench.layout)
+    names = Names.of(bench.spec, bench.layout)
     gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
     sent = batch_frame(1, 1, batch, names, codec)
     home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec)
@@ -153,22 +139,15 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
         "row_floats_per_sample": floats / len(batch),
         "batch_bytes_per_sample": len(sent) / len(batch),
         "gradients_bytes_per_sample": len(home) / len(batch),
-        "write_batch_us": _us(lambda: batch_frame(1, 1, batch, names, codec), seconds),
-        "read_batch_us": _us(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
-        "write_gradients_us": _us(lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds),
-        "read_gradients_us": _us(
+        "write_batch_us": micros(lambda: batch_frame(1, 1, batch, names, codec), seconds),
+        "read_batch_us": micros(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
+        "write_gradients_us": micros(
+            lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds
+        ),
+        "read_gradients_us": micros(
             lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch), seconds
         ),
     }
-
-
-def _us(call: Callable[[], object], seconds: float) -> float:
-    times, until = [], time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return 1e6 * sorted(times)[len(times) // 2]
 
 
 def measure(quick: bool = False) -> Figures:

@@ -34,7 +34,7 @@ from freshet.config.spec.identity import identity_hash, render
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas
-from freshet.coordination.assignment import SEATS, ShardMap, seat_of, slices_of
+from freshet.coordination.assignment import SHARD_LEASES, ShardMap, lease_of, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
@@ -203,10 +203,10 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
 
         def start(number: int) -> Process:
             shards.append(_shard(number, file, folder))
-            lease = f"{SEATS}{number}"
+            lease = f"{SHARD_LEASES}{number}"
             wait_until(
                 "its membership lease",
-                lambda: lease in {c.what for c in claims.alive(SEATS)},
+                lambda: lease in {c.what for c in claims.alive(SHARD_LEASES)},
                 within_s=START_S,
             )
             return shards[-1]
@@ -216,7 +216,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
                 plan, claimed = claims.plan(), claims.owners()
                 if plan is None or len(set(plan.seats)) != by or not all(what in claimed for what in slices):
                     return False
-                owned = [(seat_of(claimed[what].owner), claimed[what].released) for what in slices]
+                owned = [(lease_of(claimed[what].owner), claimed[what].released) for what in slices]
                 return owned == [(seat, False) for seat in plan.seats]
 
             return is_so

@@ -40,7 +40,7 @@ from bench.report import Figures, rounded
 from bench.retail import SPEC as RETAIL_SPEC
 from bench.retail import retail_files
 from bench.streams import SOURCES, make
-from freshet.apps.backtest import FRESHET, backtest_into
+from freshet.apps.backtest import FRESHET, BacktestOptions, backtest_into
 from freshet.config.spec import Spec, load_spec
 from freshet.evaluation import LabelKind
 from freshet.evaluation.descriptors import bins_of
@@ -180,7 +180,8 @@ def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
     label = spec.labels[0].name
     began = time.monotonic()
     with Scored(kinds) as scored:
-        outcome = backtest_into(scored, spec, stream.files, request=stream.request, lanes=1, versus=["vw"])
+        options = BacktestOptions(request=stream.request, lanes=1, versus=("vw",))
+        outcome = backtest_into(scored, spec, stream.files, options)
         took_s = time.monotonic() - began
         by_auc, by_logloss = best(outcome.learners, label)
         ours, labels, _ = scored.arrays(FRESHET)

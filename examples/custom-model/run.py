@@ -2,9 +2,9 @@
 
     python examples/custom-model/run.py [--folder RUN] [--requests 300]
 
-Every request orders six headlines; the reader looks at all and clicks on what is liked; clicks go in through
-the gateway. At the end stands how often the first headline was clicked, in the orders of the model and in the
-random ones among them.
+Every request orders six headlines; the reader reads all of them and clicks on the topics that they like.
+Clicks go through the gateway. The last line shows how often the first headline was clicked, in the orders of
+the model and in the random ones among them.
 """
 
 from __future__ import annotations

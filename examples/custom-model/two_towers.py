@@ -20,7 +20,7 @@ class TwoTowers(freshet.Model):
         self.item = tower(item, shape.deep, self.labels * width)
 
     def forward(self, x: Inputs) -> torch.Tensor:
-        """Score B pairs. `x.linear` adds each row's own bias: how well an article does with everybody."""
+        """Score B pairs. `x.linear` adds each row's own bias: an article's popularity."""
         item = torch.cat([x.vectors["article"], x.vectors["topic"], x.dense], 1)
         products = self.reader(x.vectors["reader"]) * self.item(item)
         return products.view(-1, self.labels, self.width).sum(2) + x.linear

@@ -1,7 +1,7 @@
 """Dense versions in one SQLite file, a third party's adapter: `versionfile:/path/versions.db`.
 
-A version is a row: its manifest as JSON, its tensors as safetensors. Whoever reads sees a whole version or
-none, as SQLite commits rows as a whole; several processes may use the file.
+A version is a row: its manifest as JSON, its tensors as safetensors. A reader sees a whole version or none,
+as SQLite commits rows as a whole; several processes may use the file.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class OneFile:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """SQLite's errors as the seam's: damage is Corrupt, a full disk or a lock Unavailable."""
+        """Translate SQLite's errors: damage is Corrupt, a full disk or a lock Unavailable."""
         try:
             yield
         except sqlite3.OperationalError as error:

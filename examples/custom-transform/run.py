@@ -1,9 +1,9 @@
-"""A transform of one's own in the loop: offers are always new, only their first click rate tells them apart.
+"""Your own transform in the loop: articles are always new, only their first click rate distinguishes them.
 
     python examples/custom-transform/run.py [--folder RUN] [--requests 300]
 
-Every request orders six offers; visitors click as often as the offers deserve. At the end stands how often
-the first offer was clicked, in the orders of the model and in the random ones among them.
+Every request orders six articles; visitors click on each at its own rate. The last line shows how often the
+first article was clicked, in the orders of the model and in the random ones among them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPEC = Path(__file__).with_name("freshet.toml")
 
 
 def play(system: Local, requests: int) -> dict[str, list[bool]]:
-    """Ask, show, click; returns whether the first offer was, in the model's orders and in random ones."""
+    """Rank, show, click; returns clicks on the first article, in the model's and in random orders."""
     rng = random.Random(7)
     clicks: dict[str, list[bool]] = {"model": [], "random": []}
     for n in range(requests):

@@ -49,14 +49,13 @@ SchemaById = Callable[[int], Any]
 
 
 class Source(Protocol):
-    """Of a consumer, what is used here. It must not commit by itself."""
+    """The part of a consumer that the bridge uses. It must not commit by itself."""
 
     def consume(self, messages: int, timeout_s: float) -> tuple[Sequence[Message], Sequence[Place]]:
-        """At most so many messages, none after so long a wait; and the partitions that are read to their
-        end."""
+        """Wait for at most so many messages; returns them, and the partitions that are read to their end."""
 
     def places(self) -> Collection[Place]:
-        """What is assigned to this bridge now."""
+        """Return the partitions that are assigned to this bridge now."""
 
     def hold(self, places: Collection[Place]) -> None:
         """Read on everywhere but here."""

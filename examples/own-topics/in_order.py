@@ -19,7 +19,7 @@ Place = tuple[str, int]
 
 
 class Message(Protocol):
-    """Of confluent_kafka.Message, what is used here."""
+    """The part of confluent_kafka.Message that the bridge uses."""
 
     def topic(self) -> Any:
         """Name."""
@@ -45,7 +45,7 @@ def place_of(message: Message) -> Place:
 class InOrder:
     """A merge of partitions by time; each is taken to be in order itself, as far as the spec's grace goes.
 
-    No I/O. Of N partitions it holds at most about `most` messages each, if `full` ones are paused.
+    No I/O. It holds at most about `most` messages of each partition, if `full` ones are paused.
     """
 
     def __init__(self, most: int = 2_000) -> None:

@@ -116,7 +116,7 @@ class Shop:
             "kind": kind,
             **self._common(request, product),
             "happenedAt": iso(at_ms),
-            "client": {"app": "web", "build": 812},  # a field that nobody here asked for
+            "client": {"app": "web", "build": 812},  # a field that no reader of this example needs
         }
 
     @staticmethod

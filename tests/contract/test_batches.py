@@ -9,7 +9,7 @@ from freshet.testing.contracts.batches import BatchStreamContract, Scene
 from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
 
-class TestLocalStream(BatchStreamContract):
+class TestDirectPipeline(BatchStreamContract):
     @pytest.fixture
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
@@ -17,7 +17,7 @@ class TestLocalStream(BatchStreamContract):
         log.close()
 
 
-class TestPipelinedStream(BatchStreamContract):
+class TestPrefetchingPipeline(BatchStreamContract):
     answers_at_once = False
 
     @pytest.fixture
@@ -27,7 +27,7 @@ class TestPipelinedStream(BatchStreamContract):
         log.close()
 
 
-class TestPipelinedStreamWithReadMyWrites(BatchStreamContract):
+class TestPrefetchingPipelineWithReadMyWrites(BatchStreamContract):
     answers_at_once = False
 
     @pytest.fixture

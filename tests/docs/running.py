@@ -23,7 +23,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freshet.apps.supervised import is_ready
+from freshet.apps.supervision import is_ready
 from freshet.config.settings import variables
 from freshet.process.ports import free_ports
 from freshet.testing.conditions import wait_until

@@ -17,13 +17,13 @@ import httpx
 import numpy as np
 import orjson
 
-from freshet.apps.training import Stores, Training
 from freshet.config.avro.schema import sample_schema
 from freshet.config.spec.model import Explore, Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
 from freshet.features import EventColumns, EventExtractor, encode_block
 from freshet.inference.service import Parts, run
+from freshet.log.context import ModelContext
 from freshet.log.schema_ids import SchemaRegistry, framed_id
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.rows.sqlite.row_store import open_url as open_store
@@ -31,6 +31,7 @@ from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions.folder import open_url as open_versions
 from tests.fixtures.serving import FEED, JSON, running, schema, settings
+from tests.fixtures.trainers import own_trainer
 
 CANDIDATES = 20
 BLOCK = 256
@@ -104,24 +105,25 @@ class Loop:
 
     def __init__(self, folder: Path) -> None:
         self.log = open_log(f"sqlite:{folder}/log")
-        self.stores = Stores(
-            self.log, open_store(f"sqlite:{folder}/rows"), open_versions(f"file:{folder}/versions")
+        self.rows, self.versions = (
+            open_store(f"sqlite:{folder}/rows"),
+            open_versions(f"file:{folder}/versions"),
         )
-        self.training = Training(SPEC, self.stores, spec_hash=HASH, lanes=1)
+        self.context = ModelContext.open(SPEC, HASH, self.log)
+        self.training = own_trainer(self.context, self.rows, self.versions, lanes=1)
         self.registry = SchemaRegistry(self.log)
         self.read: dict[int, int] = dict.fromkeys(range(SPEC.partitions), 0)  # of the served topic
 
     def close(self) -> None:
-        self.stores.versions.close()
-        self.stores.rows.close()
+        self.versions.close()
+        self.rows.close()
         self.log.close()
 
     @contextmanager
     def serving(self) -> Iterator[str]:
         """A server on a socket; yields its address once it serves."""
         made = settings(inference_version_poll="10ms", inference_follow_wait="5ms")
-        rows, versions = self.stores.rows, self.stores.versions
-        parts = Parts(SPEC, HASH, RANKED, self.log, rows, versions, rng=random.Random(3))
+        parts = Parts(SPEC, HASH, RANKED, self.log, self.rows, self.versions, rng=random.Random(3))
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
             run(parts, made.inference, made.common, stop=stop, ready=ready)
@@ -151,9 +153,9 @@ class Loop:
             writer.append([Append(TOPICS.samples, block // BLOCK % SPEC.partitions, BytesColumn.of([value]))])
         writer.close()
         self.training.run_to_the_end()
-        newest = max(self.stores.versions.numbers())
+        newest = max(self.versions.numbers())
         assert newest > 0
-        self.stores.versions.point("stable", newest)  # whatever the gate says of labels drawn at random
+        self.versions.point("stable", newest)  # whatever the gate says of labels drawn at random
 
     def caught_up(self, url: str) -> bool:
         """Whether the server has followed all rows, and serves the stable version."""
@@ -162,7 +164,7 @@ class Loop:
             str(p): self.log.bounds(TopicPartition(TOPICS.rows, p)).end
             for p in range(self.log.topics()[TOPICS.rows].partitions)
         }
-        stable = self.stores.versions.aliases()["stable"]
+        stable = self.versions.aliases()["stable"]
         followed = all(told["rows_next"].get(p, 0) >= end for p, end in ends.items())
         return followed and bool(told["version"] == stable)
 

@@ -7,24 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.workload import Workload, append
+from freshet.apps.batch_sources import OwnRows
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.rank_batches import Wire
-from freshet.apps.remote_training import RemoteTraining
-from freshet.apps.training import Training
-from freshet.clock import SYSTEM_CLOCK
-from freshet.config.spec.layout import layout_of
+from freshet.apps.trainer import TrainerProcess
 from freshet.config.spec.model import Spec, Train
 from freshet.coordination.claims import Claims
-from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.partition_reader import RefusedSamples
-from freshet.embedder.service import Embedder
-from freshet.features import SampleDecoder
+from freshet.embedder.block_decoder import BlockDecoders
+from freshet.embedder.service import Embedder, EmbedderAddress
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.testing.conditions import wait_until
+from tests.fixtures.trainers import rank_of, trainer_of
 
 DEADLINE_S = 60.0
 ROWS = 4_096
@@ -36,22 +32,15 @@ class Scene:
     """A shard with rows, an embedder that serves its samples once started, and the stores of both."""
 
     pipeline: Pipeline
-    rows: Training  # for its shard
+    rows: OwnRows  # for its shard
     embedder: Embedder
     serving: threading.Thread
 
-    def rank(self, lanes: int) -> RemoteTraining:
+    def rank(self, lanes: int) -> TrainerProcess:
         """A trainer rank."""
-        return RemoteTraining(
-            self.pipeline.spec,
-            self.pipeline.log,
-            self.pipeline.stores.versions,
-            Wire(),
-            spec_hash=self.pipeline.spec_hash,
-            lanes=lanes,
-        )
+        return rank_of(self.pipeline, lanes=lanes)
 
-    def trained(self, ranks: Sequence[RemoteTraining]) -> None:
+    def trained(self, ranks: Sequence[TrainerProcess]) -> None:
         """Wait until the rows have learned from all samples."""
         offsets = self.rows.shard.applied
         try:
@@ -68,25 +57,20 @@ class Scene:
 def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
     pipeline = Pipeline(spec, folder / "run", 2)
     assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
-    rows = Training(spec, pipeline.stores, spec_hash=pipeline.spec_hash, lanes=1)
-    for held in rows._held[1:]:
-        held.release()
-    decoder = SampleDecoder(spec, layout_of(spec), pipeline.registry.get)
+    trainer = trainer_of(pipeline, lanes=1)
+    rows = trainer.source
+    assert isinstance(rows, OwnRows)
+    for lease in rows._leases[1:]:
+        lease.release()
     claims = Claims(pipeline.log, pipeline.topics.control)
-    refused = RefusedSamples(lambda letters: None, SYSTEM_CLOCK.monotonic)
     embedder = Embedder(
-        spec=spec,
-        topic=pipeline.topics.samples,
-        log=pipeline.log,
-        rows=rows.shard,
-        decoder=lambda: BlockDecoder(decoder, 1, refused),
-        refused=refused,
-        claims=claims,
-        server=GrpcServer("127.0.0.1:0", Transport()),
-        name="a",
-        host="127.0.0.1",
-        clock=SYSTEM_CLOCK,
-        codec=RowCodec.FP32,
+        pipeline.context,
+        claims,
+        rows.shard,
+        BlockDecoders(pipeline.context, pipeline.writer),
+        GrpcServer("127.0.0.1:0", Transport()),
+        EmbedderAddress("a", "127.0.0.1"),
+        RowCodec.FP32,
     )
     stop = threading.Event()
     serving = threading.Thread(target=embedder.run, args=(stop,))
@@ -98,7 +82,7 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
             serving.start()  # which ends at once, and frees what the embedder holds
         serving.join()
         claims.close()
-        rows._cleanup.run()
+        trainer._cleanup.run()
         pipeline.close()
 
 
@@ -108,7 +92,7 @@ def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
     stop = threading.Event()
     made = [
         ParamServer(
-            ShardContext(pipeline.spec, pipeline.spec_hash, pipeline.log, pipeline.stores.rows),
+            ShardContext(pipeline.spec, pipeline.context.spec_hash, pipeline.log, pipeline.rows),
             ShardAddress(f"shard-{i}", "127.0.0.1", 0),
             Transport(),
         )

@@ -17,7 +17,7 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.schemas import load_schemas
-from freshet.coordination.assignment import ShardMap, seat_of, slices_of
+from freshet.coordination.assignment import ShardMap, lease_of, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Refused, Unavailable
 from freshet.log.topics import ensure_topics
@@ -107,7 +107,7 @@ class Run:
         """Does every slice belong to whom the last plan gives it."""
         plan, owners = self.claims.plan(), self.claims.owners()
         claims = [owners[what] for what in slices_of(SPEC.buckets) if what in owners]
-        seats = [None if claim.released else seat_of(claim.owner) for claim in claims]
+        seats = [None if claim.released else lease_of(claim.owner) for claim in claims]
         return plan is not None and list(plan.seats) == seats
 
     def close(self) -> None:

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from bench.workload import plain_spec
 from freshet.adapters import open_eventlog
-from freshet.apps import distributed, pipeline, remote_training, services, training
+from freshet.apps import embedder, pipeline, services, trainer
+from freshet.apps.batch_sources import FromEmbedders, Wire
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.rank_batches import Wire
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import Settings, load_settings
 from freshet.config.spec import load_spec
@@ -28,6 +28,7 @@ from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.value_formats import RowCodec
+from tests.fixtures.trainers import rank_of, trainer_of
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)
@@ -53,25 +54,23 @@ def claims_threads() -> list[threading.Thread]:
 
 
 def start_trainer(world: Pipeline) -> None:
-    training.Training(world.spec, world.stores, spec_hash=world.spec_hash, lanes=1)
+    trainer_of(world, lanes=1)
 
 
 def start_rank(world: Pipeline) -> None:
-    wire = Wire(TRANSPORT, RowCodec.FP32, RowCodec.FP32)
-    stores = world.stores
-    remote_training.RemoteTraining(world.spec, stores.log, stores.versions, wire, spec_hash=world.spec_hash)
+    rank_of(world, FromEmbedders, Wire(TRANSPORT, RowCodec.FP32, RowCodec.FP32))
 
 
 def start_embedder(world: Pipeline) -> None:
-    distributed.Embedding(world.spec, world.log, load_settings(), world.spec_hash)
+    embedder.EmbedderProcess(world.context, load_settings())
 
 
 @pytest.mark.parametrize(
     ("start", "broken"),
     [
-        (start_trainer, (training, "restore_dense")),
-        (start_rank, (remote_training, "restore_dense")),
-        (start_embedder, (distributed, "Embedder")),
+        (start_trainer, (trainer, "restore_state")),
+        (start_rank, (trainer, "restore_state")),
+        (start_embedder, (embedder, "Embedder")),
     ],
     ids=["trainer", "rank", "embedder"],
 )
@@ -92,7 +91,7 @@ def test_a_start_that_fails_sends_no_heartbeats(
 def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
     world: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "restore_dense", fails)
+    monkeypatch.setattr(trainer, "restore_state", fails)
     with pytest.raises(Mismatch):
         start_trainer(world)
 
@@ -109,7 +108,7 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
         place = ShardAddress("a", *taken.getsockname())
         with pytest.raises(ConfigError, match="port"):
             ParamServer(
-                ShardContext(world.spec, world.spec_hash, world.log, world.stores.rows), place, TRANSPORT
+                ShardContext(world.spec, world.context.spec_hash, world.log, world.rows), place, TRANSPORT
             )
 
     assert claims_threads() == before

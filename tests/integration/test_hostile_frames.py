@@ -138,8 +138,8 @@ def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
 # An embedder
 
 
-def a_header(seat: int = 10, wait_ms: int = 0) -> RequestHeader:
-    return RequestHeader(feed=1, seat=Fence(seat), rank=0, ranks=1, lanes=1, lane=0, wait_ms=wait_ms)
+def a_header(fence: int = 10, wait_ms: int = 0) -> RequestHeader:
+    return RequestHeader(feed=1, fence=Fence(fence), rank=0, ranks=1, lanes=1, lane=0, wait_ms=wait_ms)
 
 
 def patient(messages: Iterator[bytes]) -> Iterator[bytes]:
@@ -151,7 +151,7 @@ def patient(messages: Iterator[bytes]) -> Iterator[bytes]:
         except (BadFrame, LargeFrame, OtherFrame, ValueError, IndexError):
             yield data
         else:
-            usual = header.wait_ms <= 5 and header.seat <= 10 and (header.ranks, header.lanes) == (1, 1)
+            usual = header.wait_ms <= 5 and header.fence <= 10 and (header.ranks, header.lanes) == (1, 1)
             yield data if usual else data[:-1]
 
 
@@ -175,7 +175,7 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
             messages = patient(sealed(hostile(good, MESSAGES, seed=7), seed=8))
             found = Counter(map(told, answers(channel, lambda _: chance.choice((take, give)), messages)))
             check(found, embedder.server)
-            (empty,) = answers(channel, lambda _: take, [take_frame(9, a_header(seat=11), {})])
+            (empty,) = answers(channel, lambda _: take, [take_frame(9, a_header(fence=11), {})])
             assert told(empty) is None
     finally:
         scene.close()

@@ -13,11 +13,11 @@ import orjson
 import pytest
 
 from freshet.apps.metrics import TRAINER_METRICS
-from freshet.apps.training import Training
 from freshet.log import EventLog
 from freshet.observability.metrics import readings
 from freshet.types import TopicPartition
-from tests.integration.closed_loop import CANDIDATES, HASH, SPEC, TOPICS, Loop
+from tests.fixtures.trainers import own_trainer
+from tests.integration.closed_loop import CANDIDATES, SPEC, TOPICS, Loop
 
 IMPRESSIONS = 2_000
 
@@ -81,7 +81,8 @@ def test_lately_is_a_part_of_what_was_measured(trained: Trained) -> None:
 
 
 def test_a_trainer_that_starts_again_goes_on_with_the_same_figures(trained: Trained) -> None:
-    again = Training(SPEC, trained.loop.stores, spec_hash=HASH, lanes=1)
+    loop = trained.loop
+    again = own_trainer(loop.context, loop.rows, loop.versions, lanes=1)
     try:
         measures = again.status()["measures"]
         for of, labels in trained.status["measures"].items():
@@ -110,7 +111,7 @@ def test_tables_are_told_by_name_in_status_and_metrics(trained: Trained) -> None
 
 
 def test_versions_carry_the_measures_and_their_records_the_time(trained: Trained) -> None:
-    newest = trained.loop.stores.versions.manifest(max(trained.loop.stores.versions.numbers()))
+    newest = trained.loop.versions.manifest(max(trained.loop.versions.numbers()))
     assert counted(dict(newest.measures)) == counted(trained.status["measures"])
     told = records(trained.loop.log, TOPICS.versions)
     assert {"version", "alias"} <= {record["kind"] for record in told}

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from bench.workload import Workload, append, plain_spec
+from freshet.apps.batch_sources import FromShards
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.rank_batches import FromShards, Wire
-from freshet.apps.remote_training import RemoteTraining
 from freshet.testing.conditions import wait_until
 from freshet.types import Bucket, Fence
+from tests.fixtures.trainers import rank_of
 from tests.integration.embedder_run import BLOCKS, DEADLINE_S, ROWS, scene, shards
 
 
@@ -65,15 +65,7 @@ def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
 def test_a_rank_looks_rows_up_in_shards_itself(tmp_path: Path, mode: str):
     pipeline = Pipeline(plain_spec("", f'mode = "{mode}"'), tmp_path / "run", 2)
     assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
-    rank = RemoteTraining(
-        pipeline.spec,
-        pipeline.log,
-        pipeline.stores.versions,
-        Wire(),
-        spec_hash=pipeline.spec_hash,
-        batches=FromShards,
-        lanes=2,
-    )
+    rank = rank_of(pipeline, FromShards, lanes=2)
     training = threading.Thread(target=rank.run)
     with shards(pipeline, 2):
         training.start()
@@ -87,7 +79,7 @@ def test_a_rank_looks_rows_up_in_shards_itself(tmp_path: Path, mode: str):
     assert status["sent_bytes"] > 0
     assert status["received_bytes"] > 0
     assert rank.quality.summary()["training"]["click"]["auc"] > 0.55
-    metas = pipeline.stores.rows.claim([Bucket(b) for b in range(pipeline.spec.buckets)], Fence(1 << 40))
+    metas = pipeline.rows.claim([Bucket(b) for b in range(pipeline.spec.buckets)], Fence(1 << 40))
     for meta in metas.values():
         assert sum(meta.applied.values()) == BLOCKS, "all was pushed, and flushed by the shards"
     pipeline.close()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from freshet.apps.training import Training
+from freshet.apps.trainer import TrainerProcess
 from freshet.config.spec.layout import layout_of
 from freshet.errors import BadInput
 from freshet.features import Decoded, DecodedRequests, SampleDecoder
@@ -30,6 +30,7 @@ from freshet.rows.service import KeyGroup
 from freshet.tables import Plan
 from freshet.testing.conditions import wait_for
 from freshet.types import F32, I64
+from tests.fixtures.trainers import shard_of
 from tests.integration.closed_loop import SCORE, SPEC, Answer, Logged, Loop
 
 IMPRESSIONS = int(os.environ.get("FRESHET_SKEW_IMPRESSIONS", "2000"))
@@ -96,7 +97,7 @@ def trainers_side(loop: Loop, logged: Logged, version: int) -> Side:
     """The logged bytes by the trainer's own decoder, rows and model, in serving mode."""
     decoder = SampleDecoder(SPEC, LAYOUT, loop.registry.get)
     model = build_model(SPEC, training=False)
-    model.load_state(loop.stores.versions.get(version).tensors, weights_only=True)
+    model.load_state(loop.versions.get(version).tensors, weights_only=True)
     keys: Keys = []
     dense, predictions = [], []
     for start in range(0, len(logged.samples), BATCH):
@@ -112,7 +113,7 @@ def trainers_side(loop: Loop, logged: Logged, version: int) -> Side:
     return Side(keys, np.concatenate(dense), np.concatenate(predictions))
 
 
-def looked_up(training: Training, batch: Decoded) -> ModelInputs:
+def looked_up(training: TrainerProcess, batch: Decoded) -> ModelInputs:
     """Rows of the trainer's shard, as they are."""
     groups = []
     for g, (keys, group) in enumerate(zip(batch.groups, LAYOUT.groups, strict=True)):
@@ -120,7 +121,7 @@ def looked_up(training: Training, batch: Decoded) -> ModelInputs:
         plan = Plan(tables=np.array(tables, np.uint8), buckets=SPEC.buckets)
         rows = np.empty((plan.build(keys.keys, keys.feature_starts), group.width), np.float32)
         asked = KeyGroup(g, plan.keys, plan.tables, plan.bucket_starts)
-        training.shard.lookup([asked], [rows], create=False)
+        shard_of(training).lookup([asked], [rows], create=False)
         groups.append(GroupInputs(rows, plan.positions.copy(), keys.feature_starts, keys.list_ends))
     return ModelInputs(batch.size, groups, batch.dense, None)
 

@@ -6,16 +6,15 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.training import Training
+from freshet.apps.trainer import TrainerProcess
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
@@ -25,6 +24,7 @@ from freshet.paramserver.shard import ShardContext
 from freshet.rows.store import RowStore, StoreServer
 from freshet.rpc.channel import MIB, Transport
 from freshet.testing.conditions import wait_until
+from tests.fixtures.trainers import own_trainer
 
 WITHIN_S = 30.0
 
@@ -78,23 +78,17 @@ def assert_free(pipeline: Pipeline, what: str) -> None:
 
 @pytest.fixture
 def rows(pipeline: Pipeline) -> Iterator[Closing]:
-    made = Closing(pipeline.stores.rows)
+    made = Closing(pipeline.rows)
     yield made
     made.answers.set()
 
 
-def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> Training:
-    return Training(
-        pipeline.spec,
-        replace(pipeline.stores, rows=rows),  # type: ignore[arg-type]
-        spec_hash=pipeline.spec_hash,
-        lanes=1,
-        drain_s=drain_s,
-    )
+def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> TrainerProcess:
+    return own_trainer(pipeline.context, cast(RowStore, rows), pipeline.versions, lanes=1, drain_s=drain_s)
 
 
 def shard(pipeline: Pipeline, rows: Closing | RowStore, name: str = "a") -> ParamServer:
-    context = ShardContext(pipeline.spec, pipeline.spec_hash, pipeline.log, rows)  # type: ignore[arg-type]
+    context = ShardContext(pipeline.spec, pipeline.context.spec_hash, pipeline.log, rows)  # type: ignore[arg-type]
     return ParamServer(
         context,
         ShardAddress(name, "127.0.0.1", 0),
@@ -102,7 +96,7 @@ def shard(pipeline: Pipeline, rows: Closing | RowStore, name: str = "a") -> Para
     )
 
 
-def learn(pipeline: Pipeline, training: Training) -> None:
+def learn(pipeline: Pipeline, training: TrainerProcess) -> None:
     appended = append(pipeline, Workload(rows=1_024, cardinality=100).arrays())
     wait_until("it learns", lambda: training.status()["samples"] == appended, within_s=WITHIN_S)
 
@@ -191,7 +185,7 @@ def test_a_shard_that_hangs_while_it_hands_slices_over_ends_within_its_drain(
     pipeline: Pipeline, rows: Closing
 ) -> None:
     slices = list(slices_of(pipeline.spec.buckets))
-    leaver, heir = shard(pipeline, rows), shard(pipeline, pipeline.stores.rows, "b")
+    leaver, heir = shard(pipeline, rows), shard(pipeline, pipeline.rows, "b")
     stops = threading.Event(), threading.Event()
     threads = [
         threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": drain_s}, daemon=True)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from bench.workload import Workload, append, plain_spec
+from freshet.apps.batch_sources import FromShards
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.rank_batches import FromShards, Wire
-from freshet.apps.remote_training import RemoteTraining
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
 from freshet.features.blocks import read_blocks
@@ -27,6 +26,7 @@ from freshet.testing.conditions import wait_until
 from freshet.types import BytesColumn, TopicPartition
 from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.fixtures.spans import Recorded, recording
+from tests.fixtures.trainers import rank_of
 from tests.integration.embedder_run import DEADLINE_S, ROWS, scene, shards
 
 __all__ = ["start"]  # a fixture
@@ -166,15 +166,7 @@ def test_a_rank_that_asks_shards_carries_a_batch_s_span_to_them(tmp_path: Path) 
     pipeline = Pipeline(plain_spec(""), tmp_path / "run", 2)
     assert append(pipeline, Workload(rows=ROWS, cardinality=500).arrays(), 1) == ROWS
     try:
-        rank = RemoteTraining(
-            pipeline.spec,
-            pipeline.log,
-            pipeline.stores.versions,
-            Wire(),
-            spec_hash=pipeline.spec_hash,
-            batches=FromShards,
-            lanes=2,
-        )
+        rank = rank_of(pipeline, FromShards, lanes=2)
         training = threading.Thread(target=rank.run)
         with shards(pipeline, 2):
             training.start()

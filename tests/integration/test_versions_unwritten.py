@@ -2,18 +2,19 @@
 versions again once it can."""
 
 import threading
-from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from bench.workload import Workload, append, plain_spec
 from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.pipeline import Pipeline
-from freshet.apps.training import Training
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
 from freshet.observability.metrics import readings
 from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
+from freshet.versions import VersionStore
+from tests.fixtures.trainers import own_trainer
 
 ROWS = 1_024
 FULL = "versions/0000000001: cannot write: No space left on device"
@@ -22,9 +23,8 @@ FULL = "versions/0000000001: cannot write: No space left on device"
 def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path: Path) -> None:
     pipeline = Pipeline(plain_spec("", 'version_interval = "100ms"'), tmp_path, 2)
     rows = Workload(rows=ROWS, cardinality=100).arrays()
-    versions = Faulty(pipeline.stores.versions)
-    stores = replace(pipeline.stores, versions=versions)
-    training = Training(pipeline.spec, stores, spec_hash=pipeline.spec_hash, lanes=1)
+    versions = Faulty(pipeline.versions)
+    training = own_trainer(pipeline.context, pipeline.rows, cast(VersionStore, versions), lanes=1)
     seen = threading.Event()  # the second write waits until what the first one left was looked at
     versions.script("put", nth=1, error=Unavailable(FULL))
     versions.script("put", nth=2, error=Unavailable(FULL), before=lambda: seen.wait(60))

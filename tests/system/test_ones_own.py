@@ -21,7 +21,6 @@ import pytest
 import freshet
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.local import Local, local
-from freshet.apps.training import Stores, Training
 from freshet.config.avro.schema import sample_schema
 from freshet.config.settings import load_settings
 from freshet.config.spec import Spec, load_spec
@@ -31,6 +30,7 @@ from freshet.config.spec.model import Gate
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import topics_of
 from freshet.features import JsonTranscoder, SampleDecoder
+from freshet.log.context import ModelContext
 from freshet.model import build_model
 from freshet.model.inputs import GroupInputs, ModelInputs
 from freshet.rows.service import KeyGroup
@@ -38,6 +38,7 @@ from freshet.tables import Plan
 from freshet.testing.conditions import wait_until
 from freshet.types import F32
 from tests.fixtures.commands import drain, own_ports, status, told_by, url_of
+from tests.fixtures.trainers import own_trainer, shard_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 
@@ -121,12 +122,12 @@ def infer(system: Local, spec: Spec, rows: Sequence[dict[str, Any]]) -> F32:
 def trained(spec: Spec, folder: Path, rows: Sequence[dict[str, Any]]) -> tuple[int, F32]:
     """The stable version, and what the trainer's decoder, rows and that version's weights say of the rows."""
     common = load_settings(run_folder=folder).common
-    stores = Stores(
-        open_eventlog(common.log_url), open_rowstore(common.rows_url), open_versions(common.versions_url)
-    )
+    log, rows_store = open_eventlog(common.log_url), open_rowstore(common.rows_url)
+    versions = open_versions(common.versions_url)
     schemas, layout = load_schemas(spec), layout_of(spec)
     sample = sample_schema(schemas.served, spec.events.served.explode)
-    training = Training(spec, stores, spec_hash=identity_hash(spec, schemas))
+    context = ModelContext.open(spec, identity_hash(spec, schemas), log)
+    training = own_trainer(context, rows_store, versions)
     try:
         nested = [{"request_id": "r", "ts": 0, "items": {"article": "-"}, **as_sample(row)} for row in rows]
         made = JsonTranscoder(sample).body(orjson.dumps(nested))
@@ -139,18 +140,18 @@ def trained(spec: Spec, folder: Path, rows: Sequence[dict[str, Any]]) -> tuple[i
             plan = Plan(tables=np.array(tables, np.uint8), buckets=spec.buckets)
             values = np.empty((plan.build(keys.keys, keys.feature_starts), group.width), np.float32)
             asked = KeyGroup(g, plan.keys, plan.tables, plan.bucket_starts)
-            training.shard.lookup([asked], [values], create=False)
+            shard_of(training).lookup([asked], [values], create=False)
             groups.append(GroupInputs(values, plan.positions.copy(), keys.feature_starts, keys.list_ends))
-        number = stores.versions.aliases()["stable"]
+        number = versions.aliases()["stable"]
         model = build_model(spec, training=False)
-        model.load_state(stores.versions.get(number).tensors, weights_only=True)
+        model.load_state(versions.get(number).tensors, weights_only=True)
         return number, model.score(ModelInputs(batch.size, groups, batch.dense, None)).copy()
     finally:
         training.stop()
         training.run()  # nothing is left to do: it lets go of its claims
-        stores.versions.close()
-        stores.rows.close()
-        stores.log.close()
+        versions.close()
+        rows_store.close()
+        log.close()
 
 
 def as_sample(row: dict[str, Any]) -> dict[str, Any]:

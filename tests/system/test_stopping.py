@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.apps.supervised import is_ready
+from freshet.apps.supervision import is_ready
 from freshet.config.settings import RunFolder
 from freshet.errors import FreshetError
 from freshet.process.run_state import read_run

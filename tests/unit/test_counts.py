@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import freshet
+from freshet.apps.batch_sources import RankCounts
 from freshet.apps.metrics import TRAINER_METRICS
-from freshet.apps.rank_batches import RankCounts
 from freshet.observability.metrics import readings
 from freshet.paramserver.flusher import ShardCounts
 from freshet.process.telemetry import PROCESS_METRICS
@@ -31,19 +31,19 @@ COUNTING = re.compile(r"(Counts|Totals)")
 """In the names of classes that count."""
 
 READERS: Mapping[str, str] = {
-    "apps.rank_batches.RankCounts.batches": "status batches",
-    "apps.rank_batches.RankCounts.broken": "freshet_trainer_broken_streams",
-    "apps.rank_batches.RankCounts.fenced": "freshet_trainer_fenced_batches",
-    "apps.rank_batches.RankCounts.received_bytes": "freshet_trainer_received_bytes",
-    "apps.rank_batches.RankCounts.refused": "freshet_trainer_refused",
-    "apps.rank_batches.RankCounts.seconds": "freshet_trainer_stage_seconds",
-    "apps.rank_batches.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
-    "apps.rank_batches.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
-    "embedder.prefetch_lane.LaneCounts.batches": "status batches",
-    "embedder.prefetch_lane.LaneCounts.lookup_s": "freshet_trainer_stage_seconds",
-    "embedder.prefetch_lane.LaneCounts.push_s": "freshet_trainer_stage_seconds",
-    "embedder.prefetch_lane.LaneCounts.rewinds": "freshet_embedder_rewinds",
-    "embedder.prefetch_lane.LaneCounts.void_rows": "freshet_embedder_void_rows",
+    "apps.batch_sources.RankCounts.batches": "status batches",
+    "apps.batch_sources.RankCounts.broken": "freshet_trainer_broken_streams",
+    "apps.batch_sources.RankCounts.fenced": "freshet_trainer_fenced_batches",
+    "apps.batch_sources.RankCounts.received_bytes": "freshet_trainer_received_bytes",
+    "apps.batch_sources.RankCounts.refused": "freshet_trainer_refused",
+    "apps.batch_sources.RankCounts.seconds": "freshet_trainer_stage_seconds",
+    "apps.batch_sources.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "apps.batch_sources.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
+    "embedder.lane.LaneCounts.batches": "status batches",
+    "embedder.lane.LaneCounts.lookup_s": "freshet_trainer_stage_seconds",
+    "embedder.lane.LaneCounts.push_s": "freshet_trainer_stage_seconds",
+    "embedder.lane.LaneCounts.rewinds": "freshet_embedder_rewinds",
+    "embedder.lane.LaneCounts.void_rows": "freshet_embedder_void_rows",
     "inference.scoring.Totals.candidates": "freshet_inference_candidates",
     "inference.scoring.Totals.explored": "freshet_inference_explored",
     "inference.scoring.Totals.requests": "status requests",
@@ -73,12 +73,12 @@ READERS: Mapping[str, str] = {
     "observability.grpc_metrics.ListenerCounts.seconds": "freshet_grpc_answer_seconds",
     "observability.grpc_metrics.ListenerCounts.sent_bytes": "freshet_grpc_sent_bytes",
     "observability.grpc_metrics.ListenerCounts.streams": "freshet_grpc_streams",
-    "batches.embedder_connection.StreamCounts.batches": "status batches",
-    "batches.embedder_connection.StreamCounts.broken": "freshet_trainer_broken_streams",
-    "batches.embedder_connection.StreamCounts.fenced": "freshet_trainer_fenced_batches",
-    "batches.embedder_connection.StreamCounts.received_bytes": "freshet_trainer_received_bytes",
-    "batches.embedder_connection.StreamCounts.samples": "freshet_trainer_samples",
-    "batches.embedder_connection.StreamCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "batches.grpc_client.StreamCounts.batches": "status batches",
+    "batches.grpc_client.StreamCounts.broken": "freshet_trainer_broken_streams",
+    "batches.grpc_client.StreamCounts.fenced": "freshet_trainer_fenced_batches",
+    "batches.grpc_client.StreamCounts.received_bytes": "freshet_trainer_received_bytes",
+    "batches.grpc_client.StreamCounts.samples": "freshet_trainer_samples",
+    "batches.grpc_client.StreamCounts.sent_bytes": "freshet_trainer_sent_bytes",
     "rows.grpc.client.LinkCounts.broken": "freshet_trainer_broken_streams",
     "rows.grpc.client.LinkCounts.received_bytes": "freshet_trainer_received_bytes",
     "rows.grpc.client.LinkCounts.sent_bytes": "freshet_trainer_sent_bytes",

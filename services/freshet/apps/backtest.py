@@ -22,13 +22,21 @@ from freshet.features import take
 from freshet.features.blocks import block_samples, encode_blocks
 from freshet.model import NATIVE_KINDS
 from freshet.recordings.event_times import EventTimes
-from freshet.trainer.quality import Observer
+from freshet.trainer.quality import PredictionRecorder
 from freshet.types import F32, I64, Append, BytesColumn
 
 if TYPE_CHECKING:
     from freshet.apps.pipeline import Pipeline
 
-__all__ = ["FRESHET", "MEAN", "POPULARITY", "backtest", "backtest_into", "write_samples"]
+__all__ = [
+    "FRESHET",
+    "MEAN",
+    "POPULARITY",
+    "BacktestOptions",
+    "backtest",
+    "backtest_into",
+    "write_samples",
+]
 
 DAY_MS = 86_400_000
 TRAINING, _, _, POPULARITY = (source.name for source in SOURCES)
@@ -71,65 +79,57 @@ def backtest(
     of the label.
     Raises ConfigError if a column is missing or a learner cannot run, BadInput if a file cannot be read.
     """
-    versus = [versus] if isinstance(versus, str) else list(dict.fromkeys(versus))
+    versus = (versus,) if isinstance(versus, str) else tuple(dict.fromkeys(versus))
     check_versus(spec, versus, [Path(f) for f in files])
+    options = BacktestOptions(request, lanes, keep, window_ms, progress or (lambda share: None), versus)
     with Scored([LabelKind(label.name, label.loss != "logloss") for label in spec.labels]) as scored:
-        return backtest_into(
-            scored,
-            spec,
-            [Path(f) for f in files],
-            request=request,
-            lanes=lanes,
-            keep=keep,
-            window_ms=window_ms,
-            progress=progress,
-            versus=versus,
-        )
+        return backtest_into(scored, spec, [Path(f) for f in files], options)
 
 
-def backtest_into(
-    scored: Scored,
-    spec: Spec,
-    files: Sequence[Path],
-    *,
-    request: str | None = None,
-    lanes: int | None = None,
-    keep: str | Path | None = None,
-    window_ms: int = DAY_MS,
-    progress: Any = None,
-    versus: Sequence[str] = (),
-) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class BacktestOptions:
+    """The options of `backtest`."""
+
+    request: str | None = None
+    lanes: int | None = None
+    keep: str | Path | None = None
+    window_ms: int = DAY_MS
+    progress: Callable[[float], None] = lambda share: None
+    versus: Sequence[str] = ()
+
+    def in_memory(self, spec: Spec) -> bool:
+        """Return whether a pass of this spec needs no log."""
+        return self.keep is None and self.lanes in (None, 1) and has_native_loop(spec)
+
+
+def backtest_into(scored: Scored, spec: Spec, files: Sequence[Path], options: BacktestOptions) -> Outcome:
     """Run `backtest` and keep each learner's predictions by sample in `scored`. The caller has run
-    `check_versus`; other parameters and errors are those of `backtest`."""
-    progress = progress or (lambda share: None)
-    own_share = 1 / (1 + len(versus))
+    `check_versus`; the errors are those of `backtest`."""
+    own_share = 1 / (1 + len(options.versus))
     outcome = _train(
-        replace(spec, train=replace(spec.train, measure_window_ms=window_ms)),
+        replace(spec, train=replace(spec.train, measure_window_ms=options.window_ms)),
         files,
-        request,
-        lanes,
-        keep,
-        lambda share: progress(share * own_share),
+        replace(options, progress=lambda share: options.progress(share * own_share)),
         _RenamedLearner(scored),
     )
-    delay_rows = outcome.lanes * _batch_rows(spec, in_memory=_in_memory(spec, lanes, keep))
+    delay_rows = outcome.lanes * _batch_rows(spec, in_memory=options.in_memory(spec))
     if POPULARITY not in scored.learners:
         scored.add_means(MEAN, delay_rows)
-    if "vw" in versus:
+    if "vw" in options.versus:
         run_vw(
             spec,
             files,
-            request,
+            options.request,
             scored,
             delay_rows,
-            lambda share: progress(own_share + share * (1 - own_share)),
+            lambda share: options.progress(own_share + share * (1 - own_share)),
         )
     return replace(outcome, learners={name: scored.figures(name) for name in scored.learners})
 
 
 @dataclass(frozen=True, slots=True)
 class _RenamedLearner:
-    """Observer that stores the model's predictions under the name `freshet`."""
+    """Recorder that stores the model's predictions under the name `freshet`."""
 
     scored: Scored
 
@@ -141,36 +141,26 @@ class _RenamedLearner:
 
 
 def _train(
-    spec: Spec,
-    files: Sequence[Path],
-    request: str | None,
-    lanes: int | None,
-    keep: str | Path | None,
-    progress: Callable[[float], None],
-    observer: Observer,
+    spec: Spec, files: Sequence[Path], options: BacktestOptions, recorder: PredictionRecorder
 ) -> Outcome:
-    if _in_memory(spec, lanes, keep):
-        return run_native_pass(spec, files, request, progress, observer)
+    if options.in_memory(spec):
+        return run_native_pass(spec, files, options.request, options.progress, recorder)
     from freshet.apps.pipeline import Pipeline
 
-    with pass_folder(keep) as folder:
-        pipeline = Pipeline.of_samples(spec, folder, lanes)
+    with pass_folder(options.keep) as folder:
+        pipeline = Pipeline.of_samples(spec, folder, options.lanes)
         try:
             began = time.perf_counter()
             seen = sample_times(spec)
-            written = write_samples(pipeline, files, request, seen)
+            written = write_samples(pipeline, files, options.request, seen)
             if not written:
                 raise BadInput(f"{', '.join(map(str, files))}: expected samples, found none with a label")
             wrote_s = time.perf_counter() - began
-            outcome = pipeline.train(progress, observer)
+            outcome = pipeline.train(options.progress, recorder)
             stages = {"encode and append": written / wrote_s, **outcome.stages}
             return replace(outcome, stages=stages, times={"samples": seen})
         finally:
             pipeline.close()
-
-
-def _in_memory(spec: Spec, lanes: int | None, keep: str | Path | None) -> bool:
-    return keep is None and lanes in (None, 1) and has_native_loop(spec)
 
 
 def _batch_rows(spec: Spec, *, in_memory: bool) -> int:

@@ -23,7 +23,7 @@ from freshet.apps.demo_text import (
     span_of,
 )
 from freshet.apps.ports import PORT_SETTINGS, optional_ports_of, ports_of
-from freshet.apps.supervised import Run, console_address, prepare, report_ready
+from freshet.apps.supervision import Run, console_address, prepare, report_ready
 from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.demo import UNFINISHED, write_spec
 from freshet.demo.start_time import RunStart, stored_start

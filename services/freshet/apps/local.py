@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from freshet.apps.ports import PORT_SETTINGS
-from freshet.apps.supervised import is_ready
+from freshet.apps.supervision import is_ready
 from freshet.client import Ack, Client, Ranking, Receipt
 from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec import Spec, load_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from freshet.embedder.partition_reader import refused_metrics
+from freshet.embedder.block_decoder import refused_metrics
 from freshet.observability.metrics import Metric
 from freshet.paramserver.flusher import store_metrics
 

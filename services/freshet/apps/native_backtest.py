@@ -39,7 +39,7 @@ from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import NativePass
 from freshet.recordings.event_times import EventTimes
-from freshet.trainer.quality import Observer, Quality
+from freshet.trainer.quality import PredictionRecorder, Quality
 from freshet.types import F32, I64, U64, Fence
 
 __all__ = ["has_native_loop", "run_native_pass"]
@@ -66,15 +66,15 @@ def run_native_pass(
     files: Sequence[Path],
     request: str | None,
     progress: Callable[[float], None],
-    observer: Observer | None = None,
+    recorder: PredictionRecorder | None = None,
 ) -> Outcome:
-    """Run one pass over the files with batches of `train.batch.rows`; `observer` receives the predictions by
+    """Run one pass over the files with batches of `train.batch.rows`; `recorder` receives the predictions by
     sample. Raises BadInput if the files hold no label, and the errors of `freshet.apps.backtest.backtest`."""
     began = time.perf_counter()
     spec, stage_times = with_window_emission(spec), _StageTimes()
     learner = NativePass(spec, most_bytes=trainer_rows_bytes(load_settings()))
     measurer = _Measurer(spec, stage_times)
-    measurer.quality.observer = observer
+    measurer.quality.recorder = recorder
     samples, seen = 0, sample_times(spec)
     try:
         for piece in prefetched(_decoded(spec, files, request, seen, stage_times), PREFETCH_PIECES):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,21 @@ import orjson
 import structlog
 
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.batch_sources import OwnRows
 from freshet.apps.results import Outcome
 from freshet.apps.row_memory import trainer_rows_bytes
 from freshet.apps.sample_files import with_window_emission
-from freshet.apps.training import Stores, Training
+from freshet.apps.trainer import TrainerOptions, TrainerProcess
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import RunFolder, load_settings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import Schemas, sample_reader
+from freshet.log.context import ModelContext
 from freshet.log.schema_ids import SchemaRegistry
-from freshet.log.topics import ensure_topics
 from freshet.observability.logging import configure_logging
 from freshet.process.lifecycle import Cleanup
-from freshet.trainer.quality import Observer
+from freshet.trainer.quality import PredictionRecorder
 from freshet.types import TopicPartition
 
 __all__ = ["Pipeline"]
@@ -49,20 +51,19 @@ class Pipeline:
         stores depends on the spec alone."""
         if not structlog.is_configured():
             configure_logging("freshet", level="warning", form="text")
-        self.spec_hash = identity_hash(spec, schemas)
         self._reader = None if schemas is None else sample_reader(spec, schemas)
-        self.spec, self.lanes, self.clock = spec, lanes, clock
+        self.spec, self.lanes = spec, lanes
         settings = load_settings({}, run_folder=folder).common
         RunFolder(folder).create()
         with Cleanup() as cleanup:
             self.log = open_eventlog(settings.log_url)
             cleanup.add("log", self.log.close)
-            rows = open_rowstore(settings.rows_url)
-            cleanup.add("rows", rows.close)
-            versions = open_versions(settings.versions_url)
-            cleanup.add("versions", versions.close)
-            self.stores = Stores(self.log, rows, versions)
-            self.topics = ensure_topics(self.log, spec)
+            self.rows = open_rowstore(settings.rows_url)
+            cleanup.add("rows", self.rows.close)
+            self.versions = open_versions(settings.versions_url)
+            cleanup.add("versions", self.versions.close)
+            self.context = ModelContext.open(spec, identity_hash(spec, schemas), self.log, clock)
+            self.topics = self.context.topics
             self.registry = SchemaRegistry(self.log)
             self.writer = self.log.writer()
             cleanup.add("writer", self.writer.close)
@@ -75,24 +76,25 @@ class Pipeline:
         lanes = lanes or 1  # a lane predicts without the other lanes' last batches
         return cls(replace(spec, partitions=lanes), folder, lanes)
 
-    def train(self, progress: Callable[[float], None], observer: Observer | None = None) -> Outcome:
-        """Train on all samples of the log; `observer` receives the predictions by sample."""
-        training = Training(
-            with_window_emission(self.spec) if self._reader is None else self.spec,
-            self.stores,
-            spec_hash=self.spec_hash,
-            clock=self.clock,
-            lanes=self.lanes,
-            reader=self._reader,
-            most_bytes=trainer_rows_bytes(load_settings()),
-        )
-        training.quality.observer = observer
-        behind = max(1, sum(training.stream.lag().values()))
+    def trainer(self) -> TrainerProcess:
+        """Open a trainer of the log's samples."""
+        context = self.context
+        if self._reader is None:
+            context = replace(context, spec=with_window_emission(self.spec))
+        most_bytes = trainer_rows_bytes(load_settings())
+        source = partial(OwnRows, rows=self.rows, most_bytes=most_bytes, reader=self._reader)
+        return TrainerProcess(context, self.versions, source, TrainerOptions(lanes=self.lanes))
+
+    def train(self, progress: Callable[[float], None], recorder: PredictionRecorder | None = None) -> Outcome:
+        """Train on all samples of the log; `recorder` receives the predictions by sample."""
+        training = self.trainer()
+        training.quality.recorder = recorder
+        behind = max(1, training.lag())
         done = threading.Event()
 
         def report_progress() -> None:
             while not done.wait(POLL_S):
-                progress(1 - sum(training.stream.lag().values()) / behind)
+                progress(1 - training.lag() / behind)
 
         reporter = threading.Thread(target=report_progress, name="progress", daemon=True)
         reporter.start()

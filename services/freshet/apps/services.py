@@ -40,8 +40,7 @@ from freshet.process.telemetry import service_registry
 from freshet.types import Bucket
 
 if TYPE_CHECKING:
-    from freshet.apps.remote_training import RemoteTraining
-    from freshet.apps.training import Training
+    from freshet.apps.trainer import TrainerProcess
     from freshet.gateway.service import Gateway
     from freshet.http.authenticator import Guard
     from freshet.http.server import Beside
@@ -152,11 +151,12 @@ def external_registry(settings: Settings) -> RestRegistry | None:
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a trainer: with embedder and shard in the process, or as a rank with remote rows."""
-    from freshet.apps.dense_state import Stores
-    from freshet.apps.training import Training
+    from freshet.apps.batch_sources import FromEmbedders, FromShards, OwnRows, Wire
+    from freshet.apps.trainer import TrainerOptions, TrainerProcess
+    from freshet.log.context import ModelContext
 
     with Cleanup(CLOSE_S) as cleanup:
-        training: list[Training | RemoteTraining] = []
+        training: list[TrainerProcess] = []
         damage: list[str] = []  # the reason why it does not start
         registry = service_registry()
         register(registry, [DAMAGED_STATE], lambda: {"damaged": not training and bool(damage)})
@@ -179,33 +179,43 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         versions = open_versions(settings.common.versions_url)
         cleanup.add("versions", versions.close)
         schemas = load_schemas(spec)
-        spec_hash, reader = identity_hash(spec, schemas), sample_reader(spec, schemas)
-        if settings.trainer.batches != "own":
-            from freshet.apps.distributed import build_rank
+        context = ModelContext.open(spec, identity_hash(spec, schemas), log)
+        reader, own = sample_reader(spec, schemas), settings.trainer
+        if own.batches != "own":
+            from freshet.apps.embedder import build_transport
+            from freshet.rpc.value_formats import RowCodec
 
-            training.append(build_rank(spec, log, versions, settings, spec_hash, reader))
+            wire = Wire(
+                build_transport(settings, spec), RowCodec[own.rows.upper()], RowCodec[own.gradients.upper()]
+            )
+            options = TrainerOptions(
+                device=own.device,
+                address=own.advertised_host or settings.common.bind_address,
+                answer_s=own.rank_answer_ms / 1000,
+            )
+            source = (
+                partial(FromShards, wire=wire, reader=reader)
+                if own.batches == "shards"
+                else partial(FromEmbedders, wire=wire)
+            )
+            training.append(TrainerProcess(context, versions, source, options))
         else:
 
-            def start(rows: RowStore) -> Training:
-                return Training(
-                    spec,
-                    Stores(log, rows, versions),
-                    spec_hash=spec_hash,
-                    device=settings.trainer.device,
-                    drain_s=settings.common.drain_ms / 1000,
-                    stop=stop,
-                    most_bytes=trainer_rows_bytes(settings),
-                    reader=reader,
+            def start(rows: RowStore) -> TrainerProcess:
+                own_rows = partial(
+                    OwnRows, rows=rows, stop=stop, most_bytes=trainer_rows_bytes(settings), reader=reader
                 )
+                options = TrainerOptions(device=own.device, drain_s=settings.common.drain_ms / 1000)
+                return TrainerProcess(context, versions, own_rows, options)
 
             def open_rows() -> RowStore:
                 return open_rowstore(settings.common.rows_url)
 
             with _starting(stop):
-                made = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
-                if made is not None:
-                    cleanup.add("rows", made[0].close)
-                    training.append(made[1])
+                opened = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
+                if opened is not None:
+                    cleanup.add("rows", opened[0].close)
+                    training.append(opened[1])
         if not training:
             return
 
@@ -225,10 +235,10 @@ duration."""
 def _start_when_repaired(
     open_rows: Callable[[], RowStore],
     buckets: int,
-    start: Callable[[RowStore], Training],
+    start: Callable[[RowStore], TrainerProcess],
     stop: threading.Event,
     damage: list[str],
-) -> tuple[RowStore, Training] | None:
+) -> tuple[RowStore, TrainerProcess] | None:
     """Return the row store and the training on it; None after `stop`.
 
     While rows, or other state that training starts from, are damaged, retry until an operator has repaired
@@ -276,12 +286,13 @@ def _starting(stop: threading.Event) -> Iterator[None]:
 
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run an embedder: samples with their rows to trainer ranks."""
-    from freshet.apps.distributed import Embedding
+    from freshet.apps.embedder import EmbedderProcess
     from freshet.embedder.service import EMBEDDER_METRICS
+    from freshet.log.context import ModelContext
     from freshet.observability.grpc_metrics import GRPC_METRICS
 
     with Cleanup() as cleanup:
-        made: list[Embedding] = []
+        made: list[EmbedderProcess] = []
         registry = service_registry()
         register(registry, EMBEDDER_METRICS, lambda: made[0].status() if made else None)
         register(registry, GRPC_METRICS, lambda: made[0].server.counts if made else None)
@@ -297,14 +308,14 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         log = open_eventlog(settings.common.log_url)
         cleanup.add("log", log.close)
         schemas = load_schemas(spec)
-        reader = sample_reader(spec, schemas)
-        made.append(Embedding(spec, log, settings, identity_hash(spec, schemas), reader))
+        context = ModelContext.open(spec, identity_hash(spec, schemas), log)
+        made.append(EmbedderProcess(context, settings, sample_reader(spec, schemas)))
         made[0].run(stop)
 
 
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a paramserver: a shard of the rows."""
-    from freshet.apps.distributed import build_transport
+    from freshet.apps.embedder import build_transport
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
     from freshet.paramserver.shard import ShardContext

@@ -142,7 +142,7 @@ class RequestHeader:
     """The header of every request: the lane that it is for, and the connection."""
 
     feed: int  # id of the lane's connection; a new one voids the batches of the last
-    seat: Fence  # of the rank's quorum or lease; an embedder refuses replaced ranks
+    fence: Fence  # of the rank's quorum or lease; an embedder refuses replaced ranks
     rank: int
     ranks: int
     lanes: int  # of each rank
@@ -168,6 +168,17 @@ class Names:
     widths: tuple[int, ...]  # floats of a row, by store group
     states: tuple[int, ...]  # floats of its optimiser state
     buckets: int  # of the model
+
+    @classmethod
+    def of(cls, spec: Spec, layout: Layout) -> Names:
+        """Return the columns of a batch of this spec."""
+        return cls(
+            tuple(spec.train.segments),
+            tuple(label.name for label in spec.labels),
+            tuple(group.width for group in layout.groups),
+            tuple(group.state_floats for group in layout.groups),
+            spec.buckets,
+        )
 
     def __post_init__(self) -> None:
         """Compare the numbers of columns with the byte that a frame has for each."""
@@ -230,7 +241,7 @@ def decode_header(frame: Frame, kind: Kind) -> tuple[RequestHeader, dict[int, in
     """Decode a request's header and dense vector {partition: next offset}. Raises BadFrame if invalid."""
     if frame.kind != kind:
         raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
-    feed, seat, rank, ranks, lanes, lane, wait_ms = frame.array(Part.NUMBERS, np.int64, (7,)).tolist()
+    feed, fence, rank, ranks, lanes, lane, wait_ms = frame.array(Part.NUMBERS, np.int64, (7,)).tolist()
     if not (0 <= rank < ranks <= 1 << 16 and 0 <= lane < lanes <= 1 << 10 and 0 <= wait_ms <= 60_000):
         raise BadFrame(
             f"header: expected rank below ranks, lane below lanes and a wait of a minute at most, found rank "
@@ -238,7 +249,7 @@ def decode_header(frame: Frame, kind: Kind) -> tuple[RequestHeader, dict[int, in
             "shape",
         )
     applied = frame.array(Part.APPLIED, np.int64, (None, 2)).tolist()
-    return RequestHeader(feed, Fence(seat), rank, ranks, lanes, lane, wait_ms), dict(applied)
+    return RequestHeader(feed, Fence(fence), rank, ranks, lanes, lane, wait_ms), dict(applied)
 
 
 def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] | None]:
@@ -360,7 +371,15 @@ def batch_of(
 
 
 def _header_sections(header: RequestHeader, applied: Mapping[int, int]) -> Sections:
-    numbers = (header.feed, header.seat, header.rank, header.ranks, header.lanes, header.lane, header.wait_ms)
+    numbers = (
+        header.feed,
+        header.fence,
+        header.rank,
+        header.ranks,
+        header.lanes,
+        header.lane,
+        header.wait_ms,
+    )
     return {
         (Part.NUMBERS, 0): np.array(numbers, np.int64),
         (Part.APPLIED, 0): np.array(sorted(applied.items()), np.int64).reshape(-1, 2),

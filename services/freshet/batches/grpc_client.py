@@ -1,29 +1,37 @@
 """The gRPC client of the batch stream: a trainer rank's connections to the embedders of its partitions.
 
 Each lane keeps a feed to every embedder that owns partitions of the lane, prefetches batches from each, and
-returns received batches round-robin. `freshet.batches.stream` defines the contract.
+returns received batches round-robin. `freshet.batches.stream` defines the contract. Gradients that an
+overloaded embedder refuses are sent again in order. An error of a connection ends its feed; the embedder then
+issues the unreturned batches again.
 
 Letters: U rows of a group, G gradients of a group, S floats of a row.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
 import structlog
 
-from freshet.batches.embedder_connection import Feed, Out, StreamCounts
-from freshet.batches.frames import Names, RequestHeader
+from freshet.batches.frames import Names, RequestHeader, batch_of, flush_frame, gradients_frame, take_frame
 from freshet.batches.read_my_writes import ReadMyWrites
+from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream, TrainBatch
-from freshet.clock import Clock
-from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, Mismatch
-from freshet.log import EventLog
+from freshet.errors import ConfigError, Corrupt, DataLost, Fenced, FreshetError, Mismatch, Overloaded
+from freshet.log.context import ModelContext
 from freshet.model.inputs import ModelInputs
 from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
+from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import F32, U32, Fence, TopicPartition
 
@@ -53,55 +61,74 @@ class RankAssignment:
     lanes: int  # of each rank
     fence: Fence  # of the quorum; embedders refuse older ones
 
+    @property
+    def places(self) -> int:
+        """The lanes of all ranks; place i has the partitions p with p % places == i."""
+        return self.ranks * self.lanes
+
+    @property
+    def own_places(self) -> range:
+        """The places of this rank's lanes."""
+        return range(self.rank * self.lanes, (self.rank + 1) * self.lanes)
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """Counts of a stream since it was opened."""
+
+    batches: int = 0
+    samples: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    fenced: int = 0  # batches of replaced embedders
+    broken: int = 0  # feeds that ended with an error
+
+
+@dataclass(slots=True, eq=False)
+class Out:
+    """A batch between `next_batch` and `push_gradients`."""
+
+    feed: Feed
+    id: int
+    batch: TrainBatch
+
 
 class RemoteStream(BatchStream):
     """The `freshet.batches.stream.BatchStream` of one rank. Thread-safe."""
 
     def __init__(
         self,
-        *,
+        context: ModelContext,
         assignment: RankAssignment,
-        names: Names,
-        partitions: int,
+        *,
         owners: Callable[[], Mapping[int, str]],
-        transport: Transport,
-        metadata: Sequence[tuple[str, str]],
         dense_applied: Callable[[], Mapping[int, Sequence[int]]],
-        remember: Callable[[ModelInputs], None],
-        newest: Callable[[int], Sequence[ModelInputs]],
-        log: EventLog,
-        topic: str,
-        clock: Clock,
-        ahead: int,
-        own: ReadMyWrites | None = None,
+        recent: RecentSamples,
+        transport: Transport,
         codec: RowCodec = RowCodec.FP32,
+        read_my_writes: bool = True,
     ) -> None:
         """Open no connection yet; `next_batch` does.
 
         Args:
+            context: the model.
             assignment: this rank's membership, which determines its lanes.
-            names: the columns of the spec.
-            partitions: of the model.
             owners: returns {partition: host:port of its embedder}; called by each `next_batch`, so it must be
                 fast.
-            transport: certificates, token and limits.
-            metadata: the model and the hash of its spec, sent with each call.
             dense_applied: returns the dense vector, sent with each request (PROTOCOL 7).
-            remember: stores learned samples for the gate.
-            newest: returns them.
-            log: the event log, for the lag.
-            topic: the topic of samples, for the lag.
-            clock: for deadlines.
-            ahead: batches to prefetch a feed; 0: none (mode `sync`).
-            own: applies this rank's pending gradients to received rows, if embedders send their states; None:
-                rows are trained on as received.
+            recent: stores learned samples for the gate.
+            transport: certificates, token and limits.
             codec: of the gradients.
+            read_my_writes: apply this rank's pending gradients to received rows, except in mode `sync`, which
+                has none; False: rows are trained on as received.
         """
-        self._assignment, self._names, self._partitions, self._owners = assignment, names, partitions, owners
-        self._transport, self._metadata = transport, metadata
-        self._dense_applied, self._remember, self._newest = dense_applied, remember, newest
-        self._log, self._topic, self._clock = log, topic, clock
-        self._ahead, self._own, self._codec = ahead, own, codec
+        spec, train = context.spec, context.spec.train
+        self._context, self._assignment, self._owners = context, assignment, owners
+        self._dense_applied, self._recent = dense_applied, recent
+        self._transport, self.codec, self.names = transport, codec, Names.of(spec, context.layout)
+        ahead = train.mode != "sync"  # else a feed prefetches no batches
+        self._ahead = 1 + train.staleness_rows // train.batch_rows if ahead else 0
+        self._own = ReadMyWrites(context.layout) if read_my_writes and ahead else None
         self._changed = threading.Condition()  # guards all below
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._turns = [0] * assignment.lanes
@@ -119,7 +146,7 @@ class RemoteStream(BatchStream):
 
         Raises ConfigError, Corrupt, DataLost, Mismatch if a feed ended with one of them.
         """
-        deadline = self._clock.monotonic() + wait_s
+        deadline = self._context.clock.monotonic() + wait_s
         while True:
             feeds = self._feeds_of(lane)
             for feed in feeds:
@@ -135,7 +162,7 @@ class RemoteStream(BatchStream):
                     self._apply_pending(taken.batch)
                     return taken.batch
             self._forget_broken()
-            if self._clock.monotonic() >= deadline:
+            if self._context.clock.monotonic() >= deadline:
                 return None
 
     def push_gradients(
@@ -154,29 +181,28 @@ class RemoteStream(BatchStream):
         if out is None:
             raise ValueError(f"a batch of {batch.ranges} is returned that is not out")
         if gradients is not None and not batch.replayed:
-            self._remember(batch.inputs)
+            self._recent.add(batch.inputs)
             self._add_pending(batch, gradients, counts)
         out.feed.give(out.id, gradients, counts)
         out.feed.recycle([group.rows for group in batch.inputs.groups])
 
     def flush(self, wait_s: float) -> bool:
         """Wait until the embedders' pushes are acknowledged; see the protocol."""
-        deadline = self._clock.monotonic() + wait_s
+        deadline = self._context.clock.monotonic() + wait_s
         with self._changed:
             feeds = list(self._feeds.values())
         return all(feed.flush(deadline) for feed in feeds)
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
         """Return the newest learned samples; see the protocol."""
-        return self._newest(rows)
+        return self._recent.newest(rows)
 
     def lag(self) -> Mapping[int, int]:
         """Return {partition of this rank: blocks that no received batch has contained}."""
         dense = self._dense_applied()
-        places = self._assignment.ranks * self._assignment.lanes
-        first = self._assignment.rank * self._assignment.lanes
-        mine = [p for p in range(self._partitions) if first <= p % places < first + self._assignment.lanes]
-        found = self._log.all_bounds([TopicPartition(self._topic, p) for p in mine])
+        rank, topic = self._assignment, self._context.topics.samples
+        mine = [p for p in range(self._context.spec.partitions) if p % rank.places in rank.own_places]
+        found = self._context.log.all_bounds([TopicPartition(topic, p) for p in mine])
         return {
             at.partition: bounds.end
             - max(self._covered.get(at.partition, 0), *dense.get(at.partition, ()), bounds.start)
@@ -220,7 +246,7 @@ class RemoteStream(BatchStream):
     @property
     def now(self) -> float:
         """The monotonic time of deadlines in seconds."""
-        return self._clock.monotonic()
+        return self._context.clock.monotonic()
 
     def put_out(self, out: Out, size: int) -> None:
         """Record a batch of `size` bytes that a feed hands over."""
@@ -232,7 +258,7 @@ class RemoteStream(BatchStream):
 
     def _wait(self, feeds: Sequence[Feed], deadline: float) -> None:
         """Wait until a feed has news or its backoff ends, or until the deadline."""
-        now = self._clock.monotonic()
+        now = self._context.clock.monotonic()
         until = min([deadline, *(feed.again_at for feed in feeds if feed.again_at > now)])
         with self._changed:
             self._changed.wait_for(
@@ -282,10 +308,10 @@ class RemoteStream(BatchStream):
 
     def _feeds_of(self, lane: int) -> list[Feed]:
         """Open a feed to each embedder that owns partitions of the lane, and close the others."""
-        places = self._assignment.ranks * self._assignment.lanes
-        place = self._assignment.rank * self._assignment.lanes + lane
-        addresses = {a for p, a in self._owners().items() if p % places == place}
-        now = self._clock.monotonic()
+        rank = self._assignment
+        place = rank.own_places[lane]
+        addresses = {a for p, a in self._owners().items() if p % rank.places == place}
+        now = self._context.clock.monotonic()
         with self._changed:
             gone = [key for key in self._feeds if key[0] == lane and key[1] not in addresses]
             dropped = [self._feeds.pop(key) for key in gone]
@@ -304,7 +330,7 @@ class RemoteStream(BatchStream):
             broken = {key: feed for key, feed in self._feeds.items() if feed.error is not None}
             for key in broken:
                 del self._feeds[key]
-                self._again_at[key] = self._clock.monotonic() + AGAIN_S
+                self._again_at[key] = self._context.clock.monotonic() + AGAIN_S
             self.counts.broken += len(broken)
         for feed in broken.values():
             feed.close()
@@ -318,20 +344,193 @@ class RemoteStream(BatchStream):
 
         Permits bound the bytes in flight; a lower limit could only break the feed.
         """
+        metadata = [
+            ("freshet-model", self._context.spec.name),
+            ("freshet-spec", self._context.spec_hash),
+        ]
         bytes_under_way = self._transport.whole_bytes
-        return Link(address, self._transport, BATCHES, self._metadata, in_flight_bytes=bytes_under_way)
+        return Link(address, self._transport, BATCHES, metadata, in_flight_bytes=bytes_under_way)
 
     def request_header(self, feed: int, lane: int) -> RequestHeader:
         """Return the header of a feed's requests."""
         rank = self._assignment
         return RequestHeader(feed, rank.fence, rank.rank, rank.ranks, rank.lanes, lane, WAIT_MS)
 
-    @property
-    def names(self) -> Names:
-        """The names of the columns."""
-        return self._names
+
+_feed_ids = itertools.count(secrets.randbits(48) << 8)
+"""Ids of this process's feeds; other processes start at other random numbers."""
+
+
+class Feed:
+    """One lane's connection to one embedder."""
+
+    def __init__(self, stream: RemoteStream, lane: int, address: str) -> None:
+        self.address = address
+        self.error: FreshetError | None = None
+        self._stream = stream
+        self._header = stream.request_header(next(_feed_ids), lane)
+        self._link = stream.feed_link(address)
+        self._lock = threading.Lock()
+        self._requests = 0  # without an answer
+        self._received: deque[Frame] = deque()
+        self._memory: list[list[F32]] = []  # row arrays of returned batches, for reuse
+        self._last_push: Future[Frame] | None = None
+        self._refused: list[bytes] = []  # gradients that the overloaded embedder refused, in order
+        self._retry: Future[Frame] | None = None  # the last of them that was sent again
+        self._backs_off = False  # the embedder was overloaded since the last request
+        self.again_at = 0.0  # no request is sent before
 
     @property
-    def codec(self) -> RowCodec:
-        """The codec of gradients."""
-        return self._codec
+    def has_news(self) -> bool:
+        """Whether a batch has arrived, the feed has ended, or it backs off."""
+        return bool(self._received) or self._backs_off or self.error is not None
+
+    def ask(self, ahead: int) -> None:
+        """Send requests until `ahead` are pending or answered, unless the embedder is overloaded."""
+        self._backs_off = False
+        if self._stream.now < self.again_at:
+            return
+        self._resend()
+        if self._retry is not None and not self._retry.done():
+            return  # requests would use the memory budget that it needs
+        while self.error is None and not self._backs_off:
+            with self._lock:
+                if self._requests + len(self._received) >= ahead:
+                    return
+                self._requests += 1
+            vector = self._stream.vector()
+            answer = self._link.ask("Take", partial(take_frame, header=self._header, applied=vector))
+            answer.add_done_callback(self._answered)
+
+    def pop(self) -> Out | None:
+        """Decode the oldest received batch; None if there is none, or it is empty or invalid."""
+        with self._lock:
+            if not self._received:
+                return None
+            frame = self._received.popleft()
+            memory = self._memory.pop() if self._memory else None
+        try:
+            decoded = batch_of(frame, self._stream.names, memory)
+        except FreshetError as error:
+            self.fail(error)
+            return None
+        if decoded is None:
+            return None
+        out = Out(self, *decoded)
+        size = sum(array.nbytes for array in frame.sections.values())
+        self._stream.put_out(out, size)
+        return out
+
+    def give(
+        self, batch_id: int, gradients: Sequence[F32] | None, counts: Sequence[U32] | None = None
+    ) -> None:
+        """Send a batch's gradients, (G, S) float32 and counts (U,) uint32 a group; None: unused.
+
+        If they are lost, the feed ends and its embedder issues the batch again.
+        """
+        vector, codec = self._stream.vector(), self._stream.codec
+
+        def make(number: int) -> bytes:
+            return gradients_frame(number, self._header, vector, batch_id, gradients, codec, counts)
+
+        with self._lock:
+            if self._refused:  # pushes keep their order
+                self._refused.append(make(0))
+                return
+        self._send(make)
+
+    def _send(self, make: Callable[[int], bytes]) -> Future[Frame]:
+        sent: list[bytes] = []
+
+        def kept(number: int) -> bytes:
+            sent.append(make(number))
+            return sent[0]
+
+        self._last_push = push = self._link.ask("Give", kept)
+        push.add_done_callback(partial(self._push_answered, sent[0]))
+        self._stream.counts.sent_bytes += len(sent[0])
+        return push
+
+    def _resend(self) -> None:
+        with self._lock:
+            refused, self._refused = self._refused, []
+        for data in refused:
+            self._retry = self._send(partial(_numbered, data))
+
+    def recycle(self, rows: list[F32]) -> None:
+        """Reuse the memory of a returned batch's rows, (U, S) float32 a group, for a later batch."""
+        with self._lock:
+            if len(self._memory) < 4:
+                self._memory.append([_whole(one) for one in rows])
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until all pushes are acknowledged; False if some are not by the deadline."""
+        if self._last_push is None:
+            return True
+        while self.error is None and (left := deadline - self._stream.now) > 0:
+            if (pause := self.again_at - self._stream.now) > 0:
+                self._stream.pause(min(left, pause))
+                continue
+            self._resend()
+            vector = self._stream.vector()
+            answer = self._link.ask("Give", partial(flush_frame, header=self._header, applied=vector))
+            try:
+                if answer.result(left).flags and not self._refused:
+                    return True
+            except TimeoutError:
+                return False
+            except Overloaded as error:
+                self._back_off(error)
+            except FreshetError as error:
+                self.fail(error)
+        return False
+
+    def fail(self, error: FreshetError) -> None:
+        """End the feed with an error; the first one is kept."""
+        self.error = self.error or error
+        self._stream.notify()
+
+    def close(self) -> None:
+        """Close the connection. The embedder then issues the unreturned batches again."""
+        self._link.close()
+
+    def _answered(self, answer: Future[Frame]) -> None:
+        error = answer.exception()
+        with self._lock:
+            self._requests -= 1
+            if error is None:
+                self._received.append(answer.result())
+        self._failed(error)
+        self._stream.notify()
+
+    def _push_answered(self, data: bytes, answer: Future[Frame]) -> None:
+        error = answer.exception()
+        if isinstance(error, Overloaded):
+            with self._lock:
+                self._refused.append(data)
+        elif answer is self._retry:  # the embedder accepts requests again
+            self._backs_off = True
+            self._stream.notify()
+        self._failed(error)
+
+    def _failed(self, error: BaseException | None) -> None:
+        if isinstance(error, Overloaded):
+            self._back_off(error)
+        elif error is not None:
+            self.fail(error if isinstance(error, FreshetError) else FreshetError(repr(error)))
+
+    def _back_off(self, error: Overloaded) -> None:
+        """Pause requests; unreturned batches stay valid, and refused gradients are sent again."""
+        self.again_at, self._backs_off = self._stream.now + error.retry_after_s, True
+        self._stream.notify()
+
+
+def _numbered(data: bytes, number: int) -> bytes:
+    """Encode a frame again with another id."""
+    return encode_frame(replace(decode_frame(data, max_bytes=len(data)), id=number))
+
+
+def _whole(rows: F32) -> F32:
+    """Return the array of which the rows are a view."""
+    base = rows.base
+    return base if isinstance(base, np.ndarray) and base.ndim == 2 and base.dtype == rows.dtype else rows

@@ -290,7 +290,7 @@ def summary_text(whole: dict[str, Figures]) -> str:
         if figures.freshness.count:
             more.append(("  freshness", figures.freshness))
         rows += [
-            [f"{name} {what}", *(_ms(ms) for ms in durations.figures().values())] for what, durations in more
+            [f"{name} {caption}", *map(_ms, durations.figures().values())] for caption, durations in more
         ]
     lines = [table(["ms", "p50", "p90", "p99", "p99.9", "longest"], rows)]
     for name, figures in whole.items():

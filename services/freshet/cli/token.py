@@ -111,12 +111,12 @@ def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
         gone = [e for e in entries if e.name == name and id_ in (None, e.id)]
         return [e for e in entries if e not in gone], gone
 
-    what: dict[str, Any] = {"file": str(path), "name": name, "id": id_}
+    details: dict[str, Any] = {"file": str(path), "name": name, "id": id_}
     if not path.exists():
         raise ConfigError("token", "--file", str(path), "a file of tokens", "`freshet token new` creates one")
-    with _audit(path).of("token drop", os_user(), what):
+    with _audit(path).of("token drop", os_user(), details):
         gone = edited(path, without, must_exist=True)
-        what["ids"] = [entry.id for entry in gone]
+        details["ids"] = [entry.id for entry in gone]
         if not gone:
             raise ConfigError(
                 "token", "NAME" if id_ is None else "--id", name if id_ is None else f"{name} {id_}",

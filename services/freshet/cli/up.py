@@ -23,6 +23,6 @@ def command(spec_file: Path, folder: Path, console: bool, as_json: bool) -> None
 
     All files are in the run folder; deleting it deletes the model.
     """
-    from freshet.apps.supervised import run_up
+    from freshet.apps.supervision import run_up
 
     run_up(spec_file, folder, console=console, as_json=as_json)

@@ -139,10 +139,10 @@ def _move(folder: Path, number: int | None, *, pinned: bool, as_json: bool) -> N
 
     store = _store(folder)
     common = load_settings(run_folder=folder).common
-    what: dict[str, object] = {} if number is None else {"version": number}
-    with Audit(common.audit).of("rollback" if pinned else "promote", os_user(), what):
+    details: dict[str, object] = {} if number is None else {"version": number}
+    with Audit(common.audit).of("rollback" if pinned else "promote", os_user(), details):
         if number is None:
-            what["version"] = number = version_to_roll_back_to(store)
+            details["version"] = number = version_to_roll_back_to(store)
         log = open_eventlog(common.log_url)
         try:
             record = move(store, log, number, pinned=pinned, by="operator", now_ms=SYSTEM_CLOCK.now_ms())

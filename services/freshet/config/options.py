@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from freshet.errors import ConfigError
@@ -33,12 +34,15 @@ __all__ = [
     "Text",
     "Wrong",
     "default_of",
+    "deployment",
     "duration_text",
+    "identity",
     "key_of",
     "nearest_hint",
     "option",
     "options_of",
     "read_object",
+    "tunable",
 ]
 
 
@@ -325,6 +329,11 @@ def option(kind: Kind, doc: str, form: Form | None = None, **metadata: Any) -> A
     if factory is not None:
         return field(default_factory=factory, metadata=info)
     return field(metadata=info) if default is ... else field(default=default, metadata=info)
+
+
+identity = partial(option, "identity")
+tunable = partial(option, "tunable")
+deployment = partial(option, "deployment")
 
 
 def options_of(cls: type) -> Sequence[Field[Any]]:

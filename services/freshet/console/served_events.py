@@ -190,7 +190,7 @@ class ServedSample:
             self._ends[self._turn] = bounds.end
             if fresh > 0:
                 for _, value in newest(self._log, at, min(fresh, READ_RECORDS)):
-                    if len(value) <= self._largest and not self._spec.events.served.theirs:
+                    if len(value) <= self._largest and not self._spec.events.served.external:
                         self._add_event(value)
                 return
 

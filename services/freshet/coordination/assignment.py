@@ -15,21 +15,21 @@ import structlog
 
 from freshet.clock import Clock
 from freshet.coordination.claim_rules import Claim
-from freshet.coordination.claims import Claims, Held
+from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Unavailable
 from freshet.types import I64, BucketRange, Fence
 
 __all__ = [
     "NO_OWNER",
-    "SEATS",
+    "SHARD_LEASES",
     "SLICES",
     "Owners",
     "PartitionAssignment",
     "ShardMap",
     "address_of",
     "assigned_partitions",
+    "lease_of",
     "owner_text",
-    "seat_of",
     "slices_of",
 ]
 
@@ -66,7 +66,7 @@ class Owners:
 SLICES = 64
 """Number of slices if a model has as many buckets: few enough for one record, many enough for balance."""
 
-SEATS = "shard:"
+SHARD_LEASES = "shard:"
 """Prefix of the membership leases of shards, before the name."""
 
 _OWNER = re.compile(r"(?P<name>[^@/\s]+)@(?P<address>[^@/\s]+:\d+)/\S+")
@@ -90,10 +90,10 @@ def address_of(owner: str) -> str | None:
     return found["address"] if found else None
 
 
-def seat_of(owner: str) -> str | None:
+def lease_of(owner: str) -> str | None:
     """Return the membership lease of a claim's owner; None as in `address_of`."""
     found = _OWNER.fullmatch(owner)
-    return SEATS + found["name"] if found else None
+    return SHARD_LEASES + found["name"] if found else None
 
 
 class ShardMap:
@@ -141,10 +141,10 @@ CLAIM_S = 1.0
 """Time for which to retry a claim of free partitions; another process may have been faster."""
 
 
-def assigned_partitions(seats: Sequence[str], seat: str, partitions: int) -> set[int]:
+def assigned_partitions(leases: Sequence[str], own: str, partitions: int) -> set[int]:
     """Return the partitions of a membership lease among all living ones, oldest first: every n-th, so that
     numbers are even and each process computes its own without communication."""
-    return set(range(list(seats).index(seat), partitions, len(seats))) if seat in seats else set()
+    return set(range(list(leases).index(own), partitions, len(leases))) if own in leases else set()
 
 
 class PartitionAssignment:
@@ -170,13 +170,13 @@ class PartitionAssignment:
         """
         self._claims, self._owner, self.partitions, self._clock = claims, owner, partitions, clock
         self._kind, self._thing = f"{kind}:", f"{thing}:"
-        self.seat = self._kind + name
-        self._held: dict[int, Held] = {}
-        self._seat: Held | None = None
+        self.lease_name = self._kind + name
+        self._held: dict[int, Lease] = {}
+        self._lease: Lease | None = None
 
     def join(self, wait_s: float) -> None:
         """Claim the membership lease. Raises Unavailable while another process of this name lives."""
-        self._seat = self._claims.acquire(self.seat, self._owner, self._clock.monotonic() + wait_s)
+        self._lease = self._claims.acquire(self.lease_name, self._owner, self._clock.monotonic() + wait_s)
 
     @property
     def fences(self) -> Mapping[int, Fence]:
@@ -193,11 +193,11 @@ class PartitionAssignment:
         Raises Fenced if another process has claimed the membership lease.
         """
         self._claims.check()
-        if self._seat is not None:
-            self._seat.check()
+        if self._lease is not None:
+            self._lease.check()
         living = self._claims.living()
-        seats = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
-        wanted = assigned_partitions([what for _, what in seats], self.seat, self.partitions)
+        leases = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
+        wanted = assigned_partitions([what for _, what in leases], self.lease_name, self.partitions)
         kept = wanted & self.fences.keys()
         revoked = {p: self._held.pop(p) for p in self._held.keys() - kept}  # removed first: no new use begins
         if revoked:
@@ -207,16 +207,19 @@ class PartitionAssignment:
         claimed = self._claim([p for p in sorted(wanted - kept) if self._what(p) not in living])
         if revoked or claimed:
             _log.info(
-                "partitions are assigned", seat=self.seat, partitions=sorted(self._held), seats=len(seats)
+                "partitions are assigned",
+                seat=self.lease_name,
+                partitions=sorted(self._held),
+                seats=len(leases),
             )
         return bool(revoked or claimed)
 
     def release(self) -> None:
         """Release all partitions and the membership lease."""
-        for held in [*self._held.values(), *([self._seat] if self._seat else [])]:
+        for held in [*self._held.values(), *([self._lease] if self._lease else [])]:
             held.release()
         self._held.clear()
-        self._seat = None
+        self._lease = None
 
     def _claim(self, free: Sequence[int]) -> bool:
         """Claim partitions together, so that they have one fence and share batches; returns success."""
@@ -227,7 +230,7 @@ class PartitionAssignment:
             held = self._claims.acquire_all([self._what(p) for p in free], self._owner, deadline)
         except Unavailable as error:
             _log.info(
-                "another process claimed partitions", seat=self.seat, partitions=free, reason=str(error)
+                "another process claimed partitions", seat=self.lease_name, partitions=free, reason=str(error)
             )
             return False
         self._held.update(dict.fromkeys(free, held))

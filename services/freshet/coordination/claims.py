@@ -29,7 +29,7 @@ from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
 from freshet.log import EventLog, Reader
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
-__all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Held"]
+__all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Lease"]
 
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ _STATE_EVERY = 100_000
 s of reading."""
 
 
-class Held:
+class Lease:
     """A claim of this process, of one or several things; valid until `lost` is set or `release` is called."""
 
     def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
@@ -108,7 +108,7 @@ class Claims:
         self._heartbeat_s = heartbeat_s
         self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
         self._writer, self._reader = log.writer(), log.reader()
-        self._held: dict[Fence, Held] = {}
+        self._held: dict[Fence, Lease] = {}
         self._unwritten: list[bytes] = []  # releases that are not known to be written
         self._changed = threading.Condition()  # guards the book, `_held` and the fields below
         self._next = 0  # offset up to which the book has applied the log
@@ -120,7 +120,7 @@ class Claims:
         self._thread = threading.Thread(target=self._run, name=f"claims {topic}", daemon=True)
         self._thread.start()
 
-    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Held:
+    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Lease:
         """Claim `what` as soon as it is free, at the latest at `deadline`, an instant of the clock's
         `monotonic`.
 
@@ -132,7 +132,7 @@ class Claims:
 
     def acquire_all(
         self, things: Sequence[str], owner: str, deadline: float, stop: threading.Event | None = None
-    ) -> Held:
+    ) -> Lease:
         """Claim several things with one record and one fence, as soon as all of them are free.
 
         Raises:
@@ -159,11 +159,11 @@ class Claims:
                 while self._next <= fence:
                     self._wait(deadline, f"the claim of {_named(things)} could not be read back")
                 if self._is_mine(fence, things):
-                    self._held[fence] = held = Held(self, owner, fence, things)
+                    self._held[fence] = held = Lease(self, owner, fence, things)
                     self._beat_due = self._clock.monotonic()
                     return held
 
-    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Held | None:
+    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Lease | None:
         """Claim `what` in place of the claim with the fence `former` (None: there was none), even if its
         lease runs: for callers that decide by other rules. Returns None if another claim came first. A former
         claim of this process is forgotten, not lost.
@@ -182,7 +182,7 @@ class Claims:
                 if not self._is_mine(fence, [what]):
                     return None
                 renewed = None
-                self._held[fence] = held = Held(self, owner, fence, [what])
+                self._held[fence] = held = Lease(self, owner, fence, [what])
                 self._beat_due = self._clock.monotonic()
                 return held
         finally:
@@ -282,7 +282,7 @@ class Claims:
         claims = [self._book.claim(what) for what in things]
         return all(claim is not None and claim.fence == fence for claim in claims)
 
-    def _release(self, held: Held, things: frozenset[str]) -> None:
+    def _release(self, held: Lease, things: frozenset[str]) -> None:
         with self._changed:
             given = sorted(things & held.things) if held.fence in self._held else []
             held.things -= things
@@ -300,7 +300,7 @@ class Claims:
             with self._changed:
                 self._unwritten.append(record)
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: Lease) -> None:
         with self._changed:
             self._held.pop(held.fence, None)
 
@@ -348,7 +348,7 @@ class Claims:
 
     def _step(self, reader: Reader) -> None:
         found = reader.poll(10_000, _POLL_S)
-        lost: list[tuple[Held, frozenset[str]]] = []
+        lost: list[tuple[Lease, frozenset[str]]] = []
         with self._changed:
             for _, records in found:
                 for offset, value in zip(records.offsets.tolist(), records.values, strict=True):

@@ -1,34 +1,137 @@
 """The decoder of sample blocks; it refuses invalid samples and keeps the others (PROTOCOL 3).
 
+Refused samples and blocks go to `<model>.refused` and are counted by reason.
+
 Letters: B good samples, N samples.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.config.avro.schema import Record
 from freshet.config.spec.rules import Bounds, bounds_text, within
 from freshet.config.spec.topics import LEAST_TOPIC_BYTES
 from freshet.embedder.core import rows_of_blocks
-from freshet.embedder.partition_reader import RefusedSamples
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import BlockColumns, Decoded, SampleDecoder, read_blocks
+from freshet.log import Writer
+from freshet.log.context import ModelContext
 from freshet.log.records import letter
-from freshet.types import F32, I64, U8, U64, Bool, BytesColumn
+from freshet.log.schema_ids import SchemaRegistry
+from freshet.observability.metrics import Metric
+from freshet.types import F32, I64, U8, U64, Append, Bool, BytesColumn
 
-__all__ = ["BlockDecoder", "DecodedBatch", "Places"]
+__all__ = [
+    "BAD_IN_A_ROW",
+    "REFUSALS",
+    "BlockDecoder",
+    "BlockDecoders",
+    "DecodedBatch",
+    "Places",
+    "RefusedSamples",
+    "refused_metrics",
+]
+
+log = structlog.get_logger("freshet.embedder")
 
 Places = tuple[tuple[int, I64], ...]
 """The origin of a batch's blocks: (partition, offsets of its blocks), in the order of the blocks."""
 
 MOST_PAYLOAD_BYTES = 64 << 10
 """The most bytes of a refused block in its dead letter, which names the block's partition and offset."""
+
+
+REFUSALS = ("unreadable", "no_schema", "damaged", "label", "label_value", "transform")
+"""Reasons of refusals: the bytes do not match the schema; the block's schema is unknown or lacks a field of
+the spec; the block fails its checks; the spec has no such label; the label's value is not finite or outside
+its bounds; a transform of the spec raises an error."""
+
+BAD_IN_A_ROW = 100
+"""Refused samples without a good one between them, from which on the process is not ready."""
+
+LOG_AGAIN_S = 60.0
+"""Seconds between two log lines of one reason."""
+
+
+@dataclass(slots=True)
+class RefusedSamples:
+    """Writes refused samples to the log and counts them. Thread-safe; the lanes of a process share it."""
+
+    write: Callable[[list[bytes]], None]  # JSON records for `<model>.refused`; durable when it returns
+    monotonic: Callable[[], float]  # seconds
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _in_a_row: int = 0
+    _last: str = ""
+    _logged_s: dict[str, float] = field(default_factory=dict)  # reason -> time of its last log line
+
+    def refuse(self, dead_letters: list[bytes], by_reason: Mapping[str, int], example: str) -> None:
+        """Write dead letters, then count their samples.
+
+        Args:
+            dead_letters: JSON records, one for each sample or block.
+            by_reason: reason of REFUSALS -> samples; a damaged block counts as one.
+            example: one of the reasons in full.
+
+        Raises:
+            Unavailable: the log cannot be written; nothing is counted.
+        """
+        self.write(dead_letters)
+        now, loud = self.monotonic(), []
+        with self._lock:
+            self._counts.update(by_reason)
+            self._in_a_row += sum(by_reason.values())
+            self._last = example
+            for reason in by_reason:
+                if now - self._logged_s.get(reason, float("-inf")) >= LOG_AGAIN_S:
+                    self._logged_s[reason] = now
+                    loud.append(reason)
+        for reason in loud:
+            log.warning("samples were refused", why=reason, records=by_reason[reason], reason=example)
+
+    def accept(self) -> None:
+        """Record that good samples were decoded."""
+        if self._in_a_row:
+            with self._lock:
+                self._in_a_row = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return {reason: samples} for all of REFUSALS."""
+        with self._lock:
+            return {reason: self._counts[reason] for reason in REFUSALS}
+
+    def trouble(self) -> str | None:
+        """Return why the process is not ready, if the last BAD_IN_A_ROW samples were refused; else None."""
+        with self._lock:
+            if self._in_a_row < BAD_IN_A_ROW:
+                return None
+            return f"the last {self._in_a_row} samples were all refused: {self._last}"
+
+
+def refused_metrics(role: str) -> tuple[Metric, ...]:
+    """Return the metrics of refused samples for a role."""
+    return (
+        Metric(
+            f"freshet_{role}_refused",
+            "counter",
+            "samples",
+            "Samples that could not be decoded and went to the topic of refused events, by this process; "
+            "after a restart some count again. Reasons: unreadable (the bytes do not match the schema); "
+            "no_schema (the block's schema is unknown or lacks a field of the spec); damaged (the block "
+            "fails its checks, counted as one); label (the spec has no such label); label_value (not finite, "
+            "or outside the label's bounds); transform (one of the spec raises an error).",
+            ("reason",),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -303,3 +406,22 @@ class BlockDecoder:
         block = int(np.searchsorted(ends, i, side="right"))
         index = i - int(ends[block] - read.counts[block])
         letters.add(int(numbers[block]), "sample", word, reason, read.payloads[i], index=index)
+
+
+class BlockDecoders:
+    """Creates the decoders of a model's lanes, which share schemas and the record of refused samples."""
+
+    def __init__(self, context: ModelContext, writer: Writer, reader: Record | None = None) -> None:
+        """Append dead letters by `writer`. `reader`: see `SampleDecoder`."""
+        spec, self._context = context.spec, context
+
+        def append(dead_letters: list[bytes]) -> None:
+            writer.append([Append(context.topics.refused, 0, BytesColumn.of(dead_letters))])
+
+        self.refused = RefusedSamples(append, context.clock.monotonic)
+        self._decoder = SampleDecoder(spec, context.layout, SchemaRegistry(context.log).get_now, reader)
+
+    def __call__(self) -> BlockDecoder:
+        """Return the decoder of one lane."""
+        spec, clock = self._context.spec, self._context.clock
+        return BlockDecoder(self._decoder, len(spec.labels), self.refused, clock, spec.bounds)

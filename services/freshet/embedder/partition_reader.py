@@ -1,120 +1,16 @@
-"""The reader of a lane's partitions, and the record of refused samples.
-
-Reading starts at the smallest offset that any store has applied. Samples and blocks that cannot be decoded go
-to `<model>.refused` and are counted by reason (PROTOCOL 3).
-"""
+"""The reader of a lane's partitions: it starts at the smallest offset that any store has applied."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-import structlog
+from collections.abc import Mapping, Sequence
 
 from freshet.clock import Clock
 from freshet.embedder.core import Assembler, BatchPlan, rewind_offsets
 from freshet.features.blocks import block_samples
 from freshet.log import EventLog
-from freshet.observability.metrics import Metric
 from freshet.types import TopicPartition
 
-__all__ = [
-    "BAD_IN_A_ROW",
-    "REFUSALS",
-    "BatchSizes",
-    "PartitionReader",
-    "RefusedSamples",
-    "lag_of",
-    "refused_metrics",
-]
-
-log = structlog.get_logger("freshet.embedder")
-
-REFUSALS = ("unreadable", "no_schema", "damaged", "label", "label_value", "transform")
-"""Reasons of refusals: the bytes do not match the schema; the block's schema is unknown or lacks a field of
-the spec; the block fails its checks; the spec has no such label; the label's value is not finite or outside
-its bounds; a transform of the spec raises an error."""
-
-BAD_IN_A_ROW = 100
-"""Refused samples without a good one between them, from which on the process is not ready."""
-
-LOG_AGAIN_S = 60.0
-"""Seconds between two log lines of one reason."""
-
-
-@dataclass(slots=True)
-class RefusedSamples:
-    """Writes refused samples to the log and counts them. Thread-safe; the lanes of a process share it."""
-
-    write: Callable[[list[bytes]], None]  # JSON records for `<model>.refused`; durable when it returns
-    monotonic: Callable[[], float]  # seconds
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _counts: Counter[str] = field(default_factory=Counter)
-    _in_a_row: int = 0
-    _last: str = ""
-    _logged_s: dict[str, float] = field(default_factory=dict)  # reason -> time of its last log line
-
-    def refuse(self, dead_letters: list[bytes], by_reason: Mapping[str, int], example: str) -> None:
-        """Write dead letters, then count their samples.
-
-        Args:
-            dead_letters: JSON records, one for each sample or block.
-            by_reason: reason of REFUSALS -> samples; a damaged block counts as one.
-            example: one of the reasons in full.
-
-        Raises:
-            Unavailable: the log cannot be written; nothing is counted.
-        """
-        self.write(dead_letters)
-        now, loud = self.monotonic(), []
-        with self._lock:
-            self._counts.update(by_reason)
-            self._in_a_row += sum(by_reason.values())
-            self._last = example
-            for reason in by_reason:
-                if now - self._logged_s.get(reason, float("-inf")) >= LOG_AGAIN_S:
-                    self._logged_s[reason] = now
-                    loud.append(reason)
-        for reason in loud:
-            log.warning("samples were refused", why=reason, records=by_reason[reason], reason=example)
-
-    def accept(self) -> None:
-        """Record that good samples were decoded."""
-        if self._in_a_row:
-            with self._lock:
-                self._in_a_row = 0
-
-    def counts(self) -> dict[str, int]:
-        """Return {reason: samples} for all of REFUSALS."""
-        with self._lock:
-            return {reason: self._counts[reason] for reason in REFUSALS}
-
-    def trouble(self) -> str | None:
-        """Return why the process is not ready, if the last BAD_IN_A_ROW samples were refused; else None."""
-        with self._lock:
-            if self._in_a_row < BAD_IN_A_ROW:
-                return None
-            return f"the last {self._in_a_row} samples were all refused: {self._last}"
-
-
-def refused_metrics(role: str) -> tuple[Metric, ...]:
-    """Return the metrics of refused samples for a role."""
-    return (
-        Metric(
-            f"freshet_{role}_refused",
-            "counter",
-            "samples",
-            "Samples that could not be decoded and went to the topic of refused events, by this process; "
-            "after a restart some count again. Reasons: unreadable (the bytes do not match the schema); "
-            "no_schema (the block's schema is unknown or lacks a field of the spec); damaged (the block "
-            "fails its checks, counted as one); label (the spec has no such label); label_value (not finite, "
-            "or outside the label's bounds); transform (one of the spec raises an error).",
-            ("reason",),
-        ),
-    )
-
+__all__ = ["BatchSizes", "PartitionReader", "lag_of"]
 
 READ_AHEAD_ROWS = 16_384
 """Rows of one read from the log, if blocks are full: tens of milliseconds of work."""

@@ -1,4 +1,4 @@
-"""A lane of the pipelined stream: prefetched lookups, and asynchronous pushes.
+"""The lane with prefetched lookups and asynchronous pushes.
 
 Letters: U rows of a group, G gradients of a group, S floats of a row.
 """
@@ -7,68 +7,34 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from freshet.batches.read_my_writes import LookupStart, ReadMyWrites, Write
+from freshet.batches.read_my_writes import LookupStart, Write
 from freshet.batches.stream import TrainBatch
-from freshet.clock import Clock, Stages
-from freshet.embedder.backoff import Backoff
-from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
+from freshet.embedder.batch_builder import BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
-from freshet.embedder.partition_reader import PartitionReader
-from freshet.embedder.push_queue import PushQueue
-from freshet.embedder.recent_samples import RecentSamples
-from freshet.embedder.staleness_limiter import StalenessLimiter
+from freshet.embedder.lane import Lane, LaneContext, LanePartitions
+from freshet.embedder.push_queue import Backoff, PushQueue
 from freshet.errors import Unavailable
-from freshet.observability.spans import record_batch, start_rows_call
-from freshet.observability.tracing import context_of, end_span, now_ns
-from freshet.rows.service import RowService
-from freshet.types import F32, U32, Fence
+from freshet.observability.spans import start_rows_call
+from freshet.observability.tracing import context_of, end_span
+from freshet.types import F32, U32
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["LaneContext", "LaneCounts", "PrefetchLane"]
+__all__ = ["PrefetchLane"]
 
 log = structlog.get_logger("freshet.embedder")
 
 POLL_S = 0.05
 """Seconds of one wait: an idle lane checks for a change of owners after each."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LaneContext:
-    """The parts that the lanes of one stream share."""
-
-    rows: RowService
-    ownership: Callable[[], int]  # see `OwnersChange`
-    limiter: StalenessLimiter
-    recent: RecentSamples
-    builder: BatchBuilder
-    lookups: Executor
-    clock: Clock
-    ahead: bool  # prefetch lookups; False: `next_batch` looks up (mode `sync`)
-    failed: Callable[[BaseException], None]
-    arrived: Callable[[], None]  # a batch is ready
-    own: ReadMyWrites | None = None  # None: this stream applies no pending gradients
-
-
-@dataclass(slots=True)
-class LaneCounts:
-    """Counts of a lane since its start."""
-
-    batches: int = 0  # taken
-    rewinds: int = 0  # after the first
-    void_rows: int = 0  # samples of batches that were looked up and issued again
-    lookup_s: float = 0.0  # from request to rows, summed over batches
-    push_s: float = 0.0  # from gradients to acknowledgement, summed over batches
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +55,8 @@ class _Flight:
     push_span: Span | None = None  # of its push, if it is traced
 
 
-class PrefetchLane:
-    """The batches of one lane: a thread prefetches them, another pushes their gradients (`PushQueue`).
+class PrefetchLane(Lane):
+    """A lane with threads of its own: one prefetches batches, another pushes gradients (`PushQueue`).
 
     A batch is in one state at a time: ready (it has a permit; its rows are present or requested), out (at the
     trainer), in the push queue, or done. `void` drops ready batches and pushes. Once no batch is out and no
@@ -100,20 +66,16 @@ class PrefetchLane:
     def __init__(
         self,
         index: int,
-        source: PartitionReader,
+        mine: LanePartitions,
         decoder: BlockDecoder,
-        fence: Fence,
-        dense_applied: Callable[[], Mapping[int, Sequence[int]]],
-        common: LaneContext,
+        context: LaneContext,
         *,
         slots: int,
     ) -> None:
         """Start no thread yet; `slots` bounds the batches in memory, of any size."""
-        self.partitions = source.partitions
-        self.counts = LaneCounts()
-        self.stages = Stages(("read", "credit", "decode", "plan"))
-        self._index, self._reader, self._decoder, self._fence = index, source, decoder, fence
-        self._common, self._dense_applied, self._slots_left = common, dense_applied, slots
+        super().__init__(index, mine, decoder, context)
+        self._slots_left = slots
+        self._ahead = context.lookups is not None
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[_Flight] = deque()
         self._out: dict[int, _Flight] = {}  # id() of the batch, which the flight keeps alive -> flight
@@ -127,7 +89,7 @@ class PrefetchLane:
         self._reissue_until: dict[int, int] = {}
         self._backoff = Backoff()
         self._push_queue: PushQueue[_Flight] = PushQueue(
-            common.rows,
+            context.rows,
             name=f"push-{index}",
             acknowledged=self._acknowledged,
             dropped=self._drop,
@@ -145,19 +107,19 @@ class PrefetchLane:
 
     def next_batch(self, wait_s: float) -> TrainBatch | None:
         """Return the next batch with its rows; None if there is none within `wait_s`."""
-        deadline = self._common.clock.monotonic() + wait_s
+        deadline = self._clock.monotonic() + wait_s
         with self._changed:
             if not self._changed.wait_for(self._can_take, wait_s) or self._closed or self._over:
                 return None
             flight = self._ready.popleft()
             self._out[id(flight.batch)] = flight
-            flight.in_lookup = not self._common.ahead
-        if not self._common.ahead and not self._look_up_now(flight, deadline):
+            flight.in_lookup = not self._ahead
+        if not self._ahead and not self._look_up_now(flight, deadline):
             return None
         with self._changed:
             begun, flight.begun = flight.begun, None
-        if self._common.own is not None and begun is not None:
-            flight.built.apply_pending(self._common.own, begun)
+        if self._context.own is not None and begun is not None:
+            flight.built.apply_pending(self._context.own, begun)
         with self._changed:
             self._covered.update({r.partition: r.stop for r in flight.batch.ranges})
             self.counts.batches += 1
@@ -170,7 +132,7 @@ class PrefetchLane:
 
         A void batch, or one without gradients, is issued again. Raises ValueError if the batch is not out.
         """
-        self._common.limiter.end_step()
+        self._context.limiter.end_step()
         with self._changed:
             flight = self._out.get(id(batch))
         if flight is None:
@@ -180,10 +142,10 @@ class PrefetchLane:
             self._out.pop(id(batch), None)
             void = flight.epoch != self._epoch or self._closed
             if copies is not None and not void:
-                flight.since = self._common.clock.monotonic()
+                flight.since = self._clock.monotonic()
                 push = flight.built.push(self._fence, copies, counts)
-                if self._common.own is not None and not flight.built.replayed:
-                    flight.write = self._common.own.add(
+                if self._context.own is not None and not flight.built.replayed:
+                    flight.write = self._context.own.add(
                         batch.ranges, push.groups, copies, partial(self._free, flight.slot)
                     )
                 flight.push_span = start_rows_call(flight.built.traced, "Push")
@@ -231,7 +193,7 @@ class PrefetchLane:
             self._changed.notify_all()
         for flight in dropped:
             self._drop(flight)
-        self._common.limiter.wake()
+        self._context.limiter.wake()
 
     def end(self) -> None:
         """Return no batches any more: the stream has failed."""
@@ -245,7 +207,7 @@ class PrefetchLane:
             self._closed = True
             self._backoff.interrupt()
             self._changed.notify_all()
-        self._common.limiter.wake()
+        self._context.limiter.wake()
         if self._thread.ident is not None:
             self._thread.join()
         if not self._push_queue.close(wait_s):
@@ -280,7 +242,7 @@ class PrefetchLane:
         elif not self._is_valid():
             return
         self.stages.begin()
-        plan = self._reader.assemble(self._common.clock.monotonic() + POLL_S)
+        plan = self._reader.assemble(self._clock.monotonic() + POLL_S)
         self.stages.mark("read")
         if plan is not None and (slot := self._slot()) is not None:
             self._prepare(plan, slot)
@@ -289,57 +251,46 @@ class PrefetchLane:
         """Decode a batch; if the stream prefetches, acquire a permit and submit the lookup."""
         epoch = self._epoch
         try:
+            self.stages.begin()
             built = self._build(plan, slot)
         except BaseException:  # for example Unavailable while dead letters cannot be written
             self._free(slot)
             raise
-        flight = _Flight(built, slot, built.batch(self._fence, looked=self._common.own is None), epoch)
-        if self._common.ahead:
+        flight = _Flight(built, slot, built.batch(self._fence, looked=self._context.own is None), epoch)
+        if self._ahead:
             flight.permit = self._permit(plan)
             self.stages.mark("credit")
         with self._changed:
             void = self._is_void() or epoch != self._epoch
             if not void:
-                flight.in_lookup = self._common.ahead
-                flight.since = self._common.clock.monotonic()
+                flight.in_lookup = self._ahead
+                flight.since = self._clock.monotonic()
                 self._ready.append(flight)
                 self._changed.notify_all()
         if void:
             self._drop(flight)
-        elif self._common.ahead:
-            self._common.lookups.submit(self._look_up, flight)
-
-    def _build(self, plan: BatchPlan, slot: Slot) -> BuiltBatch:
-        self.stages.begin()
-        start_ns = now_ns()
-        decoded = self._decoder.decode(plan.blocks, plan.places)
-        self.stages.mark("decode")
-        replayed = self._reader.replayed(plan)
-        built = self._common.builder.build(plan, decoded, slot, replayed=replayed, stages=self.stages)
-        built.traced = record_batch(
-            plan.ranges, len(plan.blocks), decoded.request_ids, self._reader.topic, start_ns
-        )
-        return built
+        elif self._context.lookups is not None:
+            self._context.lookups.submit(self._look_up, flight)
 
     def _permit(self, plan: BatchPlan) -> int:
         """Wait for a permit; 0 if the lane becomes void before."""
         if all(r.start >= self._reissue_until.get(r.partition, 0) for r in plan.ranges):
-            self._common.limiter.release_held(self._index)
+            self._context.limiter.release_held(self._index)
         permit = 0
         while not permit and self._is_valid():
-            permit = self._common.limiter.acquire(self._index, plan.rows, POLL_S, self._is_void)
+            permit = self._context.limiter.acquire(self._index, plan.rows, POLL_S, self._is_void)
         return permit
 
     def _rewind(self) -> None:
         """Restart at the offsets that shards and trainer have applied; Unavailable if one is unknown."""
-        owners, common = self._common.ownership(), self._common
+        owners, context = self._context.ownership(), self._context
         first = not self._reissue_until
         for partition, stop in self._reader.positions().items():
             self._reissue_until[partition] = max(stop, self._reissue_until.get(partition, 0))
-        self._reader.rewind([common.rows.applied(), self._dense_applied()])
+        self._reader.rewind([context.rows.applied(), self._dense_applied()])
         starts = self._reader.positions()
         if all(start >= self._reissue_until.get(p, 0) for p, start in starts.items()):
-            common.limiter.release_held(self._index)
+            context.limiter.release_held(self._index)
         with self._changed:
             self._void, self._owners, self._covered = False, owners, dict(starts)
             self.counts.rewinds += not first
@@ -362,13 +313,13 @@ class PrefetchLane:
                     return self._slots.pop()
                 if self._slots_left:
                     self._slots_left -= 1
-                    return self._common.builder.slot()
+                    return self._context.builder.slot()
                 self._changed.wait(POLL_S)
         return None
 
     def _is_valid(self) -> bool:
         """Return whether the lane is valid; voids it if a bucket has another owner."""
-        if self._common.ownership() != self._owners:
+        if self._context.ownership() != self._owners:
             self.void("a bucket has another owner")
         return not self._is_void()
 
@@ -384,7 +335,7 @@ class PrefetchLane:
             while flight.epoch == self._epoch and not self._closed:
                 self._begin_lookup(flight)
                 try:
-                    flight.built.look_up(self._common.rows)
+                    flight.built.look_up(self._context.rows)
                 except Unavailable as error:
                     log.warning(
                         "rows cannot be looked up",
@@ -401,35 +352,35 @@ class PrefetchLane:
             self._fail(error)
         with self._changed:
             flight.in_lookup = False
-            self.counts.lookup_s += self._common.clock.monotonic() - flight.since
+            self.counts.lookup_s += self._clock.monotonic() - flight.since
             dropped = flight.dropped
         if dropped:
             self._free(flight.slot)
             self._end_lookup(flight)
         self._notify()
-        self._common.arrived()
+        self._context.arrived()
 
     def _begin_lookup(self, flight: _Flight) -> None:
         """Record the begin of a lookup for read-my-writes."""
         self._end_lookup(flight)
-        if self._common.own is not None and self._common.ahead:
-            flight.begun = self._common.own.begin_lookup()
+        if self._context.own is not None and self._ahead:
+            flight.begun = self._context.own.begin_lookup()
 
     def _end_lookup(self, flight: _Flight) -> None:
         """End the flight's lookup without applying pending gradients."""
         with self._changed:
             begun, flight.begun = flight.begun, None
-        if self._common.own is not None and begun is not None:
-            self._common.own.end_lookup(begun)
+        if self._context.own is not None and begun is not None:
+            self._context.own.end_lookup(begun)
 
     def _look_up_now(self, flight: _Flight, deadline: float) -> bool:
         """Acquire a permit and look up on the trainer's thread (mode `sync`); False if there is no batch."""
-        wait_s = max(0.0, deadline - self._common.clock.monotonic())
-        flight.permit = self._common.limiter.acquire(
+        wait_s = max(0.0, deadline - self._clock.monotonic())
+        flight.permit = self._context.limiter.acquire(
             self._index, flight.built.plan.rows, wait_s, self._is_void
         )
         if flight.permit:
-            flight.since = self._common.clock.monotonic()
+            flight.since = self._clock.monotonic()
             self._look_up(flight)
         with self._changed:
             flight.in_lookup = False
@@ -445,7 +396,7 @@ class PrefetchLane:
     def _can_take(self) -> bool:
         if self._closed or self._over:
             return True
-        return bool(self._ready and (self._ready[0].ready or not self._common.ahead))
+        return bool(self._ready and (self._ready[0].ready or not self._ahead))
 
     # --- ends of batches
 
@@ -453,17 +404,17 @@ class PrefetchLane:
         if flight.push_span is not None:
             end_span(flight.push_span)
         if not flight.built.replayed:
-            self._common.recent.add(flight.built.inputs)
-        self._common.limiter.release(flight.permit)
+            self._context.recent.add(flight.built.inputs)
+        self._context.limiter.release(flight.permit)
         with self._changed:
-            self.counts.push_s += self._common.clock.monotonic() - flight.since
-        if self._common.own is not None and flight.write is not None:
-            self._common.own.acknowledge(flight.write)  # frees the slot, after its last reader
+            self.counts.push_s += self._clock.monotonic() - flight.since
+        if self._context.own is not None and flight.write is not None:
+            self._context.own.acknowledge(flight.write)  # frees the slot, after its last reader
         else:
             self._free(flight.slot)
 
     def _drop(self, flight: _Flight) -> None:
-        self._common.limiter.hold(flight.permit)
+        self._context.limiter.hold(flight.permit)
         with self._changed:
             self.counts.void_rows += flight.built.plan.rows if flight.permit else 0
             flight.dropped = True
@@ -471,8 +422,8 @@ class PrefetchLane:
         if in_lookup:
             return  # the end of the lookup frees the slot
         self._end_lookup(flight)
-        if self._common.own is not None and flight.write is not None:
-            self._common.own.drop(flight.write)
+        if self._context.own is not None and flight.write is not None:
+            self._context.own.drop(flight.write)
         else:
             self._free(flight.slot)
 
@@ -487,4 +438,4 @@ class PrefetchLane:
 
     def _fail(self, error: BaseException) -> None:
         self._push_queue.drop()
-        self._common.failed(error)
+        self._context.failed(error)

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import grpc
 import structlog
 
-from freshet.batches.frames import Names
-from freshet.clock import Clock
-from freshet.config.spec.layout import Layout, layout_of
-from freshet.config.spec.model import Spec
+from freshet.batches.frames import (
+    FLUSH,
+    USED,
+    Names,
+    RequestHeader,
+    batch_frame,
+    batch_id_of,
+    decode_header,
+    empty_frame,
+    given_frame,
+    gradients_of,
+)
+from freshet.batches.grpc_client import BATCHES
+from freshet.batches.stream import TrainBatch
 from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import LEASE_S, Claims
-from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import shares_of
-from freshet.embedder.partition_reader import RefusedSamples, refused_metrics
-from freshet.embedder.pipelined_stream import PipelinedStream, Share
-from freshet.embedder.server import BatchServer, LaneShape
+from freshet.embedder.block_decoder import BlockDecoders, refused_metrics
+from freshet.embedder.core import PARTITION
+from freshet.embedder.lane import LanePartitions
+from freshet.embedder.pipeline import BatchPipeline
+from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.http.addresses import Address
-from freshet.log import EventLog
+from freshet.log.context import ModelContext
 from freshet.observability.metrics import CachedGauge, Metric
 from freshet.rows.service import RowService
+from freshet.rpc.frames import Frame, Kind
 from freshet.rpc.server import GrpcServer
 from freshet.rpc.value_formats import RowCodec
 from freshet.types import Fence
 
-__all__ = ["EMBEDDER_METRICS", "Embedder", "names_of"]
+__all__ = ["EMBEDDER_METRICS", "BatchServer", "Embedder", "EmbedderAddress", "LaneShape"]
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -55,15 +68,237 @@ EMBEDDER_METRICS = (
 )
 
 
-def names_of(spec: Spec, layout: Layout) -> Names:
-    """Return the columns of a batch of this spec."""
-    return Names(
-        tuple(spec.train.segments),
-        tuple(label.name for label in spec.labels),
-        tuple(group.width for group in layout.groups),
-        tuple(group.state_floats for group in layout.groups),
-        spec.buckets,
-    )
+FLUSH_S = 2.0
+"""Seconds for which a flush waits for acknowledgements."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneShape:
+    """The ranks and lanes of a quorum: partition p belongs to the lane p % (ranks * lanes)."""
+
+    ranks: int
+    lanes: int
+
+    @property
+    def places(self) -> int:
+        """The lanes of all ranks."""
+        return self.ranks * self.lanes
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """A lane's connection and its batches that are out."""
+
+    header: RequestHeader
+    applied: dict[int, int]  # the newest dense vector of the rank
+    out: dict[int, tuple[int, TrainBatch]] = field(default_factory=dict)  # id -> (lane of the stream, batch)
+
+
+Streams = Callable[[LaneShape, Callable[[int], Mapping[int, Sequence[int]]]], tuple[BatchPipeline, list[int]]]
+"""Opens a stream for a shape and the dense vectors of its lanes; also returns each lane's trainer lane."""
+
+
+class BatchServer:
+    """Serves one stream at a time, to the newest quorum. Thread-safe.
+
+    It opens a new stream when the number of ranks or lanes changes, and after `renew`.
+    """
+
+    def __init__(self, names: Names, codec: RowCodec, open_stream: Streams) -> None:
+        self._names, self._codec, self._open_stream = names, codec, open_stream
+        self._widths = names.widths
+        self._changed = threading.Condition()  # guards all below
+        self._shape: LaneShape | None = None
+        self._stream: BatchPipeline | None = None
+        self._lanes_of: dict[int, list[int]] = {}  # trainer lane -> lanes of the stream
+        self._feeds: dict[int, _Feed] = {}  # by trainer lane
+        self._fences: dict[int, Fence] = {}  # newest fence of each rank
+        self._turns: dict[int, int] = {}
+        self._next_id = 0
+        self.failed: FreshetError | None = None  # fatal error of the log or the rows
+        self.served_batches = self.served_samples = self.served_bytes = 0
+        self.rewinds = self.void_rows = 0  # of streams that have ended
+
+    def add_to(self, server: GrpcServer) -> None:
+        """Add the methods of `Batches` to a listener."""
+
+        def take(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            feeds: set[tuple[int, int]] = set()
+            try:
+                yield from server.answers("Take", requests, lambda frame: self.take(frame, feeds), context)
+            finally:
+                for place, feed in feeds:
+                    self.leave(place, feed)
+
+        server.add(BATCHES, "Take", grpc.stream_stream_rpc_method_handler(take))
+        server.answered(BATCHES, "Give", self.give)
+
+    def take(self, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
+        """Answer a TAKE; adds its (lane, feed) to the connection's `feeds`.
+
+        Raises:
+            Fenced: a newer process or quorum replaced the rank.
+            Unavailable: this embedder owns no partition of the lane now.
+        """
+        header, applied = decode_header(frame, Kind.TAKE)
+        stream, feed = self._connect(header, applied)
+        feeds.add((header.global_lane, header.feed))
+        with self._changed:
+            lanes = list(self._lanes_of.get(header.global_lane, ()))
+            turn = self._turns[header.global_lane] = self._turns.get(header.global_lane, 0) + 1
+        if not lanes:
+            raise Unavailable(
+                f"no partition of lane {header.global_lane} of {self._shape} is owned by this embedder"
+            )
+        first = turn % len(lanes)
+        order = [*lanes[first:], *lanes[:first]]
+        try:
+            found = stream.next_batch_of(
+                order, header.wait_ms / 1000, lambda: self._feeds.get(header.global_lane) is feed
+            )
+        except Fenced as error:  # the assignment follows; until then no batch is served
+            self.renew()
+            raise Unavailable(
+                f"a partition of lane {header.global_lane} has another embedder: {error}"
+            ) from error
+        except FreshetError as error:
+            self.failed = error
+            raise
+        if found is None:
+            return empty_frame(frame.id)
+        lane, batch = found
+        with self._changed:
+            current = self._feeds.get(header.global_lane) is feed and self._stream is stream
+            if current:
+                self._next_id += 1
+                batch_id = self._next_id
+                feed.out[batch_id] = (lane, batch)
+        if not current:
+            stream.push_gradients(lane, batch, None)
+            raise Unavailable("another connection replaced this one")
+        encoded = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
+        self.served_batches += 1
+        self.served_samples += len(batch)
+        self.served_bytes += len(encoded)
+        return encoded
+
+    def give(self, frame: Frame) -> bytes:
+        """Answer GRADIENTS; drops those of a batch that is no longer out, since it was issued again."""
+        header, applied = decode_header(frame, Kind.GRADIENTS)
+        with self._changed:
+            feed, stream = self._feeds.get(header.global_lane), self._stream
+            if feed is None or feed.header.feed != header.feed or stream is None:
+                return given_frame(frame.id, done=False)
+            feed.applied = _merge_vectors(feed.applied, applied)
+            lanes = list(self._lanes_of.get(header.global_lane, ()))
+            if frame.flags & FLUSH:
+                found = None
+            else:
+                batch_id = batch_id_of(frame)
+                found = feed.out.get(batch_id)
+                if found is None:
+                    return given_frame(frame.id, done=False)
+        if found is None:
+            return given_frame(frame.id, done=all(stream.flush_lane(lane, FLUSH_S) for lane in lanes))
+        lane, batch = found
+        gradients = counts = None
+        if frame.flags & USED:
+            gradients, counts = gradients_of(frame, batch)
+        with self._changed:
+            if feed.out.pop(batch_id, None) is None:
+                return given_frame(frame.id, done=False)
+        stream.push_gradients(lane, batch, gradients, counts)
+        return given_frame(frame.id)
+
+    def leave(self, place: int, feed_id: int) -> None:
+        """End a connection: the batches that its lane held are issued again."""
+        with self._changed:
+            feed = self._feeds.get(place)
+            if feed is None or feed.header.feed != feed_id:
+                return
+            del self._feeds[place]
+            self._abandon(place, feed)
+
+    def renew(self) -> None:
+        """Close the stream, so that the next request opens one over the present partitions."""
+        with self._changed:
+            self._end_stream()
+
+    def close(self) -> None:
+        """Push queued gradients, then close the stream. Idempotent."""
+        self.renew()
+
+    def stream(self) -> BatchPipeline | None:
+        """Return the present stream, for metrics."""
+        return self._stream
+
+    def ranks(self) -> int:
+        """Return the connected lanes."""
+        with self._changed:
+            return len(self._feeds)
+
+    def _connect(self, header: RequestHeader, applied: dict[int, int]) -> tuple[BatchPipeline, _Feed]:
+        shape = LaneShape(header.ranks, header.lanes)
+        with self._changed:
+            newest = max(self._fences.values(), default=Fence(-1))
+            if header.fence < self._fences.get(header.rank, -1) or (
+                shape != self._shape and header.fence < newest
+            ):
+                raise Fenced(
+                    f"rank {header.rank} was replaced by another process (fence {header.fence} is old)"
+                )
+            if shape != self._shape:
+                self._end_stream()
+                self._shape, self._fences = shape, {}
+            self._fences[header.rank] = header.fence
+            feed = self._feeds.get(header.global_lane)
+            if feed is None or feed.header.feed != header.feed:
+                if feed is not None:
+                    self._abandon(header.global_lane, feed)
+                feed = self._feeds[header.global_lane] = _Feed(header, applied)
+            feed.applied = _merge_vectors(feed.applied, applied)
+            if self._stream is None:
+                self._stream, places = self._open_stream(shape, self._applied_of)
+                self._lanes_of = {}
+                for lane, place in enumerate(places):
+                    self._lanes_of.setdefault(place, []).append(lane)
+            return self._stream, feed
+
+    def _applied_of(self, place: int) -> Mapping[int, Sequence[int]]:
+        """Return the newest dense vector of a lane's rank. Lock-free: a closing stream may call it."""
+        feed = self._feeds.get(place)
+        if feed is None:
+            raise Unavailable(f"no trainer is connected for lane {place}")
+        return {p: (offset,) for p, offset in feed.applied.items()}
+
+    def _abandon(self, place: int, feed: _Feed) -> None:
+        feed.out.clear()
+        if self._stream is not None:
+            for lane in self._lanes_of.get(place, ()):
+                self._stream.abandon(lane)
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        self._lanes_of = {}
+        for feed in self._feeds.values():
+            feed.out.clear()
+        if stream is not None:
+            stream.close()
+            self.rewinds += sum(counts.rewinds for counts in stream.counts())
+            self.void_rows += sum(counts.void_rows for counts in stream.counts())
+
+
+def _merge_vectors(before: dict[int, int], now: Mapping[int, int]) -> dict[int, int]:
+    """Merge two vectors of one rank: offsets only rise, and messages may arrive out of order."""
+    return {p: max(offset, before.get(p, 0)) for p, offset in now.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderAddress:
+    """The name of an embedder's membership lease, and the host at which trainers reach it."""
+
+    name: str
+    host: str
 
 
 class Embedder:
@@ -71,40 +306,18 @@ class Embedder:
 
     def __init__(
         self,
-        *,
-        spec: Spec,
-        topic: str,
-        log: EventLog,
-        rows: RowService,
-        decoder: Callable[[], BlockDecoder],
-        refused: RefusedSamples,
+        context: ModelContext,
         claims: Claims,
+        rows: RowService,
+        decoders: BlockDecoders,
         server: GrpcServer,
-        name: str,
-        host: str,
-        clock: Clock,
+        place: EmbedderAddress,
         codec: RowCodec,
     ) -> None:
-        """Claim nothing yet; `run` does, and starts `server`.
-
-        Args:
-            spec: the spec.
-            topic: the topic of samples.
-            log: the event log.
-            rows: the row service.
-            decoder: creates a decoder, which counts in `refused`.
-            refused: counts of refused samples.
-            claims: the claims in `control`.
-            server: the gRPC server.
-            name: of the membership lease.
-            host: at which trainers reach `server`.
-            clock: for deadlines.
-            codec: of the rows in batches.
-        """
-        self._spec, self._layout, self._topic, self._log = spec, layout_of(spec), topic, log
-        self._rows, self._decoder, self._refused, self._clock = rows, decoder, refused, clock
-        self._claims, self._server, self._name, self._host = claims, server, name, host
-        self.batches = BatchServer(names_of(spec, self._layout), codec, self._open_stream)
+        """Claim nothing yet; `run` does, and starts `server`. `codec`: of the rows in batches."""
+        self._context, self._claims, self._rows, self._decoders = context, claims, rows, decoders
+        self._server, self._place = server, place
+        self.batches = BatchServer(Names.of(context.spec, context.layout), codec, self._open_stream)
         self.batches.add_to(server)
         self._partitions: PartitionAssignment | None = None
         self._rewinds = self._void_rows = 0
@@ -118,8 +331,11 @@ class Embedder:
             DataLost, Corrupt: as the log and the row service do; an operator must act.
         """
         self._server.start()
-        owner = f"{self._name}@{Address(self._host, self._server.port)}/{uuid.uuid4().hex}"
-        partitions = shares_of(self._claims, self._name, owner, self._spec.partitions, self._clock)
+        name, context = self._place.name, self._context
+        owner = f"{name}@{Address(self._place.host, self._server.port)}/{uuid.uuid4().hex}"
+        partitions = PartitionAssignment(
+            self._claims, "embedder", PARTITION, name, owner, context.spec.partitions, context.clock
+        )
         try:
             partitions.join(2 * LEASE_S)
             self._partitions = partitions
@@ -139,7 +355,7 @@ class Embedder:
             return "the previous process still holds its membership lease"
         if not self._partitions.fences:
             return "it owns no partition; other embedders do"
-        return self._refused.trouble()
+        return self._decoders.refused.trouble()
 
     def status(self) -> Mapping[str, Any]:
         """Return the figures for `freshet status` and metrics."""
@@ -157,7 +373,7 @@ class Embedder:
             "rewinds": batches.rewinds + sum(c.rewinds for c in counts),
             "void_rows": batches.void_rows + sum(c.void_rows for c in counts),
             "lag_blocks": self._lag(),
-            "refused": self._refused.counts(),
+            "refused": self._decoders.refused.counts(),
         }
 
     def _read_lag(self) -> int:
@@ -166,24 +382,15 @@ class Embedder:
 
     def _open_stream(
         self, shape: LaneShape, applied_of: Callable[[int], Mapping[int, Sequence[int]]]
-    ) -> tuple[PipelinedStream, list[int]]:
+    ) -> tuple[BatchPipeline, list[int]]:
         """Open a stream over the owned partitions, with a lane for each trainer lane and claim."""
-        shares: dict[tuple[int, Fence], list[int]] = {}
+        owned: dict[tuple[int, Fence], list[int]] = {}
         for p, fence in (self._partitions.fences if self._partitions else {}).items():
-            shares.setdefault((p % shape.places, fence), []).append(p)
-        train = self._spec.train
-        stream = PipelinedStream(
-            spec=self._spec,
-            layout=self._layout,
-            topic=self._topic,
-            log=self._log,
-            rows=self._rows,
-            decoder=self._decoder,
-            dense_applied=dict,
-            lanes=[Share(mine, fence, partial(applied_of, place)) for (place, fence), mine in shares.items()],
-            clock=self._clock,
-            batch_rows=train.batch_rows,
-            staleness_rows=train.staleness_rows,
-            read_my_writes="trainer",
+            owned.setdefault((p % shape.places, fence), []).append(p)
+        lanes = [
+            LanePartitions(mine, fence, partial(applied_of, place)) for (place, fence), mine in owned.items()
+        ]
+        stream = BatchPipeline(
+            self._context, self._rows, self._decoders, lanes, prefetch=True, read_my_writes="trainer"
         )
-        return stream, [place for place, _ in shares]
+        return stream, [place for place, _ in owned]

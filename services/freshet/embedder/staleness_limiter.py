@@ -5,10 +5,70 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from freshet.embedder.core import Permits
+__all__ = ["Permits", "StalenessLimiter"]
 
-__all__ = ["StalenessLimiter"]
+
+@dataclass(slots=True)
+class Permits:
+    """The bound on staleness: rows of batches that are looked up and not yet applied.
+
+    PERSIA's bounded staleness, counted in rows: a lookup misses the samples of the other batches in flight.
+    In mode `sync` it may only miss those of the same step: each lane has at most one batch, and the next is
+    looked up once all batches of the step are applied.
+    """
+
+    staleness_rows: int
+    sync: bool = False
+    in_flight: dict[int, int] = field(default_factory=dict)  # permit -> rows
+    _lanes: dict[int, int] = field(default_factory=dict)  # permit -> lane
+    _held: dict[int, int] = field(default_factory=dict)  # lane -> rows of its void batches
+    _of_the_step: set[int] = field(default_factory=set)  # in flight when the step's gradients arrived
+    _next: int = 0
+
+    def is_available(self, lane: int = 0) -> bool:
+        """Return whether the lane may look a batch up: the other rows in flight are within the bound."""
+        if self.sync:
+            return not self._of_the_step and not self.batches_of(lane)
+        if self._held.get(lane):
+            return True
+        others = sum(self.in_flight.values()) + sum(self._held.values())
+        return not others or others <= self.staleness_rows
+
+    def batches_of(self, lane: int) -> int:
+        """Return the batches of a lane in flight."""
+        return sum(of == lane for of in self._lanes.values())
+
+    def acquire(self, rows: int, lane: int = 0) -> int:
+        """Return a new permit, never 0, using the lane's held rows first. Requires `is_available`."""
+        self._next += 1
+        self.in_flight[self._next], self._lanes[self._next] = rows, lane
+        if lane in self._held:
+            self._held[lane] = max(0, self._held[lane] - rows)
+        return self._next
+
+    def end_step(self) -> None:
+        """Assign the batches in flight to the step with the returned gradients (mode `sync`)."""
+        if self.sync:
+            self._of_the_step.update(self.in_flight)
+
+    def release(self, permit: int) -> None:
+        """Release a permit. Idempotent: a batch may be voided and acknowledged."""
+        self.in_flight.pop(permit, None)
+        self._lanes.pop(permit, None)
+        self._of_the_step.discard(permit)
+
+    def hold(self, permit: int) -> None:
+        """Hold the rows of a void batch for its lane until they are issued again (PROTOCOL 16)."""
+        if permit in self.in_flight:
+            lane = self._lanes[permit]
+            self._held[lane] = self._held.get(lane, 0) + self.in_flight[permit]
+        self.release(permit)
+
+    def release_held(self, lane: int) -> None:
+        """Release the lane's held rows: they were issued again, or turned out to be applied."""
+        self._held.pop(lane, None)
 
 
 class StalenessLimiter:

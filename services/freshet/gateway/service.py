@@ -99,7 +99,7 @@ class Gateway:
         self.grpc_counts = door_counts(registry)
         events = spec.events
         for stream in (events.served, events.shown, events.action):
-            if stream is not None and not stream.theirs:
+            if stream is not None and not stream.external:
                 self.endpoints[stream.role] = endpoint = self._make_endpoint(stream)
                 self.app.route_hot(api.events(stream.role), endpoint.handle)
         self.app.route(api.READY, self._ready)
@@ -169,7 +169,7 @@ def codecs_of(
 
     codecs: dict[str, StreamCodec] = {}
     for stream in (spec.events.served, spec.events.shown, spec.events.action):
-        if stream is None or stream.theirs:
+        if stream is None or stream.external:
             continue
         if stream.role not in schemas:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Scoring with what is served, by adaptive batching.
+"""Scoring with the rows and the version served, by adaptive batching.
 
 Requests that wait at the same moment are decoded, looked up and scored together.
 No request waits for others: a batch holds the requests that arrived while the last one was scored. Results

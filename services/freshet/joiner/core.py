@@ -180,7 +180,7 @@ class Samples:
     ids: I64  # (n,)
     times_ms: I64  # (n,)
     requests: U64  # (n,)
-    values: F32  # (n,) NaN in late samples, whose values are unknown
+    values: F32  # (n,) NaN in late samples, as their values are unknown
     weights: F32  # (n,)
     labels: U8  # (n,)
     schemas: U32  # (n,)
@@ -234,7 +234,7 @@ class Joiner:
 
     @property
     def ids(self) -> int:
-        """Number of impressions and actions whose ids are known."""
+        """Number of impressions and actions with known ids."""
         return self._state.ids
 
     def on_served(self, batch: ImpressionColumns) -> U8:

@@ -38,10 +38,10 @@ __all__ = [
     "EventDecoder",
     "RefusalStreaks",
     "Refused",
+    "SampleSizes",
     "Schemas",
     "SpecDecoder",
     "action_fields",
-    "refuse_too_large",
 ]
 
 _log = structlog.get_logger("freshet.joiner")
@@ -152,9 +152,9 @@ class EventDecoder(Protocol):
         """Decode served events to impressions with the spans of their bytes."""
 
     def fitting(self, served: ImpressionColumns, records: Records, refused: Refused) -> ImpressionColumns:
-        """Drop and refuse events whose samples no trainer of the spec can decode.
+        """Drop and refuse events with samples that no trainer of the spec can decode.
 
-        Called for new events only: a replay joins what earlier releases joined (PROTOCOL 18).
+        Called for new events only: a replay joins the events that earlier releases joined (PROTOCOL 18).
         """
 
     def shown(self, records: Records) -> tuple[ShownColumns, Refused]:
@@ -164,44 +164,53 @@ class EventDecoder(Protocol):
         """Decode actions, with the labels that they match and their values for each aggregate."""
 
 
-def refuse_too_large(
-    columns: ImpressionColumns, records: Records, limits: RecordLimits, labels: int, refused: Refused
-) -> ImpressionColumns:
-    """Drop and refuse events of which one sample exceeds a record's limit, or all samples exceed an append's.
+class SampleSizes:
+    """Limits of the samples that an event may make."""
 
-    The gateway refuses such events before it acknowledges them; topics of other writers may hold them.
-    """
-    if not len(columns):
-        return columns
-    longest = int((columns.ends - columns.begins).max())
-    safe = min(limits.sample_bytes, limits.safe_event_bytes(labels), MAX_ELEMENTS)
-    if longest <= safe and len(columns) <= len(columns.data):  # the usual case; elements have bytes
-        return columns
-    counts = np.bincount(columns.events, minlength=len(columns.offsets))
-    context = columns.prefix_ends - columns.begins + columns.ends - columns.suffix_begins  # (E,)
-    sizes = context[columns.events] + columns.element_ends - columns.element_begins  # (N,)
-    events = len(context)
-    largest = np.zeros(events, np.int64)
-    np.maximum.at(largest, columns.events, sizes)
-    together = np.bincount(columns.events, sizes.astype(np.float64), events) * labels
-    bad = np.flatnonzero(
-        (largest > limits.sample_bytes) | (together > limits.expanded_bytes) | (counts > MAX_ELEMENTS)
-    )
-    if not len(bad):
-        return columns
-    for event in bad.tolist():
-        refused.too_large += 1
-        refused.rows.append(int(np.searchsorted(records.offsets, columns.offsets[event])))
-        refused.reasons.append(
-            f"a sample of it would have {int(largest[event]):,} bytes, more than the {limits.sample_bytes:,} "
-            "that the log accepts"
-            if largest[event] > limits.sample_bytes
-            else f"it has {int(counts[event]):,} elements, more than {MAX_ELEMENTS:,}"
-            if counts[event] > MAX_ELEMENTS
-            else f"its samples would have {int(together[event]):,} bytes together, as its context is copied "
-            f"into each; at most {limits.expanded_bytes:,} are accepted"
-        )
-    return columns.where(~np.isin(columns.events, bad))
+    def __init__(self, limits: RecordLimits, labels: int) -> None:
+        """Apply the log's limits; `labels`: samples of an impression."""
+        self._limits, self._labels = limits, labels
+        self._safe_bytes = min(limits.sample_bytes, limits.safe_event_bytes(labels), MAX_ELEMENTS)
+
+    def refuse_too_large(
+        self, columns: ImpressionColumns, records: Records, refused: Refused
+    ) -> ImpressionColumns:
+        """Drop and refuse events with a sample beyond a record's limit, or with samples beyond an append's.
+
+        The gateway refuses such events before it acknowledges them; topics of other writers may hold them.
+        """
+        if not len(columns):
+            return columns
+        longest = int((columns.ends - columns.begins).max())
+        # The usual case. Each element has bytes, so more elements than bytes are damage.
+        if longest <= self._safe_bytes and len(columns) <= len(columns.data):
+            return columns
+        limits = self._limits
+        counts = np.bincount(columns.events, minlength=len(columns.offsets))
+        context = columns.prefix_ends - columns.begins + columns.ends - columns.suffix_begins  # (E,)
+        sizes = context[columns.events] + columns.element_ends - columns.element_begins  # (N,)
+        largest = np.zeros(len(context), np.int64)
+        np.maximum.at(largest, columns.events, sizes)
+        together = np.bincount(columns.events, sizes.astype(np.float64), len(context)) * self._labels
+        too_large, too_many = largest > limits.sample_bytes, counts > MAX_ELEMENTS
+        bad = np.flatnonzero(too_large | too_many | (together > limits.expanded_bytes))
+        for event in bad.tolist():
+            refused.too_large += 1
+            refused.rows.append(int(np.searchsorted(records.offsets, columns.offsets[event])))
+            if too_large[event]:
+                reason = (
+                    f"a sample of it would have {int(largest[event]):,} bytes, more than the "
+                    f"{limits.sample_bytes:,} that the log accepts"
+                )
+            elif too_many[event]:
+                reason = f"it has {int(counts[event]):,} elements, more than {MAX_ELEMENTS:,}"
+            else:
+                reason = (
+                    f"its samples would have {int(together[event]):,} bytes together, as its context is "
+                    f"copied into each; at most {limits.expanded_bytes:,} are accepted"
+                )
+            refused.reasons.append(reason)
+        return columns.where(~np.isin(columns.events, bad)) if len(bad) else columns
 
 
 class Schemas(Protocol):
@@ -239,9 +248,9 @@ class ExternalSchemas(Protocol):
 class SpecDecoder:
     """Decodes the three streams of a spec. Used by one thread.
 
-    Refuses records that do not decode, and records whose schema is unknown or lacks fields that the spec
-    names. Extractors are compiled once per schema id. Unavailable, if a schema cannot be read now, is raised
-    before any state changes.
+    Refuses records that do not decode, and records of a schema that is unknown or lacks fields of the spec.
+    Extractors are compiled once per schema id. Unavailable, if a schema cannot be read now, is raised before
+    any state changes.
     """
 
     def __init__(
@@ -260,7 +269,7 @@ class SpecDecoder:
             spec: the model's.
             plan: of its join.
             schemas: schemas of Avro records, by the id in their frame; schemas of samples are added.
-            frameless: role -> schema of each stream of JSON or bare Avro, whose records have no frame.
+            frameless: role -> schema of each stream of JSON or bare Avro, that is, without frames.
             external_schemas: schemas of records in the format confluent, by the id in their frame.
             clock: the same as that of `schemas`.
             readers: role -> schema as which events of the stream are read, for any writer's schema
@@ -276,6 +285,7 @@ class SpecDecoder:
             clock,
         )
         self._readers = readers or {}
+        self._aggregates = len(plan.aggregates)
         events = spec.events
         self._served, self._shown, self._action = events.served, events.shown, events.action
         self._extractors: dict[tuple[str, int], EventExtractor | str] = {}
@@ -304,7 +314,7 @@ class SpecDecoder:
         return _merged(impressions), refused
 
     def fitting(self, served: ImpressionColumns, records: Records, refused: Refused) -> ImpressionColumns:
-        """Drop and refuse events whose samples no trainer of the spec can decode."""
+        """Drop and refuse events with samples that no trainer of the spec can decode."""
         if not self._unfit or not len(served):
             return served
         for sample_schema_id, why in self._unfit.items():
@@ -326,7 +336,7 @@ class SpecDecoder:
         return ShownColumns(records.offsets[rows[order]], times, keys), refused
 
     def actions(self, records: Records) -> tuple[ActionColumns, Refused]:
-        """Decode actions, with the labels whose conditions they meet."""
+        """Decode actions, with the labels that they make true."""
         parts, refused = self._extract(self._action, records)
         rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, np.int64)
         order = np.argsort(rows, kind="stable")
@@ -338,9 +348,7 @@ class SpecDecoder:
                 keys=_joined([part.columns.impression for part in parts], order, np.uint64, 2),
                 ids=_joined([part.columns.event_id for part in parts], order, np.uint64, 2),
                 masks=_joined([masks for masks, _ in judged], order, np.uint32),
-                values=_joined(
-                    [values for _, values in judged], order, np.float64, len(self._plan.aggregates)
-                ),
+                values=_joined([values for _, values in judged], order, np.float64, self._aggregates),
             ),
             refused,
         )
@@ -381,7 +389,7 @@ class SpecDecoder:
         n = len(events)
         columns = {path: Column(c.values, c.null) for path, c in events.columns.items()}
         masks = np.zeros(n, np.uint32)
-        values = np.full((n, len(self._plan.aggregates)), np.nan)
+        values = np.full((n, self._aggregates), np.nan)
         at = 0
         for index, label in enumerate(self._plan.labels):
             masks |= label.condition.true(columns, n).astype(np.uint32) << np.uint32(index)
@@ -451,7 +459,7 @@ class SpecDecoder:
             extractor: EventExtractor | str = self._compiled(stream, self._schema(stream, schema_id, came_s))
         except KeyError:
             place = (
-                "the schema registry, or one that it refers to" if stream.theirs else "the topic of schemas"
+                "the schema registry, or one that it refers to" if stream.external else "the topic of schemas"
             )
             return f"its schema id {schema_id} is not in {place}"
         except ConfigError as error:

@@ -27,7 +27,7 @@ from freshet.joiner.core import (
     datable,
     encode_samples,
 )
-from freshet.joiner.decoder import Refused, refuse_too_large
+from freshet.joiner.decoder import Refused
 from freshet.joiner.partition import READY_BYTES, Task
 from freshet.joiner.plan import JoinContext
 from freshet.joiner.replay import last_commits, stream
@@ -361,7 +361,7 @@ class LateJoin:
     ) -> ImpressionColumns:
         """Drop the impressions that a joiner refuses."""
         columns = task.decoder.fitting(columns, records, refused)
-        columns = refuse_too_large(columns, records, task.topics.limits, len(task.plan.labels), refused)
+        columns = task.sizes.refuse_too_large(columns, records, refused)
         return columns.where(datable(columns.times_ms)) if len(columns) else columns
 
     def _read(self, role: str, partition: int, from_ms: int) -> Iterator[Records]:

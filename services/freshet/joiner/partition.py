@@ -24,7 +24,7 @@ from freshet.joiner.core import (
     datable,
     encode_samples,
 )
-from freshet.joiner.decoder import EventDecoder, Refused, refuse_too_large
+from freshet.joiner.decoder import EventDecoder, Refused, SampleSizes
 from freshet.joiner.plan import JoinPlan, Topics
 from freshet.joiner.watermark import Now, TimeRules, Watermark, judge_times
 from freshet.log.records import letter
@@ -94,10 +94,12 @@ class Task:
     joiner: Joiner = field(init=False)
     watermark: Watermark = field(init=False)
     start: dict[str, int] = field(init=False)
+    sizes: SampleSizes = field(init=False)
     events: int = 0  # read by this process
     refused: int = 0  # since the model began
     clock: ClockState | None = None  # of the process that wrote the last commit
     commit: Commit | None = None  # the last one that this process has written
+    _samples_partition: int = field(init=False)
     _dead_letters: list[bytes] = field(default_factory=list)
     _refused: dict[str, Counter[str]] = field(default_factory=dict)  # role -> REFUSALS -> events
     _committed_events: Mapping[str, int] = field(default_factory=dict)
@@ -108,6 +110,8 @@ class Task:
 
     def __post_init__(self) -> None:
         self.joiner = Joiner(self.plan)
+        self.sizes = SampleSizes(self.topics.limits, len(self.plan.labels))
+        self._samples_partition = self.topics.samples_partition(self.partition)
         self.watermark = Watermark(tuple(self.topics.inputs))
         self.start = dict(self.next)
         self._committed_next = dict(self.next)
@@ -130,8 +134,7 @@ class Task:
         columns, refused = self.decode(role, records)
         if isinstance(columns, ImpressionColumns):
             columns = self.decoder.fitting(columns, records, refused)
-            labels = len(self.plan.labels)
-            columns = refuse_too_large(columns, records, self.topics.limits, labels, refused)
+            columns = self.sizes.refuse_too_large(columns, records, refused)
         rules = TimeRules(role, self.plan.max_ahead_ms, self.plan.times.get(role))
         timed = judge_times(columns, records, rules, now, refused)
         end = len(records)
@@ -169,8 +172,7 @@ class Task:
         for topic, samples in ((self.topics.samples, decided), (self.topics.late, late)):
             if len(samples):
                 encoded = encode_samples(samples, *most)
-                where = self.topics.samples_partition(self.partition)
-                appends.append(Append(topic, where, encoded))
+                appends.append(Append(topic, self._samples_partition, encoded))
         joined = joined_events(decided, *most) or ()
         commit = self._commit(now_ms)
         appends.append(Append(self.topics.joiner, self.partition, BytesColumn.of([commit.encode()])))

@@ -125,9 +125,12 @@ def judge_times(
 
 def _in_larger_unit(times: I64, rules: TimeRules, limit: I64 | int) -> NDArray[np.bool_]:
     """Return (N,) bool: `written_in_larger_unit` of (N,) int64 times; the limit is one, or (N,) int64."""
-    if rules.time is None or not written_in_larger_unit(YEAR_2000_S, rules.time.unit, int(np.max(limit))):
-        return np.zeros(len(times), np.bool_)
-    return (times >= YEAR_2000_S) & (times <= np.floor_divide(limit, 1000))
+    found = (times >= YEAR_2000_S) & (times <= np.floor_divide(limit, 1000))
+    if found.any() and not (
+        rules.time is not None and written_in_larger_unit(YEAR_2000_S, rules.time.unit, int(np.max(limit)))
+    ):
+        found[:] = False
+    return found
 
 
 def _first_disputed(times: I64, logged: I64, records: Records, max_ahead_ms: int, now: Now) -> int | None:

@@ -20,7 +20,7 @@ def ensure_topics(log: EventLog, spec: Spec) -> Topics:
     spec: the joiner reads them all), or if an external topic does not exist.
     """
     topics = topics_of(spec)
-    external = {stream.topic for stream in streams_of(spec) if stream.theirs}
+    external = {stream.topic for stream in streams_of(spec) if stream.external}
     known = log.topics() if external else {}
     for plan in topics.plans:
         if plan.name in external:

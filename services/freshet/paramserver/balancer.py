@@ -10,9 +10,9 @@ import numpy as np
 import structlog
 
 from freshet.clock import Clock
-from freshet.coordination.assignment import SEATS, seat_of, slices_of
+from freshet.coordination.assignment import SHARD_LEASES, lease_of, slices_of
 from freshet.coordination.claim_rules import Load, Plan, SliceLoad
-from freshet.coordination.claims import Claims, Held
+from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Unavailable
 from freshet.paramserver.balance_rules import BalanceRules, Decision, LoadMeter, PlanReason
 from freshet.paramserver.shard import Shard
@@ -76,7 +76,7 @@ class LoadBalancer:
         self.unevenness = 0.0  # of all shards, as of the last report
         self.plans: Counter[str] = Counter()  # plans published here, by reason
 
-    def step(self, lease: Held, loaded: Iterable[str], owned: Iterable[str]) -> None:
+    def step(self, lease: Lease, loaded: Iterable[str], owned: Iterable[str]) -> None:
         """Run one round: report the load if it is due, record other reports, plan if this shard leads.
 
         Args:
@@ -88,14 +88,14 @@ class LoadBalancer:
             Unavailable: not everything was written; the next round continues.
         """
         now_s = self._clock.monotonic()
-        alive = [claim.what for claim in self._claims.alive(SEATS)]
+        alive = [claim.what for claim in self._claims.alive(SHARD_LEASES)]
         plan = self._claims.plan()
         current: Sequence[str | None]
         if plan is not None and len(plan.seats) == len(self._slices):
             current = plan.seats
         else:
             owners = self._claims.owners()
-            current = [seat_of(owners[name].owner) if name in owners else None for name in self._slices]
+            current = [lease_of(owners[name].owner) if name in owners else None for name in self._slices]
         self._set_expected_sizes(now_s)
         self._rules.record_reports(self._claims.loads(), now_s)
         self._report(lease, list(loaded), list(owned), current, alive, now_s)
@@ -168,7 +168,7 @@ class LoadBalancer:
 
     def _report(
         self,
-        lease: Held,
+        lease: Lease,
         loaded: list[str],
         owned: list[str],
         current: Sequence[str | None],

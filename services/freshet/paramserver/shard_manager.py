@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import structlog
 
 from freshet.clock import Clock
-from freshet.coordination.assignment import SEATS, owner_text, seat_of, slices_of
-from freshet.coordination.claims import Claims, Held
+from freshet.coordination.assignment import SHARD_LEASES, lease_of, owner_text, slices_of
+from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Corrupt, Fenced, FreshetError, Unavailable
 from freshet.paramserver.balancer import LoadBalancer
 from freshet.paramserver.shard import Shard
@@ -72,10 +72,10 @@ class ShardManager:
     ) -> None:
         self._shard, self._claims, self._clock, self._balancer = shard, claims, clock, balancer
         self._slices = slices_of(buckets)
-        self._name, self._member = name, SEATS + name
+        self._name, self._member = name, SHARD_LEASES + name
         self._owner = owner_text(name, address, life)
-        self._lease: Held | None = None
-        self._owned: dict[str, Held] = {}  # {slice: its claim}
+        self._lease: Lease | None = None
+        self._owned: dict[str, Lease] = {}  # {slice: its claim}
         self._conflicted: set[str] = set()  # slices to read whole before they are served again
         self._at_once = len(self._slices)  # most conflicted slices in one claim
         self._left: set[str] = set()  # given up, not known to be served elsewhere; retention is held for them
@@ -141,7 +141,7 @@ class ShardManager:
         self._leaving, pause = True, threading.Event()
         self._lease.release()
         while self._owned or self._left:
-            if self._clock.monotonic() >= deadline or not self._claims.alive(SEATS):
+            if self._clock.monotonic() >= deadline or not self._claims.alive(SHARD_LEASES):
                 return
             try:
                 self.step()
@@ -159,7 +159,7 @@ class ShardManager:
         with self._round:
             self._revoke(list(self._owned))
             self._release_retention()
-            if self._left and any(claim.what != self._member for claim in self._claims.alive(SEATS)):
+            if self._left and any(claim.what != self._member for claim in self._claims.alive(SHARD_LEASES)):
                 log.warning(
                     "no other shard serves these slices yet; the log is held for them until this one is "
                     "started again",
@@ -216,7 +216,7 @@ class ShardManager:
         claims, living = self._claims.snapshot()
         served = []
         for name in sorted(self._left & living.keys()):
-            owner = seat_of(claims[name].owner)
+            owner = lease_of(claims[name].owner)
             if owner != self._member and self._balancer.reported_owner(name) == owner:
                 served.append(name)
         if served:
@@ -233,7 +233,7 @@ class ShardManager:
         now_s = self._clock.monotonic()
         unclaimed = planned.keys() - living.keys()
         self._unclaimed_since = {name: self._unclaimed_since.get(name, now_s) for name in unclaimed}
-        owners = {name: seat_of(claims[name].owner) for name in planned.keys() & living.keys()}
+        owners = {name: lease_of(claims[name].owner) for name in planned.keys() & living.keys()}
         revoking = {
             owner
             for name, owner in owners.items()

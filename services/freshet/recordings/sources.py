@@ -351,7 +351,7 @@ def events_of_topics(
     """
     events = spec.events
     for stream in streams_of(spec):
-        if stream.theirs:
+        if stream.external:
             raise ConfigError(
                 "replay topics", f"events.{stream.role}.format", stream.format, "avro or json",
                 "what others write is read again from their topic: let a joiner begin at its start",

@@ -39,7 +39,6 @@ CSV_BLOCK_BYTES = 1 << 23
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
 """Errors of a damaged Parquet or Arrow file, or of column names that are not UTF-8."""
 
-LINE_ENDS = ("\n", "\r")
 CONTROLS = bytes([0, *range(4, 9), *range(14, 32)])
 """Control characters that are rare in text; 1 to 3 are excluded as delimiters of Hive."""
 

@@ -2,31 +2,39 @@
 
 In a round every lane polls for a batch; one lane calls the step coordinator; each lane computes its batch;
 one lane begins the dense step, and each executes a part of it. A lane without a batch joins the round with
-none. For native models a round is a run of batches (`freshet.trainer.native_lanes`).
+none.
 
-Letters: B samples, L labels.
+For native models a round is a run of batches a lane (`RunLanes`): native code trains on them without
+returning to Python between two. The coordinator decides on all batches of a run before it begins, in the
+order of its steps. A lane stops at a refused push; the vector then loses the batches after it before any
+other component reads it.
+
+Letters: B samples, K batches of a lane's run, L labels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
 from freshet import _native
-from freshet.batches.stream import BatchStream, TrainBatch
+from freshet.batches.stream import BatchStream, RunStream, TrainBatch, TrainRun
 from freshet.clock import Stages, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
+from freshet.model.native_loop import MOMENTS, Ended, NativeLoop, Ran
 from freshet.observability.spans import Training, end_training, start_training
 from freshet.observability.tracing import running
-from freshet.trainer.ranks import RankLost
-from freshet.trainer.step_coordinator import Agreed, BatchVerdict, StepCoordinator
+from freshet.trainer.process_group import RankLost
+from freshet.trainer.step_coordinator import Agreed, AgreedRuns, BatchVerdict, StepCoordinator
 from freshet.types import F32
 
-__all__ = ["STAGES", "LaneRound", "Lanes", "Observer", "OtherLaneFailed"]
+__all__ = ["STAGES", "LaneCallback", "LaneRound", "Lanes", "OtherLaneFailed", "RunLanes"]
 
 POLL_S = 0.005
 """Seconds that a lane without data waits before it checks whether another lane has some; an idle lane checks
@@ -37,10 +45,10 @@ OTHERS_WAIT_S = 0.001
 partitions must not delay every step of the others."""
 
 STAGES = ("wait", "forward_backward", "step", "tell")
-"""Stages of a lane: waiting for the other lanes, the model, the dense step, and the calls of the observer."""
+"""Stages of a lane: waiting for the other lanes, the model, the dense step, and the calls of the callback."""
 
 
-class Observer(Protocol):
+class LaneCallback(Protocol):
     """Receives the progress of the lanes. Called between rounds, by one thread at a time."""
 
     def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
@@ -77,7 +85,7 @@ class Lanes:
     stream: BatchStream
     model: DenseModel
     coordinator: StepCoordinator
-    observer: Observer
+    callback: LaneCallback
     lanes: int
     wait_s: float  # the longest wait of a rank without data (PROTOCOL 14)
     stop: threading.Event
@@ -95,7 +103,7 @@ class Lanes:
     _splitting: SplitStep | None = None  # the model, while it does
     _summed: Sequence[Lane] = ()  # lanes that hold the sums of the step
     _counted: list[tuple[TrainBatch, StepResult]] = field(default_factory=list)  # of the last round
-    _unreported: bool = False  # the observer has not received the last round
+    _unreported: bool = False  # the callback has not received the last round
     _over: bool = False  # no round follows
     _poll_limit_s: float = 0.0  # the longest wait of a lane without data in this round
 
@@ -264,8 +272,8 @@ class Lanes:
 
     def _report_round(self) -> None:
         for batch, result in self._counted:
-            self.observer.on_trained(batch, result.predictions)
-        self.observer.on_stepped(self.step, sum(len(batch) for batch, _ in self._counted))
+            self.callback.on_trained(batch, result.predictions)
+        self.callback.on_stepped(self.step, sum(len(batch) for batch, _ in self._counted))
         self._counted = []
 
     def _push_gradients(self, index: int, lane: LaneRound) -> None:
@@ -292,3 +300,135 @@ class Lanes:
 
 def _do_nothing() -> None:
     pass
+
+
+# --- rounds with a run of batches a lane, for native models
+
+
+@dataclass(slots=True)
+class _LaneRun:
+    """The run of one lane in a round."""
+
+    run: TrainRun | None = None
+    verdicts: list[BatchVerdict] = field(default_factory=list)  # of the batches to train on
+    ran: Ran | None = None
+    done: list[tuple[TrainBatch, F32]] = field(default_factory=list)  # counted, not yet reported
+
+
+@dataclass
+class RunLanes(Lanes):
+    """The `Lanes` of a native model: no other ranks, and rows in the same process."""
+
+    loop: NativeLoop | None = None
+    _lane_runs: list[_LaneRun] = field(default_factory=list)
+    _round: AgreedRuns = field(default_factory=lambda: AgreedRuns((), trains=False))
+    _first_step: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.loop is not None, "the loop that the lanes run"
+        assert self.loop.lanes == self.lanes, "as many lanes as the loop has"
+        self._first_step = self.step - self.loop.dense_steps
+        self._lane_runs = [_LaneRun() for _ in range(self.lanes)]
+
+    @property
+    def _run_stream(self) -> RunStream:
+        return self.stream  # type: ignore[return-value]  # a trainer with a loop has such a stream
+
+    def _abort(self) -> None:
+        super()._abort()
+        assert self.loop is not None
+        self.loop.abort()
+
+    def _poll(self, index: int, lane: LaneRound, wait_s: float) -> bool:
+        own = self._lane_runs[index]
+        own.run = self._run_stream.next_run(index, wait_s)
+        return own.run is not None
+
+    def _agree(self, *, stopping: bool) -> None:
+        self._round = self.coordinator.agree_runs([own.run for own in self._lane_runs], stopping=stopping)
+        self._over = self._round.over
+        for own, verdicts in zip(self._lane_runs, self._round.verdicts, strict=True):
+            own.verdicts, own.ran = [v for v in verdicts if v is not BatchVerdict.RETURN], None
+
+    def _train(self, index: int, lane: LaneRound) -> None:
+        own, loop, trains = self._lane_runs[index], self.loop, self._round.trains
+        assert loop is not None
+        run, count = own.run, len(own.verdicts)
+        self._unreported = True
+        if run is not None and count:
+            learn = np.array([v is BatchVerdict.LEARN for v in own.verdicts], np.uint8)
+            ran = loop.run(index, run.batches, learn, keep=run.keep[:count], moments=run.traced)
+            own.ran = ran
+        elif trains:
+            ran = loop.join(index)
+        else:
+            return
+        for stage in ("wait", "forward_backward", "step"):
+            lane.stages.seconds[stage] += ran.seconds[stage]
+        if ran.ended is Ended.BROKEN:
+            raise OtherLaneFailed
+
+    def _push_gradients(self, index: int, lane: LaneRound) -> None:
+        own = self._lane_runs[index]
+        run, verdicts, ran = own.run, own.verdicts, own.ran
+        own.run = own.ran = None
+        if run is None:
+            return
+        trained = 0 if ran is None else ran.trained
+        own.done = [] if ran is None else list(_counted(run, verdicts[:trained], ran))
+        self.coordinator.ledger.undo(run.batches.ranges[trained : len(verdicts)], verdicts[trained:])
+        if ran is not None and run.traced:
+            self._trace(index, run, ran)
+        # Refused: the stream rewinds this lane to the applied offsets (PROTOCOL 6).
+        with contextlib.suppress(Refused):
+            self._run_stream.push_run(index, run, ran)
+
+    def _return_unused(self, index: int, lane: LaneRound) -> None:
+        run, self._lane_runs[index].run = self._lane_runs[index].run, None
+        if run is not None:
+            self._run_stream.push_run(index, run, None)
+
+    def _report_round(self) -> None:
+        assert self.loop is not None
+        self.step = self._first_step + self.loop.dense_steps
+        rows = 0
+        for own in self._lane_runs:
+            for part, predictions in own.done:
+                rows += len(part)
+                self.callback.on_trained(part, predictions)
+            own.done = []
+        self.callback.on_stepped(self.step, rows)
+
+    def _new_lanes(self) -> list[LaneRound]:
+        return [LaneRound() for _ in range(self.lanes)]
+
+    def _trace(self, index: int, run: TrainRun, ran: Ran) -> None:
+        moments = ran.moments_ns
+        if moments is None:
+            return
+        starts = run.starts
+        for k, ranges in enumerate(run.batches.ranges[: ran.trained]):
+            at = dict(zip(MOMENTS, moments[k].tolist(), strict=True))
+            request_ids = run.samples.request_ids[starts[k] : starts[k + 1]]
+            training = start_training(ranges, request_ids, at["looked_up"])
+            if training is not None:
+                error = "" if k < ran.pushed else "the push was refused"
+                end_training(training, error, at["pushed"], lane=index, step=self.step, learned=True)
+
+
+def _counted(run: TrainRun, verdicts: Sequence[BatchVerdict], ran: Ran) -> Iterator[tuple[TrainBatch, F32]]:
+    """Yield the samples that count with their predictions (B, L), adjacent batches of one kind together."""
+    starts = run.starts
+    first = 0
+    learned = [verdict is BatchVerdict.LEARN for verdict in verdicts]
+    kinds = list(zip(learned, run.replayed, strict=False))
+    for k, kind in enumerate(kinds):
+        if k + 1 < len(kinds) and kinds[k + 1] == kind:
+            continue
+        counts, replayed = kind
+        low, high = starts[first], starts[k + 1]
+        first = k + 1
+        if counts:
+            whole = (low, high) == (0, len(run.samples))
+            part = run.samples if whole else run.samples.part(low, high)
+            yield (replace(part, replayed=True) if replayed else part), ran.predictions[low:high]

@@ -13,6 +13,7 @@ leases end. A former member has observed the failure itself, so it excludes them
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import threading
@@ -24,16 +25,17 @@ import orjson
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.coordination.claims import LEASE_S, Claims, Held
+from freshet.coordination.claims import LEASE_S, Claims, Lease
 from freshet.errors import Corrupt, Unavailable
 from freshet.observability.skipped_state import skip
-from freshet.trainer.ranks import LocalProcessGroup, ProcessGroup, RankLost
-from freshet.trainer.torch_import import Loading
+from freshet.trainer.process_group import LocalProcessGroup, ProcessGroup, RankLost
 from freshet.types import Fence
 
 __all__ = [
     "GRACE_S",
     "QUORUM_CLAIM",
+    "FixedMembership",
+    "Loading",
     "Membership",
     "MembershipSnapshot",
     "Quorum",
@@ -177,6 +179,46 @@ class QuorumOptions:
         return max(1, min(self.lanes, self.partitions // ranks))
 
 
+def load_torch_process_group() -> None:
+    """Import the module of process groups, and torch with it."""
+    importlib.import_module("freshet.trainer.torch_process_group")
+
+
+class Loading:
+    """One import of torch, started by the first call. Thread-safe.
+
+    A rank that never observes another member's lease never imports torch.
+    """
+
+    def __init__(self, load: Callable[[], None] = load_torch_process_group) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def begin(self) -> bool:
+        """Start the import in a thread unless it was started; return whether it has ended."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="load-torch", daemon=True)
+                self._thread.start()
+            return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait for the end of the import. Raises its error, such as ImportError if torch is not installed."""
+        if not self.begin():
+            assert self._thread is not None
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._load()
+        except Exception as error:
+            self._error = error
+
+
 class Membership:
     """A rank's membership lease and its way from quorum to quorum.
 
@@ -196,7 +238,7 @@ class Membership:
         self._claims, self._options, self._stop, self._clock = claims, options, stop, clock
         self._owner = f"{socket.gethostname()}:{os.getpid()}/{uuid.uuid4().hex[:12]}"
         self._pause = threading.Event()
-        self._lease: Held | None = None
+        self._lease: Lease | None = None
         self._member = -1
         self._store: object | None = None  # of the present quorum, if this rank hosts it
         self.quorum: Quorum | None = None  # the one that this rank is in, or was in last
@@ -269,6 +311,10 @@ class Membership:
             self._pause.wait(POLL_S)
         return True
 
+    def missing(self) -> str | None:
+        """Return why this rank trains in no quorum; None once it was in one."""
+        return None if self._reached else "this rank is in no quorum yet"
+
     def snapshot(self) -> MembershipSnapshot:
         """Read the newest quorum and the live members from the claims. Any thread."""
         self._claims.check()
@@ -331,7 +377,7 @@ class Membership:
         members = {i: fence for i, fence in snapshot.waiting().items() if self._is_eligible(i)}
         store = ""
         if len(members) > 1:
-            from freshet.trainer.torch_ranks import host_store  # noqa: PLC0415 - imports torch
+            from freshet.trainer.torch_process_group import host_store  # noqa: PLC0415 - imports torch
 
             self._store, store = host_store(self._options.address, self._options.form_s)
         text = encode_quorum(members, snapshot.excluded(), store, self._options.lanes_of(len(members)))
@@ -359,17 +405,36 @@ class Membership:
         if size == 1:
             self._store = None
             return LocalProcessGroup(quorum.fence)
-        from freshet.trainer.torch_ranks import TorchProcessGroup, connect_store  # noqa: PLC0415 - imports torch
+        from freshet.trainer.torch_process_group import TorchProcessGroup, connect_store  # noqa: PLC0415 - imports torch
 
-        options = self._options
-        return TorchProcessGroup(
-            connect_store(quorum.store, options.form_s),
-            fence=quorum.fence,
-            rank=rank,
-            size=size,
-            lanes=quorum.lanes,
-            partitions=options.partitions,
-            address=options.address,
-            form_s=options.form_s,
-            answer_s=options.answer_s,
-        )
+        store = connect_store(quorum.store, self._options.form_s)
+        return TorchProcessGroup(store, quorum, rank, self._options)
+
+
+class FixedMembership:
+    """The membership of a rank that trains alone, under a claim that it holds already."""
+
+    member = 0
+
+    def __init__(self, fence: Fence, lanes: int) -> None:
+        self.group = LocalProcessGroup(fence)
+        self.quorum: Quorum | None = Quorum({self.member: fence}, "", lanes, fence)
+
+    def join(self) -> ProcessGroup | None:
+        """Return the group of this rank."""
+        return self.group
+
+    def members_waiting(self) -> bool:
+        """Return False: no rank can join."""
+        return False
+
+    def await_superseded(self) -> bool:
+        """Return False: no quorum follows."""
+        return False
+
+    def missing(self) -> str | None:
+        """Return None: the quorum exists from the start."""
+        return None
+
+    def leave(self) -> None:
+        """Do nothing: the holder of the claim releases it."""

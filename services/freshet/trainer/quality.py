@@ -21,7 +21,7 @@ from freshet.evaluation.popularity import Tally
 from freshet.model.inputs import Labels
 from freshet.types import F32, I64, U64, Bool
 
-__all__ = ["TOGETHER_ROWS", "Observer", "Quality", "lateness_ms"]
+__all__ = ["TOGETHER_ROWS", "PredictionRecorder", "Quality", "lateness_ms"]
 
 TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
@@ -48,7 +48,7 @@ class Now:
     open: list[dict[str, Any]]  # records of the open windows
 
 
-class Observer(Protocol):
+class PredictionRecorder(Protocol):
     """Receives every sample with its predictions; a backtest stores them."""
 
     def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
@@ -68,7 +68,7 @@ class Quality:
     """
 
     def __init__(self, spec: Spec) -> None:
-        self.observer: Observer | None = None
+        self.recorder: PredictionRecorder | None = None
         """Called under the lock, by one thread at a time."""
         labels = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
         window_ms = spec.train.measure_window_ms
@@ -219,7 +219,7 @@ class Quality:
         at_once = self._early[labels.index] & (labels.value > 0)
         known_ms = times_ms + np.where(at_once, ACTION_MS, self._waits_ms[labels.index])
         counted = np.isfinite(labels.value)
-        wanted = which if self.observer is None else np.ones_like(which)
+        wanted = which if self.recorder is None else np.ones_like(which)
         first = 0
         for last in part.ends:  # the baseline predicts each batch before it learns from it
             at = first + np.flatnonzero(wanted[first:last])
@@ -235,8 +235,8 @@ class Quality:
                 self._popularity.take(tally)
             else:
                 self._tallies.append(tally)
-        if self.observer is not None:
-            self.observer.add_predictions(POPULARITY, part.sample_ids, rate)
+        if self.recorder is not None:
+            self.recorder.add_predictions(POPULARITY, part.sample_ids, rate)
         self._add(POPULARITY, [part], [(rate, which)])
 
     def _beside_all(self) -> dict[str, Measures]:
@@ -254,11 +254,11 @@ class Quality:
             return
         seen = [self._usual(_Seen.of(batch, predictions, self._names)) for batch, predictions in waiting]
         self._add(TRAINING, seen, [(part.predictions, None) for part in seen])
-        if self.observer is not None:
+        if self.recorder is not None:
             for part in seen:
                 labels, rows = part.labels, np.arange(len(part.sample_ids))
-                self.observer.add_samples(part.sample_ids, labels.value, part.times_ms)
-                self.observer.add_predictions(TRAINING, part.sample_ids, part.predictions[rows, labels.index])
+                self.recorder.add_samples(part.sample_ids, labels.value, part.times_ms)
+                self.recorder.add_predictions(TRAINING, part.sample_ids, part.predictions[rows, labels.index])
         self._add(SERVED, seen, [(part.served, part.known) for part in seen])
         self._add(RANDOM, seen, [(part.served, part.random) for part in seen])
         for part in seen:

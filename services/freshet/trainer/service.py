@@ -1,32 +1,33 @@
-"""The trainer of a process: the training loop, with threads for versions and measures beside it."""
+"""The trainer of a process: its training loop, with threads for versions and measures beside it."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 import numpy as np
 import orjson
 import structlog
 
-from freshet.batches.stream import TrainBatch
-from freshet.clock import Clock
-from freshet.config.spec.model import Spec
-from freshet.errors import Corrupt, Unavailable
+from freshet.batches.stream import BatchStream, TrainBatch
+from freshet.errors import Corrupt, Fenced, Unavailable
 from freshet.log import Writer
-from freshet.model import DenseModel
+from freshet.log.context import ModelContext
+from freshet.model.native_loop import NativeLoop
 from freshet.process.lifecycle import Pulse
-from freshet.trainer.quality import TOGETHER_ROWS, Quality
-from freshet.trainer.rank_measures import SharedMeasures
-from freshet.trainer.ranks import ProcessGroup
-from freshet.trainer.state_sync import Progress
-from freshet.trainer.step_coordinator import EXCHANGE_S, DenseLedger
-from freshet.trainer.training_loop import TrainingLoop
-from freshet.trainer.version_writer import Snapshot, Versioner
+from freshet.trainer.lanes import STAGES, LaneCallback, Lanes, RunLanes
+from freshet.trainer.membership import FixedMembership, Membership
+from freshet.trainer.process_group import ProcessGroup, RankLost
+from freshet.trainer.quality import TOGETHER_ROWS
+from freshet.trainer.state_sync import DenseState
+from freshet.trainer.step_coordinator import EXCHANGE_S, StepCoordinator
+from freshet.trainer.version_writer import Snapshot, VersionWriter
 from freshet.types import F32, Append, BytesColumn
 from freshet.versions import Manifest
 
-__all__ = ["Progress", "Trainer"]
+__all__ = ["Mode", "StreamFactory", "Trainer", "TrainingCallback", "TrainingLoop"]
 
 log = structlog.get_logger("freshet.trainer")
 
@@ -34,40 +35,170 @@ WINDOWS_EVERY_S = 1.0
 """Seconds between two writes of complete windows of measures: the console reads about as often."""
 
 
-class Trainer:
-    """One rank; the observer of its lanes."""
+Mode = Literal["hybrid", "sync", "async"]
+
+FLUSH_S = 1.0
+"""Seconds that the end of a quorum waits for the shards to acknowledge the last pushes; batches without an
+acknowledgement are trained on again."""
+
+WAITING_EVERY_S = 0.1
+"""Seconds between two checks whether another rank waits to join."""
+
+
+class StreamFactory(Protocol):
+    """Opens the batch stream of a rank in a new quorum."""
+
+    def __call__(self, group: ProcessGroup, lanes: int) -> BatchStream:
+        """Open a stream under the group's fence that starts at the applied offsets.
+
+        Lane i gets the partitions p with p % (ranks * lanes) == rank * lanes + i. The caller closes the
+        stream when the quorum ends.
+        """
+
+
+class TrainingCallback(LaneCallback, Protocol):
+    """A callback of the lanes that also follows the quorums of its rank."""
+
+    def on_state_synced(self, group: ProcessGroup) -> None:
+        """The ranks of a new quorum have the same state; training continues from it."""
+
+
+class TrainingLoop:
+    """The rounds of a rank, from quorum to quorum (PROTOCOL 14, 15).
+
+    When a rank is lost, joins or leaves, the quorum ends between two steps: the lanes return their batches,
+    a new quorum forms, its ranks sync to the state of the highest step, partitions are assigned anew, and
+    training continues. No process restarts. A rank alone has one quorum, which lasts.
+    """
 
     def __init__(
         self,
+        context: ModelContext,
+        membership: Membership | FixedMembership,
+        state: DenseState,
+        open_stream: StreamFactory,
         *,
-        spec: Spec,
-        model: DenseModel,
-        training_loop: TrainingLoop,
-        ledger: DenseLedger,
-        quality: Quality,
-        versioner: Versioner,
-        writer: Writer,
-        measures_topic: str,
-        clock: Clock,
-        progress: Progress,
-        shared: SharedMeasures | None = None,
+        native_loop: NativeLoop | None = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start no thread yet; `ledger`, `quality`, `progress` and the model continue one version.
+        """Join no quorum yet.
 
-        `shared` exchanges measures with other ranks; None: there are none.
+        Args:
+            context: the model.
+            membership: of this rank.
+            state: of this rank.
+            open_stream: opens the batch stream of a quorum.
+            native_loop: of a native model; streams are `RunStream` then.
+            prepare: runs first in each lane's thread.
         """
-        self._spec, self._model, self._ledger, self._quality = spec, model, ledger, quality
-        self._versioner, self._writer, self._topic, self._clock = versioner, writer, measures_topic, clock
-        self._due = clock.monotonic() + spec.train.version_interval_ms / 1000
+        self._train, self._clock = context.spec.train, context.clock
+        self.membership, self._state, self._open_stream = membership, state, open_stream
+        self._native_loop, self._prepare = native_loop, prepare
+        self.quorums = 0  # that this rank was in
+        self.lost = 0  # quorums that ended because a rank was lost
+        self._past = dict.fromkeys(STAGES, 0.0)
+        self._running: Lanes | None = None
+        self._checked_s = float("-inf")
+        self._members_waiting = False
+
+    def run(self, callback: TrainingCallback, stop: threading.Event) -> None:
+        """Train on the caller's thread and the lanes' threads until `stop` is set; raises a lane's error."""
+        try:
+            while not stop.is_set():
+                group = self.membership.join()
+                if group is None:
+                    break
+                self.quorums += 1
+                try:
+                    self._run_quorum(group, callback, stop)
+                except (RankLost, Fenced) as error:
+                    if isinstance(error, Fenced) and not self.membership.await_superseded():
+                        raise
+                    self.lost += 1
+                    log.warning("a rank was lost", world=int(group.fence), reason=str(error))
+                finally:
+                    group.close()
+        finally:
+            self.membership.leave()
+
+    def status(self) -> dict[str, int]:
+        """Return this rank's membership for the status."""
+        quorum = self.membership.quorum
+        return {
+            "seat": self.membership.member,
+            "ranks": len(quorum.members) if quorum is not None else 0,
+            "worlds": self.quorums,
+            "lost": self.lost,
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds that the lanes have spent in each stage."""
+        now = self._running.seconds() if self._running is not None else {}
+        return {stage: past + now.get(stage, 0.0) for stage, past in self._past.items()}
+
+    def _run_quorum(self, group: ProcessGroup, callback: TrainingCallback, stop: threading.Event) -> None:
+        independent = self._train.mode == "async"
+        self._state.sync(group, independent=independent)
+        callback.on_state_synced(group)
+        quorum = self.membership.quorum
+        assert quorum is not None
+        coordinator = StepCoordinator(
+            group, self._state.ledger, self._must_regroup, self._exchange, independent, self._clock
+        )
+        stream, model, wait_s = self._open_stream(group, quorum.lanes), self._state.model, self._wait_s
+        lanes = (stream, model, coordinator, callback, quorum.lanes, wait_s, stop, self._state.progress.steps)
+        try:
+            loop = self._native_loop
+            self._running = Lanes(*lanes) if loop is None else RunLanes(*lanes, loop=loop)
+            self._running.run(self._prepare)
+            stream.flush(FLUSH_S)
+        finally:
+            self._past, self._running = self.seconds(), None
+            stream.close()
+
+    @property
+    def _wait_s(self) -> float:
+        """The longest wait of a lane without data (PROTOCOL 14)."""
+        return self._train.batch_wait_ms / 1000
+
+    def _exchange(self, group: ProcessGroup, last: bool) -> None:
+        self._state.shared.exchange(group, last)
+        if self._train.mode == "async":
+            mine = np.array(sorted(self._state.ledger.applied.items()), np.int64)
+            for vector in group.exchange(mine.tobytes()):
+                self._state.ledger.raise_to(np.frombuffer(vector, np.int64).reshape(-1, 2).tolist())
+
+    def _must_regroup(self) -> bool:
+        now = self._clock.monotonic()
+        if now >= self._checked_s + WAITING_EVERY_S:
+            self._checked_s, self._members_waiting = now, self.membership.members_waiting()
+        return self._members_waiting
+
+
+class Trainer:
+    """One rank; the callback of its lanes."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        state: DenseState,
+        training_loop: TrainingLoop,
+        version_writer: VersionWriter,
+        writer: Writer,
+    ) -> None:
+        """Start no thread yet. `writer` appends windows of measures."""
+        self._context, self._state, self._training_loop = context, state, training_loop
+        self._version_writer, self._writer = version_writer, writer
+        self._interval_s = context.spec.train.version_interval_ms / 1000
+        self._due = context.clock.monotonic() + self._interval_s
         self._to_measure = threading.Event()
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(maxsize=1)
-        self._shared, self._leads = shared, True
-        self._last_step = progress.steps
+        self._leads = True
+        self.progress = state.progress
+        self._last_step = self.progress.steps
         self._failed: Exception | None = None
-        self.progress = progress
         self.stop = threading.Event()
         self._over = threading.Event()
-        self._training_loop = training_loop
         self.pulse = Pulse()  # beats between two rounds
 
     def run(self) -> None:
@@ -97,26 +228,26 @@ class Trainer:
 
     def begin(self) -> None:
         """Write version 0 of a new model, unless the store has a version."""
-        self._versioner.begin(self.snapshot())
+        self._version_writer.begin(self.snapshot())
 
     def snapshot(self) -> Snapshot:
         """Copy the dense state and the vector. Call it between two steps only."""
-        tensors = {name: np.array(tensor) for name, tensor in self._model.state().items()}
-        tensors.update({f"measures/{name}": np.array(t) for name, t in self._quality.state().items()})
+        tensors = {name: np.array(tensor) for name, tensor in self._state.model.state().items()}
+        tensors.update({f"measures/{name}": np.array(t) for name, t in self._state.quality.state().items()})
         return Snapshot(
             tensors=tensors,
-            applied=dict(self._ledger.applied),
+            applied=dict(self._state.ledger.applied),
             step=self.progress.steps,
             event_time_ms=self.progress.event_time_ms,
-            measures=self._quality.summary(),
-            finite=self._model.finite(),
+            measures=self._state.quality.summary(),
+            finite=self._state.model.finite(),
         )
 
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds that the lanes have spent in each stage, summed over them."""
         return self._training_loop.seconds()
 
-    # --- Observer of the lanes
+    # --- the callback of the lanes
 
     def on_trained(self, batch: TrainBatch, predictions: F32) -> None:
         """Add a batch that counted, with its (B, L) predictions, to the measures unless it is replayed."""
@@ -125,14 +256,14 @@ class Trainer:
         self.progress.event_time_ms = max(self.progress.event_time_ms, newest)
         if batch.replayed:
             return
-        if self._quality.add(batch, predictions) >= TOGETHER_ROWS:
+        if self._state.quality.add(batch, predictions) >= TOGETHER_ROWS:
             self._to_measure.set()
 
     def on_stepped(self, step: int, rows: int) -> None:
         """Copy a snapshot when a version is due."""
         self.pulse.beat()
         self.progress.steps = step
-        now = self._clock.monotonic()
+        now = self._context.clock.monotonic()
         if self._failed is not None:
             self.stop.set()
         if not self._leads or step == self._last_step or now < self._due:
@@ -142,11 +273,11 @@ class Trainer:
         except queue.Full:
             return  # the writer still writes the last one
         self._last_step = step
-        self._due = now + self._spec.train.version_interval_ms / 1000
+        self._due = now + self._interval_s
 
     def on_state_synced(self, group: ProcessGroup) -> None:
         """Adopt the quorum's fence; its rank 0 writes versions and measures from now on."""
-        self._leads, self._versioner.fence = group.rank == 0, group.fence
+        self._leads, self._version_writer.fence = group.rank == 0, group.fence
         if self._leads:
             self.begin()
         else:
@@ -154,16 +285,15 @@ class Trainer:
 
     def _measure(self) -> None:
         """Count the added batches and write complete windows, on a thread of its own: lanes must not wait."""
-        due = self._clock.monotonic()
+        due = self._context.clock.monotonic()
         try:
             while not self._over.is_set():
-                self._to_measure.wait(WINDOWS_EVERY_S if self._shared is None else EXCHANGE_S)
+                self._to_measure.wait(EXCHANGE_S)
                 self._to_measure.clear()
-                self._quality.count()
-                if self._shared is not None:
-                    self._shared.merge_received()
-                    self._shared.prepare()
-                if (now := self._clock.monotonic()) >= due:
+                self._state.quality.count()
+                self._state.shared.merge_received()
+                self._state.shared.prepare()
+                if (now := self._context.clock.monotonic()) >= due:
                     due = now + WINDOWS_EVERY_S
                     self._write_windows()
         except Exception as error:  # stops the lanes; `run` raises it
@@ -171,18 +301,18 @@ class Trainer:
             self._failed = error
 
     def _write_windows(self) -> None:
-        windows = self._quality.finished_windows()
+        windows = self._state.quality.finished_windows()
         if windows and self._leads:  # the figures of all ranks are the same
             values = [orjson.dumps(w, option=orjson.OPT_SERIALIZE_NUMPY) for w in windows]
             try:
-                self._writer.append([Append(self._topic, 0, BytesColumn.of(values))])
+                self._writer.append([Append(self._context.topics.measures, 0, BytesColumn.of(values))])
             except Unavailable as error:
                 log.warning("windows of measures were not written", reason=str(error), windows=len(windows))
 
     def _write_versions(self) -> None:
         while (snapshot := self._snapshots.get()) is not None:
             try:
-                manifest: Manifest = self._versioner.next(snapshot)
+                manifest: Manifest = self._version_writer.next(snapshot)
                 self.progress.version, self.progress.version_error = manifest.number, ""
             except (Unavailable, Corrupt, KeyError, ValueError, OSError) as error:  # of the version store
                 log.error("version not written; the next one is tried", step=snapshot.step, reason=str(error))

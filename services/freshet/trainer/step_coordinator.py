@@ -1,6 +1,6 @@
-"""Step coordinators: the agreement of lanes and ranks before and after each step (PROTOCOL 14).
+"""The step coordinator: the agreement of lanes and ranks before and after each step (PROTOCOL 14).
 
-A coordinator decides which batches count, and sums gradients. The decisions need no I/O and no tensors.
+It decides which batches count, and sums gradients. The decisions need no I/O and no tensors.
 
 Letters: L lanes of a rank.
 """
@@ -10,25 +10,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from freshet.batches.stream import TrainBatch, TrainRun
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.model import Lane
-from freshet.trainer.ranks import ProcessGroup, Proposal, ProposedBatch, RankLost, vector_checksum
+from freshet.trainer.process_group import ProcessGroup, Proposal, ProposedBatch, RankLost, vector_checksum
 from freshet.types import OffsetRange
 
 __all__ = [
     "EXCHANGE_S",
     "Agreed",
     "AgreedRuns",
-    "AsyncStepCoordinator",
     "BatchVerdict",
     "DenseLedger",
-    "LocalStepCoordinator",
     "Ranges",
     "StepCoordinator",
-    "SyncStepCoordinator",
 ]
 
 Ranges = tuple[OffsetRange, ...]
@@ -131,28 +127,6 @@ class Agreed:
     others: bool = False  # other ranks have batches, so this one must not delay them
 
 
-class StepCoordinator(Protocol):
-    """Agreement before a round, and sums after it. One lane at a time calls it, between two dense steps."""
-
-    def agree(self, step: int, batches: Sequence[TrainBatch | None], *, stopping: bool) -> Agreed:
-        """Decide on the batches of a round and advance the vector (PROTOCOL 14).
-
-        Args:
-            step: completed steps.
-            batches: (L,) of this rank's lanes; None: the lane has no batch.
-            stopping: this rank must stop.
-
-        Raises:
-            RankLost: a rank did not answer; the vector is unchanged.
-        """
-
-    def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
-        """Sum the gradients of the lanes; returns the lanes that hold the sums for the step.
-
-        Raises RankLost: the vector is as before this round; the gradients are void.
-        """
-
-
 def _has_rows(batches: Sequence[TrainBatch | None], verdicts: Sequence[BatchVerdict | None]) -> bool:
     pairs = zip(batches, verdicts, strict=True)
     return any(b is not None and len(b) > 0 and v is BatchVerdict.LEARN for b, v in pairs)
@@ -174,57 +148,92 @@ class AgreedRuns:
 
 
 @dataclass
-class LocalStepCoordinator:
-    """The coordinator of a single rank: the dense step itself sums its lanes."""
+class StepCoordinator:
+    """Agreement before each round, and sums of gradients after it; a rank alone is a group of one.
 
-    ledger: DenseLedger
-    must_regroup: Callable[[], bool] = lambda: False  # whether another rank waits to join
+    Ranks that step together decide on the same proposals in the same order, so they get the same vector. A
+    batch is one dense step for them, because the vector cannot express a position within a batch at which a
+    rank was lost. Independent ranks (mode `async`) step alone and agree with the others every EXCHANGE_S.
 
-    def agree(self, step: int, batches: Sequence[TrainBatch | None], *, stopping: bool) -> Agreed:
-        """Decide on this rank's batches."""
-        if self.must_regroup() or (stopping and all(b is None for b in batches)):
-            return Agreed([None] * len(batches), steps=False, over=True)
-        verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
-        return Agreed(verdicts, _has_rows(batches, verdicts), largest=_largest(batches, verdicts))
-
-    def agree_runs(self, runs: Sequence[TrainRun | None], *, stopping: bool) -> AgreedRuns:
-        """Decide on all steps of the runs at once: no other rank can change a verdict between two steps."""
-        if self.must_regroup() or (stopping and all(run is None for run in runs)):
-            return AgreedRuns([[] for _ in runs], trains=False, over=True)
-        verdicts = self.ledger.decide_runs([None if run is None else run.batches.ranges for run in runs])
-        return AgreedRuns(verdicts, any(lane[:1] not in ([], [BatchVerdict.RETURN]) for lane in verdicts))
-
-    def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
-        """Return all lanes unchanged."""
-        return lanes
-
-
-@dataclass
-class SyncStepCoordinator:
-    """The coordinator of ranks that step together.
-
-    All ranks decide on the same proposals in the same order, so they get the same vector. A batch is one
-    dense step, because the vector cannot express a position within a batch at which a rank was lost.
+    One lane at a time calls the coordinator, between two dense steps.
     """
 
     group: ProcessGroup
     ledger: DenseLedger
-    exchange: Callable[[ProcessGroup, bool], None]  # of measures; the flag marks the quorum's last exchange
-    must_regroup: Callable[[], bool]  # whether another rank waits to join
+    must_regroup: Callable[[], bool] = lambda: False  # whether another rank waits to join
+    exchange: Callable[[ProcessGroup, bool], None] = lambda group, last: None
+    """Exchanges measures, in mode `async` also vectors; the flag marks the quorum's last exchange."""
+    independent: bool = False  # mode `async`
     clock: Clock = SYSTEM_CLOCK
     _before: Mapping[int, int] = field(default_factory=dict)  # the vector before this round
     _exchanged_s: float = float("-inf")
 
     def agree(self, step: int, batches: Sequence[TrainBatch | None], *, stopping: bool) -> Agreed:
+        """Decide on the batches of a round and advance the vector (PROTOCOL 14).
+
+        Args:
+            step: completed steps.
+            batches: (L,) of this rank's lanes; None: the lane has no batch.
+            stopping: this rank must stop.
+
+        Raises:
+            RankLost: a rank did not answer; the vector is unchanged.
+        """
+        leaving = stopping and all(b is None for b in batches)
+        if self.group.size > 1 and not self.independent:
+            return self._agree_together(step, batches, leaving=leaving)
+        if self._is_over(step, len(batches), leaving=leaving):
+            return _over(batches)
+        verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
+        return Agreed(verdicts, _has_rows(batches, verdicts), largest=_largest(batches, verdicts))
+
+    def agree_runs(self, runs: Sequence[TrainRun | None], *, stopping: bool) -> AgreedRuns:
+        """Decide on all steps of the runs of a rank alone: no other can change a verdict between two steps.
+
+        Raises ValueError if there are other ranks, which agree at every step.
+        """
+        if self.group.size > 1:
+            raise ValueError(f"{self.group.size} ranks agree at every step, not on runs of batches")
+        if self._is_over(0, len(runs), leaving=stopping and all(run is None for run in runs)):
+            return AgreedRuns([[] for _ in runs], trains=False, over=True)
+        verdicts = self.ledger.decide_runs([None if run is None else run.batches.ranges for run in runs])
+        return AgreedRuns(verdicts, any(lane[:1] not in ([], [BatchVerdict.RETURN]) for lane in verdicts))
+
+    def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
+        """Sum the gradients; returns the lanes that hold the sums for the step.
+
+        A rank that steps alone keeps its lanes, which the dense step itself sums. Other ranks merge their
+        lanes, then sum over the ranks, so that every rank makes the same step.
+
+        Raises RankLost: the vector is as before this round; the gradients are void.
+        """
+        if self.group.size == 1 or self.independent:
+            return lanes
+        first, *others = lanes
+        for lane in others:
+            first.merge(lane)
+        try:
+            self.group.reduce(first.reduce_buffers())
+        except RankLost:
+            self.ledger.applied = dict(self._before)
+            raise
+        return [first]
+
+    def _agree_together(self, step: int, batches: Sequence[TrainBatch | None], *, leaving: bool) -> Agreed:
         """Gather the proposals of all ranks and decide on all of them."""
-        mine = self._proposal(step, batches, stopping=stopping)
+        mine = Proposal(
+            step=step,
+            vector=vector_checksum(self.ledger.applied),
+            lanes=tuple(None if b is None else ProposedBatch(b.ranges, len(b)) for b in batches),
+            leaving=leaving,
+            change=self.must_regroup(),
+            # Only the leader proposes an exchange, so all exchange together.
+            measures=self.group.rank == 0 and self._is_exchange_due(),
+        )
         proposals = self.group.gather(mine)
-        self._check(mine, proposals)
-        over = any(p.leaving or p.change for p in proposals)
-        if over or any(p.measures for p in proposals):
-            self.exchange(self.group, over)
-        if over:
-            return Agreed([None] * len(batches), steps=False, over=True)
+        _check(mine, proposals)
+        if self._exchange(proposals):
+            return _over(batches)
         self._before = dict(self.ledger.applied)
         proposed = [lane for proposal in proposals for lane in proposal.lanes]
         verdicts = self.ledger.decide([None if lane is None else lane.ranges for lane in proposed])
@@ -237,71 +246,41 @@ class SyncStepCoordinator:
         others = any(lane is not None for lane in [*proposed[:first], *proposed[stop:]])
         return Agreed(verdicts[first:stop], steps, others=others)
 
-    def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
-        """Merge the lanes, then sum over the ranks, so that every rank makes the same step."""
-        first, *others = lanes
-        for lane in others:
-            first.merge(lane)
-        try:
-            self.group.reduce(first.reduce_buffers())
-        except RankLost:
-            self.ledger.applied = dict(self._before)
-            raise
-        return [first]
-
-    def _proposal(self, step: int, batches: Sequence[TrainBatch | None], *, stopping: bool) -> Proposal:
-        return Proposal(
-            step=step,
-            vector=vector_checksum(self.ledger.applied),
-            lanes=tuple(None if b is None else ProposedBatch(b.ranges, len(b)) for b in batches),
-            leaving=stopping and all(b is None for b in batches),
-            change=self.must_regroup(),
-            measures=self._measures_due(),
+    def _is_over(self, step: int, lanes: int, *, leaving: bool) -> bool:
+        """Return whether a rank that steps alone must end its rounds; agrees with others when that is due."""
+        if self.group.size == 1:
+            return leaving or self.must_regroup()
+        if not self._is_exchange_due():
+            return False
+        proposal = Proposal(
+            step, 0, (None,) * lanes, leaving=leaving, change=self.must_regroup(), measures=True
         )
+        over = self._exchange(self.group.gather(proposal))
+        self._exchanged_s = self.clock.monotonic()  # the slowest rank delays the others once an interval
+        return over
 
-    def _measures_due(self) -> bool:
-        """Return whether to propose an exchange; only the leader does, so all exchange together."""
+    def _exchange(self, proposals: Sequence[Proposal]) -> bool:
+        """Exchange measures if a rank proposed that; returns whether the quorum ends."""
+        over = any(p.leaving or p.change for p in proposals)
+        if over or any(p.measures for p in proposals):
+            self.exchange(self.group, over)
+        return over
+
+    def _is_exchange_due(self) -> bool:
         now = self.clock.monotonic()
-        if self.group.rank or now < self._exchanged_s + EXCHANGE_S:
+        if now < self._exchanged_s + EXCHANGE_S:
             return False
         self._exchanged_s = now
         return True
 
-    @staticmethod
-    def _check(mine: Proposal, proposals: Sequence[Proposal]) -> None:
-        states = {(p.step, p.vector) for p in proposals}
-        if len(states) > 1 or any(len(p.lanes) != len(mine.lanes) for p in proposals):
-            found = [(p.step, p.vector, len(p.lanes)) for p in proposals]
-            raise RankLost(f"ranks differ in step, vector or lanes: {found}; they sync their state")
+
+def _over(batches: Sequence[TrainBatch | None]) -> Agreed:
+    return Agreed([None] * len(batches), steps=False, over=True)
 
 
-@dataclass
-class AsyncStepCoordinator:
-    """The coordinator of mode `async`: a rank steps alone and agrees with the others every EXCHANGE_S."""
-
-    group: ProcessGroup
-    ledger: DenseLedger
-    exchange: Callable[[ProcessGroup, bool], None]  # of measures and vectors; the flag marks the last one
-    must_regroup: Callable[[], bool]
-    clock: Clock = SYSTEM_CLOCK
-    _agreed_s: float = float("-inf")
-
-    def agree(self, step: int, batches: Sequence[TrainBatch | None], *, stopping: bool) -> Agreed:
-        """Decide on this rank's batches; agree with the other ranks first when that is due."""
-        if self.clock.monotonic() >= self._agreed_s + EXCHANGE_S:
-            leaving = stopping and all(b is None for b in batches)
-            lanes = (None,) * len(batches)
-            proposals = self.group.gather(
-                Proposal(step, 0, lanes, leaving=leaving, change=self.must_regroup())
-            )
-            over = any(p.leaving or p.change for p in proposals)
-            self.exchange(self.group, over)
-            self._agreed_s = self.clock.monotonic()
-            if over:
-                return Agreed([None] * len(batches), steps=False, over=True)
-        verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
-        return Agreed(verdicts, _has_rows(batches, verdicts), largest=_largest(batches, verdicts))
-
-    def reduce(self, lanes: Sequence[Lane]) -> Sequence[Lane]:
-        """Return this rank's lanes unchanged."""
-        return lanes
+def _check(mine: Proposal, proposals: Sequence[Proposal]) -> None:
+    """Raise RankLost if the ranks differ in step, vector or lanes."""
+    states = {(p.step, p.vector) for p in proposals}
+    if len(states) > 1 or any(len(p.lanes) != len(mine.lanes) for p in proposals):
+        found = [(p.step, p.vector, len(p.lanes)) for p in proposals]
+        raise RankLost(f"ranks differ in step, vector or lanes: {found}; they sync their state")

@@ -12,13 +12,12 @@ import orjson
 import structlog
 from numpy.typing import NDArray
 
-from freshet.clock import Clock
 from freshet.config.spec.identity import explain_defaults
-from freshet.config.spec.model import Spec
 from freshet.config.spec.transforms import Outcomes, outcomes_of
 from freshet.errors import Corrupt, FreshetError, Mismatch
 from freshet.evaluation.gate import Scored, Verdict, judge
 from freshet.log import EventLog, Writer
+from freshet.log.context import ModelContext
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs, arrays_of, inputs_of, joined
 from freshet.observability.skipped_state import skip
@@ -29,7 +28,7 @@ from freshet.versions import Manifest, Version, VersionStore
 from freshet.versions.promotions import PEOPLE
 from freshet.versions.weights import MOST_DIGITS
 
-__all__ = ["Pin", "Pins", "Snapshot", "Versioner", "restart_point", "versions_record"]
+__all__ = ["Pin", "Pins", "Snapshot", "VersionWriter", "restart_point", "versions_record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,20 +197,17 @@ def versions_record(kind: str, **fields: object) -> BytesColumn:
 
 
 @dataclass
-class Versioner:
+class VersionWriter:
     """Stores snapshots as versions and promotes those that pass the gate. One thread uses it."""
 
-    spec: Spec
-    spec_hash: str
-    log_id: str
+    context: ModelContext
+    log_id: str  # of the topic of samples
     store: VersionStore
     writer: Writer
-    topic: str
-    fence: Fence
-    clock: Clock
-    scorer: Callable[[], DenseModel]  # creates a model for scoring, without optimiser state
-    recent: Callable[[int], Sequence[ModelInputs]]  # at least so many of the newest samples
     pins: Pins
+    recent: Callable[[int], Sequence[ModelInputs]]  # at least so many of the newest samples
+    scorer: Callable[[], DenseModel]  # creates a model for scoring, without optimiser state
+    fence: Fence = Fence(-1)  # noqa: RUF009 - a NewType of int; of the quorum that the rank is in
     _carried_over: ModelInputs | None = field(default=None, init=False)  # samples that a version carried
     _resumed: bool = field(default=False, init=False)
 
@@ -232,7 +228,7 @@ class Versioner:
         return self._recorded(self._next(snapshot), start_ns)
 
     def _recorded(self, manifest: Manifest, start_ns: int) -> Manifest:
-        record_publication(self.spec_hash, manifest.number, manifest.step, manifest.verdict, start_ns)
+        record_publication(self.context.spec_hash, manifest.number, manifest.step, manifest.verdict, start_ns)
         return manifest
 
     def _next(self, snapshot: Snapshot) -> Manifest:
@@ -269,9 +265,9 @@ class Versioner:
     def _put(self, number: int, snapshot: Snapshot) -> Manifest:
         manifest = Manifest(
             number=number,
-            model=self.spec.name,
-            spec_hash=self.spec_hash,
-            created_ms=self.clock.now_ms(),
+            model=self.context.spec.name,
+            spec_hash=self.context.spec_hash,
+            created_ms=self.context.clock.now_ms(),
             step=snapshot.step,
             applied=dict(snapshot.applied),
             log_id=self.log_id,
@@ -287,7 +283,7 @@ class Versioner:
 
     def _carried(self, number: int) -> Mapping[str, NDArray[Any]]:
         """Return the gate's samples for a version that carries them: they exceed most models' weights."""
-        if number >= JUDGING_EVERY and number % min(JUDGING_EVERY, self.spec.train.keep_versions):
+        if number >= JUDGING_EVERY and number % min(JUDGING_EVERY, self.context.spec.train.keep_versions):
             return {}
         batches = [batch for batch in self._judging() if batch.labels is not None and batch.size]
         if not batches:
@@ -296,7 +292,7 @@ class Versioner:
 
     @cached_property
     def _outcomes(self) -> Outcomes:
-        return outcomes_of(self.spec)
+        return outcomes_of(self.context.spec)
 
     def _judge(self, manifest: Manifest, snapshot: Snapshot) -> Verdict:
         if not snapshot.finite:
@@ -308,14 +304,14 @@ class Versioner:
         inputs = self._judging()
         candidate = self._score(snapshot.tensors, inputs)
         untrained = stable is not None and stable.manifest.number == 0
-        return judge(self.spec, candidate, self._scored_stable(stable, inputs), untrained=untrained)
+        return judge(self.context.spec, candidate, self._scored_stable(stable, inputs), untrained=untrained)
 
     def _judging(self) -> list[ModelInputs]:
         """Return the newest samples, with those of a version while this process has too few."""
         if not self._resumed:
             self._resumed = True
             self._resume(self.store.numbers())
-        wanted = self.spec.serve.gate.samples
+        wanted = self.context.spec.serve.gate.samples
         newest = list(self.recent(wanted))
         if self._carried_over is not None and sum(batch.size for batch in newest) >= wanted:
             self._carried_over = None
@@ -364,7 +360,7 @@ class Versioner:
         lane = model.lane()
         predictions = [lane.score(batch).copy() for batch in inputs]
         labels = [batch.labels for batch in inputs if batch.labels is not None]
-        heads = len(self.spec.labels)
+        heads = len(self.context.spec.labels)
         return Scored(
             predictions=np.concatenate(predictions) if predictions else np.empty((0, heads), np.float32),
             label=np.concatenate([x.index for x in labels]) if labels else np.empty(0, np.uint8),
@@ -418,13 +414,13 @@ class Versioner:
             return False
 
     def _announce(self, kind: str, **fields: object) -> None:
-        value = versions_record(kind, fence=int(self.fence), time_ms=self.clock.now_ms(), **fields)
-        self.writer.append([Append(self.topic, 0, value)])
+        value = versions_record(kind, fence=int(self.fence), time_ms=self.context.clock.now_ms(), **fields)
+        self.writer.append([Append(self.context.topics.versions, 0, value)])
 
     def _forget_old(self) -> None:
         keep = set(self.store.aliases().values())
         numbers = list(self.store.numbers())
-        for number in numbers[: -self.spec.train.keep_versions]:
+        for number in numbers[: -self.context.spec.train.keep_versions]:
             if number not in keep and number != 0:
                 try:
                     self.store.delete(number)

@@ -53,7 +53,7 @@ nb::tuple body(const WriterSchema& schema, const nb::bytes& data, bool ignore_un
   return transcoded(std::move(made));
 }
 
-// The first name that stands twice in an object of a JSON text; none if there is none, or the text is not JSON.
+// The first name that an object of a JSON text has twice; none if there is none, or the text is not JSON.
 nb::object repeated_name(const nb::bytes& data) {
   const std::span<const uint8_t> bytes{static_cast<const uint8_t*>(data.data()), data.size()};
   JsonParser parser;

@@ -114,8 +114,8 @@ nb::tuple decode(const DecodePlan& plan, const std::vector<const Program*>& prog
   return tuple_of(std::move(made));
 }
 
-// Blocks of one schema, read and decoded for training in one call: a lane asks for the interpreter once and not twice.
-// None where anything is out of the ordinary: another schema, a damaged block, a record that cannot be decoded.
+// Blocks of one schema, read and decoded for training in one call: a lane takes the interpreter's lock once and not
+// twice. None where anything is out of the ordinary: another schema, a damaged block, a record that cannot be decoded.
 nb::object decode_usual_blocks(const DecodePlan& plan, const Program& program, uint32_t schema_id,
                                const In<uint8_t>& data, const In<int64_t>& ends) {
   BlockColumns read;

@@ -1,4 +1,4 @@
-// Bodies of requests to what the log takes.
+// From bodies of requests to records of the log.
 #include <nanobind/stl/string_view.h>
 
 #include <stdexcept>

@@ -133,7 +133,7 @@ void bind_join(nb::module_& m) {
             plan.require_shown = require_shown;
             plan.early = early;
             plan.negatives = negatives;
-            plan.ramp = ramp;
+            plan.warm_up_waits = ramp;
             new (self) Joiner(std::move(plan));
           },
           nb::arg("windows_ms"), nb::arg("given"), nb::arg("numeric"), nb::arg("aggregate_labels"),

@@ -17,7 +17,7 @@ void expect(bool ok, const char* what) {
   if (!ok) throw nb::value_error(what);
 }
 
-nb::tuple told(const LoopRan& ran) {
+nb::tuple tuple_of(const LoopRan& ran) {
   return nb::make_tuple(static_cast<int>(ran.ended), ran.trained, ran.pushed, ran.skipped, ran.bucket,
                         std::vector<double>(ran.seconds.begin(), ran.seconds.end()));
 }
@@ -82,7 +82,7 @@ nb::tuple run(HedgeLoop& loop, uint32_t lane, const std::vector<nb::tuple>& grou
     const nb::gil_scoped_release release;
     ran = loop.run(lane, samples, batches, predictions.data());
   }
-  return told(ran);
+  return tuple_of(ran);
 }
 
 nb::tuple join(HedgeLoop& loop, uint32_t lane) {
@@ -92,7 +92,7 @@ nb::tuple join(HedgeLoop& loop, uint32_t lane) {
     const nb::gil_scoped_release release;
     ran = loop.run(lane, {}, {}, nullptr);
   }
-  return told(ran);
+  return tuple_of(ran);
 }
 
 // (batch, per group (rows (U, S), positions, feature starts, list ends or None of each feature)) of each batch that was

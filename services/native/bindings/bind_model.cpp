@@ -64,7 +64,7 @@ void forward_backward(HedgeLane& lane, const HedgeModel& model, nb::list groups,
   lane.forward_backward(batch.view, learn_dense, predictions.data(), losses.data(), rows.data());
 }
 
-// A batch that a lane steps rows of: what it reads and writes, held until it is done.
+// A batch whose rows a lane steps: its inputs and outputs, kept until it is done.
 struct InSteps {
   Batch batch;
   std::vector<const RowSteps*> steps;
@@ -128,7 +128,7 @@ bool advance_steps(HedgeLane& lane, const InSteps&) {
 std::vector<size_t> end_steps(const HedgeLane& lane, const InSteps& batch, Out2<double> losses, Out<double> rows) {
   if (losses.shape(0) != lane.labels() || losses.shape(1) != lane.experts() || rows.shape(0) != lane.labels())
     throw std::invalid_argument("expected losses (L, K) and rows (L,)");
-  lane.told(losses.data(), rows.data());
+  lane.losses_of_batch(losses.data(), rows.data());
   std::vector<size_t> made;
   for (size_t g = 0; g < batch.steps.size(); ++g) made.push_back(lane.gradients(g).starts.back());
   return made;

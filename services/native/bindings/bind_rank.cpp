@@ -19,7 +19,7 @@ nb::object read(const RankRules& rules, const WriterSchema& request, const nb::b
   return made ? nb::cast(std::move(*made)) : nb::none();
 }
 
-// The answer's items and, if asked for, the event that was served.
+// The items of the answer and, with `log`, the served event.
 nb::tuple ranked(const RankText& text, const RankRules& rules, const In<int64_t>& indices, const In<float>& scores,
                  const In2<float>& predictions, const In<float>& propensity, int64_t version, bool explored, bool log) {
   const RankOrder order{view(indices), view(scores), flat(predictions), view(propensity)};

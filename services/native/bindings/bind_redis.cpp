@@ -1,4 +1,4 @@
-// Pages of Redis hashes: arguments that write runs, and runs of what was answered.
+// Pages of Redis hashes: arguments that write runs, and runs of answers.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -10,7 +10,7 @@
 namespace freshet {
 namespace {
 
-// (arguments, ends of pages, how many of each bucket, what is wrong).
+// (arguments, ends of pages, pages of each bucket, the fault).
 nb::tuple writes(const In<uint8_t>& directory, const In<uint8_t>& body, uint64_t start, const In<uint32_t>& widths,
                  const In<int64_t>& buckets, const In<int64_t>& seqs, bool whole, uint32_t page_bytes) {
   const RunsView runs = runs_view(directory, body, start);
@@ -25,7 +25,7 @@ nb::tuple writes(const In<uint8_t>& directory, const In<uint8_t>& body, uint64_t
                         why);
 }
 
-// (directory, body, bucket that is wrong, what is wrong with it). Items are `bytes`, which live as long as the lists
+// (directory, body, faulty bucket, its fault). Items are `bytes`, which live as long as the lists
 // do.
 nb::tuple runs_of(const std::vector<std::tuple<uint32_t, nb::list>>& buckets, const In<uint32_t>& widths,
                   uint64_t most_bytes) {

@@ -1,4 +1,4 @@
-// Requests: what is served, decoded with what its candidates share kept once; and scored.
+// Requests: served impressions, decoded with the shared fields of their candidates kept once; and scored.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 

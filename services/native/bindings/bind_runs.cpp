@@ -13,7 +13,7 @@ namespace {
 
 using RunsTuple = std::tuple<In<uint8_t>, In<uint8_t>, uint64_t>;  // directory, body, start
 
-// (directory, body, source that is wrong, what is wrong with it).
+// (directory, body, faulty source, its fault).
 nb::tuple merge(const std::vector<RunsTuple>& newest_first, const In<uint32_t>& widths, bool keep_removed,
                 uint64_t most_bytes) {
   std::vector<RunsView> sources;

@@ -36,7 +36,7 @@ inline InputPlan input_plan(const InputTuple& from) {
   return plan;
 }
 
-// Requests whose samples stand one after the other, and which features have one occurrence (or list) a request.
+// Requests whose samples follow each other, and the features with one occurrence (or list) a request.
 struct Sharing {
   In<uint32_t> request_ends;        // (R,)
   std::vector<In<uint8_t>> shared;  // per group (features,)

@@ -2,8 +2,8 @@
 #include "bindings.hpp"
 
 NB_MODULE(_native, m) {
-  // A process that ends by an exception leaves its frames' objects behind: the report of these would stand below the
-  // traceback, as the last words of what went wrong.
+  // A process that ends by an exception leaks the objects of its frames. A report of these below the traceback would
+  // become the exit reason.
   nanobind::set_leak_warnings(false);
   m.doc() = "The hot path of freshet: whole batches in, whole batches out, the GIL released.";
   freshet::bind_build(m);

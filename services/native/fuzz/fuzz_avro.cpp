@@ -33,7 +33,7 @@ void read(const Program& features, const Program& events, const std::vector<uint
   const Program* programs[] = {&features};
   const auto decoded = decode_features(plan, programs, {}, bytes, ends, times, true);
   demand(decoded.size + decoded.bad.size() == 2);
-  // Without room after it the record is not read by steps: the outcome must be the same.
+  // At the end of the buffer the record is not read by steps: the outcome must be the same.
   const std::vector<uint8_t> tight(data, data + size);
   const auto alone = decode_features(plan, programs, {}, tight, {ends.data(), 1}, {times.data(), 1}, true);
   demand(alone.size + 1 == decoded.size || (alone.bad.size() == 1 && decoded.bad.size() == 1));
@@ -48,7 +48,7 @@ void read(const Program& features, const Program& events, const std::vector<uint
   for (size_t i = 0; i < alone.dense.size; ++i) {
     demand(std::memcmp(&alone.dense.data[i], &decoded.dense.data[i], sizeof(float)) == 0);
   }
-  demand(decoded.bad.size() <= refused.size());  // the check is stricter: it wants UTF-8, and walks what is skipped
+  demand(decoded.bad.size() <= refused.size());  // the check is stricter: it requires UTF-8, and walks skipped fields
   const auto extracted = extract_events(event_plan, events, bytes, ends, false);
   demand(extracted.events.size() + extracted.bad.size() == 2);
   demand(!extracted.events.empty() && extracted.events.back() == 1);

@@ -1,4 +1,4 @@
-// Blocks of hostile bytes: what is read must be written back to the same bytes.
+// Blocks of hostile bytes: a block that can be read must be written back to the same bytes.
 #include <cstdlib>
 #include <cstring>
 
@@ -26,7 +26,7 @@ std::vector<std::vector<uint8_t>> fuzz_seeds() { return {some_block().data}; }
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<uint8_t> block(data, data + size);
   const std::vector<int64_t> ends{static_cast<int64_t>(size)};
-  // As it is (the checksum stops most), then with its checksum made right, so that what is behind it is reached.
+  // As it is (the checksum stops most), then with a correct checksum, so that the code behind it is reached.
   for (const bool mended : {false, true}) {
     if (mended && size >= kBlockHeader) {
       const uint32_t crc = block_crc32(block.data() + kBlockHeader, size - kBlockHeader);

@@ -87,7 +87,7 @@ class Log {
       }
       joiner.on_actions({offsets, times, keys, ids, masks, values}, outcomes);
     }
-    for (size_t i = 0; i < n; i++) events[i]->left_out |= outcomes[i] == Outcome::kGhost;
+    for (size_t i = 0; i < n; i++) events[i]->left_out |= outcomes[i] == Outcome::kLaterDuplicate;
   }
 
   // Reads [start, stop) of every topic.

@@ -1,4 +1,4 @@
-// JSON of hostile bytes: what becomes Avro must be Avro of the schema, whatever was refused beside it.
+// JSON of hostile bytes: the output must be Avro of the schema, whatever else was refused.
 #include <algorithm>
 #include <cstdlib>
 
@@ -31,7 +31,7 @@ std::vector<std::vector<uint8_t>> fuzz_seeds() {
 
 namespace {
 
-// Events of a body stand within it, one after the other; a good one is the same event when it is sent alone.
+// Events of a body lie within it, one after the other; a valid one is the same event when it is sent alone.
 void check_body(const WriterSchema& schema, const std::vector<uint8_t>& text, const JsonOptions& options) {
   constexpr int64_t kMost = 1000;
   const Transcoded made = transcode_body(schema, text, options, kMost);

@@ -1,4 +1,4 @@
-// Rank requests of hostile bytes: what is taken for plain is Avro of the schema, and what is told of it is JSON.
+// Rank requests of hostile bytes: the event of an accepted request is Avro of the schema, and its texts are JSON.
 #include <cstdlib>
 
 #include "../tests/avro_fixture.hpp"

@@ -15,7 +15,7 @@ RecordWidths widths() {
   return out;
 }
 
-// The input is items, each after a byte that says how long it is.
+// The input is items, each after a byte with its length.
 std::vector<std::span<const uint8_t>> items_of(const uint8_t* data, size_t size) {
   std::vector<std::span<const uint8_t>> items;
   while (size > 0) {

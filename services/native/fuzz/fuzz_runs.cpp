@@ -13,7 +13,7 @@ constexpr uint32_t kBuckets = 4;
 
 StoreSpec spec() { return testing::spec_of({testing::counting_slot()}, kBuckets, 1); }
 
-// Directory and body one after the other: how many entries there are is said by the first byte.
+// Directory and body one after the other: the first byte is the number of entries.
 std::vector<uint8_t> some_runs(bool removed) {
   Store store(spec());
   const std::vector<uint64_t> keys = testing::numbered(1, 9);
@@ -32,7 +32,7 @@ std::vector<uint8_t> some_runs(bool removed) {
   return out;
 }
 
-// Makes right the checksums of runs that lie within the body, so that what is behind them is reached.
+// Corrects the checksums of runs within the body, so that the code behind them is reached.
 void mend(std::vector<RunEntry>& directory, std::span<const uint8_t> body, const RecordWidths& widths) {
   for (RunEntry& run : directory) {
     if (run.table > 1 || run.at > body.size() || run.bytes(widths[run.table]) > body.size() - run.at) continue;

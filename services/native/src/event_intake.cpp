@@ -42,13 +42,13 @@ int64_t cut(Text body, uint32_t schema_id, bool lengths, int64_t max_events, Byt
   return count;
 }
 
-// Which events the log cannot take: unreadable ones, and those of a doubtful time, which are looked at closer. (N,) 0
-// or 1.
+// (N,) 1 for an event that the log may not accept: it is unreadable, or its time is implausible and needs another
+// check.
 std::vector<uint8_t> refused(const ExtractedEvents& events, size_t n, int64_t latest_ms) {
   std::vector<uint8_t> bad(n, 0);
   for (const auto& b : events.bad) bad[static_cast<size_t>(b.index)] = 1;
   for (size_t m = 0; m < events.times_ms.size(); ++m) {
-    if (is_doubtful_time(events.times_ms[m], latest_ms)) bad[static_cast<size_t>(events.event_index[m])] = 1;
+    if (is_implausible_time(events.times_ms[m], latest_ms)) bad[static_cast<size_t>(events.event_index[m])] = 1;
   }
   return bad;
 }
@@ -78,7 +78,7 @@ class Scattered {
   std::vector<size_t> next_;  // (P,) where the next row of each goes
 };
 
-// `encoded` (E,) framed records of bodies with `counts`; `values` (E,) what the log is to hold of each.
+// `encoded` (E,) framed records of bodies with `counts`; `values` (E,) the values for the log.
 Intake settle(const IntakeRules& rules, const BytesColumn& encoded, std::vector<int64_t> counts,
               std::span<const Text> values) {
   const auto events = extract_events(rules.plan, rules.program, encoded.data, encoded.ends, true);

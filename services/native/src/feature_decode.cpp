@@ -76,7 +76,7 @@ FeatureArrays arrays_of(const DecodePlan& plan, size_t n, DecodedBatch& out, std
   return arrays;
 }
 
-// Reads records of one program: by its steps if they can, else by the walker, who also says what is wrong.
+// Reads records of one program: by its steps if possible, else by the walker, which also reports the fault.
 class Reader {
  public:
   Reader(const Program& program, FeatureTile& tile, const uint8_t* buffer_end)

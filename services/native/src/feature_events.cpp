@@ -22,7 +22,7 @@ struct Part {
   bool present = false;
 };
 
-// What one event, or one element of it, says of its identity.
+// The identity of one event, or of one of its elements.
 struct Envelope {
   std::vector<Part> parts;
   int64_t time = kNoTime;
@@ -148,7 +148,7 @@ struct EventHandler {
     }
   }
 
-  // The event was read to its end: append its rows, or say what it lacks.
+  // The event was read to its end: append its rows, or report the missing field.
   Why finish(int64_t index, int64_t start, int64_t end) {
     const size_t rows = plan->explode ? count : 1;
     const size_t first = out->impressions.size();
@@ -256,7 +256,7 @@ struct EventChecker {
 
   bool is_good(const Found& found, const Found& wanted) const {
     if ((found.parts & wanted.parts) != wanted.parts || (wanted.id && !found.id)) return false;
-    return wanted.time == kNoTime || !is_doubtful_time(found.time, latest_ms);
+    return wanted.time == kNoTime || !is_implausible_time(found.time, latest_ms);
   }
 
   void elements_begin(const uint8_t*) {}

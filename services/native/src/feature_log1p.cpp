@@ -8,7 +8,7 @@ namespace freshet {
 namespace {
 
 // log(1 + x) for x >= 0 to well under a float's rounding: u = 1 + x = 2^e m, m in [1/sqrt 2, sqrt 2), and
-// log m = 2 artanh((m-1)/(m+1)) by its series up to s^15; what 1 + x rounds away is added back.
+// log m = 2 artanh((m-1)/(m+1)) by its series up to s^15; the rounding error of 1 + x is added back.
 inline double log1p_positive(double x) {
   const double u = 1.0 + x;
   const double lost = (x - (u - 1.0)) / u;

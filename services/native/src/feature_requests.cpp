@@ -22,7 +22,7 @@ void demand(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(std::string("request plan: ") + what);
 }
 
-// What a request, or one of its candidates, says of itself beside features.
+// The fields of a request, or of one of its candidates, beside features.
 struct Envelope {
   std::vector<uint8_t> parts;
   int64_t time = kNoTime;
@@ -32,7 +32,7 @@ struct Envelope {
   }
 };
 
-// Writes what the walker finds into row `row` of the columns of this side of the array.
+// Writes the walker's values into row `row` of the columns of this side of the array.
 struct RequestHandler {
   static constexpr bool kExplodes = true;
 
@@ -50,7 +50,7 @@ struct RequestHandler {
   size_t requests = 0, candidates = 0;  // rows so far
   size_t limit = 0;                     // candidates that there may be
   bool inside = false;                  // whether a candidate is being read
-  Why element_why = Why::kNone;         // what the first candidate that lacks something lacks
+  Why element_why = Why::kNone;         // of the first candidate with a missing field
 
   size_t row() const { return inside ? candidates : requests; }
   Envelope& here() { return inside ? element : request; }
@@ -278,7 +278,7 @@ DecodedRequests decode_requests(const RequestPlan& plan, const Program& program,
     h.begin(plan.list_in_element, !plan.explode);
     if (!walker.walk(data.data() + view.start(i), data.data() + view.end(i))) {
       out.bad.push_back({static_cast<int64_t>(i), 0, walker.failure()});
-      h.candidates = first;  // what it has written is never read
+      h.candidates = first;  // its output is never read
       h.inside = false;
     } else {
       h.end(plan.list_in_element, !plan.explode);

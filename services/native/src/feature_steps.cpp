@@ -34,7 +34,7 @@ inline int64_t zigzag(uint64_t raw) { return static_cast<int64_t>(raw >> 1) ^ -s
 
 inline bool is_int(uint64_t raw) { return raw <= UINT32_MAX; }  // zigzagged
 
-// Reads a length that fits what is left of the record, or refuses it: then n is 0.
+// Reads a length that fits the rest of the record, or refuses it: then n is 0.
 inline const uint8_t* length(const uint8_t* p, const uint8_t* end, uint64_t& n, const uint8_t* refused) {
   uint64_t raw = *p;
   if (raw < 0x80) [[likely]] {  // foreseen, so that reading on need not wait for it

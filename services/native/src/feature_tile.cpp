@@ -17,7 +17,7 @@ void FeatureTile::undo_row() {
   for (uint32_t l = 0; l < plan_.served; ++l) arrays_.served[l * arrays_.stride + row_] = kMissing;
 }
 
-// What is not in the records' bytes: constants of serving, then crosses of what is there now.
+// Features outside the records' bytes: constants of serving, then crosses.
 void FeatureTile::derive(size_t rows) {
   if (serving_) {
     for (const auto& [column, key] : plan_.constant_keys) std::fill_n(lines_[column].keys, rows, key);

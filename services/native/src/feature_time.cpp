@@ -3,7 +3,7 @@
 namespace freshet {
 namespace {
 
-// Reads a time from left to right; every step says whether the text went on as expected.
+// Reads a time from left to right; every step returns whether the text went on as expected.
 struct Reader {
   std::string_view rest;
 

@@ -55,7 +55,7 @@ struct Entry {
   uint32_t sample;
 };
 
-// By code, equal ones in the order in which they stand.
+// By code, equal ones in their order.
 void sort_entries(std::vector<Entry>& entries, uint64_t largest) {
   constexpr uint32_t digit = 11;
   std::vector<Entry> other(entries.size());
@@ -78,7 +78,7 @@ struct Numbered {
 Numbered number_cells(const MeasuredSamples& from, const std::vector<int64_t>& windows) {
   const size_t n = from.size, fields = 1 + from.segments.size();
   uint64_t choices = 1;
-  for (const SegmentColumn& segment : from.segments) choices += segment.told;
+  for (const SegmentColumn& segment : from.segments) choices += segment.distinct;
   Numbered made;
   made.cells.resize(fields * n);
   Numbers numbers;
@@ -94,10 +94,10 @@ Numbered number_cells(const MeasuredSamples& from, const std::vector<int64_t>& w
     uint64_t start = 1;
     for (size_t f = 1; f < fields; f++) {
       const SegmentColumn& segment = from.segments[f - 1];
-      const uint64_t* found = std::lower_bound(segment.values, segment.values + segment.told, segment.keys[i]);
-      const bool told = found != segment.values + segment.told && *found == segment.keys[i];
-      made.cells[f * n + i] = numbers.of(base + start + (told ? static_cast<uint64_t>(found - segment.values) : 0));
-      start += segment.told;
+      const uint64_t* found = std::lower_bound(segment.values, segment.values + segment.distinct, segment.keys[i]);
+      const bool known = found != segment.values + segment.distinct && *found == segment.keys[i];
+      made.cells[f * n + i] = numbers.of(base + start + (known ? static_cast<uint64_t>(found - segment.values) : 0));
+      start += segment.distinct;
     }
   }
   std::vector<uint32_t> order(numbers.codes.size()), rank(order.size());

@@ -111,7 +111,7 @@ void HedgeLane::forward(const BatchView& batch, int64_t first, int n) {
   if (heads.counts_expert >= 0) counts(batch, first, n);
 }
 
-// Dense columns for the linear weights, each standardised whatever the spec says of it, then the missing flags.
+// Dense columns for the linear weights, each standardised whatever its transform in the spec, then the missing flags.
 void HedgeLane::columns(const BatchView& batch, int64_t first, int n) {
   const InputPlan& in = model_.plan().input;
   const Standard standard = model_.standard();
@@ -131,8 +131,8 @@ void HedgeLane::columns(const BatchView& batch, int64_t first, int n) {
   }
 }
 
-// Calls use(feature, group, row, factor) for the rows of sample `b`, of request `r`, that tell how often they were
-// stepped; features are counted over the groups that do.
+// Calls use(feature, group, row, factor) for the rows with a count of sample `b`, of request `r`; features are counted
+// over the groups with counts.
 template <typename Use>
 inline void each_counted(const InputPlan& in, const BatchView& batch, int64_t b, int64_t r, const Use& use) {
   int feature = 0;
@@ -213,7 +213,7 @@ float HedgeLane::stacked(int label, const float* z, const float* bias) const {
   return sum;
 }
 
-// Mixture of the experts with the model's own biases: what would be served.
+// Mixture of the experts with the model's own biases, as it would be served.
 void HedgeLane::predict(int n, float* predictions) const {
   const int L = model_.labels(), K = model_.experts(), stack = model_.heads().stack_expert;
   const std::vector<float>& w = model_.weights();
@@ -582,8 +582,8 @@ void HedgeLane::note_counted(const BatchView& batch, int64_t first, int n) {
 }
 
 // A step of early positives alone does not count: the negatives that were served with them come later, and would find
-// counts that tell of these positives. No request for a score finds such ones. The mark is a gradient above 0 of the
-// count's slot, as large as the row's largest: so it keeps its sign in every codec, and changes no scale.
+// counts that reveal these positives, as no request for a score does. The mark is a gradient above 0 of the count's
+// slot, as large as the row's largest, so that it keeps its sign in every codec and changes no scale.
 void HedgeLane::mark_uncounted(size_t g, size_t at, float* gradient) const {
   const GroupPlan& plan = model_.plan().input.groups[g];
   if (plan.count_slot < 0 || steps_[g].counted[at]) return;
@@ -596,10 +596,10 @@ void HedgeLane::forward_backward(const BatchView& batch, bool learn_dense, float
                                  double* rows) {
   begin(batch, learn_dense, false, predictions);
   while (more()) advance();
-  told(expert_losses, rows);
+  losses_of_batch(expert_losses, rows);
 }
 
-void HedgeLane::told(double* expert_losses, double* rows) const {
+void HedgeLane::losses_of_batch(double* expert_losses, double* rows) const {
   std::copy(losses_.begin(), losses_.end(), expert_losses);
   std::copy(label_rows_.begin(), label_rows_.end(), rows);
 }

@@ -300,7 +300,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       if (batches.moments_ns && k < batches.count) batches.moments_ns[k * LoopBatches::kMoments + i] = wall_ns();
     };
     // A lane's next lookup does not wait for the others' steps, but in mode sync for their pushes. All lanes begin
-    // their next batches in one step, so that what is learned does not depend on how batches were cut into runs.
+    // their next batches in one step, so that learning does not depend on how batches are split into runs.
     if (step && sync_ && waits_for_steps_ && !meet(lane, stepped_, false)) return void(ran.ended = LoopRan::broken);
     const bool begins = !lane.busy && k < batches.count && ran.ended == LoopRan::done && !others_busy;
     const int64_t first = k && k <= batches.count ? batches.ends[k - 1] : 0,
@@ -346,7 +346,7 @@ void HedgeLoop::train(uint32_t index, const LoopSamples& samples, const LoopBatc
       watch.mark(push_stage);
       moment(5);
       if (pushed == Pushed::refused) {
-        ran.ended = LoopRan::refused;  // it joins what steps are left, without rows
+        ran.ended = LoopRan::refused;  // it joins the remaining steps, without rows
       } else if (pushed == Pushed::unread) {
         ran.ended = LoopRan::unread;
         return;

@@ -30,8 +30,8 @@ bool is_below_one(std::string_view number) {
   return place + std::clamp(exponent, -kFar, kFar) < 0;  // place of the first digit: 0 for units
 }
 
-// The whole number that a JSON number with a fraction or exponent is, such as 5.0; only below 2^53, as readers of JSON
-// that make a double of it cannot tell larger ones apart.
+// The whole number of a JSON number with a fraction or exponent, such as 5.0; only below 2^53, as JSON readers that
+// convert to double cannot distinguish larger ones.
 bool whole(std::string_view number, int64_t& v) {
   constexpr double kMost = 9007199254740992;
   double d = 0;
@@ -49,7 +49,7 @@ class JsonWriter {
 
   const JsonParser& parser;
 
-  // Write the parsed value `json` as a record; on failure `failure` says why and `out` holds rubbish to roll back.
+  // Write the parsed value `json` as a record; on failure `failure` has the reason, and `out` must be rolled back.
   bool record(uint32_t json, std::vector<uint8_t>& out) {
     out_ = &out;
     failure = {};
@@ -58,7 +58,7 @@ class JsonWriter {
     return value(0, json);
   }
 
-  // Write a record whose members are those of the object `json` (kNoNode: of none) and `more`; no name may stand twice.
+  // Write a record whose members are those of the object `json` (kNoNode: of none) and `more`; names are unique.
   bool composed(uint32_t json, std::span<const JsonMember> more, std::vector<uint8_t>& out) {
     out_ = &out;
     failure = {};
@@ -222,7 +222,7 @@ class JsonWriter {
     write_bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size(), *out_);
   }
 
-  // Bytes stand in a string as in Avro's own JSON: one character of U+0000 to U+00FF for each.
+  // Bytes are a string as in Avro's own JSON: one character of U+0000 to U+00FF for each.
   // A decimal is a number; or its bytes, as those that are none.
   bool decimal(const WriterSchema::Decimal& is, uint32_t i, uint32_t at) {
     const Node& node = schema_.nodes()[i];
@@ -332,7 +332,7 @@ class JsonWriter {
     return true;
   }
 
-  // Note where each field of the record stands in the object. Members usually come in the schema's order.
+  // Record the place of each field of the record in the object. Members usually come in the schema's order.
   bool match(uint32_t i, uint32_t at, size_t base) {
     const auto& fields = schema_.fields(i);
     size_t guess = 0, unknown = 0;
@@ -365,7 +365,7 @@ class JsonWriter {
     return again == kAbsent || twice(i, again);
   }
 
-  // A name that stands twice in one object: readers differ in which value they take.
+  // A name that one object has twice: readers differ in the value that they take.
   bool twice(uint32_t i, uint32_t key) {
     const std::string name(plain(json(key)));
     fail(JsonWhy::kDuplicate, i, key);
@@ -452,7 +452,7 @@ struct Run {
 
   Run(const WriterSchema& schema, const JsonOptions& options) : writer(schema, options, parser) {}
 
-  // Take the value that was parsed last, which stands from `begin` to `end` in its body.
+  // Take the value that was parsed last, from `begin` to `end` in its body.
   void take(size_t begin, size_t end) {
     place(begin, end);
     if (writer.record(0, out.records.data)) {
@@ -466,7 +466,7 @@ struct Run {
     out.bad.push_back(std::move(writer.failure));
   }
 
-  // Refuse what stands from `begin` to `end`; `position`, at or after `begin`, is the byte that is wrong.
+  // Refuse the text from `begin` to `end`; `position`, at or after `begin`, is the faulty byte.
   void refuse(JsonWhy why, JsonError error, Text text, size_t begin, size_t end) {
     place(begin, end);
     const size_t cut = std::min(error.position < end ? end : text.size(), error.position + 20);
@@ -486,8 +486,8 @@ struct Run {
   }
 };
 
-// Reads the events of one body: values one after the other, of which an array stands for its elements. Each value that
-// is wrong is refused alone if its end is certain; what cannot be split is refused as one. The media type plays no
+// Reads the events of one body: values one after the other, where an array counts as its elements. Each value that
+// is wrong is refused alone if its end is certain; text that cannot be split is refused as one. The media type plays no
 // part.
 class BodyReader {
  public:
@@ -533,7 +533,7 @@ class BodyReader {
 
   // Take or refuse each element of the array at `i`; returns the byte after it.
   size_t array(size_t i) {
-    size_t comma = i;  // or the bracket: what stands before the element
+    size_t comma = i;  // or the bracket before the element
     i = JsonParser::skip_space(body_, i + 1);
     if (i < body_.size() && body_[i] == ']') return i + 1;
     while (!done()) {
@@ -595,7 +595,7 @@ class BodyReader {
     return next;
   }
 
-  // Refuse as one what cannot be split.
+  // Refuse the text as one, as it cannot be split.
   size_t refuse_rest(size_t i, JsonError error) {
     broken_ = true;
     const size_t next = next_object_line(i), end = trimmed(i, next);

@@ -207,12 +207,12 @@ uint32_t JsonParser::repeated(uint32_t object) const {
   const uint32_t count = nodes_[object].count;
   if (count < 2) return kNone;
   std::string_view few[kFew];
-  uint64_t seen = 0;  // a bit for each size and letters of a name so far: another bit is another name
+  uint64_t seen = 0;  // a bit for the size and the end bytes of each name so far: another bit is another name
   uint32_t key = object + 1, m = 0;
   for (; m < count && count <= kFew && !nodes_[key].escaped; ++m, key = nodes_[key + 1].next) {
     const std::string_view name = few[m] = text(nodes_[key]);
-    const auto letters = name.empty() ? 0u : static_cast<unsigned>(name.front() ^ (name.back() << 1));
-    const uint64_t bit = uint64_t{1} << ((name.size() * 7 + letters) % 64);
+    const auto ends = name.empty() ? 0u : static_cast<unsigned>(name.front() ^ (name.back() << 1));
+    const uint64_t bit = uint64_t{1} << ((name.size() * 7 + ends) % 64);
     if ((seen & bit) && std::find(few, few + m, name) != few + m) return key;
     seen |= bit;
   }
@@ -268,7 +268,7 @@ void JsonParser::unescape(const JsonNode& node, std::vector<uint8_t>& out) const
 
 namespace {
 
-// Bytes of numbers, names and words that stand outside of strings, JSON's own and others' (NaN, None, 0x1F, 1_000).
+// Bytes of numbers, names and words outside of strings, JSON's own and others' (NaN, None, 0x1F, 1_000).
 bool is_bare(uint8_t c) {
   const uint8_t lower = c | 0x20;
   return is_digit(c) || (lower >= 'a' && lower <= 'z') || c == '+' || c == '-' || c == '.' || c == '_';

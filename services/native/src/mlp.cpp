@@ -82,7 +82,7 @@ void Mlp::step(const std::vector<float*>& gradients, double rows, int64_t step, 
   int64_t at = 0;
   for (const LayerView& l : all.layers) {
     const int blocks = l.inputs / 16, from = blocks * part / parts * 16, to = blocks * (part + 1) / parts * 16;
-    // Stepped and packed a few rows at a time: each pass finds in the first cache what the last one left.
+    // Stepped and packed a few rows at a time: each pass finds the data of the last one in the first cache.
     for (int row = from; row < to; row += 16) {
       range(at + static_cast<int64_t>(row) * l.outputs, static_cast<int64_t>(16) * l.outputs);
       if (rows > 0.0) pack_rows(static_cast<size_t>(&l - all.layers.data()), l, row, row + 16);

@@ -42,7 +42,7 @@ FRESHET_INLINE double power(double beta, uint32_t t) {
   return result;
 }
 
-// What a slot's step needs to know once: the rate of rules that have one for the whole row (SGD, row-wise Adagrad),
+// The per-step constants of a slot: the rate of rules that have one for the whole row (SGD, row-wise Adagrad),
 // Adam's corrections of the bias towards 0, and the value of rule count.
 struct Prepared {
   float rate = 0.0f, correct_mean = 1.0f, correct_square = 1.0f, value = 0.0f;

@@ -26,11 +26,11 @@ void put(std::string& out, float v) {
     out.append("null");
     return;
   }
-  char digits[32];  // of the double, as whoever reads it has no other numbers
+  char digits[32];  // of the double, as JSON readers have no other numbers
   out.append(digits, std::to_chars(digits, digits + sizeof digits, static_cast<double>(v)).ptr);
 }
 
-// Members of two objects behind each other.
+// Members of two objects, one after the other.
 void join(std::string& out, std::string_view members) {
   if (!out.empty() && out.back() != '{' && !members.empty()) out.push_back(',');
   out.append(members);
@@ -41,7 +41,7 @@ std::string member(std::string_view name, std::string_view value) {
   return out.append(name).append("\":").append(value);
 }
 
-// The members of an object as they stand; empty of an empty one.
+// The text of an object's members; empty for an empty one.
 std::string_view inside(const JsonParser& parser, const JsonNode& object) {
   return object.count ? parser.text(object).substr(1, object.size - 2) : std::string_view{};
 }
@@ -49,9 +49,9 @@ std::string_view inside(const JsonParser& parser, const JsonNode& object) {
 // Whether a text goes over several lines; of JSON's, only the space between its parts does.
 bool has_lines(std::string_view text) { return text.find('\n') != text.npos || text.find('\r') != text.npos; }
 
-// Whether a double holds a number, which then is neither infinite nor too small to be told from 0.
+// Whether a double holds a number, so that it is neither infinite nor rounded to 0.
 bool fits_double(std::string_view number) {
-  constexpr size_t surely = 300;  // digits and sign of what needs no second look if it has no exponent
+  constexpr size_t surely = 300;  // a number of so many digits and no exponent always fits
   if (number.size() <= surely && number.find_first_of("eE") == number.npos) return true;
   double v = 0;
   return std::from_chars(number.data(), number.data() + number.size(), v).ec == std::errc{} && std::isfinite(v);
@@ -257,19 +257,19 @@ std::string RankText::served(const RankRules& rules, const RankOrder& order, int
     out.append(place ? ",{" : "{").append(body_, one.start, one.size);
     for (size_t p = 0; p < rules.places.size(); ++p)
       if (!(one.has >> p & 1)) join(out, member(rules.places[p], std::to_string(place)));
-    std::string told = "{\"version\":";
-    put(told, version);
-    told.append(",\"score\":");
-    put(told, order.scores[i]);
-    told.append(",\"predictions\":[");
+    std::string served = "{\"version\":";
+    put(served, version);
+    served.append(",\"score\":");
+    put(served, order.scores[i]);
+    served.append(",\"predictions\":[");
     for (size_t l = 0; l < L; ++l) {
-      if (l) told.push_back(',');
-      put(told, order.predictions[i * L + l]);
+      if (l) served.push_back(',');
+      put(served, order.predictions[i * L + l]);
     }
-    told.append("],\"propensity\":");
-    put(told, order.propensity[place]);
-    told.append(",\"explored\":").append(explored ? "true}" : "false}");
-    join(out, member(rules.served, told));
+    served.append("],\"propensity\":");
+    put(served, order.propensity[place]);
+    served.append(",\"explored\":").append(explored ? "true}" : "false}");
+    join(out, member(rules.served, served));
     out.push_back('}');
   }
   return out.append("]}");

@@ -107,7 +107,7 @@ struct Page {
   std::span<const uint8_t> body;
 };
 
-// Returns what is wrong with a page's field and value, or an empty string.
+// Returns the fault of a page's field and value, or an empty string.
 std::string parse_page(uint32_t bucket, std::span<const uint8_t> field, std::span<const uint8_t> value,
                        const RecordWidths& widths, Page& page) {
   if (field.size() != sizeof(PageName))

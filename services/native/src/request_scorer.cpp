@@ -73,7 +73,7 @@ bool RequestScorer::look_up(Store& store, const InputPlan& input, const DecodedR
   return true;
 }
 
-// One sample's score. Sums, differences and products only: what is not finite stays so to the end.
+// One sample's score. Sums, differences and products only: a value that is not finite stays so to the end.
 float RequestScorer::score_of(const float* predictions) const {
   double stack[kDepth + 1];
   size_t top = 0;

@@ -21,7 +21,7 @@ class Finder {
     std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) { return of(a) < of(b); });
   }
 
-  // Where the row stands first, or `end` of the bucket.
+  // The first place of the row, or `end` of the bucket.
   uint32_t find(uint64_t key, uint8_t table) const {
     if (end_ - first_ <= kFew) {
       for (uint32_t i = first_; i < end_; i++)
@@ -36,7 +36,7 @@ class Finder {
 
   uint32_t end() const { return end_; }
 
-  // Whether the row stands at this place, too: gradients of a row stand one behind the other.
+  // Whether this place has the row, too: gradients of a row follow each other.
   bool is_at(uint32_t at, uint64_t key, uint8_t table) const { return at != end_ && of(at) == std::pair(key, table); }
 
  private:

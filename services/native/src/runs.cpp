@@ -130,7 +130,7 @@ class Merger {
 
   void add(uint32_t source, const RunEntry& run) { parts_.push_back({source, sources_[source].of(run), &run, false}); }
 
-  // All that was added, as one table of one bucket. Returns what is wrong with source `failed`, or an empty string.
+  // All that was added, as one table of one bucket. Returns the fault of source `failed`, or an empty string.
   std::string write(uint32_t width, size_t& failed) {
     const RunEntry& first = *parts_.front().run;
     const bool as_it_is =
@@ -166,8 +166,7 @@ class Merger {
     out_.directory.push_back(run);
   }
 
-  // Of equal keys the first is the newest: parts are given newest first, and within one its rows before what it
-  // removed.
+  // The first of equal keys is the newest: parts come newest first, and within a part its rows before its removed keys.
   void sort_out() {
     known_.clear();
     for (uint32_t p = 0; p < parts_.size(); p++) {

@@ -51,7 +51,7 @@ void Store::check_bucket(uint32_t bucket) const {
     refuse("expected a bucket below " + std::to_string(spec_.buckets) + ", found " + std::to_string(bucket));
 }
 
-// A batch comes from a plan, or from the network as somebody's plan: nothing in it is believed.
+// A batch comes from a plan, or from the network: everything in it is checked.
 void Store::check_keys(uint32_t group, const Keys& keys) const {
   if (group >= groups_.size())
     refuse("expected a store group below " + std::to_string(groups_.size()) + ", found " + std::to_string(group));
@@ -97,7 +97,7 @@ std::optional<Missing> Store::lookup(uint32_t index, const Keys& keys, float* ou
                                      uint32_t* touched, float* states, int64_t* known_pushes) {
   check_keys(index, keys);
   if (create && spec_.serving) refuse("a serving store makes no rows on lookup; look up with create=False");
-  // Before anything is counted or made: who must read rows first asks again.
+  // Before anything is counted or made: a caller that must read rows first retries.
   if (const auto bucket = unread_bucket(index, keys)) return Missing{*bucket, true};
   Group& group = *groups_[index];
   const uint32_t width = group.layout.width(), state_floats = group.layout.state_floats();
@@ -255,7 +255,7 @@ Pushed Store::push(const int64_t* ranges, size_t n, int64_t clock_ms, const std:
     any = any || continues == n;
   }
   if (!any) return Pushed::skipped;
-  // No bucket is taken or dropped now, so what is known stays known.
+  // No bucket is taken or dropped now, so the check stays valid.
   if (loading_.load(std::memory_order_relaxed))
     for (const PushGroup& group : groups)
       for (uint32_t b = 0; b < spec_.buckets; b++) {

@@ -39,7 +39,7 @@ class Store::Taker {
     return stored;
   }
 
-  // Without the lock: checksums of what was taken last, while it is still in cache.
+  // Without the lock: checksums of the last rows, while they are still in cache.
   void seal_last() {
     for (size_t i = unsealed_; i < out_.directory.size(); i++) {
       RunEntry& run = out_.directory.data()[i];
@@ -96,7 +96,7 @@ class Store::Taker {
     for (const Removal& gone : all) {
       Group& group = *store_.groups_[store_.group_of(gone.table)];
       const uint32_t slot = group.find(group.bin(bucket), gone.key, gone.table);
-      // Came back since: what is flushed now, or was, replaces it. A row that was only looked up is not stored.
+      // It exists again: its flush, now or before, replaces the tombstone. A row that was only looked up is not stored.
       if (!whole && (slot == Group::kNone || !store_.changed(group.header(slot)))) removed_.push_back(gone);
     }
     all.clear();
@@ -107,7 +107,7 @@ class Store::Taker {
     removed_.erase(std::unique(removed_.begin(), removed_.end(), same), removed_.end());
   }
 
-  // One run: rows of a part, if any, and what was removed from its table, from `gone` on. Returns where that ends.
+  // One run: rows of a part, if any, and keys removed from its table, from `gone` on. Returns the end of these.
   size_t write(uint32_t bucket, const Part* part, size_t gone) {
     const uint32_t table = part ? part->table : removed_[gone].table, rows = part ? part->end - part->begin : 0;
     size_t end = gone;

@@ -104,7 +104,8 @@ bool Store::changed(const Header& row) const {
   return (row.meta & (meta::kStored | meta::kDirtyPublish | meta::kDirtyFlush)) || row.meta >> meta::kCountShift;
 }
 
-// Remove a row and leave tombstones for those who may have it. Sets `relist` if dirty lists name moved or removed rows.
+// Remove a row and leave tombstones for the consumers that may have it. Sets `relist` if dirty lists name moved or
+// removed rows.
 void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
   Bin& bin = group.bin(bucket);
   const Header row = group.header(slot);

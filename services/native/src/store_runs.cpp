@@ -13,7 +13,7 @@ RecordWidths Store::packed_widths() const {
   return widths;
 }
 
-// Nothing in runs from outside is believed, but that their checksums were right.
+// Runs from outside are checked, except that their checksums have been verified.
 void Store::check_runs(const RunsView& runs) const {
   if (std::string why = runs_fault(runs, packed_widths()); !why.empty()) throw std::invalid_argument(why);
   for (const RunEntry& run : runs.directory) {

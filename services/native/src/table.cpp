@@ -77,7 +77,7 @@ void Group::resize(Bin& bin, uint32_t chunk_count) {
   bin.chunks.store(fresh, std::memory_order_relaxed);
   bin.chunk_count.store(chunk_count, std::memory_order_relaxed);
   bin.limit = capacity(chunk_count);
-  if (old) chunks_.give_back(static_cast<uint64_t>(old - reinterpret_cast<Chunk*>(chunks_.base())), old_count);
+  if (old) chunks_.release(static_cast<uint64_t>(old - reinterpret_cast<Chunk*>(chunks_.base())), old_count);
 }
 
 uint32_t Group::insert(Bin& bin, uint32_t bucket, uint64_t key, uint8_t table) {
@@ -131,7 +131,7 @@ void Group::erase(Bin& bin, uint32_t slot) {
   }
   bin.rows--;
   if (bin.rows % kBlockRows == 0) {
-    records_.give_back(bin.blocks.back(), 1);
+    records_.release(bin.blocks.back(), 1);
     bin.blocks.pop_back();
   }
 }
@@ -146,11 +146,11 @@ void Group::relist(Bin& bin) {
 }
 
 void Group::clear(Bin& bin) {
-  for (const uint32_t block : bin.blocks) records_.give_back(block, 1);
+  for (const uint32_t block : bin.blocks) records_.release(block, 1);
   const Chunk* old = bin.chunks.load(std::memory_order_relaxed);
   if (old)
-    chunks_.give_back(static_cast<uint64_t>(old - reinterpret_cast<Chunk*>(chunks_.base())),
-                      bin.chunk_count.load(std::memory_order_relaxed));
+    chunks_.release(static_cast<uint64_t>(old - reinterpret_cast<Chunk*>(chunks_.base())),
+                    bin.chunk_count.load(std::memory_order_relaxed));
   bin.chunk_count.store(0, std::memory_order_relaxed);
   bin.chunks.store(nullptr, std::memory_order_relaxed);
   bin.rows = bin.limit = bin.stored = 0;

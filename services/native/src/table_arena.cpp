@@ -29,9 +29,9 @@ constexpr size_t ahead_of(size_t used) {
   return used < kHugePage / 2 ? 0 : std::clamp(used / 4, kHugePage, size_t{16} << 20);
 }
 
-// Makes the system find and clear the memory of [from, to), whoever else uses it meanwhile: a byte that is not 0 is of
-// a page that is there already, and a 0 stays one. Not by madvise(MADV_POPULATE_WRITE), which makes all who map memory
-// wait.
+// Makes the system allocate and clear the memory of [from, to) while other threads use it: a byte that is not 0 is in a
+// page that is there already, and a 0 stays 0. Not by madvise(MADV_POPULATE_WRITE), which blocks all threads that map
+// memory.
 __attribute__((no_sanitize("thread"))) void touch(uint8_t* from, const uint8_t* to, size_t page) {
   for (uint8_t* at = from; at < to; at += page) {
     uint8_t zero = 0;
@@ -136,7 +136,7 @@ void Arena::ask_ahead() {
   wanted_ = wanted;
   if (!toucher_.joinable()) try {
       toucher_ = std::thread([this] { touch_ahead(); });
-    } catch (const std::system_error&) {  // no more threads: whoever takes a piece touches its pages
+    } catch (const std::system_error&) {  // no more threads: the user of a piece touches its pages
     }
   wanted_.notify_one();
 }
@@ -156,7 +156,7 @@ void Arena::touch_ahead() {
     }
     try {
       commit(touched + kHugePage);
-    } catch (const std::bad_alloc&) {  // whoever takes a piece there will be told
+    } catch (const std::bad_alloc&) {  // `take` of a piece there will throw
       return;
     }
     touch(base_ + touched, base_ + touched + kHugePage, page_);
@@ -170,9 +170,9 @@ void Arena::hold(uint64_t first, uint64_t n) {
   for (size_t page = begin; page < end; page++) users_[page]++;
 }
 
-// Neighbours share the pages at a run's ends, so a page goes with the last of them: of blocks of 5 KB, each alone would
-// give back a third. Under the lock, for else a page could be handed out again before it is gone.
-void Arena::let_go(uint64_t first, uint64_t n) {
+// Neighbours share the pages at a run's ends, so the last of them releases a page: of blocks of 5 KB, each alone would
+// release a third. Under the lock, as otherwise a page could be reused before it is released.
+void Arena::release_pages(uint64_t first, uint64_t n) {
   const auto [begin, end] = pages(first, n);
   size_t empty = begin;  // pages [empty, page) have no user left
   for (size_t page = begin; page <= end; page++) {
@@ -182,9 +182,9 @@ void Arena::let_go(uint64_t first, uint64_t n) {
   }
 }
 
-void Arena::give_back(uint64_t first, uint64_t n) {
+void Arena::release(uint64_t first, uint64_t n) {
   const std::lock_guard lock(mutex_);
-  let_go(first, n);
+  release_pages(first, n);
   freed_[size_class(n)].push_back({first, n});
   in_use_ -= n;
 }

@@ -162,7 +162,7 @@ inline Builder resolved_builder(For use) {
   const auto given = [&](const std::vector<uint8_t>& bytes) {
     return static_cast<int64_t>(b.string({bytes.begin(), bytes.end()}));
   };
-  // Of a record inside itself; it is skipped.
+  // A record inside itself; it is skipped.
   const auto recursive = [&](int64_t null_branch) {
     const auto record = b.open(Op::kRecord, 0, null_branch);
     leaf(b, Op::kLong, {}, 0, 2);

@@ -1,4 +1,4 @@
-// The walker, the decoder, events, JSON, columns and blocks, from C++: what Python's oracles do not reach.
+// The walker, the decoder, events, JSON, columns and blocks, from C++: the parts that Python's oracles do not reach.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -54,7 +54,7 @@ TEST(Features, ABadRecordLeavesNoTraceInItsNeighbours) {
   }
 }
 
-// A record with room after it is read by steps, one at the buffer's end by the walker: both must see the same.
+// A record with bytes after it is read by steps, one at the buffer's end by the walker: both must read the same.
 TEST(Features, ARecordIsReadAlikeAtTheEndOfABufferAndBeforeIt) {
   const Program program = fixture::builder(For::kFeatures).build();
   const Program* programs[] = {&program};

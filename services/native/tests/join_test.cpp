@@ -32,7 +32,7 @@ TEST(KeyMap, FindsWhatIsThereAndNothingElseWhateverWasErased) {
     } else {
       ASSERT_EQ(map.find(key_of(n)), at->second);
       map.erase(key_of(n));
-      pool.give_back(at->second);
+      pool.release(at->second);
       expected.erase(at);
     }
     ASSERT_EQ(map.size(), expected.size());
@@ -138,7 +138,7 @@ TEST(Joiner, RefusesSpansOutsideTheDataBeforeItChangesAnything) {
 
 TEST(Joiner, HoldsTheFirstPositivesAndReleasesThemWhenTheirTimeHasCome) {
   Plan plan = one_label();
-  plan.ramp = 4;
+  plan.warm_up_waits = 4;
   Joiner joiner(plan);
   EXPECT_EQ(joiner.began(), kNotBegun);
   const std::vector<uint8_t> data(10);
@@ -225,11 +225,11 @@ TEST(Joiner, KnowsWhatItHasDecidedAfterTheWatermarkIsSetBack) {
   EXPECT_EQ(one.emitted(), 0u);
 
   for (uint64_t n = 0; n < 20; n++) {
-    EXPECT_EQ(one.serve(n), n < 14 ? Outcome::kLate : Outcome::kRepeat) << n;
-    if (n % 2 == 0) EXPECT_EQ(one.act(n), n < 14 ? Outcome::kLate : Outcome::kRepeat) << n;
+    EXPECT_EQ(one.serve(n), n < 14 ? Outcome::kTooLate : Outcome::kDuplicate) << n;
+    if (n % 2 == 0) EXPECT_EQ(one.act(n), n < 14 ? Outcome::kTooLate : Outcome::kDuplicate) << n;
   }
   EXPECT_EQ(one.emitted(), 0u);
-  EXPECT_EQ(one.serve(22), Outcome::kNew);  // what is new is joined
+  EXPECT_EQ(one.serve(22), Outcome::kNew);  // a new one is joined
   EXPECT_EQ(one.act(22), Outcome::kNew);
   EXPECT_EQ(one.emitted(), 1u);
   one.joiner.advance(100'000);

@@ -27,7 +27,7 @@ TEST(Store, AppliesSkipsAndRefuses) {
   EXPECT_THROW(push(store, batch, 0, -1, ones), std::invalid_argument);
 }
 
-// Every row of `batch` as often as `times` says, one behind the other.
+// Every row of `batch` `times` times, one behind the other.
 struct Repeated {
   Repeated(const Batch& batch, uint32_t buckets, const std::vector<uint32_t>& times) : starts(buckets + 1, 0) {
     const Keys of = batch.keys();
@@ -45,7 +45,7 @@ struct Repeated {
   std::vector<uint32_t> starts;
 };
 
-// More rows than a push steps at a time, so that steps of one row also stand in two pieces.
+// More rows than a push steps at a time, so that steps of one row are also in two pieces.
 TEST(Store, StepsARowThatAPushNamesAgainInOrder) {
   for (const bool half : {false, true}) {
     Store at_once(spec_of(counted_slots(), 2, 1, half)), apart(spec_of(counted_slots(), 2, 1, half));
@@ -350,7 +350,7 @@ TEST(Store, ADroppedBucketIsLoadedAnewFromNothing) {
   EXPECT_THROW(store.begin_loading(3, from.data(), 0, 8), std::invalid_argument);  // it has rows
   for (uint32_t b = 0; b < store.buckets(); b++) store.drop_bucket(b);
   begin_loading(store, 8);
-  EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);  // what was absent then may be there now
+  EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);  // a key that was absent then may be there now
   settle(store, unread, 7);
   EXPECT_EQ(store.unread({{0, batch.keys()}}).keys.size(), 99u);
   store.set_applied(3, from.data(), 0);  // held, and loaded by other means

@@ -28,7 +28,7 @@ TEST(Arena, GivesBackPagesAndUsesThemAgain) {
   std::memset(arena.base() + first * 6144, 7, 3 * 6144);
   EXPECT_EQ(arena.bytes_in_use(), 3u * 6144);
 
-  arena.give_back(first, 3);
+  arena.release(first, 3);
 
   EXPECT_EQ(arena.bytes_in_use(), 0u);
   EXPECT_EQ(arena.take(2), first);
@@ -48,10 +48,10 @@ TEST(Arena, PagesThatNeighboursShareGoWithTheLastOfThem) {
   for (uint64_t i = 0; i < n; i++) std::memset(arena.base() + arena.take(1) * piece, 7, piece);
   ASSERT_EQ(resident(), static_cast<int64_t>(pages));
 
-  for (uint64_t i = 0; i < n; i += 2) arena.give_back(i, 1);
+  for (uint64_t i = 0; i < n; i += 2) arena.release(i, 1);
   for (uint64_t i = 1; i < n; i += 2)
     for (size_t at = 0; at < piece; at++) ASSERT_EQ(arena.base()[i * piece + at], 7);
-  for (uint64_t i = 1; i < n; i += 2) arena.give_back(i, 1);
+  for (uint64_t i = 1; i < n; i += 2) arena.release(i, 1);
 
   EXPECT_EQ(resident(), 0);
 }
@@ -95,7 +95,7 @@ TEST(Arena, PiecesInUseNeverOverlap) {
       std::memset(arena.base() + first * 64, 1, n * 64);
     } else {
       const auto gone = std::next(used.begin(), random() % used.size());
-      arena.give_back(gone->first, gone->second);
+      arena.release(gone->first, gone->second);
       used.erase(gone);
     }
   }

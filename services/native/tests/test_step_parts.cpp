@@ -64,7 +64,7 @@ TEST(Gate, LetsTheLastOneGoAloneAndTheOthersFollow) {
           gate.open();
         }
         EXPECT_GE(alone, round + 1);
-        if (gate.arrive() == Gate::last) gate.open();  // nobody reads while the next one writes
+        if (gate.arrive() == Gate::last) gate.open();  // no thread reads while the next one writes
       }
     });
   for (auto& thread : threads) thread.join();

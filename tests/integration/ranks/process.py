@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,18 +21,20 @@ import orjson
 
 from freshet.batches.stream import TrainBatch
 from freshet.config.spec import load_spec
+from freshet.config.spec.layout import layout_of
+from freshet.config.spec.topics import topics_of
 from freshet.coordination.claims import Claims
 from freshet.log import EventLog, Writer
+from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import open_url
 from freshet.model import build_model
 from freshet.testing.ledger import LedgerModel
 from freshet.trainer.membership import Membership, QuorumOptions
+from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
-from freshet.trainer.rank_measures import SharedMeasures
-from freshet.trainer.ranks import ProcessGroup
-from freshet.trainer.state_sync import DenseState, Progress
+from freshet.trainer.service import TrainingLoop
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
-from freshet.trainer.training_loop import ElasticTrainer
 from freshet.types import F32, Append
 from tests.integration.ranks.shared_rows import PARTITIONS, SharedRows, SharedStream
 
@@ -134,9 +137,10 @@ def main() -> None:
         mine = [list(range(PARTITIONS))[group.rank * lanes + i :: every] for i in range(lanes)]
         return SharedStream(rows, state.ledger.applied_offsets, group.fence, mine, log.pause_if_told)
 
-    training_loop = ElasticTrainer(
-        Membership(claims, terms, stop.is_set), state, open_stream, wait_s=0.02, mode=given.mode
-    )
+    spec = replace(spec, train=replace(spec.train, mode=given.mode, batch_wait_ms=20))
+    context = ModelContext(spec, "ledger", layout_of(spec), cast(EventLog, log), topics_of(spec))
+    membership = Membership(claims, terms, stop.is_set)
+    training_loop = TrainingLoop(context, membership, state, open_stream)
     training_loop.run(Told(state, rows), stop)
     state.shared.merge_received()
     summary = quality.summary()

@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from freshet.model.hedge import HedgeDense
-from freshet.trainer.ranks import Proposal, ProposedBatch, RankLost
-from freshet.trainer.torch_ranks import TorchProcessGroup, connect_store, host_store
+from freshet.trainer.membership import Quorum, QuorumOptions
+from freshet.trainer.process_group import Proposal, ProposedBatch, RankLost
+from freshet.trainer.torch_process_group import TorchProcessGroup, connect_store, host_store
 from freshet.types import Fence, OffsetRange
 from tests.fixtures.specs import make_batch, make_spec
 
@@ -52,19 +53,11 @@ def groups(
     size: int, *, fence: int = 1, lanes: int = 1, answer_s: float = ANSWER_S, address: str = "127.0.0.1"
 ) -> list[TorchProcessGroup]:
     _, place = host_store(address, FORM_S)
+    quorum = Quorum({member: Fence(member) for member in range(size)}, place, lanes, Fence(fence))
+    options = QuorumOptions(address, lanes, PARTITIONS, FORM_S, answer_s)
     return at_once(
         *(
-            lambda rank=rank: TorchProcessGroup(
-                connect_store(place, FORM_S),
-                fence=Fence(fence),
-                rank=rank,
-                size=size,
-                lanes=lanes,
-                partitions=PARTITIONS,
-                address=address,
-                form_s=FORM_S,
-                answer_s=answer_s,
-            )
+            lambda rank=rank: TorchProcessGroup(connect_store(place, FORM_S), quorum, rank, options)
             for rank in range(size)
         )
     )
@@ -116,7 +109,7 @@ def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[Torc
 
 def test_tls_that_this_torch_does_not_have_is_not_claimed() -> None:
     """In a process of its own: gloo looks once."""
-    code = "from freshet.trainer.torch_ranks import _device; _device('127.0.0.1')"
+    code = "from freshet.trainer.torch_process_group import _device; _device('127.0.0.1')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "GLOO_DEVICE_TRANSPORT": "TCP_TLS", "PYTHONPATH": str(ROOT / "services")},

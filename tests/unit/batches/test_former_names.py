@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.testing.contracts.batches import gradients_of
+from freshet.testing.contracts.batches import firsts, gradients_of
 from tests.fixtures.embedder import LocalScene
 
 
@@ -21,6 +21,6 @@ def test_former_names_of_a_stream_warn_and_work(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="call `flush`"):
         assert stream.settled(1.0)
 
-    assert scene.rows.applied()[0] == (1,)
+    assert firsts(scene.rows.applied())[0] == 1
     stream.close()
     log.close()

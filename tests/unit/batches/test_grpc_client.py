@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.embedder.server import BatchServer
+from freshet.embedder.service import BatchServer
 from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.frames import Frame
@@ -83,13 +83,13 @@ def test_batches_of_a_lost_rank_are_issued_again(scene):
         scene.append(0, [i])
     embedder = scene.embedder(range(PARTITIONS), 1, 1)
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
-    first = scene.rank(lambda: owners, seat=Fence(10))
+    first = scene.rank(lambda: owners, fence=Fence(10))
     held = [await_batch(first), await_batch(first)]
     assert [batch.sample_ids.tolist() for batch in held] == [[0], [1]]
 
     first.close()
 
-    second = scene.rank(lambda: owners, seat=Fence(11))
+    second = scene.rank(lambda: owners, fence=Fence(11))
     assert set(drain(scene, second, {0: 6, 1: 0})) == set(range(6))
     flush(second)
     wait_for(lambda: embedder.batches.stream().limiter.batches() == 0, DEADLINE_S)
@@ -99,9 +99,9 @@ def test_replaced_rank_gets_no_batches(scene):
     scene.append(0, [1])
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
-    new = scene.rank(lambda: owners, seat=Fence(11))
+    new = scene.rank(lambda: owners, fence=Fence(11))
     batch = await_batch(new)
-    zombie = scene.rank(lambda: owners, seat=Fence(10))
+    zombie = scene.rank(lambda: owners, fence=Fence(10))
     scene.append(0, [2])
     assert zombie.next_batch(0, 0.3) is None
     new.push_gradients(0, batch, gradients_of(batch))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freshet.apps.distributed import Embedding
-from freshet.batches.frames import batch_frame, check_messages, largest_batch_bytes, streams
+from freshet.apps.embedder import EmbedderProcess
+from freshet.batches.frames import Names, batch_frame, check_messages, largest_batch_bytes, streams
 from freshet.clock import Stages
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
@@ -18,9 +18,9 @@ from freshet.config.spec.parse import parse_spec
 from freshet.embedder.batch_builder import BatchBuilder
 from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
-from freshet.embedder.service import names_of
 from freshet.errors import ConfigError
 from freshet.features import Decoded, GroupKeys
+from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.pieces import MOST_PIECES
@@ -79,7 +79,7 @@ def fullest(spec: Spec) -> int:
     built.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
     for memory in [*(inputs.rows for inputs in built.inputs.groups), *built.looked.states.floats]:
         memory[:] = 0
-    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), names_of(spec, layout), RowCodec.FP32))
+    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowCodec.FP32))
 
 
 @settings(deadline=None, max_examples=25)
@@ -114,7 +114,8 @@ def test_usual_specs_fit_the_default_limit():
 def test_memory_budget_fits_gradients_of_every_lane(tmp_path, longest):
     spec = spec_of(16, "adam", longest, 4096)
     log, given = SqliteEventLog(tmp_path), {"FRESHET_EMBEDDER_PORT": "0"}
-    embedding = Embedding(spec, log, load_settings(given, run_folder=str(tmp_path)), "hash")
+    context = ModelContext.open(spec, "hash", log)
+    embedding = EmbedderProcess(context, load_settings(given, run_folder=str(tmp_path)))
     room, most = embedding.server.work_bytes, embedding.server.streams
     stop = threading.Event()
     stop.set()

@@ -72,7 +72,7 @@ def test_only_those_that_are_named_run(modules, capsys):
     assert "one" not in last_line(capsys)
 
 
-def test_a_name_that_there_is_not_is_refused_with_those_there_are(capsys):
+def test_an_unknown_name_is_refused_with_the_known_ones(capsys):
     assert main(["tabel"], {"log": "", "table": ""}) == 2
     assert "there are log, table" in capsys.readouterr().err
 

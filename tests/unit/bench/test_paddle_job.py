@@ -14,7 +14,7 @@ def test_ports_that_are_taken_together_differ():
     assert len(set(free_ports(5))) == 5
 
 
-def test_server_and_trainer_have_the_same_addresses_and_no_other_machine():
+def test_server_and_trainer_have_the_same_local_addresses():
     server, trainer = roles(4001, 4002)
 
     assert (
@@ -29,7 +29,7 @@ def test_the_cpu_time_of_a_process_counts_what_it_has_used():
     assert 0 < cpu_s(os.getpid()) <= sum(os.times()[:2]) + 0.1
 
 
-def test_no_row_has_the_id_0_which_paddle_drops_and_fields_do_not_share_ids(tmp_path):
+def test_no_id_is_0_and_fields_do_not_share_ids(tmp_path):
     np.save(tmp_path / "ids.npy", np.zeros((2, 26), np.uint64))
     np.save(tmp_path / "dense.npy", np.full((2, 13), 0.5, np.float32))
     np.save(tmp_path / "labels.npy", np.array([1, 0], np.float32))

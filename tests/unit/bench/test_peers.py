@@ -33,7 +33,7 @@ def test_a_base_is_a_peer_without_a_base_of_its_own(name):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_package_imports_nothing_of_freshet_as_peers_environments_lack_its_packages(file):
+def test_jobs_import_nothing_of_freshet(file):
     imported = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -49,7 +49,7 @@ def test_the_package_imports_nothing_of_freshet_as_peers_environments_lack_its_p
 @pytest.mark.parametrize(
     "stamp", [None, '{"asked": ["torch==1.0"], "sees": []}'], ids=["incomplete", "older pins"]
 )
-def test_an_environment_that_is_incomplete_or_has_other_versions_is_missing(tmp_path, stamp):
+def test_an_incomplete_or_outdated_environment_is_missing(tmp_path, stamp):
     (tmp_path / "torch").mkdir()
     if stamp:
         (tmp_path / "torch" / setup.STAMP).write_text(stamp)

@@ -275,7 +275,7 @@ def test_any_words_compile_or_are_refused_with_their_place(text: str) -> None:
     assert all("^" in error.hint for error in refusals(text))
 
 
-def test_and_binds_tighter_than_or_and_not_looser_than_a_comparison() -> None:
+def test_and_binds_tighter_than_or_and_looser_than_comparisons() -> None:
     columns = {"a": Column(np.array([True])), "n": Column(np.array([2.0]))}
 
     assert compile_condition("action.a or action.a and false").true(columns).tolist() == [True]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.coordination.assignment import ShardMap, address_of, owner_text, seat_of, slices_of
+from freshet.coordination.assignment import ShardMap, address_of, lease_of, owner_text, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -32,8 +32,8 @@ def test_slices_cover_all_buckets_once(buckets, slices):
 
 
 def test_owner_text_contains_address_and_membership_lease():
-    assert (address_of(B), seat_of(B)) == ("host.name:7021", "shard:b")
-    assert (address_of("trainer-17"), seat_of("trainer-17")) == (None, None)
+    assert (address_of(B), lease_of(B)) == ("host.name:7021", "shard:b")
+    assert (address_of("trainer-17"), lease_of("trainer-17")) == (None, None)
 
 
 def test_owners_follow_the_claims_and_every_change_has_a_number(claims):

@@ -17,8 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
-from freshet.embedder.block_decoder import MOST_PAYLOAD_BYTES, BlockDecoder, DecodedBatch
-from freshet.embedder.partition_reader import BAD_IN_A_ROW, RefusedSamples
+from freshet.embedder.block_decoder import (
+    BAD_IN_A_ROW,
+    MOST_PAYLOAD_BYTES,
+    BlockDecoder,
+    DecodedBatch,
+    RefusedSamples,
+)
 from freshet.errors import ConfigError, Unavailable
 from freshet.features import SampleDecoder, encode_block
 from freshet.types import BytesColumn

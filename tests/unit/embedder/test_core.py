@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from freshet.embedder.core import (
     SAMPLE_BYTES,
     Assembler,
-    Permits,
     lanes_for,
     partitions_of_lane,
     rewind_offsets,
     rows_of_blocks,
 )
+from freshet.embedder.staleness_limiter import Permits
 from freshet.types import BytesColumn, OffsetRange, Records
 
 

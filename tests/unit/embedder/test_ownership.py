@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.claims import Claims
 from freshet.embedder.core import address_of, embedders_of
-from freshet.embedder.partition_reader import RefusedSamples
-from freshet.embedder.service import EMBEDDER_METRICS, Embedder
+from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
 from freshet.errors import Fenced
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.observability.metrics import readings
@@ -18,7 +16,7 @@ from freshet.rpc.value_formats import RowCodec
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
-from tests.fixtures.embedder import IdDecoder, RemoteScene
+from tests.fixtures.embedder import IdDecoders, RemoteScene
 
 DEADLINE_S = 20.0
 LEASE_S = 0.6
@@ -38,18 +36,13 @@ class Process:
         self.claims = Claims(scene.log, "control", lease_s=lease_s, heartbeat_s=heartbeat_s)
         self.server = GrpcServer("127.0.0.1:0", Transport())
         self.embedder = Embedder(
-            spec=scene.spec,
-            topic="samples",
-            log=scene.log,
-            rows=scene.rows,
-            decoder=IdDecoder,  # type: ignore[arg-type]
-            refused=RefusedSamples(lambda letters: None, SYSTEM_CLOCK.monotonic),
-            claims=self.claims,
-            server=self.server,
-            name=name,
-            host="127.0.0.1",
-            clock=SYSTEM_CLOCK,
-            codec=RowCodec.FP32,
+            scene.context(),
+            self.claims,
+            scene.rows,
+            IdDecoders(scene.context(), scene.writer),
+            self.server,
+            EmbedderAddress(name, "127.0.0.1"),
+            RowCodec.FP32,
         )
         self.stop = threading.Event()
         self.error: Exception | None = None

@@ -25,8 +25,9 @@ from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes, PushOutcome, Store
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
-from freshet.types import F32, I64, Append, BytesColumn
+from freshet.trainer.process_group import LocalProcessGroup
+from freshet.trainer.step_coordinator import DenseLedger, StepCoordinator
+from freshet.types import F32, I64, Append, BytesColumn, Fence
 from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
 TEXT = f"""
@@ -143,7 +144,7 @@ def learn(scene: LocalScene, stream: BatchStream, model: HedgeDense, samples: in
     notes, ledger = Notes(samples, stop), DenseLedger(dict.fromkeys(range(PARTITIONS), 0))
     timer = threading.Timer(60.0, stop.set)
     timer.start()
-    Lanes(stream, model, LocalStepCoordinator(ledger), notes, 1, 0.02, stop).run()
+    Lanes(stream, model, StepCoordinator(LocalProcessGroup(Fence(1)), ledger), notes, 1, 0.02, stop).run()
     timer.cancel()
     assert stream.flush(10.0)
     deadline = time.monotonic() + 10.0  # the embedder acknowledges gradients before it has pushed them

@@ -16,8 +16,7 @@ import pytest
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
-from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.partition_reader import RefusedSamples
+from freshet.embedder.block_decoder import BlockDecoder, RefusedSamples
 from freshet.features import SampleDecoder, hash_text
 from freshet.joiner.decoder import SpecDecoder
 from freshet.joiner.partition import Task

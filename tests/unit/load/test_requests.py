@@ -50,7 +50,7 @@ def test_the_gateway_takes_every_event(spec_file: Path, tmp_path: Path) -> None:
     codecs = {
         stream.role: StreamCodec(stream, schemas.of(stream.role), registry, partitions=spec.partitions)
         for stream in streams_of(spec)
-        if not stream.theirs
+        if not stream.external
     }
     roles = {"/v1/impressions": "served", "/v1/shown": "shown", "/v1/actions": "action"}
     asked: Counter[str] = Counter()

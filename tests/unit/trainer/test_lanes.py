@@ -11,7 +11,8 @@ from freshet.errors import Refused
 from freshet.model import DenseModel, StepResult
 from freshet.model.inputs import ModelInputs
 from freshet.trainer.lanes import Lanes
-from freshet.trainer.step_coordinator import DenseLedger, LocalStepCoordinator
+from freshet.trainer.process_group import LocalProcessGroup
+from freshet.trainer.step_coordinator import DenseLedger, StepCoordinator
 from freshet.types import Fence, OffsetRange
 
 EMPTY = ModelInputs(1, (), np.empty((1, 0), np.float32), None)
@@ -100,7 +101,7 @@ def run(batches, applied, *, fail_at=None, refuse=()):
     stop, notes, model = threading.Event(), Notes(), CountingModel(fail_at=fail_at)
     stream = Stream([deque(b) for b in batches], stop, refuse=set(refuse))
     ledger = DenseLedger(dict(applied))
-    rounds = LocalStepCoordinator(ledger)
+    rounds = StepCoordinator(LocalProcessGroup(Fence(1)), ledger)
     Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, len(batches), 0.02, stop).run()
     return stream, model, ledger, notes
 
@@ -210,7 +211,7 @@ def test_lanes_make_dense_steps_within_batches_together():
     stop, notes, model = threading.Event(), Notes(), StepwiseModel()
     batches = [[in_steps(0, 0, 1, 7), in_steps(0, 1, 2, 1)], [in_steps(1, 0, 1, 3), in_steps(1, 1, 2, 0)]]
     stream = Stream([deque(b) for b in batches], stop)
-    rounds = LocalStepCoordinator(DenseLedger({0: 0, 1: 0}))
+    rounds = StepCoordinator(LocalProcessGroup(Fence(1)), DenseLedger({0: 0, 1: 0}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 2, 5.0, stop)
     lanes.run()
 
@@ -226,7 +227,7 @@ def test_lanes_make_dense_steps_within_batches_together():
 def test_applied_batch_makes_no_dense_step():
     stop, notes, model = threading.Event(), Notes(), StepwiseModel()
     stream = Stream([deque([in_steps(0, 0, 1, 7)])], stop)
-    rounds = LocalStepCoordinator(DenseLedger({0: 5}))
+    rounds = StepCoordinator(LocalProcessGroup(Fence(1)), DenseLedger({0: 5}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, notes, 1, 5.0, stop)
     lanes.run()
 
@@ -238,7 +239,7 @@ def test_applied_batch_makes_no_dense_step():
 def test_lane_that_fails_within_a_batch_ends_the_others():
     stop, model = threading.Event(), StepwiseModel(fail_at=3)
     stream = Stream([deque([in_steps(p, 0, 1, 9)]) for p in range(2)], stop)
-    rounds = LocalStepCoordinator(DenseLedger({0: 0, 1: 0}))
+    rounds = StepCoordinator(LocalProcessGroup(Fence(1)), DenseLedger({0: 0, 1: 0}))
     lanes = Lanes(cast(BatchStream, stream), cast(DenseModel, model), rounds, Notes(), 2, 5.0, stop)
     with pytest.raises(RuntimeError, match="out of tune"):
         lanes.run()

@@ -12,8 +12,7 @@ import pytest
 from freshet.coordination.claims import Claims
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.testing.conditions import wait_until
-from freshet.trainer.membership import Membership, QuorumOptions
-from freshet.trainer.torch_import import Loading
+from freshet.trainer.membership import Loading, Membership, QuorumOptions
 
 WAIT_S = 20.0
 

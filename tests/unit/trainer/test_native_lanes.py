@@ -18,8 +18,9 @@ from freshet.errors import Refused, Unavailable
 from freshet.model import DenseModel
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import STAGES, Ended, LoopBatches, NativeLoop, Ran
-from freshet.trainer.native_lanes import RunLanes
-from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger, LocalStepCoordinator
+from freshet.trainer.lanes import RunLanes
+from freshet.trainer.process_group import LocalProcessGroup
+from freshet.trainer.step_coordinator import BatchVerdict, DenseLedger, StepCoordinator
 from freshet.types import Fence, OffsetRange
 
 Ranges = tuple[OffsetRange, ...]
@@ -130,7 +131,7 @@ def go(
     RunLanes(
         cast(RunStream, stream),
         cast(DenseModel, None),
-        LocalStepCoordinator(ledger),
+        StepCoordinator(LocalProcessGroup(Fence(1)), ledger),
         notes,
         len(runs),
         0.02,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from freshet.errors import Corrupt
-from freshet.trainer.ranks import (
+from freshet.trainer.process_group import (
     Proposal,
     ProposedBatch,
     decode_proposal,

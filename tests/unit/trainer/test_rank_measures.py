@@ -13,9 +13,9 @@ from freshet.batches.stream import TrainBatch
 from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt
 from freshet.model.inputs import Labels, ModelInputs
+from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import Quality
-from freshet.trainer.rank_measures import SharedMeasures, unpack_arrays
-from freshet.trainer.ranks import ProcessGroup, RankLost
+from freshet.trainer.state_sync import SharedMeasures, unpack_arrays
 from freshet.types import F32, Fence, OffsetRange
 from tests.fixtures.specs import make_spec
 

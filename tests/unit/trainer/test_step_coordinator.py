@@ -12,15 +12,13 @@ from freshet.batches.stream import TrainBatch
 from freshet.model import Lane
 from freshet.model.inputs import ModelInputs
 from freshet.testing.clock import SettableClock
-from freshet.trainer.ranks import LocalProcessGroup, Proposal, RankLost
+from freshet.trainer.process_group import LocalProcessGroup, Proposal, RankLost
 from freshet.trainer.step_coordinator import (
     EXCHANGE_S,
     Agreed,
-    AsyncStepCoordinator,
     BatchVerdict,
     DenseLedger,
-    LocalStepCoordinator,
-    SyncStepCoordinator,
+    StepCoordinator,
 )
 from freshet.types import Fence, OffsetRange
 
@@ -100,7 +98,7 @@ class Sums:
 
 @dataclass
 class Rank:
-    coordinator: SyncStepCoordinator
+    coordinator: StepCoordinator
     exchanges: list[bool]
 
 
@@ -108,16 +106,23 @@ def noting(exchanges: list[bool]) -> Callable[[object, bool], None]:
     return lambda group, last: exchanges.append(last)
 
 
-def ranks(size: int, vectors: Sequence[dict[int, int]] = (), **flags: Callable[[], bool]) -> list[Rank]:
+def ranks(
+    size: int,
+    vectors: Sequence[dict[int, int]] = (),
+    *,
+    independent: bool = False,
+    change: Callable[[], bool] = lambda: False,
+) -> list[Rank]:
     together = Together(size)
     made = []
     for i in range(size):
         exchanges: list[bool] = []
-        coordinator = SyncStepCoordinator(
+        coordinator = StepCoordinator(
             Member(together, i, size),
             DenseLedger(dict(vectors[i] if vectors else OFFSETS)),
+            change,
             noting(exchanges),
-            flags.get("change", lambda: False),
+            independent,
             SettableClock(),
         )
         made.append(Rank(coordinator, exchanges))
@@ -245,7 +250,7 @@ def test_leader_starts_the_exchange_of_measures() -> None:
 
 def test_local_coordinator_keeps_lanes_separate() -> None:
     coordinator, lanes = (
-        LocalStepCoordinator(DenseLedger({0: 0, 1: 0})),
+        StepCoordinator(LocalProcessGroup(Fence(1)), DenseLedger({0: 0, 1: 0})),
         [cast(Lane, Sums(np.ones(1))) for _ in range(2)],
     )
 
@@ -258,22 +263,36 @@ def test_local_coordinator_keeps_lanes_separate() -> None:
     assert coordinator.agree(1, [None, None], stopping=True).over
 
 
-def test_async_coordinator_steps_alone_between_exchanges() -> None:
-    clock, exchanges = SettableClock(), []
-    coordinator = AsyncStepCoordinator(
-        LocalProcessGroup(Fence(1)),
-        DenseLedger({0: 0}),
-        lambda group, last: exchanges.append(last),
-        lambda: False,
-        clock,
-    )
+def test_independent_ranks_step_alone_between_exchanges() -> None:
+    two = ranks(2, independent=True)
+    agree(two, [[None], [None]])  # the first agreement
 
-    steps = [coordinator.agree(i, [batch(0, i, i + 1)], stopping=False).steps for i in range(3)]
-    clock.advance(EXCHANGE_S)
-    coordinator.agree(3, [None], stopping=False)
+    first = two[0].coordinator
+    steps = [first.agree(i, [batch(0, i, i + 1)], stopping=False).steps for i in range(3)]
+    for rank in two:
+        cast(SettableClock, rank.coordinator.clock).advance(EXCHANGE_S)
+    agreed = agree(two, [[None], [batch(1, 0, 1)]], step=3)
 
     assert steps == [True] * 3
-    assert exchanges == [False, False]
-    clock.advance(EXCHANGE_S)
-    assert coordinator.agree(3, [None], stopping=True).over
-    assert exchanges == [False, False, True]
+    assert [a.steps for a in agreed] == [False, True]
+    assert [r.exchanges for r in two] == [[False, False]] * 2
+    for rank in two:
+        cast(SettableClock, rank.coordinator.clock).advance(EXCHANGE_S)
+    assert all(a.over for a in agree(two, [[None], [None]], stopping=1))
+    assert [r.exchanges for r in two] == [[False, False, True]] * 2
+
+
+def test_rank_alone_makes_no_exchange() -> None:
+    exchanges: list[bool] = []
+    coordinator = StepCoordinator(
+        LocalProcessGroup(Fence(1)), DenseLedger({0: 0}), exchange=noting(exchanges), independent=True
+    )
+
+    assert not coordinator.agree(0, [batch(0, 0, 1)], stopping=False).over
+    assert coordinator.agree(1, [None], stopping=True).over
+    assert exchanges == []
+
+
+def test_several_ranks_refuse_runs_of_batches() -> None:
+    with pytest.raises(ValueError, match="2 ranks agree at every step"):
+        ranks(2)[0].coordinator.agree_runs([None], stopping=False)

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
+from freshet.config.spec.topics import topics_of
 from freshet.log import EventLog
+from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model import DenseModel, build_model
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
-from freshet.trainer.version_writer import Pins, Snapshot, Versioner
+from freshet.trainer.version_writer import Pins, Snapshot, VersionWriter
 from freshet.types import Fence
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.promotions import move
@@ -39,13 +40,13 @@ gate = { floor = 0 }
 
 @dataclass
 class Bench:
-    """A versioner, and an event during the gate's decision."""
+    """A version writer, and an event during the gate's decision."""
 
     log: EventLog
     store: FolderVersionStore
     meanwhile: Callable[[], None] = lambda: None
     steps: int = 0
-    versioner: Versioner = field(init=False)
+    version_writer: VersionWriter = field(init=False)
 
     judged_by: Sequence[ModelInputs] = ()
 
@@ -64,7 +65,7 @@ class Bench:
 
     def next(self) -> str:
         """Write one more version; return its verdict."""
-        return self.versioner.next(self.snapshot()).verdict
+        return self.version_writer.next(self.snapshot()).verdict
 
     def roll_back(self, number: int) -> None:
         move(self.store, self.log, number, pinned=True, by="operator", now_ms=1)
@@ -80,20 +81,11 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     log.create_topic("toy.versions", partitions=1)
     made = Bench(log, FolderVersionStore(tmp_path / "versions"))
     pins, writer = Pins(log, "toy.versions"), log.writer()
-    made.versioner = Versioner(
-        spec=SPEC,
-        spec_hash="hash",
-        log_id="log",
-        store=made.store,
-        writer=writer,
-        topic="toy.versions",
-        fence=Fence(1),
-        clock=SYSTEM_CLOCK,
-        scorer=made.scorer,
-        recent=made.recent,
-        pins=pins,
+    context = ModelContext(SPEC, "hash", layout_of(SPEC), log, topics_of(SPEC))
+    made.version_writer = VersionWriter(
+        context, "log", made.store, writer, pins, made.recent, made.scorer, Fence(1)
     )
-    made.versioner.first(made.snapshot())
+    made.version_writer.first(made.snapshot())
     yield made
     pins.close()
     writer.close()
@@ -152,19 +144,19 @@ class Late(FolderVersionStore):
 
 
 def test_version_of_another_trainer_keeps_its_number(bench: Bench, tmp_path: Path) -> None:
-    bench.versioner.store = Late(tmp_path / "versions")
+    bench.version_writer.store = Late(tmp_path / "versions")
     newest = bench.store.numbers()[-1]
 
-    written = bench.versioner.next(bench.snapshot())
+    written = bench.version_writer.next(bench.snapshot())
 
     assert written.number == newest + 1
 
 
 def test_only_the_first_leader_writes_version_0(tmp_path: Path, bench: Bench) -> None:
-    bench.versioner.store = store = FolderVersionStore(tmp_path / "others")
+    bench.version_writer.store = store = FolderVersionStore(tmp_path / "others")
 
-    bench.versioner.begin(bench.snapshot())
-    bench.versioner.begin(bench.snapshot())
+    bench.version_writer.begin(bench.snapshot())
+    bench.version_writer.begin(bench.snapshot())
 
     assert store.numbers() == [0]
     assert store.aliases()["stable"] == 0
@@ -240,9 +232,9 @@ def batch_of(n: int, seed: int) -> ModelInputs:
 WIDTH = layout_of(SPEC).groups[0].width
 
 
-def restarted(bench: Bench) -> Versioner:
-    """Return the versioner of the next process."""
-    return replace(bench.versioner, spec=FLOOR)
+def restarted(bench: Bench) -> VersionWriter:
+    """Return the version writer of the next process."""
+    return replace(bench.version_writer, context=replace(bench.version_writer.context, spec=FLOOR))
 
 
 FLOOR = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floor=100)))
@@ -250,7 +242,7 @@ FLOOR = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, fl
 
 def test_restarted_trainer_uses_the_carried_samples(bench: Bench) -> None:
     bench.judged_by = [batch_of(30, 1), batch_of(90, 2)]
-    before = bench.versioner._score(bench.snapshot().tensors, bench.judged_by)
+    before = bench.version_writer._score(bench.snapshot().tensors, bench.judged_by)
     assert bench.next() == "promoted"
     bench.judged_by = []
     after = restarted(bench)

@@ -124,9 +124,9 @@ class Kinds:
                 self.need(side, "boolean", f"{node.op} joins conditions")
             return "boolean"
         if node.op in ARITHMETIC or node.op in ORDER:
-            what = "calculates with" if node.op in ARITHMETIC else "compares the order of"
+            verb = "calculates with" if node.op in ARITHMETIC else "compares the order of"
             for side in (node.left, node.right):
-                self.need(side, "number", f"{node.op} {what} numbers")
+                self.need(side, "number", f"{node.op} {verb} numbers")
             return "number" if node.op in ARITHMETIC else "boolean"
         left, right = self.of(node.left), self.of(node.right)
         if left == "any" or right == "any":

@@ -229,27 +229,27 @@ class _Parser:
     count: int = 0  # aggregates so far
 
     @property
-    def next(self) -> Token:
+    def current(self) -> Token:
         return self.items[self.position]
 
-    def take(self) -> Token:
-        token = self.next
+    def advance(self) -> Token:
+        token = self.current
         self.position += token.kind != "end"
         return token
 
     def expect(self, text: str) -> Token:
-        if self.next.text != text or self.next.kind == "text":
-            raise Ill(self.next.at, f'"{text}"' if text else "an operator or the end of the expression")
-        return self.take()
+        if self.current.text != text or self.current.kind == "text":
+            raise Ill(self.current.at, f'"{text}"' if text else "an operator or the end of the expression")
+        return self.advance()
 
     def expression(self, binds: int) -> Node:
         self.depth += 1
         if self.depth > DEEPEST:
-            raise Ill(self.next.at, f"an expression nested at most {DEEPEST} deep")
+            raise Ill(self.current.at, f"an expression nested at most {DEEPEST} deep")
         left = self.prefixed()
         compared = False
-        while self.next.kind in ("sign", "word") and BINDS.get(self.next.text, 0) > binds:
-            token = self.take()
+        while self.current.kind in ("sign", "word") and BINDS.get(self.current.text, 0) > binds:
+            token = self.advance()
             if BINDS[token.text] == 4:
                 if compared:
                     raise Ill(
@@ -263,7 +263,7 @@ class _Parser:
         return left
 
     def prefixed(self) -> Node:
-        token = self.take()
+        token = self.advance()
         if token.kind == "number":
             value = float(token.text)
             if value == float("inf"):
@@ -280,15 +280,14 @@ class _Parser:
             self.expect(")")
             return inner
         if token.kind == "name":
-            return (
-                self.call(token) if self.next.text == "(" and self.next.kind == "sign" else self.field(token)
-            )
+            called = self.current.text == "(" and self.current.kind == "sign"
+            return self.call(token) if called else self.field(token)
         hint = "null stands only after is: x is null" if token.text == "null" else ""
         raise Ill(token.at, "a value", hint)
 
     def infixed(self, left: Node, token: Token) -> Node:
         if token.text == "is":
-            negated = self.next.text == "not" and bool(self.take())
+            negated = self.current.text == "not" and bool(self.advance())
             self.expect("null")
             return IsNull(token.at, left, negated)
         if token.text in ("in", "not"):
@@ -301,7 +300,7 @@ class _Parser:
         self.expect("[")
         items = []
         while True:
-            at = self.next.at
+            at = self.current.at
             item = self.prefixed()
             if isinstance(item, Unary) and item.op == "-" and isinstance(item.operand, Literal):
                 number = item.operand.value
@@ -310,10 +309,10 @@ class _Parser:
             if not isinstance(item, Literal) or isinstance(item.value, bool):
                 raise Ill(at, "a number or 'text'", "a list holds constants only")
             items.append(item)
-            if self.next.text != ",":
+            if self.current.text != ",":
                 self.expect("]")
                 return tuple(items)
-            self.take()
+            self.advance()
 
     def field(self, token: Token) -> Field:
         if not token.text.startswith(self.prefix) or (not self.prefix and "." in token.text):
@@ -336,11 +335,11 @@ class _Parser:
         self.expect("(")
         aggregate = self.aggregates and name.text in AGGREGATES
         arguments: list[Node] = []
-        while self.next.text != ")" or self.next.kind != "sign":
+        while self.current.text != ")" or self.current.kind != "sign":
             if arguments:
                 self.expect(",")
             arguments.append(self.expression(0))
-        self.take()
+        self.advance()
         if aggregate and (name.text not in FUNCTIONS or len(arguments) == 1):
             return self.aggregate(name, arguments)
         return self.function(name, arguments)

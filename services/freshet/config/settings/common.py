@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from freshet.config.options import Choice, Duration, Integer, Number, Text, option
+from freshet.config.options import Choice, Duration, Integer, Number, Text, deployment
 from freshet.errors import ConfigError
 
-__all__ = [
-    "CLIENT_REQUESTS", "CODEC", "GIB", "HOST", "HOSTS", "HOUR", "KIB", "MIB", "MINUTE", "PATH", "PEM", "PORT",
-    "SECOND", "URL", "Common", "Grpc", "Http", "Registry", "RunFolder", "Traces", "setting",
-]  # fmt: skip
-
-setting = partial(option, "deployment")
-"""Create an option of a setting: it decides where a model runs, not which model."""
+__all__ = ["Common", "Grpc", "Http", "Registry", "RunFolder", "Traces"]
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000  # milliseconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -24,9 +17,19 @@ PORT = Integer(0, 65_535)
 PATH = Text("a path")
 HOST = Text("an IP address or a host name", r"[A-Za-z0-9.:_-]{1,255}")
 HOSTS = Text("host names with commas between", r"[A-Za-z0-9.:,_ -]{1,2000}")
-CODEC = Choice(("fp32", "bf16", "fp16", "int8"))
+Codec = Literal["fp32", "bf16", "fp16", "int8"]
+CODEC = Choice(get_args(Codec))
 URL = Text('an URL with the adapter as its scheme, such as "sqlite:run/log"', r"[a-z][a-z0-9+.-]*:.+")
 
+# Meanings of options that several services have.
+
+ADMIN_PORT = "health and metrics; 0 takes a free one"
+BODY = "a larger request is refused with 413"
+BODIES = (
+    "memory budget of HTTP request bodies that are received and processed at once; more get 503, but one "
+    "body of the largest size is always accepted"
+)
+BODY_TIMEOUT = "how long a whole body may take to arrive; a slower client gets 408"
 CLIENT_REQUESTS = (
     "requests of one client: of a token, unless its line in the tokens file states another number, or of an "
     "address if there are no tokens; more get 429 with Retry-After. 0: no limit"
@@ -109,67 +112,69 @@ class RunFolder:
 class Common:
     """Settings that all services of a run share."""
 
-    run_folder: str = setting(
+    run_folder: str = deployment(
         "folder of all data of a run on this machine; --folder overrides it",
         Text("a path"),
         default="freshet-run",
     )
-    log_url: str = setting("the event log; without it, log/ of the run folder", URL, default="")
-    rows_url: str = setting("the row store; without it, rows/ of the run folder", URL, default="")
-    versions_url: str = setting("the version store; without it, versions/ of the run folder", URL, default="")
-    bind_address: str = setting(
+    log_url: str = deployment("the event log; without it, log/ of the run folder", URL, default="")
+    rows_url: str = deployment("the row store; without it, rows/ of the run folder", URL, default="")
+    versions_url: str = deployment(
+        "the version store; without it, versions/ of the run folder", URL, default=""
+    )
+    bind_address: str = deployment(
         "address that services listen on; 0.0.0.0 accepts connections from the network",
         HOST,
         default="127.0.0.1",
     )
-    hosts: str = setting(
+    hosts: str = deployment(
         "host names that HTTP listeners accept, and origins whose pages may call them, besides localhost, "
         "addresses, this machine's name and names without dots; separated by commas, `.example.com` matches "
         "all names below it",
         HOSTS,
         default="",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
+    log_level: Literal["debug", "info", "warning", "error"] = deployment(
         "lowest severity of messages that are logged",
         Choice(("debug", "info", "warning", "error")),
         default="info",
     )
-    log_format: Literal["json", "text"] = setting(
+    log_format: Literal["json", "text"] = deployment(
         "a JSON object a line, or text for people", Choice(("json", "text")), default="json"
     )
-    drain_ms: int = setting(
+    drain_ms: int = deployment(
         "how long a stop waits for work in progress, over all stages; work that is cancelled then is logged. "
         "`freshet up` kills processes that still run 5 s later; other supervisors should wait as long",
         Duration(0, HOUR),
         default=10 * SECOND,
     )
 
-    max_connections: int = setting(
+    max_connections: int = deployment(
         "HTTP connections that gateway, inference and console each hold at once; while there are more, each "
         "request gets 503 and its connection is closed. Fewer if the limit of open files is lower",
         Integer(16, 1_000_000),
         default=2_000,
     )
-    trusted_proxies: int = setting(
+    trusted_proxies: int = deployment(
         "number of own proxies before gateway, inference and console, whose X-Forwarded-For is trusted: a "
         "client's address is the one that the outermost of them reports",
         Integer(0, 10),
         default=0,
     )
-    audit_file: str = setting(
+    audit_file: str = deployment(
         "audit log of promotions, rollbacks, and tokens created or removed, with the principal; without it, "
         "audit.jsonl of the run folder. `freshet audit` reads it",
         PATH,
         default="",
     )
-    tokens_file: str = setting(
+    tokens_file: str = deployment(
         "the tokens that gateway, inference and console accept over HTTP and gRPC, each with its scopes; "
         "`freshet token` writes it, and a change applies within a second. Without it, gateway and inference "
         "accept every client",
         PATH,
         default="",
     )
-    client_token_file: str = setting(
+    client_token_file: str = deployment(
         "a file with the token that `freshet rank`, `replay` and `simulate`, freshet.local and the console's "
         "page send to services that require one",
         PATH,
@@ -191,15 +196,15 @@ class Common:
 class Http:
     """TLS of all HTTP listeners, with health and metrics, and of the HTTP clients."""
 
-    cert_file: str = setting("the certificate of every HTTP listener; without it no TLS", PEM, default="")
-    key_file: str = setting("the private key of the certificate", PEM, default="")
-    ca_file: str = setting(
+    cert_file: str = deployment("the certificate of every HTTP listener; without it no TLS", PEM, default="")
+    key_file: str = deployment("the private key of the certificate", PEM, default="")
+    ca_file: str = deployment(
         "the authority that signs the certificates of services and clients; a process that is only a client "
         "sets this alone",
         PEM,
         default="",
     )
-    client_certs: Literal["none", "optional", "required"] = setting(
+    client_certs: Literal["none", "optional", "required"] = deployment(
         "whether a listener requires clients to present a certificate signed by ca_file; optional: a "
         "certificate that a client presents must be valid",
         Choice(("none", "optional", "required")),
@@ -211,20 +216,20 @@ class Http:
 class Grpc:
     """TLS, tokens and message size of gRPC between services."""
 
-    ca_file: str = setting(
+    ca_file: str = deployment(
         "PEM of the authority that signs both sides' certificates; without it connections are not encrypted",
         PATH,
         default="",
     )
-    cert_file: str = setting("PEM of this service's certificate", PATH, default="")
-    key_file: str = setting("PEM of this service's private key", PATH, default="")
-    token_file: str = setting(
+    cert_file: str = deployment("PEM of this service's certificate", PATH, default="")
+    key_file: str = deployment("PEM of this service's private key", PATH, default="")
+    token_file: str = deployment(
         "a file with the tokens between services, one a line: clients send the first, servers accept all, "
         "and a change applies within a second. Without it servers require no token",
         PATH,
         default="",
     )
-    max_message_bytes: int = setting(
+    max_message_bytes: int = deployment(
         "size of a message between services; a larger one is sent in at most 64 pieces, and a process checks "
         "at start that these suffice for the spec's batches. The same on every service of a model",
         Integer(KIB, GIB),
@@ -236,15 +241,15 @@ class Grpc:
 class Registry:
     """The schema registry for event topics in the format confluent; the joiner is its client."""
 
-    url: str = setting(
+    url: str = deployment(
         "URL of a registry with Confluent's REST API, http://HOST:PORT; several separated by commas",
         Text("http://HOST:PORT or https://HOST:PORT", r"https?://.+"),
         default="",
     )
-    user: str = setting("user name; needs a password file", Text("a name"), default="")
-    password_file: str = setting("a file with the user's password", PATH, default="")
-    token_file: str = setting("a file with a bearer token, instead of a user", PATH, default="")
-    ca_file: str = setting(
+    user: str = deployment("user name; needs a password file", Text("a name"), default="")
+    password_file: str = deployment("a file with the user's password", PATH, default="")
+    token_file: str = deployment("a file with a bearer token, instead of a user", PATH, default="")
+    ca_file: str = deployment(
         "PEM of the authority that signs the registry's certificate; without it the system's",
         PATH,
         default="",
@@ -258,16 +263,16 @@ class Traces:
     OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_… and OTEL_BSP_SCHEDULE_DELAY apply too.
     """
 
-    ratio: float = setting(
+    ratio: float = deployment(
         "share of events that are traced, sampled by request id, so every service traces the same; 0: none",
         Number(0, 1),
         default=0.0,
     )
-    endpoint: str = setting(
+    endpoint: str = deployment(
         "the OTLP receiver of spans over HTTP; without it OTEL_EXPORTER_OTLP_ENDPOINT, or this machine's",
         Text("a URL such as http://collector:4318", r"https?://[^\s@]+"),
         default="",
     )
-    queue_spans: int = setting(
+    queue_spans: int = deployment(
         "spans queued for export; more are dropped and counted", Integer(1, 1_000_000), default=8_192
     )

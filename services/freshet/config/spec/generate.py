@@ -256,12 +256,12 @@ def _type_field(action: Record, key: Sequence[str]) -> Leaf | None:
     return next(iter([x for x in enums if x in named] + enums + named), None)
 
 
-def _missing(path: str, schema: Record, what: str) -> ConfigError:
+def _missing(path: str, schema: Record, expected: str) -> ConfigError:
     return ConfigError(
         path,
         "",
         "no field was recognised",
-        what,
+        expected,
         f"it has {', '.join(paths(schema))}: write freshet.toml by hand, see docs/reference/feature-spec.md",
     )
 

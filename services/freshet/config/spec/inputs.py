@@ -3,7 +3,6 @@
 The forms of their values are here too, and the detection of event times in another unit than the spec states.
 """
 
-# ruff: noqa: RUF009  option() returns a new dataclass field at each call
 from __future__ import annotations
 
 import math
@@ -11,7 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from freshet.config.options import Boolean, Choice, Duration, Integer, ListOf, Number, Text, Wrong, option
+from freshet.config.options import (
+    Boolean,
+    Choice,
+    Duration,
+    Integer,
+    ListOf,
+    Number,
+    Text,
+    Wrong,
+    deployment,
+    identity,
+    tunable,
+)
 
 __all__ = [
     "DAY",
@@ -151,6 +162,8 @@ class StepForm:
         return {"anyOf": [name, table]}
 
 
+# --- Times, and the detection of those in another unit than the spec states.
+
 UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "days": 86_400 * 10**9}
 """Nanoseconds of a tick, by unit of numeric times."""
 
@@ -218,6 +231,8 @@ def unit_hint(time: TimeField, role: str, time_ms: int, now_ms: int) -> str:
     )
 
 
+# --- Files, streams, join, labels.
+
 ENCODINGS = (
     "utf-8", "utf-16", "latin-1", "iso-8859-2", "iso-8859-9", "iso-8859-15", "cp1250", "cp1251", "cp1252",
     "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp437", "cp850", "koi8-r", "koi8-u", "mac-roman",
@@ -235,42 +250,32 @@ SEPARATOR = Text(
 class Files:
     """Format of csv files of samples and events. Parquet and Arrow files need none."""
 
-    delimiter: str = option(
-        "deployment",
-        'separator of cells; "\\t" for tabs, "::" for MovieLens',
-        SEPARATOR,
-        default=",",
+    delimiter: str = deployment(
+        'separator of cells; "\\t" for tabs, "::" for MovieLens', SEPARATOR, default=","
     )
-    columns: tuple[str, ...] = option(
-        "deployment",
+    columns: tuple[str, ...] = deployment(
         "names of the columns of a file that has no header line, in their order",
         ListOf(PATH, 0, 4_096),
         default=(),
     )
-    encoding: str = option("deployment", "encoding of the text", Choice(ENCODINGS), default="utf-8")
-    quotes: bool = option(
-        "deployment",
+    encoding: str = deployment("encoding of the text", Choice(ENCODINGS), default="utf-8")
+    quotes: bool = deployment(
         'whether cells may be quoted, with "" for a quote inside; false: quotes are ordinary characters',
         Boolean(),
         default=True,
     )
-    decimal: Literal[".", ","] = option(
-        "deployment", "decimal mark of numbers", Choice((".", ",")), default="."
-    )
-    list_separator: str | None = option(
-        "deployment",
+    decimal: Literal[".", ","] = deployment("decimal mark of numbers", Choice((".", ",")), default=".")
+    list_separator: str | None = deployment(
         "separator of the values of a list in one cell; without it a cell holds no list",
         SEPARATOR,
         default=None,
     )
-    nulls: tuple[str, ...] = option(
-        "deployment",
+    nulls: tuple[str, ...] = deployment(
         "cells that mean no value in columns of numbers, truths and times, besides empty cells",
         ListOf(WORD, 0, 64),
         default=("NA", "NaN", "nan", "null"),
     )
-    text_nulls: tuple[str, ...] = option(
-        "deployment",
+    text_nulls: tuple[str, ...] = deployment(
         "cells that mean no value in columns of text, besides empty cells without quotes",
         ListOf(WORD, 0, 64),
         default=(),
@@ -282,43 +287,33 @@ class Stream:
     """One stream of the user's events: topic, format, and the fields with key, time and id."""
 
     role: Literal["served", "shown", "action"]
-    topic: str = option(
-        "deployment",
+    topic: str = deployment(
         "topic of the event log; without it impressions, shown or actions",
         Text("a topic's name", r"[a-z0-9][a-z0-9._-]{0,200}"),
     )
-    format: Literal["avro", "json", "confluent", "bare"] = option(
-        "deployment",
+    format: Literal["avro", "json", "confluent", "bare"] = deployment(
         "format of records: avro, with the id of a schema in the topic schemas, or json, both written by "
         "gateway, inference or external writers; confluent, Avro with an id of a schema registry, or bare, "
         "Avro by the stream's schema without a frame, both written by external writers only",
         Choice(("avro", "json", "confluent", "bare")),
         default="avro",
     )
-    schema: str | None = option(
-        "deployment",
+    schema: str | None = deployment(
         "path of the Avro schema of the events, relative to the spec; its content counts for identity",
         Text("the path of an .avsc file"),
         default=None,
     )
-    explode: str | None = option(
-        "identity", "array field; each of its elements is an impression", PATH, default=None
+    explode: str | None = identity("array field; each of its elements is an impression", PATH, default=None)
+    key: tuple[str, ...] = identity(
+        "fields that together identify the impression, the request's first", ListOf(PATH, 1, 8, lone=True)
     )
-    key: tuple[str, ...] = option(
-        "identity",
-        "fields that together identify the impression, the request's first",
-        ListOf(PATH, 1, 8, lone=True),
-    )
-    time: TimeField = option("identity", "field that holds the event's time, and its unit", TimeText())
-    id: str | None = option(
-        "identity",
-        "field that identifies the event; without it the record's content does",
-        PATH,
-        default=None,
+    time: TimeField = identity("field that holds the event's time, and its unit", TimeText())
+    id: str | None = identity(
+        "field that identifies the event; without it the record's content does", PATH, default=None
     )
 
     @property
-    def theirs(self) -> bool:
+    def external(self) -> bool:
         """Whether only external writers write the topic; freshet then does not set its retention."""
         return self.format in ("confluent", "bare")
 
@@ -336,35 +331,29 @@ class Events:
 class Join:
     """How impressions and actions become samples (PROTOCOL 18-21)."""
 
-    base: Literal["served"] = option(
-        "identity", "a sample per event of this stream", Choice(("served",)), default="served"
+    base: Literal["served"] = identity(
+        "a sample per event of this stream", Choice(("served",)), default="served"
     )
-    require: Literal["shown"] | None = option(
-        "identity", "learn only impressions that were shown", Choice(("shown",)), default=None
+    require: Literal["shown"] | None = identity(
+        "learn only impressions that were shown", Choice(("shown",)), default=None
     )
-    grace_ms: int = option(
-        "identity",
+    grace_ms: int = identity(
         "how long after the end of its window a late event still counts",
         Duration(0, DAY),
         default=30 * SECOND,
     )
-    emit: Literal["early", "window"] = option(
-        "identity",
+    emit: Literal["early", "window"] = identity(
         "positives at once (freshest; the first ones later), or all when the window closes (unbiased order)",
         Choice(("early", "window")),
         default="early",
     )
-    negatives: float = option(
-        "identity",
+    negatives: float = identity(
         "share of negatives kept, with weight 1/share; chosen by a hash of the id, so repeatable",
         Number(0, 1, open_low=True),
         default=1.0,
     )
-    max_ahead_ms: int = option(
-        "identity",
-        "an event with a time further ahead of the clock is refused",
-        Duration(SECOND, DAY),
-        default=MINUTE,
+    max_ahead_ms: int = identity(
+        "an event with a time further ahead of the clock is refused", Duration(SECOND, DAY), default=MINUTE
     )
 
     def is_early(self, label: Label) -> bool:
@@ -376,20 +365,17 @@ class Join:
 class Retention:
     """Retention of records in the log. Records that a restart needs are kept regardless of age."""
 
-    events_ms: int | None = option(
-        "deployment",
+    events_ms: int | None = deployment(
         "age of events, samples and the joiner's commits; a new model can learn from retained events",
         Duration(MINUTE, 3650 * DAY, never=True),
         default=7 * DAY,
     )
-    rows_ms: int | None = option(
-        "deployment",
+    rows_ms: int | None = deployment(
         "age of changed rows for serving; the row store has all rows",
         Duration(MINUTE, 3650 * DAY, never=True),
         default=DAY,
     )
-    measures_ms: int | None = option(
-        "deployment",
+    measures_ms: int | None = deployment(
         "age of measures, the console's history, and refused records with the reason",
         Duration(MINUTE, 3650 * DAY, never=True),
         default=7 * DAY,
@@ -402,34 +388,31 @@ class Label:
 
     name: str
     index: int  # position in the spec and number in samples
-    on: str = option("identity", "condition on an action that makes the label true", Text("an expression"))
-    value: str | None = option(
-        "identity",
+    on: str = identity("condition on an action that makes the label true", Text("an expression"))
+    value: str | None = identity(
         "value of the label: sum(), max(), last() or count() over matching actions",
         Text("an expression"),
         default=None,
     )
-    loss: Literal["logloss", "huber", "mse"] = option(
-        "identity",
+    loss: Literal["logloss", "huber", "mse"] = identity(
         "loss of the head; without it logloss, or huber if there is a value",
         Choice(("logloss", "huber", "mse")),
         default="logloss",
     )
-    bounds: tuple[float, float] | None = option(
-        "tunable",
+    bounds: tuple[float, float] | None = tunable(
         "least and greatest value, both allowed, beside loss huber or mse; a value outside is not learned",
         ListOf(Number(-3e38, 3e38), 2, 2),
         default=None,
     )
-    window_ms: int = option(
-        "identity",
-        "how long after the impression an action counts",
-        Duration(SECOND, 30 * DAY),
-        default=2 * MINUTE,
+    window_ms: int = identity(
+        "how long after the impression an action counts", Duration(SECOND, 30 * DAY), default=2 * MINUTE
     )
-    given: str | None = option(
-        "identity", "learn it only from impressions for which this label is true", NAME, default=None
+    given: str | None = identity(
+        "learn it only from impressions for which this label is true", NAME, default=None
     )
+
+
+# --- Tables and features.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,45 +432,36 @@ class Table:
 
     name: str
     id: int  # assigned once, by position; the row store keeps it
-    dim: int = option(
-        "identity",
+    dim: int = identity(
         "length of the embedding vectors",
         Integer(1, 4096),
         default=16,
         hint="a table's dim is the length of its embedding vectors; 16 is a good start",
     )
-    optimizer: Optimizer = option("identity", "of the vectors; a name, or { name, lr, ... }")
-    scalar_optimizer: Optimizer = option("identity", "of the linear scalars; a name, or { name, lr, ... }")
-    init: float = option(
-        "identity",
-        "initial values are uniform in ± this, from (seed, table, key)",
-        Number(0, 10),
-        default=0.01,
+    optimizer: Optimizer = identity("of the vectors; a name, or { name, lr, ... }")
+    scalar_optimizer: Optimizer = identity("of the linear scalars; a name, or { name, lr, ... }")
+    init: float = identity(
+        "initial values are uniform in ± this, from (seed, table, key)", Number(0, 10), default=0.01
     )
-    precision: Literal["fp32", "bf16"] = option(
-        "identity", "how vectors are held in memory", Choice(("fp32", "bf16")), default="fp32"
+    precision: Literal["fp32", "bf16"] = identity(
+        "how vectors are held in memory", Choice(("fp32", "bf16")), default="fp32"
     )
-    shared: bool | None = option(
-        "identity",
+    shared: bool | None = identity(
         "whether an id has one row for all features of the table; false: each feature has rows of its own. "
         "Without it false, but true where lists alone, or lists and one id, use the table, as a history of "
         "items and the item do (with `defaults = 1`: true)",
         Boolean(),
-        default=None,  # the parser sets it by `freshet.config.spec.layout`
+        default=None,  # the parser sets it by `freshet.config.spec.defaults`
     )
-    ttl_ms: int | None = option(
-        "tunable",
+    ttl_ms: int | None = tunable(
         "rows not touched for this long of event time are evicted; false, or without it: no row goes by age, "
         "and max_rows and memory bound the table",
         Duration(MINUTE, 3650 * DAY, never=True),
         default=None,
         former={1: 30 * DAY},
     )
-    admission: int = option(
-        "tunable", "occurrences before a key gets a row of its own", Integer(1, 255), default=1
-    )
-    max_rows: int | None = option(
-        "tunable",
+    admission: int = tunable("occurrences before a key gets a row of its own", Integer(1, 255), default=1)
+    max_rows: int | None = tunable(
         "least recently used rows are evicted above this; without it memory bounds the rows: of a trainer "
         "that holds them itself FRESHET_TRAINER_MEMORY_BYTES, of a shard FRESHET_PARAMSERVER_EVICT_BYTES",
         Integer(1_024, 2**40),
@@ -502,47 +476,33 @@ class Feature:
     name: str
     index: int  # position in the spec
     kind: Literal["id", "list", "dense", "time", "bucket", "cross"]
-    field: str | None = option(
-        "identity",
-        "path of the field in the served event (`items.id` for exploded ones)",
-        PATH,
-        default=None,
+    field: str | None = identity(
+        "path of the field in the served event (`items.id` for exploded ones)", PATH, default=None
     )
-    table: str | None = option("identity", "table of its rows; none for dense", NAME, default=None)
-    max: int | None = option(
-        "identity",
+    table: str | None = identity("table of its rows; none for dense", NAME, default=None)
+    max: int | None = identity(
         "longest list used, the first elements count; 50 for a list without it",
         Integer(1, 10_000),
         default=None,
     )
-    pool: Literal["sum", "mean"] | None = option(
-        "identity",
-        "how a list becomes one vector; mean for a list without it",
-        Choice(("sum", "mean")),
-        default=None,
+    pool: Literal["sum", "mean"] | None = identity(
+        "how a list becomes one vector; mean for a list without it", Choice(("sum", "mean")), default=None
     )
-    dense: tuple[str | Step, ...] = option(
-        "identity",
-        "a number, with these transforms in order; see below",
-        ListOf(StepForm(), 1, 8, lone=True),
-        default=(),
+    dense: tuple[str | Step, ...] = identity(
+        "a number, with these transforms in order; see below", ListOf(StepForm(), 1, 8, lone=True), default=()
     )
-    missing: Literal["zero", "flag"] = option(
-        "identity",
-        "a missing number is 0, or 0 with a flag column beside it",
-        Choice(("zero", "flag")),
-        default="zero",
+    missing: Literal["zero", "flag"] = identity(
+        "a missing number is 0, or 0 with a flag column beside it", Choice(("zero", "flag")), default="zero"
     )
-    buckets: tuple[float, ...] = option(
-        "identity", "rising edges that turn a number into an id", ListOf(Number(), 1, 1_000), default=()
+    buckets: tuple[float, ...] = identity(
+        "rising edges that turn a number into an id", ListOf(Number(), 1, 1_000), default=()
     )
-    time: Literal["hour", "weekday", "hour_of_week"] | None = option(
-        "identity",
+    time: Literal["hour", "weekday", "hour_of_week"] | None = identity(
         "part of the event's time (UTC) used as an id",
         Choice(("hour", "weekday", "hour_of_week")),
         default=None,
     )
-    parts: tuple[str, ...] = option("identity", "names of the features that a cross combines", default=())
-    serve_as: str | int | float | None = option(
-        "identity", "constant taken at serving: trained on, not known then", Constant(), default=None
+    parts: tuple[str, ...] = identity("names of the features that a cross combines", default=())
+    serve_as: str | int | float | None = identity(
+        "constant taken at serving: trained on, not known then", Constant(), default=None
     )

@@ -124,12 +124,12 @@ def _tables() -> Schema:
     return {**_named(table, 0, 254), "properties": {CROSSES: crosses}}
 
 
-def _optimizer(default: str, what: str) -> Schema:
+def _optimizer(default: str, part: str) -> Schema:
     tables = [
         _closed({"name": {"const": rule.name}, **_parameters(rule.parameters)}, ("name",))
         for rule in OPTIMIZERS.values()
     ]
-    about = f"update rule {what}: a name, or a table of its name and parameters (identity)"
+    about = f"update rule {part}: a name, or a table of its name and parameters (identity)"
     return {"anyOf": [{"enum": list(OPTIMIZERS)}, *tables], "default": default, "description": about}
 
 

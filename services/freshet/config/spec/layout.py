@@ -33,6 +33,8 @@ __all__ = [
     "rule_of",
 ]
 
+# --- Update rules.
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -46,10 +48,6 @@ class Rule:
     parameters: tuple[Parameter, ...]
     row_state: int
     float_state: int
-
-    def parameter(self, name: str) -> Parameter:
-        """Return the parameter of that name. Raises KeyError."""
-        return {p.name: p for p in self.parameters}[name]
 
     def state_floats(self, width: int) -> int:
         """Return the floats of state of a slot of this width."""
@@ -162,6 +160,9 @@ def default_optimizer(name: str) -> Optimizer:
 def has_default_scalars(table: Table) -> bool:
     """Return whether the table's scalars have the default optimiser."""
     return table.scalar_optimizer == default_optimizer(DEFAULT_SCALAR_OPTIMIZER)
+
+
+# --- Rows and columns.
 
 
 def has_own_rows(spec: Spec, feature: Feature) -> bool:

@@ -5,7 +5,6 @@ change during a model's life; `deployment` keys decide where it runs. Durations 
 the name. Only the parser (`freshet.config.spec.parse`) creates these objects.
 """
 
-# ruff: noqa: RUF009  option() returns a new dataclass field at each call
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,7 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from freshet.config.options import Boolean, Choice, Duration, Integer, Kind, ListOf, Number, Text, option
+from freshet.config.options import (
+    Boolean,
+    Choice,
+    Duration,
+    Integer,
+    Kind,
+    ListOf,
+    Number,
+    Text,
+    deployment,
+    identity,
+    tunable,
+)
 from freshet.config.spec.inputs import (
     DAY,
     HOUR,
@@ -64,8 +75,7 @@ BEHIND_ROWS = 256
 class Model:
     """The model."""
 
-    kind: str = option(
-        "identity",
+    kind: str = identity(
         "the family of models",
         Text(
             'one of "hedge", "mlp", "dlrm", "deepfm", "dcnv2", "linear", or "package.module:Class"',
@@ -73,14 +83,12 @@ class Model:
         ),
         default="hedge",
     )
-    mix: Literal["hedge"] = option(
-        "identity",
+    mix: Literal["hedge"] = identity(
         "how experts are mixed: by exponential weights of their discounted losses",
         Choice(("hedge",)),
         default="hedge",
     )
-    experts: tuple[str, ...] = option(
-        "identity",
+    experts: tuple[str, ...] = identity(
         "members of the hedge; without it all, cross only if there are crosses, and fast, fm and counts only "
         "if a feature has ids. wide and fast: a weight for each id, with small and with large steps; cross: "
         "a weight for each combination of ids; fm: products of vectors; deep: an MLP; counts: wide's "
@@ -89,42 +97,35 @@ class Model:
         default=("wide", "fast", "fm", "deep", "counts", "stack"),
         former={1: ("wide", "fm", "deep")},
     )
-    crosses: tuple[tuple[str, ...], ...] = option(
-        "identity",
+    crosses: tuple[tuple[str, ...], ...] = identity(
         "features of the cross expert, two to four a cross; without it, and without experts, all pairs of "
         "the features with one id a sample if there are 10 of them at most, in a table `crosses` of at most "
         "4194304 rows; []: none",
         ListOf(ListOf(NAME, 2, 4), 0, 256),
         default=(),
     )
-    deep: tuple[int, ...] = option(
-        "identity", "hidden widths of the MLP", ListOf(Integer(1, 8_192), 1, 8), default=(256, 128)
+    deep: tuple[int, ...] = identity(
+        "hidden widths of the MLP", ListOf(Integer(1, 8_192), 1, 8), default=(256, 128)
     )
-    seed: int = option("identity", "seed of initial rows and weights", Integer(0, 2**63 - 1), default=0)
-    hedge_discount: float = option(
-        "tunable",
+    seed: int = identity("seed of initial rows and weights", Integer(0, 2**63 - 1), default=0)
+    hedge_discount: float = tunable(
         "discount of an expert's past loss, per row: 0.999 weighs about the last 1,000 rows, 0.9999 10,000",
         Number(0.5, 1, open_low=True),
         default=0.999,
     )
-    dense_lr: float = option(
-        "tunable", "Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3
+    dense_lr: float = tunable("Adam's step size for dense weights", Number(0, 1, open_low=True), default=1e-3)
+    dense_warmup_steps: int = tunable(
+        "steps over which dense_lr rises from 0", Integer(0, 1_000_000), default=100
     )
-    dense_warmup_steps: int = option(
-        "tunable", "steps over which dense_lr rises from 0", Integer(0, 1_000_000), default=100
-    )
-    bias_lr: float = option(
-        "tunable", "Adagrad's step size for the biases", Number(0, 100, open_low=True), default=0.5
-    )
-    options: Mapping[str, Any] = option("identity", "arguments of a custom class", default_factory=dict)
+    bias_lr: float = tunable("Adagrad's step size for the biases", Number(0, 100, open_low=True), default=0.5)
+    options: Mapping[str, Any] = identity("arguments of a custom class", default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
     """Training."""
 
-    batch_rows: int = option(
-        "tunable",
+    batch_rows: int = tunable(
         "most rows of a batch, except of one request that has more; the joiner closes blocks of samples at "
         "this number (256 at most), and a batch has whole blocks; the dense gradient is a mean over the rows "
         "of a step, or over this number if it has fewer, so that all rows have equal weight",
@@ -133,15 +134,10 @@ class Train:
         default=64,
         former={1: 256},
     )
-    batch_wait_ms: int = option(
-        "tunable",
-        "how long a lane waits to fill a batch",
-        Duration(0, MINUTE),
-        key="batch.wait",
-        default=20,
+    batch_wait_ms: int = tunable(
+        "how long a lane waits to fill a batch", Duration(0, MINUTE), key="batch.wait", default=20
     )
-    batch_behind_rows: int | None = option(
-        "tunable",
+    batch_behind_rows: int | None = tunable(
         "most rows of a batch of a lane that is behind, at least batch.rows; without it batch.rows if native "
         "code runs the loop over batches (kinds hedge, mlp and linear, rows in the trainer's process), "
         "otherwise the larger of batch.rows and 256",
@@ -149,60 +145,44 @@ class Train:
         key="batch.behind",
         default=None,
     )
-    staleness_rows: int = option(
-        "tunable",
+    staleness_rows: int = tunable(
         "rows of other batches in flight when a batch is looked up; mode `sync` ignores it",
         Integer(0, 1_048_576),
         default=512,
     )
-    mode: Literal["hybrid", "sync", "async"] = option(
-        "tunable",
+    mode: Literal["hybrid", "sync", "async"] = tunable(
         "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
         "sync: the next lookup waits for the step's pushes; async: as hybrid, but no rank waits",
         Choice(("hybrid", "sync", "async")),
         default="hybrid",
     )
-    lanes: int | None = option(
-        "deployment",
+    lanes: int | None = deployment(
         "threads that train; without it min(cores, 8, partitions, 1 + staleness_rows / batch rows)",
         Integer(1, 64),
         default=None,
     )
-    precision: Literal["fp32", "bf16"] = option(
-        "tunable", "precision of the dense matrix products", Choice(("fp32", "bf16")), default="fp32"
+    precision: Literal["fp32", "bf16"] = tunable(
+        "precision of the dense matrix products", Choice(("fp32", "bf16")), default="fp32"
     )
-    version_interval_ms: int = option(
-        "tunable",
-        "interval of writes of dense versions",
-        Duration(100, DAY),
-        default=5 * SECOND,
+    version_interval_ms: int = tunable(
+        "interval of writes of dense versions", Duration(100, DAY), default=5 * SECOND
     )
-    keep_versions: int = option(
-        "tunable",
-        "number of versions kept besides those with an alias",
-        Integer(1, 100_000),
-        default=10,
+    keep_versions: int = tunable(
+        "number of versions kept besides those with an alias", Integer(1, 100_000), default=10
     )
-    flush_interval_ms: int = option(
-        "tunable",
+    flush_interval_ms: int = tunable(
         "interval of flushes of rows to the row store; longer if flushes take over a tenth of a core",
         Duration(100, HOUR),
         default=2 * SECOND,
     )
-    publish_interval_ms: int = option(
-        "tunable",
-        "interval at which changed rows are published",
-        Duration(1, MINUTE),
-        default=50,
+    publish_interval_ms: int = tunable(
+        "interval at which changed rows are published", Duration(1, MINUTE), default=50
     )
-    segments: tuple[str, ...] = option(
-        "tunable", "features by whose values measures are split", ListOf(NAME, 0, 16), default=()
+    segments: tuple[str, ...] = tunable(
+        "features by whose values measures are split", ListOf(NAME, 0, 16), default=()
     )
-    measure_window_ms: int = option(
-        "tunable",
-        "length of a window of measures, in event time",
-        Duration(SECOND, DAY),
-        default=MINUTE,
+    measure_window_ms: int = tunable(
+        "length of a window of measures, in event time", Duration(SECOND, DAY), default=MINUTE
     )
 
     def behind_rows(self, *, native_loop: bool) -> int:
@@ -218,26 +198,19 @@ class Train:
 class Gate:
     """The gate: conditions for the promotion of a version (PROTOCOL 23)."""
 
-    ne_worse: float = option(
-        "tunable",
-        "largest relative rise of normalised entropy over `stable`",
-        Number(0, 10),
-        default=0.01,
+    ne_worse: float = tunable(
+        "largest relative rise of normalised entropy over `stable`", Number(0, 10), default=0.01
     )
-    calibration: tuple[float, float] = option(
-        "tunable", "allowed mean prediction / mean label", ListOf(Number(0, 1_000), 2, 2), default=(0.9, 1.1)
+    calibration: tuple[float, float] = tunable(
+        "allowed mean prediction / mean label", ListOf(Number(0, 1_000), 2, 2), default=(0.9, 1.1)
     )
-    samples: int = option(
-        "tunable",
+    samples: int = tunable(
         "number of newest samples on which versions are compared; kept in memory with copies of their rows",
         Integer(1, 10_000_000),
         default=2_000,
     )
-    floor: int = option(
-        "tunable",
-        "with fewer labelled samples, no version replaces `stable`",
-        Integer(0, 10_000_000),
-        default=100,
+    floor: int = tunable(
+        "with fewer labelled samples, no version replaces `stable`", Integer(0, 10_000_000), default=100
     )
 
 
@@ -245,33 +218,27 @@ class Gate:
 class Explore:
     """Exploration in serving."""
 
-    policy: Literal["none", "epsilon"] = option(
-        "tunable",
-        "epsilon: a share of requests gets a random order",
-        Choice(("none", "epsilon")),
-        default="none",
+    policy: Literal["none", "epsilon"] = tunable(
+        "epsilon: a share of requests gets a random order", Choice(("none", "epsilon")), default="none"
     )
-    share: float = option("tunable", "share of requests that explore", Number(0, 1), default=0.0)
+    share: float = tunable("share of requests that explore", Number(0, 1), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
     """Serving."""
 
-    score: str = option(
-        "tunable",
+    score: str = tunable(
         "expression over the labels' predictions that orders candidates; without it the first label",
         Text("an expression"),
         default="",
     )
-    explore: Explore = option("tunable", "exploration", default_factory=Explore)
-    unknown: Literal["zeros"] = option(
-        "identity", "value of rows that were never learned", Choice(("zeros",)), default="zeros"
+    explore: Explore = tunable("exploration", default_factory=Explore)
+    unknown: Literal["zeros"] = identity(
+        "value of rows that were never learned", Choice(("zeros",)), default="zeros"
     )
-    gate: Gate = option("tunable", "promotion", default_factory=Gate)
-    log_served: bool = option(
-        "deployment", "append served impressions to the served topic", Boolean(), default=True
-    )
+    gate: Gate = tunable("promotion", default_factory=Gate)
+    log_served: bool = deployment("append served impressions to the served topic", Boolean(), default=True)
 
 
 MODEL_NAME = Text(
@@ -295,13 +262,8 @@ GENERATION_HINT = (
 class Spec:
     """A whole spec. `labels`, `tables` and `features` are in file order, which defines indexes and ids."""
 
-    name: str = option(
-        "identity",
-        "names the model's topics and store",
-        MODEL_NAME,
-    )
-    defaults: int = option(
-        "identity",
+    name: str = identity("names the model's topics and store", MODEL_NAME)
+    defaults: int = identity(
         "generation of defaults; 1 continues a model of a release without this key",
         GENERATION,
         default=NEWEST_DEFAULTS,
@@ -316,12 +278,9 @@ class Spec:
     train: Train
     serve: Serve
     retention: Retention
-    partitions: int = option("identity", "of impressions, actions and samples", Integer(1, 256), default=8)
-    buckets: int = option(
-        "identity",
-        "of the parameter server, the unit of ownership",
-        Integer(2, 65_536, power_of_two=True),
-        default=1024,
+    partitions: int = identity("of impressions, actions and samples", Integer(1, 256), default=8)
+    buckets: int = identity(
+        "of the parameter server, the unit of ownership", Integer(2, 65_536, power_of_two=True), default=1024
     )
     files: Files = field(default_factory=Files)
     folder: str = field(default="", compare=False)  # folder of the spec file; base of its relative paths

@@ -71,10 +71,10 @@ class _Rules:
     def error(self, key: str, found: Any, expected: str, hint: str = "") -> ConfigError:
         return ConfigError(self.where, key, found, expected, hint)
 
-    def known(self, key: str, name: str, names: Sequence[str], what: str, hint: str = "") -> None:
+    def known(self, key: str, name: str, names: Sequence[str], noun: str, hint: str = "") -> None:
         if name not in names:
             expected = (
-                f"one of {', '.join(names)}" if names else f"the name of a {what}, of which there is none"
+                f"one of {', '.join(names)}" if names else f"the name of a {noun}, of which there is none"
             )
             raise self.error(key, name, expected, nearest_hint(name, names) or hint)
 
@@ -330,7 +330,7 @@ class _Rules:
                     nearest_hint(name, names) or f'there is no label "{name}"',
                 )
         stream = self.spec.events.served
-        if serve.log_served and stream.theirs:
+        if serve.log_served and stream.external:
             raise self.error(
                 "serve.log_served",
                 True,

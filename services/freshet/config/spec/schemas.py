@@ -92,7 +92,7 @@ def streams_of(spec: Spec) -> Iterator[Stream]:
 
 def written_by_us(spec: Spec) -> Spec:
     """Return the spec with format avro for topics of external writers, as a replay writes them."""
-    streams = {s.role: replace(s, format="avro") if s.theirs else s for s in streams_of(spec)}
+    streams = {s.role: replace(s, format="avro") if s.external else s for s in streams_of(spec)}
     return replace(spec, events=replace(spec.events, **streams))
 
 

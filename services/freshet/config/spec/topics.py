@@ -25,7 +25,6 @@ __all__ = [
     "TopicPlan",
     "Topics",
     "block_bytes",
-    "largest_records",
     "topics_of",
 ]
 
@@ -64,30 +63,6 @@ def block_bytes(samples: int, payload_bytes: int) -> int:
     return _BLOCK_HEAD_BYTES + -(-_SAMPLE_BYTES * samples // 8) * 8 + payload_bytes
 
 
-def largest_records(event_bytes: int, key_bytes: int, limits: RecordLimits) -> Mapping[str, int]:
-    """Return the largest record that a served event can cause, by role of the topic.
-
-    Args:
-        event_bytes: length of the event's record in the log.
-        key_bytes: length of its key.
-        limits: limits of the model's topics; dead letters are truncated to fit.
-    """
-    block = max(BLOCK_BYTES, block_bytes(1, event_bytes))
-    letter = 4 * -(-event_bytes // 3) + _ENVELOPE_BYTES
-    return {
-        "served": event_bytes + key_bytes,
-        "samples": block,
-        "late": block,
-        "dead_letters": min(letter, limits.dead_letter_bytes),
-        "refused": min(letter, limits.refused_bytes),
-    }
-
-
-_ENVELOPE_BYTES = 64 << 10
-"""Limit on a dead letter without the bytes of its record; its texts are truncated
-(`freshet.log.records`)."""
-
-
 @dataclass(frozen=True, slots=True)
 class RecordLimits:
     """Limits on the records of a model's topics and on its events."""
@@ -114,7 +89,7 @@ class RecordLimits:
         Raises ConfigError for a topic with a limit below LEAST_TOPIC_BYTES.
         """
         topics = topics_of(spec)
-        external = {stream.topic for stream in streams_of(spec) if stream.theirs}
+        external = {stream.topic for stream in streams_of(spec) if stream.external}
         for plan in topics.plans:
             if plan.name not in external and limits[plan.name] < LEAST_TOPIC_BYTES:
                 raise ConfigError(

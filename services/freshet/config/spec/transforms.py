@@ -60,7 +60,7 @@ class Column:
     steps: tuple[tuple[Transform, tuple[tuple[str, float], ...]], ...]
 
     @property
-    def of_the_users(self) -> bool:
+    def has_user_code(self) -> bool:
         """Whether one of the transforms is the user's."""
         return any(not transform.built_in for transform, _ in self.steps)
 
@@ -206,7 +206,7 @@ def outcomes_of(spec: Spec) -> Outcomes:
     found = {}
     for feature in spec.features:
         column = column_of(feature, spec.folder) if feature.dense else None
-        if column is not None and column.of_the_users:
+        if column is not None and column.has_user_code:
             result = column.run(PROBE).astype(np.float64)
             found[feature.name] = [None if np.isnan(x) else float(x) for x in result]
     return found

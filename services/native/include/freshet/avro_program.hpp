@@ -1,4 +1,4 @@
-// A decoding program: the tree of a writer's Avro schema, in preorder, with what to do with the values on the way.
+// A decoding program: the tree of a writer's Avro schema, in preorder, with an action for each value.
 // Where a reader's schema differs, nodes convert the value, refuse it, or stand for the default of a field that is not
 // written.
 //
@@ -30,12 +30,12 @@ enum class Op : uint8_t {
   kUnion,
   kRecursion,  // the record around this node whose node is `arg`; nothing inside is handed over
   kDefault,    // nothing is written: the bytes of string `arg` are read by the one child
-  kConvert,    // a leaf that the reader's schema has otherwise: its words say how (Conversion)
+  kConvert,    // a leaf of another type in the reader's schema: its words name the Conversion
   kRefuse,     // a value that the reader's schema cannot take
 };
 inline constexpr int64_t kOps = 18;
 
-// How a kConvert node's value becomes what is handed over. At the node's arg, words: the conversion, then as listed.
+// How a kConvert node converts its value. At the node's arg, words: the conversion, then as listed.
 enum class Conversion : uint64_t {
   kFloatOfInt,   // is_int. An int or long as float
   kDoubleOfInt,  // is_int. An int or long as double
@@ -59,7 +59,7 @@ struct Node {
                  // start; recursion: a node; default: a string
 };
 
-// What to do with a value; what the fields mean is the handler's affair (feature_decode, feature_events).
+// The action for a value; the handler defines the fields (feature_decode, feature_events).
 struct Sink {
   uint32_t kind;
   uint32_t slot;

@@ -21,7 +21,7 @@
 
 namespace freshet {
 
-// Items that take no bytes (nulls, empty records) a record may hold: else ten bytes could ask for 2^62 of them.
+// The most items without bytes (nulls, empty records) of a record: otherwise ten bytes could announce 2^62 of them.
 inline constexpr int64_t kMaxEmptyItems = 1 << 16;
 
 // Levels of a record inside itself, as replies to replies. A level takes up to 1 KB of the thread's stack, 3 KB under
@@ -39,7 +39,7 @@ class Walker {
         handler_(handler),
         buffer_end_(buffer_end) {}
 
-  // Walk the record [begin, end). On failure `failure()` says why; the handler may have seen some of the values.
+  // Walk the record [begin, end). On failure `failure()` has the reason; the handler may have seen some of the values.
   bool walk(const uint8_t* begin, const uint8_t* end) {
     p_ = begin;
     end_ = end;
@@ -217,8 +217,7 @@ class Walker {
         if (branch < 0 || static_cast<uint64_t>(branch) >= words[0]) return because(Why::kUnion);
         const auto child = static_cast<uint32_t>(words[1 + branch]);
         const bool good = run(child, nodes_[child].end);
-        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; the array in it has told its own
-                                             // begin
+        if constexpr (Handler::kExplodes) {  // here, too, the sample has no index; its array has reported its begin
           if (node.explode) handler_.elements_begin(index);
         }
         return good;

@@ -30,7 +30,7 @@ struct BlockColumns {
   BytesColumn payloads;              // (N,)
 };
 
-// Read blocks end to end. Returns what is wrong with block `failed`, or an empty string.
+// Read blocks end to end. Returns the fault of block `failed`, or an empty string.
 std::string read_blocks(std::span<const uint8_t> data, std::span<const int64_t> ends, BlockColumns& out,
                         size_t& failed);
 

@@ -1,4 +1,4 @@
-// How the core was built and what it runs on.
+// The build of the core, and the processor that it runs on.
 #pragma once
 
 namespace freshet {

@@ -1,4 +1,4 @@
-// Bodies of requests to what the log takes: events checked, encoded, and put in the order of their partitions.
+// From bodies of requests to records of the log: events are checked, encoded and ordered by partition.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,9 @@ Intake intake_json(const IntakeRules& rules, const WriterSchema& schema, Bodies 
 // big-endian).
 Intake intake_avro(const IntakeRules& rules, uint32_t schema_id, Bodies bodies, bool lengths);
 
-// What each body's client is told: {"accepted":1,"acks":[{"topic":"clicks","partition":3,"offset":1201}]}; nothing for
-// bodies of count -1. `topic` is a JSON string, quotes included; `firsts` (P,) each partition's first offset.
+// The answer to the client of each body: {"accepted":1,"acks":[{"topic":"clicks","partition":3,"offset":1201}]};
+// nothing for bodies of count -1. `topic` is a JSON string, quotes included; `firsts` (P,) each partition's first
+// offset.
 BytesColumn write_acks(std::string_view topic, std::span<const int64_t> counts, std::span<const int32_t> partitions,
                        std::span<const int64_t> positions, std::span<const int64_t> firsts);
 

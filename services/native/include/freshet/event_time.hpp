@@ -1,4 +1,4 @@
-// Times of events, as a spec says that they are written, in milliseconds since 1970.
+// Times of events, read in the unit of the spec, in milliseconds since 1970.
 #pragma once
 
 #include <cmath>
@@ -16,10 +16,9 @@ inline constexpr int64_t kNoTime = std::numeric_limits<int64_t>::min();
 inline constexpr int64_t kBadTime = kNoTime + 1;
 
 inline constexpr int64_t kYear2000Seconds = 946'684'800;
-// Whether a live event of this time is refused, or is to be looked at closer: dated before 1970, later than `latest`,
-// or in a week of January 1970 where a time lies that is written in a unit a thousand times longer (seconds read as
-// milliseconds).
-inline bool is_doubtful_time(int64_t time_ms, int64_t latest_ms) {
+// Whether the time of a live event is implausible: before 1970, later than `latest`, or in the week of January 1970
+// where a time of a unit a thousand times longer would be (seconds read as milliseconds).
+inline bool is_implausible_time(int64_t time_ms, int64_t latest_ms) {
   return time_ms < 0 || time_ms > latest_ms || (time_ms >= kYear2000Seconds && time_ms <= latest_ms / 1000);
 }
 

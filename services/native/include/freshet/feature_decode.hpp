@@ -22,7 +22,7 @@ struct HeapArray {
   size_t size = 0;
 
   static HeapArray zeroed(size_t n) { return of(std::calloc(n ? n : 1, sizeof(T)), n); }
-  // Nothing may look at an element before it is written.
+  // No element may be read before it is written.
   static HeapArray unwritten(size_t n) {
     return of(n > SIZE_MAX / sizeof(T) ? nullptr : std::malloc(n ? n * sizeof(T) : 1), n);
   }
@@ -42,7 +42,7 @@ struct HeapArray {
 
 // Sinks of a feature program. `slot` is a key column, a list, a dense column, or unused.
 enum class FeatureSink : uint32_t {
-  kKey,     // one key; an enum's keys stand in the words
+  kKey,     // one key; an enum's keys are in the words
   kList,    // one more key of the list
   kDense,   // a number
   kBucket,  // the words are rising edges (doubles); the key is that of the number of edges <= value
@@ -106,12 +106,12 @@ struct DecodedBatch {
 };
 
 // Decode N records. `which` names the program of each record; empty: all are of programs[0].
-// times_ms: (N,) event time of each record. serving: constants stand in for what is not known then.
+// times_ms: (N,) event time of each record. serving: constants replace fields that are unknown then.
 DecodedBatch decode_features(const DecodePlan& plan, std::span<const Program* const> programs,
                              std::span<const int32_t> which, std::span<const uint8_t> data,
                              std::span<const int64_t> ends, std::span<const int64_t> times_ms, bool serving);
 
-// sign(x) * log(1 + |x|), in place where mask (D,) says so; values (B, D). Equal bits on every instruction set.
+// sign(x) * log(1 + |x|), in place where mask (D,) is set; values (B, D). Equal bits on every instruction set.
 void log1p_columns(float* values, size_t rows, std::span<const uint8_t> mask);
 
 int64_t time_part(int64_t time_ms, TimePart part);

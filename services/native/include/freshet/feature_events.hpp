@@ -1,4 +1,4 @@
-// From event records to what the joiner works on: identities, times, spans to splice, and the columns of conditions.
+// From event records to the inputs of the joiner: identities, times, spans to splice, and columns of conditions.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ enum class EventSink : uint32_t {
   kTime,    // the event's time; slot is its unit
   kId,      // the event's id
   kNumber,  // column `slot`, a number
-  kHash,    // column `slot`, the unsalted key of a string; an enum's stand in the words
+  kHash,    // column `slot`, the unsalted key of a string; an enum's are in the words
 };
 
 enum class TimeUnit : uint32_t { kSeconds, kMillis, kMicros, kIso, kNanos, kDays };

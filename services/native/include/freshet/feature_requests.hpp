@@ -1,4 +1,4 @@
-// From requests to a model's inputs: what a request says once is decoded, kept and pooled once, not once a candidate.
+// From requests to a model's inputs: the context of a request is decoded, kept and pooled once, not once a candidate.
 //
 // A request is a served event, whose exploded array holds its candidates. Features of fields outside of the array (and
 // constants, and crosses of such) have one value a request; those of fields within have one a candidate.
@@ -25,7 +25,7 @@ struct RequestPlan {
 
   // Throws std::invalid_argument if sizes do not fit, or a value of a request would depend on its candidate.
   void check() const;
-  // Throws std::invalid_argument if a sink does not fit, or stands on the other side of the array than its column.
+  // Throws std::invalid_argument if a sink does not fit, or is on the other side of the array than its column.
   void check(const Program& program) const;
 };
 
@@ -34,7 +34,7 @@ struct DecodedRequests {
   size_t size = 0;  // B
   std::vector<DecodedGroup> groups;
   std::vector<HeapArray<uint32_t>> list_ends;  // (R,) or (B,)
-  HeapArray<float> dense;                      // (B, D): a request's numbers stand in each of its rows
+  HeapArray<float> dense;                      // (B, D): each row of a request has its numbers
   std::vector<BadRecord> bad;                  // by record; nothing else is filled if there are any
 };
 

@@ -49,9 +49,9 @@ class FeatureTile {
   }
   // The record was good; the next begins another row.
   void finish_row(int64_t time_ms);
-  // The record was not, or is read again: forget what it has written.
+  // The record is invalid, or is read again: discard its values.
   void undo_row();
-  // After the last row: write what is still in the tile.
+  // After the last row: write the rest of the tile.
   void finish() {
     if (lane()) spill(lane());
   }
@@ -59,7 +59,7 @@ class FeatureTile {
   size_t row() const { return row_; }
   const std::vector<uint64_t>& list(size_t l) const { return lists_[l]; }
 
-  // Of the present row: its keys, key column c's at keys()[c * kTileRows], and its dense numbers.
+  // The keys of the current row, that of column c at keys()[c * kTileRows], and its dense numbers.
   uint64_t* keys() { return lines_.empty() ? nullptr : lines_.data()->keys + lane(); }
   float* dense() { return arrays_.dense + row_ * plan_.log1p.size(); }
 

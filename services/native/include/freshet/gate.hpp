@@ -37,7 +37,7 @@ class Gate {
     round_.fetch_add(1);
     if (sleepers_.load()) syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   }
-  // Who waits, or arrives later, is told that the gate is broken.
+  // Breaks the gate for all threads that wait or arrive later.
   void abort() {
     broken_.store(true, std::memory_order_release);
     open();

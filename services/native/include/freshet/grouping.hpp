@@ -11,11 +11,11 @@ namespace freshet {
 // A segment field of N samples.
 struct SegmentColumn {
   const uint64_t* keys = nullptr;    // (N,)
-  const uint64_t* values = nullptr;  // (V,) those that are told apart, rising; the first stands for all others
-  size_t told = 0;                   // V, at least 1
+  const uint64_t* values = nullptr;  // (V,) the distinct segments, rising; the first represents all others
+  size_t distinct = 0;               // V, at least 1
 };
 
-// N samples. Their summands stand column after column.
+// N samples. Their summands are in columns, one after the other.
 struct MeasuredSamples {
   size_t size = 0;
   const int64_t* windows = nullptr;  // (N,)

@@ -80,7 +80,7 @@ inline uint64_t up_to_16(const uint8_t* in, size_t n, uint64_t seed) {
   return avalanche_xxh64(seed ^ kFlip0);
 }
 
-// What a seed makes of the secret for 4 to 16 bytes, for who hashes many strings under one seed.
+// The secret for 4 to 16 bytes under a seed, computed once to hash many strings.
 struct ShortSeeds {
   uint64_t low = 0, high = 0, flip = 0;
 

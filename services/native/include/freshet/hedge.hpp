@@ -7,7 +7,7 @@
 // - linear columns: wide, fast and FM also have a weight for each standardised dense column and for each missing flag.
 // - counts: z = Σ_f b[f][n] + a[f][n] · w over the features f of a sample, where n is the bucket of how often the row
 // was
-//   stepped and w its scalar of the expert wide: how far a rare id's own weight is to be believed.
+//   stepped and w its scalar of the expert wide: how far the own weight of a rare id counts.
 // - stack: z = Σ_k a[k] · (z[k] + bias[k]) over the other experts, begun at their mean.
 #pragma once
 
@@ -132,7 +132,7 @@ class HedgeModel {
   std::vector<double> dense_mean_, dense_scale_;
 };
 
-// Samples of a step within a batch: rows are stepped after each of these, so that the next ones see what was learned.
+// Samples of a step within a batch: rows are stepped after each such step, so that the next samples see the change.
 inline constexpr int kStepRows = 16;
 // Samples of a dense step of a lane: a few steps of rows, as a step of the MLP costs the same for one sample as for
 // many.
@@ -167,7 +167,7 @@ class HedgeLane {
   const StepGradients& gradients(size_t group) const { return steps_[group].made; }
 
   // Losses (L, K) and rows (L) of the batch as far as it has been advanced, of weighted rows.
-  void told(double* expert_losses, double* rows) const;
+  void losses_of_batch(double* expert_losses, double* rows) const;
 
   // All of it at once: one step of rows, one dense step.
   void forward_backward(const BatchView& batch, bool learn_dense, float* predictions, double* expert_losses,

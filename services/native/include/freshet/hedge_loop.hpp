@@ -24,7 +24,7 @@ struct LoopGroup {
   std::vector<const uint32_t*> ends;  // per feature: null (a key a sample), or (N,) ends of each sample's keys
 };
 
-// N samples and what they teach.
+// N samples with their labels.
 struct LoopSamples {
   int64_t size = 0;
   std::vector<LoopGroup> groups;
@@ -74,9 +74,8 @@ struct LoopKept {
   std::vector<Group> groups;
 };
 
-// Outlives neither store nor model. `run` is called by all lanes at the same time, each from a thread of its own;
-// nobody else may use the model meanwhile. The store may be used by others, but nobody else may push the partitions of
-// a lane.
+// Store and model must outlive it. All lanes call `run` at the same time, each from a thread of its own; no other
+// thread may use the model meanwhile. Other threads may use the store, but may not push partitions of a lane.
 class HedgeLoop {
  public:
   // tables: of each feature of each group. sync: a batch's rows are looked up when all that was in flight is applied.

@@ -1,4 +1,4 @@
-// Histograms of many cells, one after the other in flat columns: what of them needs a running sum.
+// Histograms of many cells, one after the other in flat columns: the functions that need running sums.
 #pragma once
 
 #include <cstddef>

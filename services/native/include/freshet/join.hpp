@@ -1,8 +1,8 @@
-// Joins impressions, what was shown and actions of one partition into samples (PROTOCOL 18-20): state and decisions.
+// Joins impressions, shown events and actions of one partition into samples (PROTOCOL 18-20): state and decisions.
 //
 // The watermark W moves only in `advance`. Between two advances the outcome does not depend on the order in which the
-// topics' batches come (only on the order within each), so (batches between advances, W of each advance) fixes
-// everything: a restart repeats exactly that and discards what it yields.
+// topics' batches come, only on the order within each. So (batches between advances, W of each advance) determines the
+// state: a restart repeats exactly these and discards the samples.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "freshet/join_parts.hpp"
+#include "freshet/join_samples.hpp"
 
 namespace freshet::join {
 
@@ -38,22 +39,22 @@ struct Plan {
   std::vector<AggregatePlan> aggregates;  // A of them
   int64_t grace_ms;
   bool require_shown;
-  bool early;        // binary positives at once
-  double negatives;  // share kept, in (0, 1]
-  int64_t ramp = 0;  // 0, or at least 2: over how many waits early emission begins (see `hold`)
+  bool early;                 // binary positives at once
+  double negatives;           // share kept, in (0, 1]
+  int64_t warm_up_waits = 0;  // 0, or at least 2: waits until early emission holds no positive (see `hold`)
 };
 
-// What became of an impression, an action or a shown event when it came.
+// The outcome of an impression, an action or a shown event. Python reads the values.
 enum class Outcome : uint8_t {
-  kNew,      // taken
-  kRepeat,   // its id is known
-  kGhost,    // a repeat dated later than the first: a replay that starts between the two must be told to skip it
-  kLate,     // older than the horizon, or (an action) all its labels were decided
-  kWaiting,  // no impression yet
-  kAgain,    // an action that changes nothing: its labels are true already
-  kOutside,  // before its impression by more than the grace
-  kBeyond,   // after every window of its impression: it waits, as if there were none (a replay may not find that one)
-  kNoLabel,  // an action that matches no label
+  kNew,             // taken
+  kDuplicate,       // its id is known
+  kLaterDuplicate,  // a duplicate dated later than the first: a replay that starts between the two must skip it
+  kTooLate,         // older than the horizon, or (an action) all its labels were decided
+  kWaiting,         // no impression yet
+  kUnchanged,       // an action on labels that are true already
+  kBeforeWindow,    // before its impression by more than the grace
+  kAfterWindows,    // after every window of its impression: it waits for another one, as a replay may not find this one
+  kNoLabel,         // an action that matches no label
 };
 
 // Impressions, N of them in E served events whose bytes are spliced as prefix + element + suffix.
@@ -72,29 +73,12 @@ struct Actions {
   std::span<const int64_t> offsets, times;
   std::span<const Key> keys, ids;
   std::span<const uint32_t> masks;  // bit l: matches label l
-  std::span<const double> values;   // (N, A) row-major: what each action brings to each aggregate
+  std::span<const double> values;   // (N, A) row-major: the value of each action for each aggregate
 };
 
 struct Shown {
   std::span<const int64_t> offsets, times;
   std::span<const Key> keys;
-};
-
-// Decided samples, in their order on the log. The caller gives arrays of the size that `ready` told.
-struct Samples {
-  std::span<int64_t> ids, times;
-  std::span<uint64_t> requests;
-  std::span<float> values, weights;
-  std::span<uint8_t> labels;
-  std::span<uint32_t> schemas;
-  std::span<int64_t> ends;  // of payloads
-  std::span<uint8_t> payload;
-  std::span<double> aggregates;  // (n, A) row-major: from them the caller makes the values of numeric labels
-};
-
-struct Size {
-  size_t samples;
-  size_t bytes;
 };
 
 // Counters, exact: for each label, impressions + late_impressions = trained_* + not_shown + given_false +
@@ -121,40 +105,41 @@ class Joiner {
   Joiner(const Joiner&) = delete;  // the maps hold on to the pools
   Joiner& operator=(const Joiner&) = delete;
 
-  // Each writes what became of every element. on_served throws std::invalid_argument, before it changes anything,
-  // if spans point outside the data.
+  // Each writes the outcome of every element. on_served throws std::invalid_argument, before it changes anything, if
+  // spans point outside the data.
   void on_served(const Impressions& batch, std::span<Outcome> outcomes);
   void on_shown(const Shown& batch, std::span<Outcome> outcomes);
   void on_actions(const Actions& batch, std::span<Outcome> outcomes);
 
   void advance(int64_t watermark);    // decides what is due; W never goes back
-  bool due(int64_t watermark) const;  // would `advance` decide anything
+  bool due(int64_t watermark) const;  // whether `advance` would decide anything
   int64_t watermark() const { return watermark_; }
-  void restart_at(int64_t watermark);  // before any event: W as it stood where a replay begins
-  // Puts W back, below what it was (PROTOCOL 19). Decisions stay. Until `end_recall`, batches repeat events that were
-  // read under the higher W: impressions which were late or forgotten by then become known again, as decided; actions
-  // and shown events of that kind wait for impressions that are still to come, and are not counted again.
+  void restart_at(int64_t watermark);  // before any event: W at the start of a replay
+  // Lowers W (PROTOCOL 19). Decisions stay. Until `end_recall`, batches repeat events that were read under the higher
+  // W: impressions that were late or forgotten become known again, as decided; such actions and shown events wait for
+  // impressions that are still to come, and are not counted again.
   void set_back(int64_t watermark);
   void end_recall();
-  void begin_at(int64_t began) {
-    began_ = began;
-  }  // before any event: what `began` was; it lies before what is replayed
-  int64_t began() const { return began_; }  // time of the first impression ever taken, or kNotBegun
+  void begin_at(int64_t began) { began_ = began; }  // before any event: `began` of the joiner that is replayed
+  int64_t began() const { return began_; }          // time of the first impression ever taken, or kNotBegun
 
-  Size ready(bool late) const;  // decided (or late) samples and the bytes of their payloads
-  void take(bool late, const Samples& out);
-  void discard();  // drops what is ready: it was emitted before
+  // Decided (or late) samples and the bytes of their payloads.
+  Size ready(bool late) const { return (late ? late_ : decided_).ready(); }
+  void take(bool late, const Samples& out) { (late ? late_ : decided_).take(out); }
+  void discard() {  // in a replay: the samples were emitted before
+    decided_.discard();
+    late_.discard();
+  }
 
-  int64_t low(size_t topic, int64_t next) {
-    return retained_[topic].low(watermark_, next);
-  }  // 0 served, 1 shown, 2 action
+  // The smallest offset of a topic (0 served, 1 shown, 2 action) that a restart must read, or `next`.
+  int64_t low(size_t topic, int64_t next) { return retained_[topic].low(watermark_, next); }
   void counters(std::span<int64_t> out) const;  // (L * kLabelCounterCount + kEventCounterCount,)
   void set_counters(std::span<const int64_t> in);
   void pending(std::span<int64_t> out) const;  // (L,)
-  void no_value(size_t label, bool matched);   // a taken sample turned out to have no value: it was not trained
+  void no_value(size_t label, bool matched);   // counts a taken sample without a value: it is not trained
   size_t waiting() const { return waiting_live_; }
   size_t ids() const { return entries_.size() + seen_.size(); }
-  size_t payload_bytes() const { return arena_.bytes(); }
+  size_t payload_bytes() const { return events_.bytes(); }
   int64_t horizon_ms() const { return horizon_; }
   size_t labels() const { return labels_; }
   size_t aggregates() const { return plan_.aggregates.size(); }
@@ -180,26 +165,17 @@ class Joiner {
     kShownOutside
   };
 
-  struct Blob {  // one served event's bytes, shared by its impressions
-    Arena::Place place{};
-    uint32_t refs = 0;                          // undecided (impression, label) and samples not yet taken
-    uint32_t prefix = 0, suffix = 0, size = 0;  // relative to the event's first byte
-    uint32_t schema = 0;
-    int64_t offset = 0;
-    int64_t retained = -1;  // latest time for which a restart is told to read the event
-    uint64_t request = 0;
-  };
   struct Entry {  // an impression, or a placeholder for one that has not come
     Key key{};
     int64_t time = 0;
-    uint32_t blob = kNone;
+    uint32_t event = kNone;  // of `events_`
     uint32_t element = 0, element_begin = 0, element_end = 0;
     uint32_t first_waiting = kNone, last_waiting = kNone;
     uint32_t matched = 0, decided = 0;
-    uint32_t prompt = 0;  // labels that became true no earlier than their hold ends, by the events' times
+    uint32_t prompt = 0;  // labels that became true after the end of their hold, by event time
     bool served = false, shown = false;
   };
-  struct Waiting {  // an action or a shown event without an impression in whose windows it falls
+  struct Waiting {  // an action or a shown event in no window of an impression so far
     int64_t time = 0;
     uint32_t entry = kNone, next = kNone, previous = kNone;
     uint32_t mask = 0;
@@ -209,21 +185,14 @@ class Joiner {
     Key key{};
     int64_t time = 0;
   };
-  struct Emitted {
-    uint32_t blob, element, element_begin, element_end;
-    int64_t id, time;
-    float value, weight;
-    uint8_t label;
-  };
-
+  static void check_time(int64_t time);
   void check(const Impressions& batch) const;
   uint32_t store(const Impressions& batch, size_t event);
-  void release(uint32_t blob);
-  void serve(uint32_t entry, const Impressions& batch, size_t element, uint32_t ordinal, uint32_t blob);
+  void serve(uint32_t entry, const Impressions& batch, size_t element, uint32_t ordinal, uint32_t stored);
   void serve_waiting(uint32_t entry);
   Outcome match(uint32_t entry, int64_t time, uint32_t mask, const double* values);
   Outcome act(const Actions& batch, size_t i);
-  Outcome serve_one(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t& blob);
+  Outcome serve_one(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t& stored);
   Outcome recall(const Impressions& batch, size_t element);
   bool recalls(int64_t time) const { return !recalling_ || set_back_from_ >= time + horizon_; }
   Outcome show_one(const Shown& batch, size_t i);
@@ -239,10 +208,9 @@ class Joiner {
   void emit_early(uint32_t entry, size_t label);
   void decide(uint32_t entry, size_t label);
   void emit(uint32_t entry, size_t label, float value, float weight);
-  void emit_late(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t blob);
-  void settle(uint32_t entry, size_t label, LabelCounter counter);
+  void emit_late(const Impressions& batch, size_t element, uint32_t ordinal, uint32_t stored);
+  void mark_decided(uint32_t entry, size_t label, LabelCounter counter);
   void forget(uint32_t entry);
-  std::vector<uint32_t> order(const std::vector<Emitted>& samples) const;
   double* aggregates_of(uint32_t entry);
   double* waiting_values(uint32_t waiting);
   int64_t& count(size_t label, LabelCounter counter) { return counters_[label * kLabelCounterCount + counter]; }
@@ -252,7 +220,7 @@ class Joiner {
   Plan plan_;
   size_t labels_;
   int64_t horizon_ = 0, longest_window_ = 0;
-  int64_t remembered_ = 0;     // how long an impression's id is known: longer than that of any action in its windows
+  int64_t remembered_ = 0;     // how long an impression's id is known: longer than the id of any action in its windows
   std::vector<int64_t> wait_;  // per label: time from impression to decision
   std::vector<uint32_t> decide_order_;  // a label after the one it is given
   std::vector<uint32_t> gates_;         // per label: itself and the labels that are given it
@@ -260,27 +228,24 @@ class Joiner {
   int64_t watermark_;
   int64_t began_ = kNotBegun;
   bool recalling_ = false;
-  int64_t set_back_from_ = 0;  // while recalling: W before it was put back
+  int64_t set_back_from_ = 0;  // while recalling: the higher W before
 
-  Pool<Blob> blobs_;
+  ServedEvents events_;
   Pool<Entry> entries_;
   Pool<Waiting> waiting_;
   Pool<Seen> seen_;
   KeyMap<Entry> entry_of_{entries_};
   KeyMap<Seen> seen_of_{seen_};
-  Arena arena_;
-  std::vector<double> aggregates_;          // (entries, A)
-  std::vector<int64_t> last_times_;         // (entries, A) if any is `last`
-  std::vector<double> waiting_values_;      // (waiting, A)
-  std::vector<double> decided_aggregates_;  // (decided, A)
+  std::vector<double> aggregates_;      // (entries, A)
+  std::vector<int64_t> last_times_;     // (entries, A) if any is `last`
+  std::vector<double> waiting_values_;  // (waiting, A)
   bool lasts_ = false;
 
   std::vector<TimeQueue> deadlines_;  // per label
   std::vector<TimeQueue> held_;       // per label: ends of the holds of positives
   TimeQueue entry_expiry_, seen_expiry_, orphan_at_, waiting_expiry_;
   Retained retained_[3];
-  std::vector<Emitted> decided_, late_;
-  size_t decided_bytes_ = 0, late_bytes_ = 0;
+  SampleBuffer decided_, late_;
   std::vector<int64_t> counters_, pending_;
   size_t waiting_live_ = 0;
 };

@@ -1,4 +1,4 @@
-// What the joiner's state is made of: a pool with stable indices, a map from 128-bit keys, a queue by time, an arena.
+// Containers of the joiner's state: a pool with stable indices, a map from 128-bit keys, a queue by time, an arena.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Pool {
     if (used_ == blocks_.size() * kBlock) blocks_.push_back(std::make_unique<T[]>(kBlock));
     return static_cast<uint32_t>(used_++);
   }
-  void give_back(uint32_t index) { free_.push_back(index); }
+  void release(uint32_t index) { free_.push_back(index); }
   T& operator[](uint32_t index) { return blocks_[index / kBlock][index % kBlock]; }
   const T& operator[](uint32_t index) const { return blocks_[index / kBlock][index % kBlock]; }
   size_t size() const { return used_ - free_.size(); }
@@ -47,7 +47,7 @@ class Pool {
 };
 
 // Open addressing with linear probing from a key to the index of a pooled object that has a member `key`.
-// A cell holds 32 bits of the key, so that a probe rarely has to look at the object.
+// A cell holds 32 bits of the key, so that a probe rarely reads the object.
 template <typename T>
 class KeyMap {
  public:
@@ -66,7 +66,7 @@ class KeyMap {
     place(key, index);
     ++size_;
   }
-  // The key must be present; later cells of the run move up, so that no tombstones gather.
+  // The key must be present. Later cells of the run move up, so that no tombstones accumulate.
   void erase(const Key& key) {
     size_t hole = home(key);
     while (!(cells_[hole].tag == tag(key) && pool_[cells_[hole].index].key == key)) hole = next(hole);
@@ -110,8 +110,8 @@ class KeyMap {
   size_t size_ = 0;
 };
 
-// Items that come due at a time, kept in slots of 1,024 ms. Times arrive nearly in order, so a slot is filled by
-// appending; only the slot that the watermark stands in is ever sorted.
+// Items by their due time, in slots of 1,024 ms. Times arrive nearly in order, so a slot is filled by appending; only
+// the slot of the watermark is ever sorted.
 class TimeQueue {
  public:
   void push(int64_t time, uint32_t item) {
@@ -124,7 +124,8 @@ class TimeQueue {
     last_->items.push_back({time, item});
     ++size_;
   }
-  // Calls take(item) for every item with time <= until, in no promised order within a slot. `take` must not push here.
+  // Calls take(item) for every item with time <= until; within a slot the order is undefined. `take` must not push
+  // here.
   template <typename Take>
   void pop(int64_t until, Take&& take) {
     while (!slots_.empty()) {
@@ -170,21 +171,21 @@ class TimeQueue {
     bool sorted = false;
   };
   std::map<int64_t, Slot> slots_;
-  Slot* last_ = nullptr;  // where the last push went: the next one mostly goes there too
+  Slot* last_ = nullptr;  // of the last push; the next one mostly goes to the same
   int64_t last_at_ = 0;
   size_t size_ = 0;
 };
 
-// Offsets of a topic that a restart has to read again: each until its expiry. Pushed in offset order.
+// Offsets of a topic that a restart must read again, each until its expiry. Pushed in offset order.
 class Retained {
  public:
   void push(int64_t offset, int64_t expiry) { records_.push_back({offset, expiry}); }
-  // Smallest offset still needed at this watermark; `next` if none is.
+  // The smallest offset that is needed at this watermark, or `next` if none is.
   int64_t low(int64_t watermark, int64_t next) {
     while (!records_.empty() && records_.front().expiry <= watermark) records_.pop_front();
     return records_.empty() ? next : records_.front().offset;
   }
-  // After records of earlier offsets were pushed.
+  // Restores the order after records of earlier offsets were pushed.
   void sort() {
     std::sort(records_.begin(), records_.end(), [](const Record& a, const Record& b) { return a.offset < b.offset; });
   }

@@ -15,7 +15,7 @@ namespace freshet {
 // Why an event was refused. The numbers are those of freshet.features.transcode.
 enum class JsonWhy : uint8_t {
   kNone,
-  kSyntax,     // no JSON; `expected` says what should stand there
+  kSyntax,     // no JSON; `expected` is the expected text
   kType,       // a value of another type than the schema's
   kRange,      // a number that does not fit
   kSymbol,     // no symbol of the enum
@@ -32,7 +32,7 @@ struct JsonFailure {
   uint32_t node = 0;          // of the schema
   size_t position = 0;        // in the event's text
   std::string path;           // "items[3].id"
-  std::string found;          // as it stands in the JSON, cut
+  std::string found;          // the text of the JSON, truncated
   const char* expected = "";  // for kSyntax
 };
 
@@ -40,7 +40,7 @@ struct Transcoded {
   BytesColumn records;          // Avro of the good events
   std::vector<int64_t> events;  // index of each among all events
   std::vector<JsonFailure> bad;
-  std::vector<int64_t> begins, ends;  // (total,) where each event's text stands in the body, or in its value
+  std::vector<int64_t> begins, ends;  // (total,) the place of each event's text in the body, or in its value
   int64_t total = 0;                  // events seen
 };
 
@@ -55,10 +55,10 @@ Transcoded transcode_each(const WriterSchema& schema, std::span<const uint8_t> d
 
 // The events of a body: objects one after the other, with or without white space between, and arrays of objects. A
 // byte-order mark at the beginning is skipped. What is wrong is refused with its exact bytes, the others are taken:
-// - an element of an array ends at the comma or bracket that its quotes and brackets say;
-// - an object ends at the brace that they say, but not beyond the next line that begins with a brace;
-// - what begins with anything else, or has something after it on its line, is refused with its line;
-// - if quotes and brackets say no end, everything up to the next line that begins with a brace is refused as one.
+// - an element of an array ends at the comma or bracket that follows from its quotes and brackets;
+// - an object ends at the brace that follows from them, but not beyond the next line that begins with a brace;
+// - any other value, or one with further text on its line, is refused with its line;
+// - if quotes and brackets give no end, everything up to the next line that begins with a brace is refused as one.
 // Stops after `max_events` and one more.
 Transcoded transcode_body(const WriterSchema& schema, std::span<const uint8_t> body, const JsonOptions& options,
                           int64_t max_events);
@@ -80,11 +80,11 @@ bool transcode_composed(const WriterSchema& schema, const JsonParser& parser, ui
 // Events of several bodies, of each body all or none.
 struct TranscodedBodies {
   BytesColumn records;
-  std::vector<std::span<const uint8_t>> texts;  // of each record: where it stands in its body
+  std::vector<std::span<const uint8_t>> texts;  // of each record: its text in its body
   std::vector<int64_t> counts;                  // events of each body; -1 if not all of it fits, or it holds none
 };
 
-// As `transcode_body` of each, for those who take bodies that are good in all: a body of 0 events, of more than
+// As `transcode_body` of each, for bodies whose events are all valid: a body of 0 events, of more than
 // `max_events`, or with any event that is refused adds nothing.
 TranscodedBodies transcode_bodies(const WriterSchema& schema, std::span<const std::span<const uint8_t>> bodies,
                                   const JsonOptions& options, int64_t max_events);

@@ -42,7 +42,7 @@ class JsonParser {
   std::string_view text(const JsonNode& node) const {
     return {reinterpret_cast<const char*>(text_.data()) + node.start, node.size};
   }
-  // The first name of the object that stood there before, escapes resolved; kNone if each stands once.
+  // The first name that the object has twice, escapes resolved; kNone if each is unique.
   uint32_t repeated(uint32_t object) const;
   // Append a string's value, escapes resolved, as UTF-8.
   void unescape(const JsonNode& node, std::vector<uint8_t>& out) const;
@@ -65,13 +65,12 @@ class JsonParser {
 
   std::span<const uint8_t> text_;
   std::vector<JsonNode> nodes_;
-  std::vector<uint32_t> open_;  // arrays and objects around the present place
+  std::vector<uint32_t> open_;  // arrays and objects around the current place
 };
 
-// Where a value that is not JSON ends, if its quotes and brackets leave no doubt: of an element of an array the comma
-// or bracket after it, of an object the byte after its brace. It is in doubt if brackets do not match, or if quotes do
-// not stand where strings begin and end, so that text and structure could be confused. White space before it is
-// allowed.
+// The end of a value that is not JSON: for an element of an array the comma or bracket after it, for an object the byte
+// after its brace. Nothing if brackets do not match, or if quotes do not stand where strings begin and end, since text
+// and structure could then be confused. White space before the value is allowed.
 std::optional<size_t> json_end(std::span<const uint8_t> text, size_t i, bool element);
 
 }  // namespace freshet

@@ -50,7 +50,7 @@ class Mlp {
   std::span<float> first_moment() { return {first_.data(), static_cast<size_t>(first_.size())}; }
   std::span<float> second_moment() { return {second_.data(), static_cast<size_t>(second_.size())}; }
 
-  // What the kernels read; with `gradients` (flat, as the weights) also what they add to.
+  // The inputs of the kernels; with `gradients` (flat, as the weights) also their outputs.
   MlpView view(float* gradients) const;
 
   // One Adam step on the mean of the lanes' gradients (flat, as the weights), which are zeroed; `step` counts from 1.

@@ -1,4 +1,4 @@
-// What the dense part is told about a batch: where rows go in the model's input, and the batch itself.
+// The inputs of the dense part: where rows go in the model's input, and a batch.
 // Letters: B samples, L labels, K experts, D dense columns, U unique rows of a group, S float slots of a row.
 #pragma once
 
@@ -16,7 +16,7 @@ struct FeaturePlan {
   bool mean = false;  // pooling of a list
 };
 
-// Where a group's rows keep what the model reads. Scalars of all experts form one canonical run per sample
+// The places of the model's inputs in a group's rows. Scalars of all experts form one canonical run per sample
 // ([wide L][cross L][linear L], those that exist); a group's rows hold a contiguous part of it.
 struct GroupPlan {
   int slots = 0;         // S
@@ -25,7 +25,7 @@ struct GroupPlan {
   int scalars = 0;       // how many the row holds
   int vector_slot = 0;   // first float of the vector in the row
   int dim = 0;           // length of the vector; 0: none is read
-  int count_slot = -1;   // float that tells how often the row was stepped (Rule::count); -1: none
+  int count_slot = -1;   // float with the count of the row's steps (Rule::count); -1: none
   int sum = -1;          // first float of this dim's FM sum; groups of equal dim share one; -1: no FM
   std::vector<FeaturePlan> features;
 };
@@ -75,7 +75,7 @@ struct BatchView {
   const float* weight = nullptr;           // (B,)
 };
 
-// Throws std::invalid_argument, naming what is wrong, unless every index of the batch stays inside its arrays.
+// Throws std::invalid_argument, which names the fault, unless every index of the batch is inside its arrays.
 void check(const InputPlan& plan, const BatchView& batch, int labels);
 
 // Throws std::invalid_argument unless the plan's columns and slots stay inside rows, input and canonical run.

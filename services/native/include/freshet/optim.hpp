@@ -14,8 +14,8 @@
 
 namespace freshet {
 
-// count: the value tells how often the row was stepped: count_value of the bucket of that number. A step whose gradient
-// of this slot is above 0 does not count (HedgeLane::mark_uncounted).
+// count: the value is count_value of the bucket of the number of steps of the row. A step whose gradient of this slot
+// is above 0 does not count (HedgeLane::mark_uncounted).
 enum class Rule : uint8_t { sgd, adagrad, rowwise_adagrad, adam, ftrl, rowwise_rmsprop, count };
 
 // Steps of a row in buckets 0, 1, 2-3 (that is 1 + n from 2^b to 2^(b+1) - 1), ..., the last without an end.
@@ -29,7 +29,7 @@ inline int bucket_of_value(float value) {
   return std::clamp(static_cast<int>(value * 32.0f + 0.5f), 0, kCountBuckets - 1);
 }
 
-// A run of floats of a row that one optimiser steps, as the spec's layout says it.
+// A run of floats of a row that one optimiser steps, as in the spec's layout.
 struct SlotSpec {
   uint32_t start = 0;  // first float in the row
   uint32_t width = 0;
@@ -51,7 +51,7 @@ struct Slot {
   uint32_t state_floats = 0;
 };
 
-// Rows stand one behind the other in 4-byte steps, so a key need not start at a multiple of 8.
+// Rows follow each other in 4-byte steps, so a key need not start at a multiple of 8.
 struct __attribute__((packed, aligned(4))) Header {
   uint64_t key;
   uint32_t meta;     // see Meta
@@ -65,7 +65,7 @@ constexpr uint32_t kDirtyFlush = 1u << 9;
 constexpr uint32_t kStored =
     1u << 10;  // the row store holds the row, or will once the flush that carries it is acknowledged
 constexpr uint32_t kCountShift = 16;  // steps taken, modulo 65536: seeds the stochastic rounding of bf16 values
-constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // what leaves in a packed record
+constexpr uint32_t kPackedMask = kTableMask | 0xffff0000u;  // the bits of a packed record
 }  // namespace meta
 
 // A row in memory. Head: header (16 bytes) | values of all slots but the last | all optimiser state. Tail: values of
@@ -84,7 +84,7 @@ struct Place {
   Header* header;   // null: a copy
 };
 
-// Where everything stands in the rows of one store group.
+// The layout of the rows of one store group.
 //
 // In memory: head and tail, padded to 4 bytes. Where it costs at most 30 % more, rows take whole cache lines and the
 // tail starts one, so that none is read for a neighbour's sake. Packed: head and tail without the key: meta uint32_t,
@@ -110,7 +110,7 @@ class RowLayout {
   void initial_state(const float* values, float* out) const;
   // Copy the row's values out, (S,) floats.
   void load(Row row, float* out) const;
-  // Set the row's values from (S,) floats; state is left alone.
+  // Set the row's values from (S,) floats; the state stays.
   void store(Row row, const float* values) const;
   // The row's optimiser state, (T,) floats: of all slots, in their order.
   float* state(Row row) const { return reinterpret_cast<float*>(row.head + sizeof(Header)) + head_floats_; }
@@ -130,8 +130,7 @@ class RowLayout {
     step(&copy, gradient, 1, &stepped);
     return stepped != 0;
   }
-  // Set the counts among `n` rows' values (n, S) to those that their states (n, T) tell: a lossy codec may have rounded
-  // them.
+  // Set the counts among `n` rows' values (n, S) from their states (n, T): a lossy codec may have rounded them.
   void restore_counts(float* values, const float* states, size_t n) const;
 
   void pack(Row row, uint8_t* out) const;

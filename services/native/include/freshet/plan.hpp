@@ -1,4 +1,4 @@
-// The plan of a batch in one store group: unique rows in order of their buckets, and who uses them.
+// The plan of a batch in one store group: unique rows in order of their buckets, and the samples that use them.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace freshet {
 
 constexpr uint64_t kAbsentKey = 0;  // of a null: makes no row
 
-// An array that only grows. A larger one replaces it when needed, so whoever still looks at the old one may go on.
+// An array that only grows. A larger one replaces it when needed; a reader of the old one may go on.
 template <typename T>
 class Buffer {
  public:

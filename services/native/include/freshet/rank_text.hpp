@@ -1,5 +1,5 @@
-// A rank request as its client wrote it: the event that it stands for, and texts made of its pieces. What its client
-// said is parsed once and copied as it stands; nothing of it becomes an object of anybody's.
+// A rank request as its client wrote it: its event, and texts of its parts. The body is parsed once and its parts are
+// copied unchanged; none of them becomes a Python object.
 //
 // Letters: C candidates, K items of the answer, L labels.
 #pragma once
@@ -17,10 +17,10 @@
 
 namespace freshet {
 
-// Of a spec whose candidates are an array at the top of the served event, with the request's id and time beside it.
+// Rules of a spec whose candidates are an array at the top of the served event, beside the request's id and time.
 struct RankRules {
   std::string candidates, id, time;  // names of those fields in the event
-  std::string served;                // the field of an item that tells what was served
+  std::string served;                // the field of an item for the served score and version
   std::vector<std::string> places;   // fields of an item that take its place in the answer, unless it has them; <= 64
   std::vector<std::string> labels;   // as JSON, quotes included
   size_t max_candidates = 0;
@@ -41,18 +41,17 @@ struct RankOrder {
   std::span<const float> scores, predictions, propensity;
 };
 
-// The `k` candidates with the highest scores, best first, ties in the order of the request; what is not a number is
+// The `k` candidates with the highest scores, best first, ties in the order of the request; not-a-number is
 // last.
 std::vector<int64_t> best(std::span<const float> scores, size_t k);
 
 class RankText {
  public:
-  // Read the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time where it has none.
-  // Nothing for a body that is anything but plain: one that is wrong, asks for explanations, gives an id or any name
-  // twice, writes the names above with escapes, has a number that no double holds, or writes its context or a candidate
-  // over several lines (the texts go to logs that are read line by line; line breaks elsewhere are plain). Whoever
-  // reads that looks at it member by member. With `logged`, a request that is no dry run must also be one that the log
-  // takes.
+  // Reads the body of a rank request; `new_id` and `now`, as JSON, are its event's id and time if it has none. Returns
+  // nothing for a body that the fast path does not handle: it is malformed, requests explanations, gives an id or any
+  // name twice, writes the names above with escapes, has a number that no double holds, or writes its context or a
+  // candidate over several lines (the texts go to logs that are read line by line). The caller then reads the body
+  // member by member. With `logged`, the log must accept the event of a request that is no dry run.
   static std::optional<RankText> read(const RankRules& rules, const WriterSchema& request, std::string body,
                                       std::string_view new_id, std::string_view now,
                                       const LoggedRules* logged = nullptr);
@@ -65,7 +64,7 @@ class RankText {
   // [{"index", "score", "predictions", "propensity"}, ...]. What is not a number is null. Throws std::invalid_argument
   // if columns do not fit the request.
   std::string items(const RankRules& rules, const RankOrder& order) const;
-  // The event with the items in their order, each with what was served, on one line. Throws as `items`.
+  // The event on one line, with the items in their order, each with its served score. Throws as `items`.
   std::string served(const RankRules& rules, const RankOrder& order, int64_t version, bool explored) const;
 
  private:
@@ -73,7 +72,7 @@ class RankText {
     uint32_t start, size;  // of its members' text in the body
     uint64_t has;          // bit p: it has a field `places[p]`
   };
-  // Where the event's pieces stand in the parsed body, and what it adds to them.
+  // The places of the event's parts in the parsed body, and the added parts.
   struct Parts {
     uint32_t context = kNoNode, candidates = kNoNode;
     bool adds_id = false, adds_time = false;

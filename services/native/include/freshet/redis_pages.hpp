@@ -1,6 +1,6 @@
-// Rows as pages of Redis hashes. A bucket's rows are one hash. Each field of it is a page: a run of one table as one
-// flush wrote it, or a part of one. Of several pages that know a key the one of the highest seq decides. Here are the
-// arguments that write runs as pages, and the runs that pages add up to.
+// Rows as pages of Redis hashes: the arguments of commands that write runs as pages, and the runs of given pages. The
+// rows of a bucket are one hash. Each field is a page: a run of one table as one flush wrote it, or a part of one. If
+// several pages have a key, the one of the highest seq decides.
 #pragma once
 
 #include <span>
@@ -11,10 +11,10 @@
 
 namespace freshet {
 
-// The field: what a reader must know to leave a page where it is. Never written twice with another content, as long as
+// The field: the data by which a reader can skip a page. Never written twice with another content, as long as
 // nothing that Redis had acknowledged is lost.
 struct __attribute__((packed)) PageName {
-  uint64_t seq;   // of the flush; of what was put together, the newest one's
+  uint64_t seq;   // of the flush; of merged pages, the newest one's
   uint32_t part;  // counts a flush's pages of a bucket; those that hold a bucket whole have page_of_all set
   uint32_t table;
   uint64_t first, last;  // of the page's keys and removed keys
@@ -38,7 +38,7 @@ struct PageWrites {
 };
 
 // Pages of the runs of `buckets` (rising), each of its bucket's seq. No value is longer than `page_bytes`, but one of a
-// single row. Returns what is wrong with the runs, or an empty string.
+// single row. Returns the fault of the runs, or an empty string.
 std::string page_writes(const RunsView& runs, const RecordWidths& widths, std::span<const int64_t> buckets,
                         std::span<const int64_t> seqs, bool whole, uint32_t page_bytes, PageWrites& out);
 
@@ -49,7 +49,7 @@ struct PagesOfBucket {
 };
 
 // The rows that pages add up to, as runs; nothing older than the pages exists. Runs longer than `most_bytes` are cut.
-// Returns what is wrong with bucket `failed`, or an empty string; all bytes that were used have been checked.
+// Returns the fault of bucket `failed`, or an empty string; all bytes that were used are checked.
 std::string runs_of_pages(std::span<const PagesOfBucket> buckets, const RecordWidths& widths, uint64_t most_bytes,
                           RunColumns& out, size_t& failed);
 

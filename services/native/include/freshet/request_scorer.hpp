@@ -24,7 +24,7 @@ struct ScoreStep {
 
 struct ScoredRequests {
   std::vector<float> predictions;  // (B, L)
-  std::vector<float> scores;       // (B,); NaN for what is not finite
+  std::vector<float> scores;       // (B,); NaN if not finite
   std::vector<int64_t>
       without_row;  // (R, F); empty if every value has a row. One that candidates share counts for each
 };
@@ -40,7 +40,7 @@ class RequestScorer {
                 std::vector<std::vector<uint8_t>> shared, std::vector<ScoreStep> score, uint32_t buckets);
 
   // As decode_requests, Plan::run, Store::lookup and HedgeLane::score one after the other; `lane` is of `model`.
-  // Nothing if a record cannot be read, or a bucket is not held: those functions say which. Throws
+  // Nothing if a record cannot be read, or a bucket is not held: those functions report which. Throws
   // std::invalid_argument if store and model do not fit the groups, or as they do.
   std::optional<ScoredRequests> score(Store& store, const HedgeModel& model, HedgeLane& lane,
                                       std::span<const uint8_t> data, std::span<const int64_t> ends,

@@ -1,4 +1,4 @@
-// Rows outside a store, stepped as the store would: copies that their holder has looked up, with their optimiser state.
+// Steps of rows outside a store, as the store would step them: copies with their optimiser state.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace freshet {
 
-// Of one store group. Values are float32 here, whatever the store holds. Any thread may use it.
+// For one store group. Values are float32, whatever the precision of the store. Any thread may use it.
 class RowSteps {
  public:
   explicit RowSteps(const std::vector<SlotSpec>& slots) : layout_(slots, false, false) {}

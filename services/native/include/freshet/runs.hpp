@@ -1,4 +1,4 @@
-// Runs of packed rows: what a flush hands over, a segment of the row store holds and a scan gives back.
+// Runs of packed rows: the form of a flush, of a segment of the row store and of a scan.
 //
 // A run is rows and removed keys of one table of one bucket: uint64_t keys (rising), uint64_t removed keys (rising,
 // none of them among the keys), then the packed records, little-endian and at any alignment. A table of a bucket may
@@ -32,7 +32,7 @@ static_assert(sizeof(RunEntry) == 32);
 // Bytes of a record for each table id; 0: no such table.
 using RecordWidths = std::array<uint32_t, 256>;
 
-// Runs in somebody's memory: `body` begins at `start` of what the directory's places count from. Gaps are allowed.
+// Runs in memory of the caller: places of the directory count from `start` bytes before `body`. Gaps are allowed.
 struct RunsView {
   std::span<const RunEntry> directory;
   std::span<const uint8_t> body;
@@ -56,25 +56,24 @@ inline uint64_t load_key(const uint8_t* keys, size_t i) {
 }
 inline void store_key(uint8_t* keys, size_t i, uint64_t key) { std::memcpy(keys + 8 * i, &key, 8); }
 
-// What is wrong with the places of these runs, or an empty string: tables known, sorted, and within the body.
+// The fault of the places of these runs, or an empty string: tables are known, sorted, and within the body.
 std::string runs_fault(const RunsView& runs, const RecordWidths& widths);
 
-// What is wrong with the keys, or the records, of a run that lies within its body, or an empty string.
+// The fault of the keys, or of the records, of a run that lies within its body, or an empty string.
 std::string keys_fault(const RunsView& runs, const RunEntry& run);
 std::string records_fault(const RunsView& runs, const RunEntry& run, uint32_t width);
 
 // Fill in both checksums of a run that has been written.
 void seal(RunEntry& run, const uint8_t* bytes, uint32_t width);
 
-// One set of runs that says what `newest_first` say together: of several sources that know a key the first one decides.
-// Without `keep_removed` nothing older exists, and removed keys are forgotten. Runs longer than `most_bytes` are cut.
-// Returns what is wrong with source `failed`, or an empty string; every byte that was looked at has been checked
-// (records of a run that newer ones replace wholly are not looked at).
+// Merges the runs of several sources; the first source that has a key decides. Without `keep_removed` no older source
+// exists, and removed keys are dropped. Runs longer than `most_bytes` are split. Returns the fault of source `failed`,
+// or an empty string. Every byte that is read is checked; records of a run that newer ones replace are not read.
 std::string merge_runs(std::span<const RunsView> newest_first, const RecordWidths& widths, bool keep_removed,
                        uint64_t most_bytes, RunColumns& out, size_t& failed);
 
-// The rows of chosen keys, (n,) each, sorted by (bucket, table, key); checksums are made, not looked at. A key is in
-// one run.
+// The rows of chosen keys, (n,) each, sorted by (bucket, table, key). Checksums are computed, those of `runs` are not
+// verified. A key is in one run.
 void pick_runs(const RunsView& runs, const RecordWidths& widths, std::span<const int64_t> buckets,
                std::span<const uint8_t> tables, std::span<const uint64_t> keys, RunColumns& out);
 

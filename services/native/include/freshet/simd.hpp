@@ -29,7 +29,7 @@ FRESHET_INLINE void prefetch_write(const void* p) { __builtin_prefetch(p, 1); }
 // places, one thread of a Zen 4: 14 ns each, 24 with prefetch_read).
 FRESHET_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Between two looks at what another core is to change: 10 to 40 ns.
+// A pause of 10 to 40 ns between two reads of a value that another core will change.
 FRESHET_INLINE void spin_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -98,7 +98,7 @@ FRESHET_INLINE uint16_t float_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// Round up with the probability that the part cut off stands for; `noise` is uniform in 32 bits. `x` is finite.
+// Round up with the probability of the truncated part; `noise` is uniform in 32 bits. `x` is finite.
 FRESHET_INLINE uint16_t float_to_bf16_stochastic(float x, uint32_t noise) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + (noise & 0xffffu)) >> 16);
 }

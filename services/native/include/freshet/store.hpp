@@ -69,7 +69,7 @@ struct Missing {
   bool unread;
 };
 
-// Keys of buckets that are being loaded, about which memory knows nothing yet: (n,) each.
+// Keys of loading buckets that are neither in memory nor known to be absent: (n,) each.
 struct Unread {
   std::vector<int64_t> buckets, fences;
   std::vector<uint64_t> keys;
@@ -128,8 +128,8 @@ class SpinLock {
   void unlock() { held_.store(false, std::memory_order_release); }
 
  private:
-  // 5 to 20 us, some times as long as a bucket is usually held: who yields may lose its core for milliseconds to a
-  // thread that is not in a hurry, and a lane is waited for by the others.
+  // 5 to 20 us, a few times as long as a bucket is usually held. A thread that yields may lose its core for
+  // milliseconds to one of less urgency, and the other lanes wait for a lane.
   static constexpr uint32_t kSpins = 512;
   std::atomic<bool> held_{false};
 };
@@ -141,12 +141,13 @@ class Store {
   // --- rows of a batch (store.cpp)
   // Write each key's floats to `out` (n, S). Absent rows: initial values and, if the table admits them, a new row when
   // `create`; zeros otherwise. Returns a bucket that cannot answer, if any key needed it (then `out` is unfinished).
-  // touched: (n,) seconds at which each row was last touched before, 0 for an absent one; null: not asked.
-  // states: (n, T) optimiser state, of an absent row what a new one starts with, or zeros likewise; null: not asked.
-  // known_pushes: (buckets, partitions) what each bucket with keys had applied as its rows were read; null: not asked.
+  // Each of the last three may be null:
+  // touched: (n,) seconds at which each row was last touched before, 0 for an absent one.
+  // states: (n, T) optimiser state; for an absent row that of a new one, or zeros likewise.
+  // known_pushes: (buckets, partitions) the applied offsets of each bucket with keys when its rows were read.
   std::optional<Missing> lookup(uint32_t group, const Keys& keys, float* out, bool create, uint8_t* found,
                                 uint32_t* touched = nullptr, float* states = nullptr, int64_t* known_pushes = nullptr);
-  // Apply gradients with the (n, 3) ranges partition, start, stop that they stand for. Every bucket is checked before
+  // Apply gradients with their (n, 3) ranges: partition, start, stop. Every bucket is checked before
   // any is touched. Running out of memory in the middle ends the process: half a push must never be flushed. owned:
   // (buckets,) which are meant, all of which must be held; null: those that are held. No others are touched.
   Pushed push(const int64_t* ranges, size_t n, int64_t clock_ms, const std::vector<PushGroup>& groups,
@@ -162,12 +163,12 @@ class Store {
   void drop_bucket(uint32_t bucket);
 
   // --- buckets that answer while they are loaded (store_loading.cpp)
-  // They are held, but an absent row is only taken for absent once that is known: `settle` says so of keys,
-  // `finish_loading` of the bucket. They are neither flushed nor evicted from. `fence`: of the claim that they are
-  // loaded under; what was read under another one is left alone.
+  // They are held, but a row counts as absent only after `settle` has named its key or `finish_loading` its bucket.
+  // They are neither flushed nor evicted from. `fence`: of the claim under which they are loaded; rows that were read
+  // under another one are ignored.
   void begin_loading(uint32_t bucket, const int64_t* offsets, int64_t clock_ms, int64_t fence);
   Unread unread(const std::vector<std::pair<uint32_t, Keys>>& groups) const;
-  // Rows of which nothing is known here; those that are here may have learned since. Checked as by `import_runs`.
+  // Import rows that are not here yet; those that are here may have learned since. Checked as by `import_runs`.
   void import_unread(const RunsView& runs, int64_t fence);
   // Keys that the row store does not have: those that are not here either are absent from now on.
   void settle(const int64_t* buckets, const uint8_t* tables, const uint64_t* keys, size_t n, int64_t fence);
@@ -188,14 +189,14 @@ class Store {
   }
 
   // --- runs of packed rows (store_runs.cpp)
-  // Checked before any is taken, but for checksums: std::invalid_argument says which row is wrong and why.
+  // Checked before any is taken, but for checksums: std::invalid_argument names the row and the fault.
   void import_runs(const RunsView& runs);
   // Values of packed rows, table by table, for a serving store to take; nothing is stored here.
   std::vector<UnpackedTable> unpack_runs(const RunsView& runs) const;
   RecordWidths packed_widths() const;
 
   // --- rows by key, in any order (store_rows.cpp)
-  // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument says which is wrong and
+  // Packed rows as the row store has them. Checked before any is taken: std::invalid_argument names the row and
   // why.
   void import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes);
   void export_rows(uint8_t table, const uint64_t* keys, size_t n, uint8_t* records, uint8_t* found) const;
@@ -231,7 +232,7 @@ class Store {
     std::set<std::pair<uint64_t, uint8_t>> absent;  // keys that the row store does not have
   };
   struct alignas(64) BucketState {
-    SpinLock lock;  // what each push and lookup looks at stands in one line
+    SpinLock lock;  // the members that each push and lookup reads are in one cache line
     bool held = true;
     int64_t clock_ms = 0;  // of the last push that had keys of the bucket, or as it was held; see `clock_at`
     std::unique_ptr<Loading> loading;  // while it is loaded
@@ -239,7 +240,7 @@ class Store {
   };
   static constexpr int kNoGroup = -1;
   static constexpr size_t kPiece = 32;  // rows that are stepped at a time
-  // Buckets, or keys, ahead of the one at hand whose lock is asked for: another lane has had its line last.
+  // Locks are prefetched so many buckets, or keys, ahead: another lane has had their cache lines last.
   static constexpr size_t kLocksAhead = 24;
 
   // How far a bucket has applied a partition. Written under the partition's lock and, but for a push without keys of
@@ -304,7 +305,7 @@ class Store {
   std::array<std::unique_ptr<Admission>, 256> admission_;
   mutable std::vector<BucketState> states_;
   std::unique_ptr<Applied[]> applied_;  // (partitions, buckets)
-  std::vector<uint8_t> held_;  // (buckets,) as their states say; changed while no push is under way, so pushes read it
+  std::vector<uint8_t> held_;  // (buckets,) as in their states; changed while no push is under way, so pushes read it
   std::unique_ptr<std::mutex[]> partition_locks_;
   std::array<std::atomic<int64_t>, 256> rows_{}, evicted_of_{};
   std::array<std::atomic<int64_t>, kConsumers> pending_{};

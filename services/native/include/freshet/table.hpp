@@ -1,8 +1,8 @@
 // A store group: tables of equal layout in one set of buckets. Exact: a row is (table id, 64-bit key).
 //
 // Each bucket has an index of 64-byte chunks and rows in blocks of 64. Growth rebuilds the index and never moves a row;
-// removal fills the hole with the bucket's last row and frees a block when it is empty. Nothing here locks: whoever
-// calls holds the bucket's lock (see store.hpp).
+// removal fills the hole with the bucket's last row and frees a block when it is empty. Nothing here locks: the
+// caller holds the bucket's lock (see store.hpp).
 #pragma once
 
 #include <atomic>
@@ -74,7 +74,7 @@ class Group {
   void erase(Bin& bin, uint32_t slot);
   void relist(Bin& bin);
   void clear(Bin& bin);
-  // Give back index memory after many removals.
+  // Release index memory after many removals.
   void shrink(Bin& bin, uint32_t bucket);
 
   // Hints for a key of any bucket, without its lock: the chunk where its search starts (nullptr: no index yet), and the

@@ -39,7 +39,8 @@ class Admission {
   size_t bytes(uint32_t buckets) const { return static_cast<size_t>(width_) * buckets; }
 
  private:
-  static constexpr uint32_t kCells = 1u << 22;  // 4 MiB a table: room for a few million keys that are not admitted yet
+  static constexpr uint32_t kCells =
+      1u << 22;  // 4 MiB a table: enough for a few million keys that are not admitted yet
   struct Pair {
     uint8_t *a, *b;
   };

@@ -1,4 +1,4 @@
-// Prefetches along the keys of a batch, so that a row's lines are near when its turn comes.
+// Prefetches along the keys of a batch, so that the cache lines of a row are near when it is used.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +7,11 @@
 
 namespace freshet {
 
-// Finds out and asks in bursts, each in a loop of its own, whatever buckets the keys are of: for a span of keys the
-// slots that their chunks seem to name, then a reach of rows at a time, while the rows of the burst before are taken. A
-// prefetch that has no room left to wait in holds up all that comes behind it; in a short loop that is the next
-// prefetch, in one that also looks rows up it was the row at hand (20 M rows of 84 bytes, one thread of a Zen 4: 85 ns
-// a lookup and 108 ns a step with a row asked for at a time, 58 and 86 in bursts).
+// Prefetches in bursts, each in a loop of its own, for keys of all buckets alike: the slots that the chunks of a span
+// of keys seem to name, then a reach of rows at a time, while the rows of the burst before are used. A prefetch that
+// finds the buffers of the core full stalls the instructions behind it: in a short loop the next prefetch, in one that
+// also looks rows up the current row (20 M rows of 84 bytes, one thread of a Zen 4: 85 ns a lookup and 108 ns a step
+// with a prefetch for each row, 58 and 86 in bursts).
 class Ahead {
  public:
   Ahead(const Group& group, const uint64_t* keys, size_t n) : group_(group), keys_(keys), n_(n) {
@@ -39,7 +39,7 @@ class Ahead {
       if (slot != Group::kNone) group_.prefetch_slot(slot);
     }
   }
-  // The slots of the next span; the chunks of its first keys have been asked for.
+  // Find the slots of the next span; the chunks of its first keys are prefetched already.
   void find_out() {
     const size_t end = std::min(n_, known_ + kSpan);
     for (size_t i = known_; i < end; i++) {

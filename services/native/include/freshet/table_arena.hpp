@@ -1,4 +1,4 @@
-// Memory of a table: one reserved address range, made usable as it fills, asked for in huge pages.
+// Memory of a table: one reserved address range, committed as it fills, in huge pages.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace freshet {
 
-// Says what could not be had, and what to do.
+// Thrown with the lack and the remedy.
 class NoMemory : public std::bad_alloc {
  public:
   explicit NoMemory(const std::string& what);
@@ -41,9 +41,9 @@ class Arena {
   uint8_t* base() const { return base_; }
   // `n` pieces in a row; returns the number of the first. Throws NoMemory at the end of the range or of memory.
   uint64_t take(uint64_t n);
-  void give_back(uint64_t first, uint64_t n);
+  void release(uint64_t first, uint64_t n);
   size_t bytes_in_use() const;
-  // Whether the address is handed out or was; asked without a lock, for prefetching.
+  // Whether the address is, or was, in use. Takes no lock, for prefetching.
   bool holds(const void* p) const {
     const uint8_t* at = static_cast<const uint8_t*>(p);
     return at >= base_ && at < base_ + committed_.load(std::memory_order_relaxed);
@@ -58,7 +58,7 @@ class Arena {
     return {first * piece_ / page_, ((first + n) * piece_ + page_ - 1) / page_};
   }
   void hold(uint64_t first, uint64_t n);
-  void let_go(uint64_t first, uint64_t n);
+  void release_pages(uint64_t first, uint64_t n);
   void ask_ahead();
   void touch_ahead();
 

@@ -34,7 +34,7 @@ class Column {
   const T* begin() const { return data_; }
   const T* end() const { return data_ + size_; }
 
-  // Room for `n` more at the end, not set to anything.
+  // Append `n` elements that are not initialized.
   T* extend(size_t n) {
     if (size_ + n > capacity_) grow(size_ + n);
     T* first = data_ + size_;

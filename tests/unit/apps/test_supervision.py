@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from freshet.apps import supervised
+from freshet.apps import supervision
 from freshet.apps.row_memory import rows_memory
-from freshet.apps.supervised import Run
+from freshet.apps.supervision import Run
 from freshet.config.settings import load_settings
 from freshet.process.lifecycle import KILL_AFTER_S
 from freshet.process.memory import machine_memory_bytes
@@ -41,10 +41,10 @@ def test_the_start_states_how_much_memory_rows_may_take(
 ) -> None:
     stop = threading.Event()
     stop.set()  # nothing is waited for
-    monkeypatch.setattr(supervised, "report_ready", lambda *_: False)
+    monkeypatch.setattr(supervision, "report_ready", lambda *_: False)
     settings = load_settings({}, run_folder=tmp_path)
 
-    supervised._report_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
+    supervision._report_up(Run(tmp_path, settings, [], Watched()), stop, as_json=False)  # type: ignore[arg-type]
 
     said = capsys.readouterr().out
     assert rows_memory(settings).text() in said

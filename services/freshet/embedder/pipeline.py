@@ -1,32 +1,30 @@
-"""The batch stream for remote rows: it prefetches lookups and pushes gradients asynchronously."""
+"""The batch pipeline: samples of the log, with their rows, to the lanes of trainers, and gradients back."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Literal
 
 from freshet.batches.read_my_writes import ReadMyWrites
-from freshet.batches.stream import BatchStream, TrainBatch
-from freshet.clock import Clock
-from freshet.config.spec.layout import Layout
-from freshet.config.spec.model import Spec
+from freshet.batches.recent_samples import RecentSamples
+from freshet.batches.stream import RunStream, TrainBatch, TrainRun
+from freshet.clock import summed
 from freshet.embedder.batch_builder import BatchBuilder
 from freshet.embedder.block_decoder import BlockDecoder
-from freshet.embedder.core import Permits
-from freshet.embedder.partition_reader import BatchSizes, PartitionReader, lag_of
-from freshet.embedder.prefetch_lane import LaneContext, LaneCounts, PrefetchLane
-from freshet.embedder.recent_samples import RecentSamples
-from freshet.embedder.staleness_limiter import StalenessLimiter
-from freshet.log import EventLog
+from freshet.embedder.lane import STAGES, DirectLane, LaneContext, LaneCounts, LanePartitions
+from freshet.embedder.partition_reader import BatchSizes, lag_of
+from freshet.embedder.prefetch_lane import PrefetchLane
+from freshet.embedder.staleness_limiter import Permits, StalenessLimiter
+from freshet.log.context import ModelContext
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import ModelInputs
+from freshet.model.native_loop import Ran
 from freshet.rows.service import OwnersChange, RowService
-from freshet.types import F32, U32, Fence
+from freshet.types import F32, U32
 
-__all__ = ["DenseApplied", "PipelinedStream", "ReadMyWritesBy", "Share"]
+__all__ = ["BatchPipeline", "ReadMyWritesBy"]
 
 CLOSE_WAIT_S = 5.0
 """Seconds for which `close` pushes queued gradients; the samples of others are trained on again."""
@@ -39,112 +37,91 @@ MOST_LOOKUPS = 32
 second."""
 
 
-DenseApplied = Callable[[], Mapping[int, Sequence[int]]]
-"""Returns the trainer's applied offsets; raises Unavailable while they are unknown."""
-
-
 ReadMyWritesBy = Literal["stream", "trainer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The partitions of one lane, all under one claim."""
+class BatchPipeline(RunStream):
+    """The `freshet.batches.stream.BatchStream` between the log and a row service.
 
-    partitions: Sequence[int]
-    fence: Fence  # carried by pushes and batches
-    dense_applied: DenseApplied | None = None  # of the lane's rank; None: all lanes have the same rank
+    With prefetch it is thread-safe, and a lane may have several batches out at once. `push_gradients` then
+    never raises Refused, since pushes are asynchronous: after a refused push or a change of owners the lane
+    rewinds, and drops the void batches when the trainer returns them.
 
-
-class PipelinedStream(BatchStream):
-    """A prefetching `freshet.batches.stream.BatchStream`. Thread-safe.
-
-    A lane may have several batches out at once. `push_gradients` never raises Refused, since pushes are
-    asynchronous: after a refused push or a change of owners the lane rewinds, and drops the void batches when
-    the trainer returns them.
+    Without prefetch each lane's thread calls its methods, and reads, looks up and pushes itself.
     """
 
     def __init__(
         self,
-        *,
-        spec: Spec,
-        layout: Layout,
-        topic: str,
-        log: EventLog,
+        context: ModelContext,
         rows: RowService,
         decoder: Callable[[], BlockDecoder],
-        dense_applied: DenseApplied,
-        lanes: Sequence[Share],
-        clock: Clock,
-        batch_rows: int,
-        staleness_rows: int,
+        lanes: Sequence[LanePartitions],
+        *,
+        prefetch: bool,
         recent: RecentSamples | None = None,
         read_my_writes: ReadMyWritesBy | None = None,
     ) -> None:
-        """Start to read and look up.
+        """Start to read and look up, if it prefetches.
 
         Args:
-            spec: the spec.
-            layout: of the spec.
-            topic: the topic of samples.
-            log: the event log.
+            context: the model.
             rows: the row service.
             decoder: creates the decoder of a lane.
-            dense_applied: returns the trainer's applied offsets; called again after Unavailable.
             lanes: the partitions of each lane.
-            clock: for deadlines and stages.
-            batch_rows: rows of a batch.
-            staleness_rows: bound of the rows in flight.
+            prefetch: lanes read, look up and push on threads of their own; in mode `sync` they look up on
+                the caller's. False: for rows in the same process.
             recent: stores samples for the gate beyond the life of this stream; None: a store of its own.
             read_my_writes: applies pending gradients to prefetched rows: this stream in `next_batch`, or the
                 trainer from `TrainBatch.looked`; None: neither does.
         """
-        self._topic, self._log, self._clock = topic, log, clock
-        self._closed = False
-        self._limiter = StalenessLimiter(Permits(staleness_rows, sync=spec.train.mode == "sync"))
-        self._recent = recent or RecentSamples(spec.serve.gate.samples, clock)
-        ahead, native = spec.train.mode != "sync", spec.model.kind in NATIVE_KINDS
-        in_flight = 1 + staleness_rows // batch_rows if ahead else max(1, len(lanes))
-        self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up")
+        spec, train = context.spec, context.spec.train
+        self._context, self._closed = context, False
+        self._limiter = StalenessLimiter(Permits(train.staleness_rows, sync=train.mode == "sync"))
+        self._recent = recent or RecentSamples(spec.serve.gate.samples, context.clock)
         self._error: BaseException | None = None
-        self._lanes: list[PrefetchLane] = []
         self._arrived = threading.Condition()
-        self._own = own = ReadMyWrites(layout) if read_my_writes == "stream" and ahead else None
+        # The speed of the last run sizes the runs of all lanes: the lane of a shorter run would idle.
+        self._rows_per_s = 0.0
+        ahead, native = prefetch and train.mode != "sync", spec.model.kind in NATIVE_KINDS
+        in_flight = 1 + train.staleness_rows // train.batch_rows
+        self._lookups = ThreadPoolExecutor(min(MOST_LOOKUPS, in_flight), "look-up") if ahead else None
+        self._own = own = ReadMyWrites(context.layout) if read_my_writes == "stream" and ahead else None
         common = LaneContext(
+            context,
             rows,
             rows.ownership if isinstance(rows, OwnersChange) else lambda: 0,
             self._limiter,
             self._recent,
             BatchBuilder(
                 spec,
-                layout,
+                context.layout,
                 states=read_my_writes is not None and ahead,
-                in_steps=native,
+                in_steps=native and prefetch,
+            ),
+            BatchSizes(
+                train.batch_rows,
+                train.behind_rows(native_loop=native and not prefetch),
+                train.batch_wait_ms,
+                warms_up=native,
             ),
             self._lookups,
-            clock,
-            ahead,
             self._fail,
             self._notify,
             own,
         )
-        behind_rows = spec.train.behind_rows(native_loop=False)
-        sizes = BatchSizes(batch_rows, behind_rows, spec.train.batch_wait_ms, warms_up=native)
-        # One batch is decoded while the others are in flight. Read-my-writes keeps a write until the batches
-        # looked up before it are taken, which needs as many slots again.
-        slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
-        self._lanes += [
-            PrefetchLane(
-                i,
-                PartitionReader(log, topic, share.partitions, sizes, clock),
-                decoder(),
-                share.fence,
-                share.dense_applied or dense_applied,
-                common,
-                slots=slots,
-            )
-            for i, share in enumerate(lanes)
-        ]
-        for lane in self._lanes:
+        self._prefetching: list[PrefetchLane] = []
+        self._direct: list[DirectLane] = []
+        if prefetch:
+            # One batch is decoded while the others are in flight. Read-my-writes keeps a write until the
+            # batches looked up before it are taken, which needs as many slots again.
+            slots = 1 + (in_flight if ahead else 1) * (1 if own is None else 2)
+            self._prefetching += [
+                PrefetchLane(i, mine, decoder(), common, slots=slots) for i, mine in enumerate(lanes)
+            ]
+        else:
+            self._direct += [DirectLane(i, mine, decoder(), common) for i, mine in enumerate(lanes)]
+        self._lanes: Sequence[PrefetchLane | DirectLane] = [*self._prefetching, *self._direct]
+        for lane in self._prefetching:
             lane.start()
 
     def next_batch(self, lane: int, wait_s: float) -> TrainBatch | None:
@@ -163,8 +140,21 @@ class PipelinedStream(BatchStream):
         gradients: Sequence[F32] | None,
         counts: Sequence[U32] | None = None,
     ) -> None:
-        """Queue the push of gradients, (G, S) float32 and counts (U,) uint32 a group; see the protocol."""
+        """Push gradients, (G, S) float32 and counts (U,) uint32 a group; see the protocol.
+
+        Raises Refused without prefetch, ValueError if the batch is not in flight.
+        """
         self._lanes[lane].push_gradients(batch, gradients, counts)
+
+    def next_run(self, lane: int, wait_s: float) -> TrainRun | None:
+        """Return the lane's next run; only without prefetch. See the protocol."""
+        return self._direct[lane].next_run(wait_s, self._rows_per_s)
+
+    def push_run(self, lane: int, run: TrainRun, ran: Ran | None) -> None:
+        """Finish a run; see the protocol. Raises Refused, Unavailable as there."""
+        if ran is not None and ran.pushed:
+            self._rows_per_s = run.starts[ran.trained] / max(sum(ran.seconds.values()), 1e-6)
+        self._direct[lane].push_run(run, ran)
 
     def next_batch_of(
         self, lanes: Sequence[int], wait_s: float, wanted: Callable[[], bool] = lambda: True
@@ -173,12 +163,13 @@ class PipelinedStream(BatchStream):
 
         None if no lane has one within `wait_s`, or once `wanted` returns False.
         """
-        deadline = self._clock.monotonic() + wait_s
+        clock = self._context.clock
+        deadline = clock.monotonic() + wait_s
         while wanted():
             for lane in lanes:
                 if (batch := self.next_batch(lane, 0.0)) is not None:
                     return lane, batch
-            left = deadline - self._clock.monotonic()
+            left = deadline - clock.monotonic()
             if left <= 0 or self._closed:
                 return None
             with self._arrived:  # the next poll finds a batch that arrived since the last
@@ -194,26 +185,28 @@ class PipelinedStream(BatchStream):
         return all(lane.flush(wait_s) for lane in self._lanes)
 
     def abandon(self, lane: int) -> None:
-        """Issue the batches again that a lane's lost trainer holds."""
-        self._lanes[lane].abandon()
+        """Issue the batches again that the lost trainer of a prefetching lane holds."""
+        self._prefetching[lane].abandon()
 
     def recent(self, rows: int) -> Sequence[ModelInputs]:
         """Return the newest learned samples; see the protocol."""
         return self._recent.newest(rows)
 
     def lag(self) -> Mapping[int, int]:
-        """Return {partition: blocks that no taken batch has contained}."""
+        """Return {partition: blocks that no batch has contained}."""
+        log, topic = self._context.log, self._context.topics.samples
         lag: dict[int, int] = {}
         for lane in self._lanes:
-            lag |= lag_of(self._log, self._topic, lane.partitions, lane.covered())
+            lag |= lag_of(log, topic, lane.partitions, lane.covered())
         return lag
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds that batches have spent in each stage; lookups and pushes overlap the others."""
-        total = dict.fromkeys(("read", "credit", "decode", "plan", "lookup", "push"), 0.0)
+        """Return the seconds that batches have spent in each of STAGES, summed over the lanes.
+
+        Lookups and pushes of prefetching lanes overlap the other stages.
+        """
+        total = dict.fromkeys(STAGES, 0.0) | summed(lane.stages for lane in self._lanes)
         for lane in self._lanes:
-            for name, seconds in lane.stages.seconds.items():
-                total[name] += seconds
             total["lookup"] += lane.counts.lookup_s
             total["push"] += lane.counts.push_s
         return total
@@ -237,7 +230,8 @@ class PipelinedStream(BatchStream):
         self._closed = True
         for lane in self._lanes:
             lane.close(CLOSE_WAIT_S)
-        self._lookups.shutdown()
+        if self._lookups is not None:
+            self._lookups.shutdown()
 
     def _notify(self) -> None:
         with self._arrived:
@@ -245,5 +239,5 @@ class PipelinedStream(BatchStream):
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
-        for lane in self._lanes:
+        for lane in self._prefetching:
             lane.end()

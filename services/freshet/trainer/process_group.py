@@ -1,6 +1,6 @@
 """The process group of a quorum: its protocol, the group of one rank, and the encoding of proposals.
 
-A rank is a process with its lanes. `freshet.trainer.torch_ranks` implements groups of several ranks.
+A rank is a process with its lanes. `freshet.trainer.torch_process_group` implements groups of several ranks.
 
 Letters: L lanes of a rank, P partitions.
 """

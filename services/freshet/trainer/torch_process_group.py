@@ -21,8 +21,9 @@ from torch import distributed as _distributed
 
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
-from freshet.trainer.ranks import Proposal, RankLost, decode_proposal, encode_proposal, proposal_size
-from freshet.types import F32, F64, Fence
+from freshet.trainer.membership import Quorum, QuorumOptions
+from freshet.trainer.process_group import Proposal, RankLost, decode_proposal, encode_proposal, proposal_size
+from freshet.types import F32, F64
 
 __all__ = ["Store", "TorchProcessGroup", "connect_store", "host_store"]
 
@@ -81,53 +82,30 @@ def _device(address: str) -> Any:
 
 
 class TorchProcessGroup:
-    """A `freshet.trainer.ranks.ProcessGroup` of several ranks."""
+    """A `freshet.trainer.process_group.ProcessGroup` of several ranks."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        fence: Fence,
-        rank: int,
-        size: int,
-        lanes: int,
-        partitions: int,
-        address: str,
-        form_s: float,
-        answer_s: float,
-    ) -> None:
-        """Connect to the other ranks of the quorum.
-
-        Args:
-            store: the quorum's store.
-            fence: of the quorum's record; unique to the quorum.
-            rank: of this process.
-            size: ranks of the quorum.
-            lanes: of every rank.
-            partitions: of the model.
-            address: of this host, as the others reach it.
-            form_s: time-out of the connection.
-            answer_s: time-out of every later call.
+    def __init__(self, store: Store, quorum: Quorum, rank: int, options: QuorumOptions) -> None:
+        """Connect to the other ranks of the quorum as its `rank`; `store` is the quorum's.
 
         Raises:
             RankLost: not all ranks connected.
             ConfigError: this torch lacks the transport of GLOO_DEVICE_TRANSPORT.
         """
-        self.rank, self.size, self.fence = rank, size, fence
+        self.rank, self.size, self.fence = rank, len(quorum.members), quorum.fence
         self._store, self._closed = store, False
-        self._proposal_size = proposal_size(lanes, partitions)
-        self._proposals = torch.zeros(size * self._proposal_size, dtype=torch.int64)
-        options = distributed.ProcessGroupGloo._Options()
-        options._devices = [_device(address)]
-        options._timeout = _seconds(form_s)
-        options._threads = 2  # the two sums of a step run concurrently
+        self._proposal_size = proposal_size(quorum.lanes, options.partitions)
+        self._proposals = torch.zeros(self.size * self._proposal_size, dtype=torch.int64)
+        gloo = distributed.ProcessGroupGloo._Options()
+        gloo._devices = [_device(options.address)]
+        gloo._timeout = _seconds(options.form_s)
+        gloo._threads = 2  # the two sums of a step run concurrently
         try:
-            prefix = distributed.PrefixStore(f"world-{int(fence)}", store)
-            self._group = distributed.ProcessGroupGloo(prefix, rank, size, options)
+            prefix = distributed.PrefixStore(f"world-{int(quorum.fence)}", store)
+            self._group = distributed.ProcessGroupGloo(prefix, rank, self.size, gloo)
             self._count_ranks()
         except RuntimeError as error:
             _raise_lost(error)
-        self._group._set_default_timeout(_seconds(answer_s))
+        self._group._set_default_timeout(_seconds(options.answer_s))
 
     def gather(self, proposal: Proposal) -> Sequence[Proposal]:
         """Return the proposals of all ranks."""

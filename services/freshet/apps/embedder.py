@@ -1,0 +1,94 @@
+"""Composition of an embedder process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from freshet.batches.frames import check_messages, streams, work_bytes
+from freshet.config.avro.schema import Record
+from freshet.config.settings import Settings
+from freshet.config.spec.model import Spec
+from freshet.coordination.assignment import ShardMap
+from freshet.coordination.claims import Claims
+from freshet.embedder.block_decoder import BlockDecoders
+from freshet.embedder.service import Embedder, EmbedderAddress
+from freshet.http.addresses import Address
+from freshet.log.context import ModelContext
+from freshet.process.lifecycle import Cleanup
+from freshet.rows.grpc.client import RemoteRows, Served
+from freshet.rpc.channel import Transport, transport_of
+from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
+from freshet.rpc.value_formats import RowCodec
+
+__all__ = ["EmbedderProcess", "build_transport"]
+
+
+def build_transport(settings: Settings, spec: Spec) -> Transport:
+    """Build certificates, token and limits. Raises ConfigError as `transport_of` and `check_messages` do."""
+    transport = transport_of(
+        ca_file=settings.grpc.ca_file,
+        cert_file=settings.grpc.cert_file,
+        key_file=settings.grpc.key_file,
+        token_file=settings.grpc.token_file,
+        max_message_bytes=settings.grpc.max_message_bytes,
+    )
+    check_messages(spec, transport)
+    return transport
+
+
+class EmbedderProcess:
+    """An embedder process: claims, gRPC listener, client of the shards."""
+
+    def __init__(self, context: ModelContext, settings: Settings, reader: Record | None = None) -> None:
+        """Open all parts; `run` claims partitions. `reader`: see `SampleDecoder`. Raises the errors of the
+        parts."""
+        spec, common, own = context.spec, settings.common, settings.embedder
+        transport = build_transport(settings, spec)
+        served, codec = Served(spec.name, context.spec_hash), RowCodec[own.rows.upper()]
+        with Cleanup() as cleanup:
+            claims = Claims(context.log, context.topics.control)
+            cleanup.add("claims", claims.close)
+            rows = RemoteRows(
+                served,
+                ShardMap(claims, spec.buckets),
+                transport,
+                lookup_codec=codec,
+                push_codec=RowCodec[own.gradients.upper()],
+            )
+            cleanup.add("rows", rows.close)
+            writer = context.log.writer()
+            cleanup.add("writer", writer.close)
+            self.server = GrpcServer(
+                str(Address(common.bind_address, own.port)),
+                transport,
+                identity=dict(served.metadata),
+                streams=streams(spec, STREAMS),
+                work_bytes=work_bytes(spec, WORK_BYTES),
+            )
+            self._embedder = Embedder(
+                context,
+                claims,
+                rows,
+                BlockDecoders(context, writer, reader),
+                self.server,
+                EmbedderAddress(own.name, own.advertised_host or common.bind_address),
+                codec,
+            )
+            self._cleanup = cleanup.pop_all()
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until `stop`; see `Embedder.run`."""
+        try:
+            self._embedder.run(stop)
+        finally:
+            self._cleanup.run()
+
+    def ready(self) -> str | None:
+        """Return None, or the reason why this embedder serves no batch."""
+        return self._embedder.ready()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return figures for `freshet status` and metrics."""
+        return self._embedder.status()

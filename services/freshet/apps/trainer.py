@@ -1,0 +1,248 @@
+"""Composition of a trainer process: dense weights of a version, a batch source, and the trainer on both."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from freshet.apps.batch_sources import BatchSource, RankContext
+from freshet.batches.recent_samples import RecentSamples
+from freshet.batches.stream import BatchStream
+from freshet.config.spec.transforms import check_outcomes
+from freshet.coordination.claims import LEASE_S, Claims
+from freshet.embedder.core import lanes_for
+from freshet.log.context import ModelContext
+from freshet.model import build_model
+from freshet.observability.metrics import CachedGauge
+from freshet.process.lifecycle import LAST_S, Cleanup, Drain
+from freshet.trainer.membership import FixedMembership, QuorumOptions
+from freshet.trainer.process_group import ProcessGroup
+from freshet.trainer.quality import Quality
+from freshet.trainer.service import Trainer, TrainingLoop
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
+from freshet.trainer.step_coordinator import DenseLedger
+from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
+from freshet.types import TopicPartition
+from freshet.versions import VersionStore
+
+__all__ = ["TrainerOptions", "TrainerProcess"]
+
+log = structlog.get_logger("freshet.training")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """Settings of a trainer process."""
+
+    lanes: int | None = None  # None: by the spec, or by the machine's cores
+    device: str = "cpu"
+    address: str = "127.0.0.1"  # of this host, as other ranks reach it
+    answer_s: float = LEASE_S  # time after which a rank without an answer is lost
+    drain_s: float | None = None  # time for the last flush, and to close, after `stop`; None: no limit
+
+
+class TrainerProcess:
+    """One rank: alone with its own rows, or one of several with rows elsewhere.
+
+    Tests may use its parts without `run`.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        versions: VersionStore,
+        open_source: Callable[[RankContext], BatchSource],
+        options: TrainerOptions = TrainerOptions(),
+    ) -> None:
+        """Open the batch source, then load the newest version.
+
+        Raises:
+            ConfigError: the model cannot be computed on the device.
+            Mismatch, DataLost, Corrupt: the stores do not match this spec, its transforms, or each other.
+            Unavailable: as `open_source` does.
+        """
+        self._context, spec, clock = context, context.spec, context.clock
+        self._drain = None if options.drain_s is None else Drain(options.drain_s, clock)
+        with Cleanup() as cleanup:
+            claims = Claims(context.log, context.topics.control, clock)
+            cleanup.add("claims", claims.close)
+            writer = context.log.writer()
+            cleanup.add("writer", writer.close)
+            recent = RecentSamples(spec.serve.gate.samples, clock)
+            self.source = open_source(RankContext(context, claims, writer, recent))
+            cleanup.add("batches", self.source.close)
+            log_id = str(context.log.topics()[context.topics.samples].log_id)
+            self.state = state = restore_state(context, versions, log_id, options.device)
+            self.ledger, self.quality = state.ledger, state.quality
+            self.lanes = lanes = (
+                options.lanes
+                or spec.train.lanes
+                or lanes_for(
+                    os.cpu_count() or 1, spec.train.staleness_rows, spec.train.batch_rows, spec.partitions
+                )
+            )
+            pins = Pins(context.log, context.topics.versions)
+            cleanup.add("pins", pins.close)
+            terms = QuorumOptions(options.address, lanes, spec.partitions, answer_s=options.answer_s)
+            membership = self.source.membership(terms, self._is_stopping)
+            self.training_loop = TrainingLoop(
+                context,
+                membership,
+                state,
+                self._open_stream,
+                native_loop=self.source.native_loop(state.model, lanes),
+            )
+            self.trainer = Trainer(
+                context,
+                state,
+                self.training_loop,
+                VersionWriter(
+                    context,
+                    log_id,
+                    versions,
+                    writer,
+                    pins,
+                    recent.newest,
+                    lambda: build_model(spec, training=False),
+                ),
+                writer,
+            )
+            self._stream: BatchStream | None = None  # of the current quorum
+            self._cached_lag = CachedGauge(self.lag, 0)
+            self._alone = isinstance(membership, FixedMembership)
+            if isinstance(membership, FixedMembership):
+                self._open_stream(membership.group, lanes)
+                self.trainer.on_state_synced(membership.group)
+            self._cleanup = cleanup.pop_all()
+        self.source.attach(self.trainer)
+
+    def run(self) -> None:
+        """Train with the ranks of each quorum until `stop`, then write rows and a last version.
+
+        Raises Fenced if a claim was lost, and the errors of the trainer and of the source.
+        """
+        self.source.start()
+        try:
+            self.trainer.run()
+        finally:
+            try:
+                self.source.finish(self._left_s())
+            finally:
+                self._cleanup.run(self._left_s())
+        self.source.check()
+
+    def run_to_the_end(self) -> None:
+        """Train on all samples that the log holds, then stop."""
+        watcher = threading.Thread(target=self._stop_at_the_end, name="end", daemon=True)
+        watcher.start()
+        try:
+            self.run()
+        finally:
+            self.trainer.stop.set()
+            watcher.join()
+
+    def stop(self) -> None:
+        """Let `run` return after the current batches."""
+        self._left_s()
+        self.trainer.stop.set()
+
+    def lag(self) -> int:
+        """Return the blocks in the log that no batch of the current quorum has contained."""
+        stream = self._stream
+        return sum(stream.lag().values()) if stream is not None else 0
+
+    def ready(self) -> str | None:
+        """Return None, or the reason why this process does not train."""
+        return self.training_loop.membership.missing() or self.source.missing()
+
+    def stuck(self) -> str | None:
+        """Return None, or a text that says for how long the lanes have made no progress.
+
+        None with other ranks: a rank may wait for them without a limit.
+        """
+        return self.trainer.pulse.stuck() if self._alone else None
+
+    def status(self) -> Mapping[str, Any]:
+        """Return figures for `freshet status` and metrics."""
+        progress, quality, source = self.trainer.progress, self.quality.now(), self.source.status()
+        return {
+            "samples": progress.samples,
+            "steps": progress.steps,
+            "event_time_ms": progress.event_time_ms,
+            "version": progress.version,
+            "outliers": self.quality.outliers,
+            "versions_failed": progress.versions_failed,
+            "version_error": progress.version_error,
+            "applied": dict(self.ledger.applied),
+            **source,
+            "stage_seconds": {**source["stage_seconds"], **self.trainer.stage_seconds()},
+            "lag_blocks": self._cached_lag(),
+            **({} if self._alone else {"ranks": self.training_loop.status()}),
+            "measures": quality.summary,
+            "lately": quality.lately,
+            "open": quality.open,
+        }
+
+    def progress(self) -> Mapping[str, Any]:
+        """Return the applied and published offsets, which the console polls often."""
+        return {"applied": dict(self.ledger.applied), **self.source.progress()}
+
+    def _open_stream(self, group: ProcessGroup, lanes: int) -> BatchStream:
+        self._stream = self.source.stream(group, lanes, self.ledger.applied_offsets)
+        return self._stream
+
+    def _is_stopping(self) -> bool:
+        return self.trainer.stop.is_set()
+
+    def _left_s(self) -> float | None:
+        """Begin the drain and return its rest, in seconds; None: no limit."""
+        if self._drain is None:
+            return None
+        self._drain.begin()
+        return self._drain.left_s(LAST_S)
+
+    def _stop_at_the_end(self) -> None:
+        before = -1
+        while not self.trainer.stop.wait(0.02):
+            samples = self.trainer.progress.samples
+            # A query of the log's end holds the GIL, which would slow the lanes while they make progress.
+            if samples == before and not self.lag():
+                self.trainer.stop.set()
+            before = samples
+
+
+def restore_state(context: ModelContext, versions: VersionStore, log_id: str, device: str) -> DenseState:
+    """Load the newest version that training may start from, or initial weights, on `device`.
+
+    Raises:
+        ConfigError: the model cannot be computed on the device.
+        Mismatch, Corrupt: the versions do not match this spec, its log, or the code of its transforms.
+    """
+    spec, topics = context.spec, context.topics
+    model, quality = build_model(spec, training=True, device=device), Quality(spec)
+    if device != "cpu":
+        log.info("the network computes on a GPU", device=device)
+        from freshet.model.trial import try_out
+
+        try_out(spec, device=device)
+    start = restart_point(versions, context.spec_hash, log_id)
+    if start is None:
+        first = {
+            p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)
+        }
+        ledger, progress = DenseLedger(first), Progress()
+    else:
+        check_outcomes(spec, start.transforms, f"version {start.number}")
+        tensors = versions.get(start.number).tensors
+        model.load_state(tensors)
+        prefix = "measures/"
+        quality.load_state({n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)})
+        log.info("starting from a version", version=start.number, step=start.step)
+        ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
+        progress = Progress(steps=start.step, event_time_ms=start.event_time_ms)
+    return DenseState(model, ledger, quality, SharedMeasures(quality), progress, context.spec_hash)
