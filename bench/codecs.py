@@ -33,10 +33,9 @@ from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.core import FlushBook
-from freshet.paramserver.flusher import records_of
+from freshet.paramserver.flusher import FlushBook
 from freshet.paramserver.shard import Shard, ShardContext
-from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows
+from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows, records_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Plan, Published, Store

@@ -20,7 +20,15 @@ from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec, Stream, TimeField
 from freshet.config.spec.parse import parse_spec
-from freshet.features import Column, ColumnEncoder, EventExtractor, SampleDecoder, encode_blocks, read_blocks
+from freshet.features import (
+    Column,
+    ColumnEncoder,
+    EventExtractor,
+    SampleColumns,
+    SampleDecoder,
+    encode_blocks,
+    read_blocks,
+)
 from freshet.features.encoder import EncodedRows
 from freshet.types import BytesColumn
 
@@ -100,12 +108,14 @@ def measure(quick: bool = False, records: int | None = None) -> Figures:
             work[name] = partial(decoder.decode, rows, 1, times)
     blocks = encode_blocks(
         1,
-        sample_ids=np.arange(BATCH),
-        event_times_ms=times,
-        request_ids=np.arange(BATCH, dtype=np.uint64),
-        values=np.zeros(BATCH, np.float32),
-        weights=np.ones(BATCH, np.float32),
-        labels=np.zeros(BATCH, np.uint8),
+        SampleColumns(
+            sample_ids=np.arange(BATCH),
+            event_times_ms=times,
+            request_ids=np.arange(BATCH, dtype=np.uint64),
+            values=np.zeros(BATCH, np.float32),
+            weights=np.ones(BATCH, np.float32),
+            labels=np.zeros(BATCH, np.uint8),
+        ),
         payloads=rows,
         block_ends=np.arange(256, BATCH + 1, 256),
     )

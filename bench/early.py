@@ -109,7 +109,7 @@ class Model:
         for g, keys in enumerate(self._samples.groups(at)):
             plan, group = self._plans[g], self._layout.groups[g]
             rows = np.empty((plan.build(keys.keys, keys.feature_starts), group.width), np.float32)
-            self._pass.store.lookup(g, plan.keys, plan.tables, plan.bucket_starts, rows, create=False)
+            self._pass.store.lookup(g, plan, rows, create=False)
             groups.append(GroupInputs(rows, plan.positions, keys.feature_starts, keys.list_ends))
         return self._pass.model.score(ModelInputs(len(at), groups, self._samples.dense[at], None))[:, 0]
 

@@ -27,7 +27,7 @@ from bench.report import Figures, command
 from freshet.adapters import open_eventlog
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
-from freshet.features import SampleDecoder, encode_blocks, read_blocks
+from freshet.features import SampleColumns, SampleDecoder, encode_blocks, read_blocks
 from freshet.joiner.start import make, pace_of
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
@@ -114,12 +114,14 @@ def decode_speed(log: EventLog, total: int) -> Figures:
     rows = rows_of(schema, BLOCK, False).records
     block = encode_blocks(
         1,
-        sample_ids=np.arange(BLOCK),
-        event_times_ms=np.full(BLOCK, 1_700_000_000_000),
-        request_ids=np.arange(BLOCK, dtype=np.uint64),
-        values=np.zeros(BLOCK, np.float32),
-        weights=np.ones(BLOCK, np.float32),
-        labels=np.zeros(BLOCK, np.uint8),
+        SampleColumns(
+            sample_ids=np.arange(BLOCK),
+            event_times_ms=np.full(BLOCK, 1_700_000_000_000),
+            request_ids=np.arange(BLOCK, dtype=np.uint64),
+            values=np.zeros(BLOCK, np.float32),
+            weights=np.ones(BLOCK, np.float32),
+            labels=np.zeros(BLOCK, np.uint8),
+        ),
         payloads=rows,
         block_ends=np.array([BLOCK]),
     )

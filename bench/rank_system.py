@@ -23,7 +23,7 @@ from freshet.apps.ports import PORT_SETTINGS
 from freshet.config.avro.schema import parse_schema, sample_schema
 from freshet.config.settings import load_settings
 from freshet.config.spec.parse import load_spec
-from freshet.features import JsonTranscoder, encode_blocks
+from freshet.features import JsonTranscoder, SampleColumns, encode_blocks
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics
 from freshet.process.ports import free_ports
@@ -177,12 +177,14 @@ def _blocks(schema_id: int, payloads: BytesColumn, turn: int) -> Sequence[bytes]
     return list(
         encode_blocks(
             schema_id,
-            sample_ids=at,
-            event_times_ms=np.full(SAMPLES, time.time() * 1e3).astype(np.int64),
-            request_ids=at.astype(np.uint64),
-            values=(rng.random(SAMPLES) < 0.1).astype(np.float32),
-            weights=np.ones(SAMPLES, np.float32),
-            labels=np.zeros(SAMPLES, np.uint8),
+            SampleColumns(
+                sample_ids=at,
+                event_times_ms=np.full(SAMPLES, time.time() * 1e3).astype(np.int64),
+                request_ids=at.astype(np.uint64),
+                values=(rng.random(SAMPLES) < 0.1).astype(np.float32),
+                weights=np.ones(SAMPLES, np.float32),
+                labels=np.zeros(SAMPLES, np.uint8),
+            ),
             payloads=payloads,
             block_ends=np.arange(BLOCK, SAMPLES + 1, BLOCK, dtype=np.int64),
         )

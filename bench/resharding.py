@@ -206,7 +206,7 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
             lease = f"{SHARD_LEASES}{number}"
             wait_until(
                 "its membership lease",
-                lambda: lease in {c.what for c in claims.alive(SHARD_LEASES)},
+                lambda: lease in {c.thing for c in claims.alive(SHARD_LEASES)},
                 within_s=START_S,
             )
             return shards[-1]
@@ -214,10 +214,10 @@ def measure(quick: bool = False, rows: int = 1_000_000) -> Figures:
         def shared(by: int) -> Callable[[], bool]:
             def is_so() -> bool:
                 plan, claimed = claims.plan(), claims.owners()
-                if plan is None or len(set(plan.seats)) != by or not all(what in claimed for what in slices):
+                if plan is None or len(set(plan.owners)) != by or not all(what in claimed for what in slices):
                     return False
                 owned = [(lease_of(claimed[what].owner), claimed[what].released) for what in slices]
-                return owned == [(seat, False) for seat in plan.seats]
+                return owned == [(seat, False) for seat in plan.owners]
 
             return is_so
 

@@ -75,7 +75,7 @@ def fill(store: Store, resident: int) -> Figures:
     for first in range(0, resident, 100_000):
         batch = planned(mixed(np.arange(first, min(first + 100_000, resident), dtype=np.uint64)))
         start = time.perf_counter()
-        store.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out[: len(batch.keys)])
+        store.lookup(0, batch, out[: len(batch.keys)])
         took = time.perf_counter() - start
         total, worst = total + took, max(worst, took)
     return {"rows_per_s": resident / total, "worst_batch_of_100000_ms": worst * 1e3}
@@ -96,7 +96,7 @@ def steps(store: Store, resident: int, unique: int, batches: int, rounds: int) -
 
         def look(t: int, work: list[list[BatchKeys]] = work, outs: list[F32] = outs) -> None:
             for b in work[t]:
-                store.lookup(0, b.keys, b.tables, b.bucket_starts, outs[t][: len(b.keys)])
+                store.lookup(0, b, outs[t][: len(b.keys)])
 
         def step(t: int, work: list[list[BatchKeys]] = work, gradient: F32 = gradient) -> None:
             for b in work[t]:

@@ -50,7 +50,7 @@ class OurTable:
         def look(thread: int) -> None:
             out = self.outs[thread]
             for b in self.work[thread]:
-                self.store.lookup(0, b.keys, b.tables, b.bucket_starts, out[: len(b.keys)])
+                self.store.lookup(0, b, out[: len(b.keys)])
 
         return self.rows / seconds(look, THREADS)
 

@@ -81,7 +81,7 @@ def batch_times(store: Store, resident: int, batch: int) -> list[float]:
     for first in range(0, resident, batch):
         keys = planned(mixed(np.arange(first, min(first + batch, resident), dtype=np.uint64)))
         began = time.perf_counter()
-        store.lookup(0, keys.keys, keys.tables, keys.bucket_starts, out[: len(keys.keys)])
+        store.lookup(0, keys, out[: len(keys.keys)])
         times.append(time.perf_counter() - began)
     return times
 
@@ -120,7 +120,7 @@ class Load:
     def look(self, t: int, batch: BatchKeys) -> None:
         """Look up a batch of a thread."""
         out = self.outs[t][: len(batch.keys)]
-        self.store.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out)
+        self.store.lookup(0, batch, out)
 
     def step(self, t: int, batch: BatchKeys) -> None:
         """Push gradients of a batch of a thread."""
@@ -189,7 +189,7 @@ def small_tables(rows: int = 1_000) -> Figures:
         numbers = np.arange(table << 32, (table << 32) + rows, dtype=np.uint64)
         plan.build(mixed(numbers), np.array([0, rows], np.uint32))
         out = np.empty((rows, store.layout.groups[0].width), np.float32)
-        store.lookup(0, plan.keys, plan.tables, plan.bucket_starts, out)
+        store.lookup(0, plan, out)
     return {"bytes": store.memory().bytes, "rss_bytes": resident_bytes() - before}
 
 

@@ -20,7 +20,7 @@ from freshet.apps.pipeline import Pipeline
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.features import Column, ColumnEncoder, encode_blocks, take
+from freshet.features import Column, ColumnEncoder, SampleColumns, encode_blocks, take
 from freshet.features.blocks import block_samples
 from freshet.types import F32, I64, U64, Append, BytesColumn
 
@@ -145,12 +145,14 @@ def append(pipeline: Pipeline, arrays: Arrays, passes: int = 1) -> int:
             at = np.arange(turn * len(arrays) + first, turn * len(arrays) + first + rows, dtype=np.int64)
             blocks = encode_blocks(
                 schema_id,
-                sample_ids=at,
-                event_times_ms=START_MS + at,
-                request_ids=at.astype(np.uint64),
-                values=np.ascontiguousarray(arrays.labels[first : first + rows]),
-                weights=np.ones(rows, np.float32),
-                labels=np.zeros(rows, np.uint8),
+                SampleColumns(
+                    sample_ids=at,
+                    event_times_ms=START_MS + at,
+                    request_ids=at.astype(np.uint64),
+                    values=np.ascontiguousarray(arrays.labels[first : first + rows]),
+                    weights=np.ones(rows, np.float32),
+                    labels=np.zeros(rows, np.uint8),
+                ),
                 payloads=payloads,
                 block_ends=_ends(rows, block_samples(pipeline.spec.train.batch_rows)),
             )

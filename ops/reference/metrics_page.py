@@ -10,8 +10,7 @@ from freshet.apps.metrics import DAMAGED_STATE, JOINER_METRICS, TRAINER_METRICS
 from freshet.embedder.service import EMBEDDER_METRICS
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric
-from freshet.paramserver.service import PARAMSERVER_METRICS
-from freshet.paramserver.store_watch import STORE_METRICS
+from freshet.paramserver.service import PARAMSERVER_METRICS, STORE_METRICS
 from freshet.process.telemetry import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 

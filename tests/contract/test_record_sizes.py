@@ -97,7 +97,7 @@ def text(value: str) -> bytes:
 
 
 class Client:
-    """What one client was told."""
+    """The responses to one client."""
 
     in_columns = True
 
@@ -203,7 +203,7 @@ def test_an_event_that_expands_too_far_is_refused(
     [refusal] = clients[1].acks.refused
     assert "1,048,576 bytes together" in refusal.expected
     append = Append(topics.served, 0, BytesColumn.of([large]))
-    log.writer().append([append])  # somebody else's
+    log.writer().append([append])  # by another system
     assert join(spec, log) == {"samples": 23, "impressions": 23, "refused": 1}
     log.close()
 

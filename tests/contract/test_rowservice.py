@@ -120,7 +120,7 @@ del Remote  # not a suite of its own
 
 
 LIMITS = (SMALLEST_LIMIT, 1000, 4096, MIB)
-"""Of a message: lookups, their answers with states and pushes of 118 rows lie on both sides of them."""
+"""Limits of a message, between the sizes of lookups, their answers with states, and pushes of 118 rows."""
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -154,9 +154,7 @@ def test_rows_come_with_the_state_that_steps_them(tmp_path: Path, shards: int, l
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
-    tmp_path: Path, shards: int
-) -> None:
+def test_rows_know_a_push_only_if_their_bucket_has_it(tmp_path: Path, shards: int) -> None:
     """What a lookup meets that runs beside a push, which goes from bucket to bucket, and to every shard."""
     spec = parse_spec(SPEC)
     rows = [(t, (k << 56) + k) for t in (0, 1) for k in range(1, 60)]
@@ -170,7 +168,7 @@ def test_a_push_that_half_of_the_buckets_have_is_known_to_their_rows_alone(
         for at in range(3):
             if at:  # first the even buckets of each shard, then the odd ones
                 for shard in made:
-                    mine = np.isin(np.arange(BUCKETS), shard.held()) & (np.arange(BUCKETS) % 2 == at - 1)
+                    mine = np.isin(np.arange(BUCKETS), shard.owned()) & (np.arange(BUCKETS) % 2 == at - 1)
                     assert shard.push(only(push, mine))
             remote.lookup([keys], [values[at]], states=looked[at].states)
         known = [one.states.known for one in looked]

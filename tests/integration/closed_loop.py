@@ -21,7 +21,7 @@ from freshet.config.avro.schema import sample_schema
 from freshet.config.spec.model import Explore, Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import topics_of
-from freshet.features import EventColumns, EventExtractor, encode_block
+from freshet.features import EventColumns, EventExtractor, SampleColumns
 from freshet.inference.service import Parts, run
 from freshet.log.context import ModelContext
 from freshet.log.schema_ids import SchemaRegistry, framed_id
@@ -30,6 +30,7 @@ from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions.folder import open_url as open_versions
+from tests.fixtures.blocks import encode_block
 from tests.fixtures.serving import FEED, JSON, running, schema, settings
 from tests.fixtures.trainers import own_trainer
 
@@ -142,12 +143,14 @@ class Loop:
             count = part.stop - part.start
             value = encode_block(
                 served.sample_schema_id,
-                sample_ids=np.arange(part.start, part.stop),
-                event_times_ms=columns.times_ms[part],
-                request_ids=columns.request[part],
-                values=(rng.random(count) < 0.3).astype(np.float32),
-                weights=np.ones(count, np.float32),
-                labels=rng.integers(0, len(SPEC.labels), count).astype(np.uint8),
+                SampleColumns(
+                    sample_ids=np.arange(part.start, part.stop),
+                    event_times_ms=columns.times_ms[part],
+                    request_ids=columns.request[part],
+                    values=(rng.random(count) < 0.3).astype(np.float32),
+                    weights=np.ones(count, np.float32),
+                    labels=rng.integers(0, len(SPEC.labels), count).astype(np.uint8),
+                ),
                 payloads=payloads.slice(part.start, part.stop),
             )
             writer.append([Append(TOPICS.samples, block // BLOCK % SPEC.partitions, BytesColumn.of([value]))])

@@ -107,8 +107,8 @@ class Run:
         """Does every slice belong to whom the last plan gives it."""
         plan, owners = self.claims.plan(), self.claims.owners()
         claims = [owners[what] for what in slices_of(SPEC.buckets) if what in owners]
-        seats = [None if claim.released else lease_of(claim.owner) for claim in claims]
-        return plan is not None and list(plan.seats) == seats
+        members = [None if claim.released else lease_of(claim.owner) for claim in claims]
+        return plan is not None and list(plan.owners) == members
 
     def close(self) -> None:
         for client in self.clients:

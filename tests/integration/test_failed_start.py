@@ -1,4 +1,4 @@
-"""A start that fails, or is given up, leaves nothing open: claims, listeners and files are given back."""
+"""A start that fails or is stopped leaves nothing open: claims are released, listeners and files closed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
 SPEC = load_spec(SPEC_FILE)
 TRANSPORT = Transport(max_message_bytes=MIB)
 AT_ONCE_S = 15.0
-"""Half of what a start waits for somebody else's claim."""
+"""Half of a start's longest wait for another owner's claim."""
 
 
 @pytest.fixture
@@ -139,9 +139,7 @@ def test_a_pipeline_that_fails_leaves_its_log_closed(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("role", "held"), [("trainer", list(slices_of(SPEC.buckets))), ("paramserver", ["shard:a"])]
 )
-def test_a_start_that_waits_for_somebody_elses_claim_ends_when_it_is_stopped(
-    tmp_path: Path, role: str, held: list[str]
-) -> None:
+def test_a_stopped_start_ends_its_wait_for_a_claim(tmp_path: Path, role: str, held: list[str]) -> None:
     made = settings_in(tmp_path)
     log = open_eventlog(made.common.log_url)
     other = Claims(log, ensure_topics(log, SPEC).control)

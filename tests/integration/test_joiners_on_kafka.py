@@ -72,9 +72,7 @@ def holds(joiner: Process, partitions: list[int]) -> Callable[[], bool]:
     return lambda: bool(last(joiner)["partitions"] == partitions)
 
 
-def test_a_killed_and_a_sleeping_joiner_are_replaced_and_every_impression_is_joined_once(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_replaced_joiners_join_every_impression_once(scene: Scene, tmp_path: Path) -> None:
     events = random_events(random.Random(7), PLAN, requests=400, disorder_ms=100)
     stages = [iter(_pieces(events, stage)) for stage in range(STAGES)]
 

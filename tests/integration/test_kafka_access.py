@@ -55,7 +55,7 @@ def test_a_password_and_a_certificate_open_the_log(
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("first", ["topics", "create_topic", "bounds"])
-def test_a_wrong_password_is_told_of_at_once_and_not_shown(
+def test_a_wrong_password_is_refused_at_once_and_not_shown(
     kafka: Kafka, prefix: str, tmp_path: Path, mechanism: str, first: str
 ) -> None:
     log = open_eventlog(secure_url(kafka, prefix, tmp_path, mechanism, password="a-wrong-word"))
@@ -72,9 +72,7 @@ def test_a_wrong_password_is_told_of_at_once_and_not_shown(
     log.close()
 
 
-def test_a_mechanism_that_brokers_do_not_offer_is_told_of_at_once(
-    kafka: Kafka, prefix: str, tmp_path: Path
-) -> None:
+def test_an_unsupported_mechanism_is_refused_at_once(kafka: Kafka, prefix: str, tmp_path: Path) -> None:
     log = open_eventlog(secure_url(kafka, prefix, tmp_path, "SCRAM-SHA-256"))
     with pytest.raises(ConfigError, match=r"SCRAM-SHA-512.*\n.*\n.*sasl\.mechanism"):
         log.topics()
@@ -91,7 +89,7 @@ def test_a_broker_of_another_authority_is_not_believed(kafka: Kafka, prefix: str
     log.close()
 
 
-def test_a_client_without_tls_is_told_of_it(kafka: Kafka, prefix: str) -> None:
+def test_a_client_without_tls_is_refused_with_the_setting(kafka: Kafka, prefix: str) -> None:
     url = f"kafka://127.0.0.1:{kafka.secure_port}/{prefix}?security.protocol=PLAINTEXT"
     log = open_eventlog(url)
     with pytest.raises(Unavailable, match=r"security\.protocol"):
@@ -128,7 +126,7 @@ def change_password(kafka: Kafka, password: str) -> None:
         done.result(60)
 
 
-def test_what_the_user_has_no_right_to_is_told_of(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_missing_right_is_refused_with_the_acl(kafka: Kafka, tmp_path: Path) -> None:
     log = open_eventlog(secure_url(kafka, uuid4().hex, tmp_path, "SCRAM-SHA-512"))
     with pytest.raises(ConfigError, match="add an ACL"):
         log.create_topic("t", partitions=1)

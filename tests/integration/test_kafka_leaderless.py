@@ -47,11 +47,11 @@ class Brokers:
         self.wait_for_leader(topic, broker)
 
     def wait_for_leader(self, topic: str, broker: int) -> None:
-        """Until brokers say that it leads the topic, or NOBODY does."""
+        """Wait until brokers report this leader of the topic, or none."""
         wait_until(f"{broker} leads {topic}", lambda: self.leaders(topic) == {broker}, within_s=DEADLINE_S)
 
     def leaders(self, topic: str) -> set[int]:
-        """Of its partitions; none if it is not known."""
+        """Return the leaders of its partitions; none if it is not known."""
         partitions = self._admin.list_topics(topic, timeout=30).topics[topic].partitions
         return {partition.leader for partition in partitions.values()}
 
@@ -105,7 +105,7 @@ def numbers(log: KafkaEventLog, at: TopicPartition) -> list[int]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("places", [[T], [COMMITS, T]], ids=["all-of-it", "a-part-of-it"])
 @pytest.mark.parametrize("end", ["committed", "left-open"])
-def test_what_is_appended_again_after_a_transaction_ended_without_a_leader_is_there_once(
+def test_a_repeated_append_after_a_lost_leader_is_there_once(
     brokers: Brokers, log: KafkaEventLog, prefix: str, end: str, places: list[TopicPartition]
 ) -> None:
     log.writer("w").append([append_to(at, [b"0"]) for at in places])

@@ -40,7 +40,7 @@ ALL = [Bucket(b) for b in range(SPEC.buckets)]
 
 
 class HeldBack:
-    """A row store whose scans wait until they are let go."""
+    """A row store with scans that wait until the test releases them."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
@@ -117,7 +117,7 @@ def looked_up(run: Run):
     return out[:, VECTOR]
 
 
-def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: Run, store: RowStore) -> None:
+def test_the_heir_of_a_killed_shard_answers_before_it_loads(run: Run, store: RowStore) -> None:
     pushing = killed_after_a_flush(run, store)
     before = store.metas(ALL)
     rows = HeldBack(store)
@@ -125,7 +125,7 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
         pushing.go_on(100)
         np.testing.assert_array_equal(looked_up(run), pushing.expected())
         assert rows.asked.is_set()
-        assert heir.shard.loader.progress.buckets == SPEC.buckets, "nothing is loaded"
+        assert heir.shard.buckets.progress.buckets == SPEC.buckets, "nothing is loaded"
         assert heir.status()["loading"]["buckets"] == SPEC.buckets
         assert heir.ready() is None
         assert {b: meta.seq for b, meta in store.metas(ALL).items()} == {
@@ -133,15 +133,13 @@ def test_who_replaces_a_killed_shard_answers_before_it_has_loaded_anything(run: 
         }, "nothing is flushed"
 
         rows.let_go.set()
-        wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")
+        wait_for(lambda: heir.shard.buckets.progress.buckets == 0, "everything is loaded")
         np.testing.assert_array_equal(looked_up(run), pushing.expected())
         pushing.go_on(150)
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_replayed(
-    run: Run, store: RowStore
-) -> None:
+def test_buckets_written_while_they_load_are_claimed_anew(run: Run, store: RowStore) -> None:
     pushing = killed_after_a_flush(run, store)
     rows = HeldBack(store)
     with shard_in_this_process(run, rows) as heir:
@@ -150,7 +148,7 @@ def test_buckets_that_are_written_while_they_load_are_claimed_anew_and_pushes_re
         write_by_old_owner(store, touched)
         rows.let_go.set()
         wait_for(lambda: heir.manager.counts.doubted == 1, "a slice is doubted")
-        wait_for(lambda: heir.shard.loader.progress.buckets == 0, "everything is loaded")
+        wait_for(lambda: heir.shard.buckets.progress.buckets == 0, "everything is loaded")
         run.wait_for_owners(1)
         pushing.go_on(150)
         np.testing.assert_array_equal(looked_up(run), pushing.expected())

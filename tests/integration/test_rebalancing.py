@@ -74,11 +74,10 @@ def test_slices_that_are_hot_are_shared_and_every_sum_is_exact(run: Run) -> None
     share_hot_slices(run)
 
 
-def test_on_kafka_and_redis_slices_that_are_hot_are_shared_and_every_sum_is_exact(
+def test_hot_slices_are_shared_on_kafka_and_redis(
     kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path
 ) -> None:
-    """What shards tell of their load, the plan and the claims go through a broker, rows that move through
-    Redis."""
+    """Load reports, the plan and claims go through a broker, rows that move through Redis."""
     life = f"m{uuid4().hex}"
     run = Run(
         tmp_path,
@@ -113,7 +112,7 @@ def share_hot_slices(run: Run) -> None:
     assert told["rows_per_s"] > 0
     assert 'freshet_paramserver_plans_total{why="load"}' in asked(port, "/metrics")[1]
     wait_for(lambda: is_quiet(run, port), "load is of the past, and the last plan carried out")
-    pushing.go_on(upto + 501)  # what was pushed at the moment of a move was told of again, or is now
+    pushing.go_on(upto + 501)  # pushes at the moment of a move were repeated, or are now
     print(f"hot slices by shard: {shared}; the longest wait of a push was {pushing.longest_wait_s:.1f} s")
     assert min(shared) >= 2
 
@@ -122,7 +121,7 @@ def share_hot_slices(run: Run) -> None:
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_a_full_shard_says_so_and_trains_on_once_another_takes_slices(run: Run) -> None:
+def test_a_full_shard_trains_on_once_another_takes_slices(run: Run) -> None:
     (port,) = lasting_ports(1)
     limited = {"FRESHET_PARAMSERVER_MEMORY_BYTES": str(LIMIT), "FRESHET_PARAMSERVER_ADMIN_PORT": str(port)}
     run.start("a", settings=QUICK | limited)

@@ -96,7 +96,7 @@ def test_a_master_killed_between_flushes_costs_no_row(
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["pages", "put_together"])
-def test_a_paused_master_that_comes_back_neither_tears_rows_nor_loses_them(
+def test_a_resumed_master_neither_tears_nor_loses_rows(
     cluster: RedisCluster, opened, name: str, merged: bool, monkeypatch: pytest.MonkeyPatch
 ):
     if merged:
@@ -116,10 +116,8 @@ def test_a_paused_master_that_comes_back_neither_tears_rows_nor_loses_them(
     owner.check(opened(f"redis://{master.address}/{name}"))
 
 
-def test_a_cluster_of_which_nobody_answers_is_unavailable_and_goes_on_behind_that(
-    cluster: RedisCluster, opened, name: str
-):
-    """Who serves what cannot be asked either, which ends nobody: rows not written are in memory alone."""
+def test_a_silent_cluster_is_unavailable_until_it_answers(cluster: RedisCluster, opened, name: str):
+    """The slots cannot be read either, which ends no process: unwritten rows are in memory alone."""
     store = opened(f"redis://{cluster.addresses}/{name}?timeout=200ms&patience=1s")
     owner = Owner(store, 5)
     owner.flush_rounds(2)
@@ -315,7 +313,7 @@ def test_a_server_that_came_back_empty_is_no_new_model(tmp_path: Path, opened, n
             opened(url).metas(ALL)
 
 
-def test_a_key_that_somebody_else_wrote_is_corrupt(redis_server: RedisServer, opened, name: str):
+def test_a_key_of_another_program_is_corrupt(redis_server: RedisServer, opened, name: str):
     url = f"redis://{redis_server.address}/{name}"
     owner = Owner(opened(url), 5)
     owner.flush()
@@ -381,7 +379,7 @@ def test_masters_say_how_many_follow_them_and_how_full_they_are(cluster: RedisCl
     )
 
 
-def test_a_user_with_the_documented_rights_can_do_all_and_others_are_told(tmp_path: Path, opened):
+def test_the_documented_rights_suffice_and_fewer_are_named(tmp_path: Path, opened):
     lines = [
         text
         for text in Path("docs/redis.md").read_text().splitlines()

@@ -28,7 +28,7 @@ from tests.fixtures.bucket_owner import ALL, large_flush
 from tests.servers.redis_cluster import RedisServer
 
 ROWS = 2_000
-"""Of each flush: some 32 KB, of which three are more than are left alone."""
+"""Rows of each flush: some 32 KB; three flushes exceed the bytes that stay unmerged."""
 Open = Callable[[], RowStore]
 
 
@@ -67,7 +67,7 @@ def pages(server: RedisServer, name: str) -> int:
 
 
 @pytest.mark.parametrize("at_once", [1_000, 32 << 20], ids=["page_by_page", "at_once"])
-def test_rows_that_are_written_again_and_again_take_a_bounded_number_of_pages(
+def test_rewritten_rows_take_a_bounded_number_of_pages(
     redis_server: RedisServer, opened: Open, name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_pages, "BYTES_AT_ONCE", at_once)
@@ -87,7 +87,7 @@ def test_rows_that_are_written_again_and_again_take_a_bounded_number_of_pages(
     assert redis_server.ask("KEYS", f"*{name}*aside*") == [], "a stage was left behind"
 
 
-def test_what_was_removed_stays_removed_when_pages_are_put_together(
+def test_removed_rows_stay_removed_when_pages_are_merged(
     redis_server: RedisServer, opened: Open, name: str
 ) -> None:
     store = opened()
@@ -102,7 +102,7 @@ def test_what_was_removed_stays_removed_when_pages_are_put_together(
     assert rows_of(opened(), 0) == {(0, key): 8 for key in range(ROWS) if key not in (7, 8)}
 
 
-def test_an_owner_that_was_replaced_while_it_put_pages_together_changes_nothing(
+def test_an_owner_replaced_while_it_merges_changes_nothing(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = opened(), opened()

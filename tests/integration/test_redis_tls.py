@@ -1,4 +1,4 @@
-"""Rows in a Redis that speaks TLS and knows users by name: who is not who they say is told so."""
+"""Rows in a Redis with TLS and named users: false identities are refused with the reason."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Of server and client."""
+    """Certificates of server and client."""
     return issued(authority, tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
 def port(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of a server that asks for a certificate of the authority, and lets only user `freshet` in."""
+    """The port of a server that requires a certificate of the authority, and the user `freshet`."""
     (port,) = free_ports(1)
     (rights,) = (
         line.removeprefix("ACL SETUSER ").replace("<password>", PASSWORD)
@@ -72,7 +72,7 @@ def opened(port: int, files: Files, tmp_path: Path) -> Iterator[Open]:
         store.close()
 
 
-def test_rows_are_written_and_read_over_tls_by_a_user_with_a_password(opened: Open) -> None:
+def test_rows_are_written_and_read_over_tls_with_a_password(opened: Open) -> None:
     owner = Owner(opened(), 5)
     owner.flush()
     owner.check(opened())
@@ -89,24 +89,24 @@ def test_an_unknown_user_is_refused(opened: Open) -> None:
         opened(user="somebody")
 
 
-def test_without_a_user_nobody_gets_in(opened: Open) -> None:
+def test_a_client_without_a_user_is_refused(opened: Open) -> None:
     with pytest.raises(ConfigError, match="refuses user 'default'"):
         opened(user="", password_file="")
 
 
-def test_a_server_whose_certificate_nobody_vouches_for_is_not_talked_to(opened: Open, tmp_path: Path) -> None:
+def test_a_server_with_an_untrusted_certificate_is_refused(opened: Open, tmp_path: Path) -> None:
     other = issued(trustme.CA(), tmp_path, "other")
     with pytest.raises(ConfigError, match=r"(?s)certificate.*ca_file"):
         opened(ca_file=other.ca)
 
 
-def test_a_client_with_a_certificate_of_another_authority_is_told_so(opened: Open, tmp_path: Path) -> None:
+def test_a_client_certificate_of_another_authority_is_refused(opened: Open, tmp_path: Path) -> None:
     other = issued(trustme.CA(), tmp_path, "other")
     with pytest.raises(ConfigError, match=r"(?s)cert_file"):
         opened(cert_file=other.cert, key_file=other.key)
 
 
-def test_a_client_without_a_certificate_is_told_so(opened: Open) -> None:
+def test_a_client_without_a_certificate_is_refused(opened: Open) -> None:
     with pytest.raises(ConfigError, match=r"(?s)cert_file"):
         opened(cert_file="", key_file="")
 

@@ -103,7 +103,7 @@ def encoded(schema: Any, **fields: Any) -> bytes:
 
 
 class Patient:
-    """A registry that tells when it was away, and is asked again only when it has its schemas back."""
+    """A registry that records absent answers, and is queried again only with its schemas back."""
 
     def __init__(self, inner: RestRegistry) -> None:
         self._inner, self.refused, self.back = inner, threading.Event(), threading.Event()
@@ -119,7 +119,7 @@ class Patient:
 
 
 class Shop:
-    """Topics of a shop that nobody wrote for freshet, and the model that reads them."""
+    """Topics of a shop, not written for freshet, and the model that reads them."""
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
         (folder / "v.avsc").write_text(json.dumps(WHOLE_VIEW))
@@ -141,8 +141,8 @@ class Shop:
         return make(self.spec, self.log, external_schemas=theirs, pace=CALM)
 
     def values(self) -> list[float]:
-        """Of all samples. A commit is answered before its markers are there; who opens the writer awaits
-        them."""
+        """Return the counts of all samples. A commit is answered before its markers are there; opening the
+        writer waits for them."""
         self.log.writer("joiner-shop-0").close()
         blocks = newest(self.log, TopicPartition("shop.samples", 0), 100)
         return sorted(read_blocks(BytesColumn.of([block for _, block in blocks])).values.tolist())
@@ -178,12 +178,10 @@ def test_topics_of_others_are_joined_as_they_are(shop: Shop, registry: SchemaReg
     assert len(reasons) == 3
     assert any("4711 is not in the schema registry" in reason for reason in reasons)
     assert registry.requests(f"/schemas/ids/{schema_id}") == 1
-    assert shop.log.topics()["views"].retention_ms == 12_345_678  # theirs to set
+    assert shop.log.topics()["views"].retention_ms == 12_345_678  # only its owners set it
 
 
-def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
-    shop: Shop, registry: SchemaRegistryServer
-) -> None:
+def test_events_wait_for_an_absent_registry(shop: Shop, registry: SchemaRegistryServer) -> None:
     schema_id = view_id(registry)
     shop.write("views", framed(schema_id, encoded(VIEW, r="a", ts=5_000, item={"id": 1})))
     registry.kill()
@@ -202,18 +200,18 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_refused(
     assert shop.reasons() == []
 
 
-def test_a_topic_of_others_with_other_partitions_is_told_of(kafka: Kafka, shop: Shop) -> None:
+def test_an_external_topic_with_other_partitions_is_refused(kafka: Kafka, shop: Shop) -> None:
     spec = parse_spec(SPEC.replace("partitions = 1", "partitions = 2"), folder=shop.spec.folder)
     with pytest.raises(Mismatch, match=r"views: expected 2 partitions or more, found 1"):
         make(spec, shop.log, external_schemas=RestRegistry(Access("http://127.0.0.1:1")))
 
 
-def test_without_a_registry_the_start_says_which_setting_is_missing(shop: Shop) -> None:
+def test_a_start_without_a_registry_names_the_setting(shop: Shop) -> None:
     with pytest.raises(ConfigError, match="FRESHET_REGISTRY_URL"):
         make(shop.spec, shop.log)
 
 
-def test_what_was_not_there_is_asked_for_again_after_a_while(registry: SchemaRegistryServer) -> None:
+def test_an_unknown_schema_is_requested_again_later(registry: SchemaRegistryServer) -> None:
     clock = SettableClock()
     client = RestRegistry(Access(registry.url), clock)
     with pytest.raises(KeyError):
@@ -227,13 +225,13 @@ def test_what_was_not_there_is_asked_for_again_after_a_while(registry: SchemaReg
     assert registry.requests("/schemas/ids/100001") == 2
 
 
-def test_a_schema_of_another_kind_is_told_of(registry: SchemaRegistryServer) -> None:
+def test_a_schema_of_another_kind_is_refused(registry: SchemaRegistryServer) -> None:
     schema_id = registry.register("s", DEED, kind="PROTOBUF")
     with pytest.raises(ConfigError, match="PROTOBUF"):
         RestRegistry(Access(registry.url)).get(schema_id)
 
 
-def test_a_reference_that_was_not_there_is_asked_for_again(
+def test_an_unknown_reference_is_requested_again(
     registry: SchemaRegistryServer,
 ) -> None:
     clock = SettableClock()
@@ -269,12 +267,12 @@ def test_secrets_come_from_files_that_may_change(tmp_path: Path, kind: str) -> N
         assert spell(client.get(schema_id)) == "record Deed"
 
 
-def test_the_next_registry_is_asked_where_one_is_away(registry: SchemaRegistryServer) -> None:
+def test_the_next_registry_answers_for_an_absent_one(registry: SchemaRegistryServer) -> None:
     schema_id = registry.register("s", DEED)
     assert spell(RestRegistry(Access(f"http://127.0.0.1:1,{registry.url}")).get(schema_id)) == "record Deed"
 
 
-def test_a_server_that_is_no_registry_is_unavailable_and_no_unknown_id(
+def test_a_server_that_is_no_registry_is_unavailable(
     registry: SchemaRegistryServer,
 ) -> None:
     with pytest.raises(Unavailable, match="404"):

@@ -30,7 +30,7 @@ WITHIN_S = 30.0
 
 
 class Closing:
-    """A row store on servers that takes no flush or claim once told, or does not even answer."""
+    """A row store on servers that refuses flushes and claims on request, or does not answer."""
 
     def __init__(self, store: RowStore) -> None:
         self._store, self.away, self.hangs = store, False, False
@@ -101,7 +101,7 @@ def learn(pipeline: Pipeline, training: TrainerProcess) -> None:
     wait_until("it learns", lambda: training.status()["samples"] == appended, within_s=WITHIN_S)
 
 
-def test_a_trainer_that_cannot_flush_at_its_end_leaves_its_claims(pipeline: Pipeline, rows: Closing) -> None:
+def test_a_trainer_releases_its_claims_without_a_last_flush(pipeline: Pipeline, rows: Closing) -> None:
     training = trainer(pipeline, rows)
     thread = threading.Thread(target=training.run)
     with capture_logs() as said:
@@ -137,7 +137,7 @@ def test_a_trainer_whose_last_flush_hangs_ends_within_its_drain(pipeline: Pipeli
     [(False, "the row store is away"), (True, "no answer of the row store or the log within")],
     ids=["says so", "hangs"],
 )
-def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
+def test_a_shard_releases_claims_and_port_without_a_last_flush(
     pipeline: Pipeline, rows: Closing, hangs: bool, told: str
 ) -> None:
     server, stop = shard(pipeline, rows), threading.Event()
@@ -159,9 +159,7 @@ def test_a_shard_that_cannot_flush_at_its_end_leaves_its_claims_and_its_port(
         taken.bind(("127.0.0.1", server.server.port))
 
 
-def test_a_shard_that_is_stopped_in_a_round_that_hangs_ends_within_its_drain(
-    pipeline: Pipeline, rows: Closing
-) -> None:
+def test_a_shard_in_a_hanging_round_ends_within_its_drain(pipeline: Pipeline, rows: Closing) -> None:
     server, stop = shard(pipeline, rows), threading.Event()
     rows.away = rows.hangs = True
     thread = threading.Thread(target=server.run, args=(stop,), kwargs={"drain_s": 1.0}, daemon=True)
@@ -181,9 +179,7 @@ def test_a_shard_that_is_stopped_in_a_round_that_hangs_ends_within_its_drain(
         taken.bind(("127.0.0.1", server.server.port))
 
 
-def test_a_shard_that_hangs_while_it_hands_slices_over_ends_within_its_drain(
-    pipeline: Pipeline, rows: Closing
-) -> None:
+def test_a_shard_with_a_hanging_release_ends_within_its_drain(pipeline: Pipeline, rows: Closing) -> None:
     slices = list(slices_of(pipeline.spec.buckets))
     leaver, heir = shard(pipeline, rows), shard(pipeline, pipeline.rows, "b")
     stops = threading.Event(), threading.Event()

@@ -19,10 +19,11 @@ from freshet.config.avro.schema import sample_schema
 from freshet.config.spec import Spec
 from freshet.config.spec.schemas import load_schemas
 from freshet.config.spec.topics import Topics
-from freshet.features import encode_block
+from freshet.features import SampleColumns
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.fixtures.blocks import encode_block
 from tests.fixtures.commands import LEDGER
 
 __all__ = ["BODIES", "RANK_BODIES", "Bad", "Found", "Poisoner", "short_spec"]
@@ -251,12 +252,14 @@ def _block(schema_id: int, *, label: int = 0, payload: bytes | None = None) -> b
         payload = out.getvalue()
     return encode_block(
         schema_id,
-        sample_ids=np.array([1], np.int64),
-        event_times_ms=np.array([1], np.int64),
-        request_ids=np.array([1], np.uint64),
-        values=np.array([1], np.float32),
-        weights=np.array([1], np.float32),
-        labels=np.array([label], np.uint8),
+        SampleColumns(
+            sample_ids=np.array([1], np.int64),
+            event_times_ms=np.array([1], np.int64),
+            request_ids=np.array([1], np.uint64),
+            values=np.array([1], np.float32),
+            weights=np.array([1], np.float32),
+            labels=np.array([label], np.uint8),
+        ),
         payloads=BytesColumn.of([payload]),
     )
 

@@ -26,7 +26,7 @@ from freshet.demo import write_spec
 from freshet.http.authenticator import DOOR_METRICS
 from freshet.http.endpoint import Endpoint
 from freshet.observability.metrics import Metric
-from freshet.paramserver.store_watch import STORE_METRICS
+from freshet.paramserver.service import STORE_METRICS
 from freshet.process.ports import free_ports
 from freshet.process.telemetry import PROCESS_METRICS
 from freshet.testing.conditions import wait_until

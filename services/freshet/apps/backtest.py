@@ -18,7 +18,7 @@ from freshet.config.spec import Spec
 from freshet.errors import BadInput
 from freshet.evaluation import SOURCES, LabelKind
 from freshet.evaluation.predictions import Scored
-from freshet.features import take
+from freshet.features import SampleColumns, take
 from freshet.features.blocks import block_samples, encode_blocks
 from freshet.model import NATIVE_KINDS
 from freshet.recordings.event_times import EventTimes
@@ -197,12 +197,14 @@ def _blocks(samples: ReadySamples, schema_id: int, most: int, before: int) -> By
     """Encode samples in blocks of at most `most`; only a request with more makes a longer one."""
     return encode_blocks(
         schema_id,
-        sample_ids=samples.sample_ids,
-        event_times_ms=samples.times_ms,
-        request_ids=samples.requests,
-        values=samples.values,
-        weights=np.ones(len(samples), np.float32),
-        labels=samples.labels,
+        SampleColumns(
+            sample_ids=samples.sample_ids,
+            event_times_ms=samples.times_ms,
+            request_ids=samples.requests,
+            values=samples.values,
+            weights=np.ones(len(samples), np.float32),
+            labels=samples.labels,
+        ),
         payloads=samples.payloads,
         block_ends=block_ends(samples.requests, most, before),
     )

@@ -225,7 +225,7 @@ class OwnRows:
         """Raise Fenced if a claim was lost, and the error of the shard if it failed."""
         for held in self._leases:
             if held.lost.is_set():
-                raise Fenced(f"{held.what} was claimed by another process; this one has stopped")
+                raise Fenced(f"{held.thing} was claimed by another process; this one has stopped")
         if self.shard.failed is not None:
             raise self.shard.failed
 
@@ -233,7 +233,7 @@ class OwnRows:
         """Return None, or why this process cannot train: a failed shard, a lost claim, refused samples."""
         if self.shard.failed is not None:
             return str(self.shard.failed)
-        lost = [held.what for held in self._leases if held.lost.is_set()]
+        lost = [held.thing for held in self._leases if held.lost.is_set()]
         return f"the claim of {', '.join(lost)} was lost" if lost else self._decoders.refused.trouble()
 
     def seconds(self) -> dict[str, float]:

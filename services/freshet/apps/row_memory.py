@@ -111,6 +111,6 @@ def rows_memory_by_table(spec: Spec, settings: Settings) -> RowsMemory:
     memory = rows_memory(settings)
     if not memory.evicts:
         return memory
-    store = Store.of(spec, layout_of(spec), held=False, most_bytes=memory.bytes)
+    store = Store.of(spec, layout_of(spec), owned=False, most_bytes=memory.bytes)
     bounded = {t.name: store.max_rows[t.id] for t in spec.tables if t.id in store.max_rows}
     return replace(memory, max_rows={name: rows for name, rows in bounded.items() if rows is not None})

@@ -118,14 +118,14 @@ class ShardMap:
 
     def _read(self) -> None:
         claims = self._claims.owners()
-        owned = {what: claim for what in self._slices if (claim := claims.get(what)) and _answers(claim)}
-        fences = {what: int(claim.fence) for what, claim in owned.items()}
+        owned = {thing: claim for thing in self._slices if (claim := claims.get(thing)) and _answers(claim)}
+        fences = {thing: int(claim.fence) for thing, claim in owned.items()}
         if fences == self._fences:
             return
         addresses = sorted({address_of(claim.owner) or "" for claim in owned.values()})
         of_bucket: I64 = np.full(self._buckets, NO_OWNER, np.int64)
-        for what, claim in owned.items():
-            buckets = self._slices[what]
+        for thing, claim in owned.items():
+            buckets = self._slices[thing]
             of_bucket[buckets.start : buckets.stop] = addresses.index(address_of(claim.owner) or "")
         self._fences = fences
         self._owners = Owners(self._owners.number + 1, tuple(addresses), of_bucket)
@@ -138,20 +138,22 @@ def _answers(claim: Claim) -> bool:
 _log = structlog.get_logger(__name__)
 
 CLAIM_S = 1.0
-"""Time for which to retry a claim of free partitions; another process may have been faster."""
+"""Time for which to retry a claim of available partitions; another process may have been faster."""
 
 
-def assigned_partitions(leases: Sequence[str], own: str, partitions: int) -> set[int]:
-    """Return the partitions of a membership lease among all living ones, oldest first: every n-th, so that
-    numbers are even and each process computes its own without communication."""
-    return set(range(list(leases).index(own), partitions, len(leases))) if own in leases else set()
+def assigned_partitions(members: Sequence[str], member: str, partitions: int) -> set[int]:
+    """Return the partitions of one of the living members, oldest first: every n-th, so that numbers are even
+    and each process computes its own without communication."""
+    if member not in members:
+        return set()
+    return set(range(list(members).index(member), partitions, len(members)))
 
 
 class PartitionAssignment:
     """Partitions assigned to one process. Used by one thread.
 
-    A process revokes partitions that another should have, which claims them once they are free. So each has
-    at most one owner, and the higher fence wins if the former owner was only stopped (PROTOCOL 9).
+    A process revokes partitions that another should have, which claims them once they are available. So each
+    has at most one owner, and the higher fence wins if the former owner was only stopped (PROTOCOL 9).
     """
 
     def __init__(
@@ -170,18 +172,19 @@ class PartitionAssignment:
         """
         self._claims, self._owner, self.partitions, self._clock = claims, owner, partitions, clock
         self._kind, self._thing = f"{kind}:", f"{thing}:"
-        self.lease_name = self._kind + name
-        self._held: dict[int, Lease] = {}
-        self._lease: Lease | None = None
+        self.member = self._kind + name  # thing of the membership lease
+        self._membership: Lease | None = None
+        self._leases: dict[int, Lease] = {}  # {assigned partition: its claim}
 
     def join(self, wait_s: float) -> None:
         """Claim the membership lease. Raises Unavailable while another process of this name lives."""
-        self._lease = self._claims.acquire(self.lease_name, self._owner, self._clock.monotonic() + wait_s)
+        self._membership = self._claims.acquire(self.member, self._owner, self._clock.monotonic() + wait_s)
 
     @property
     def fences(self) -> Mapping[int, Fence]:
         """{assigned partition: the fence of its claim}."""
-        return {p: held.fence for p, held in sorted(self._held.items()) if self._what(p) in held.things}
+        leases = sorted(self._leases.items())
+        return {p: lease.fence for p, lease in leases if self._thing_of(p) in lease.things}
 
     def update(self, on_revoke: Callable[[AbstractSet[int]], None]) -> bool:
         """Claim and revoke partitions according to the living members; returns whether the assignment has
@@ -190,51 +193,54 @@ class PartitionAssignment:
         `on_revoke` receives partitions before their claims are released, and must end their use. Some may
         have been lost already.
 
-        Raises Fenced if another process has claimed the membership lease.
+        Raises:
+            Fenced: another process has claimed the membership lease.
+            FreshetError: the error that stopped the claims.
         """
         self._claims.check()
-        if self._lease is not None:
-            self._lease.check()
+        if self._membership is not None:
+            self._membership.check()
         living = self._claims.living()
-        leases = sorted((c.fence, what) for what, c in living.items() if what.startswith(self._kind))
-        wanted = assigned_partitions([what for _, what in leases], self.lease_name, self.partitions)
+        members = sorted((c.fence, thing) for thing, c in living.items() if thing.startswith(self._kind))
+        wanted = assigned_partitions([thing for _, thing in members], self.member, self.partitions)
         kept = wanted & self.fences.keys()
-        revoked = {p: self._held.pop(p) for p in self._held.keys() - kept}  # removed first: no new use begins
+        revoked = {p: self._leases.pop(p) for p in self._leases.keys() - kept}  # first: no new use begins
         if revoked:
             on_revoke(revoked.keys())
-        for p, held in revoked.items():
-            held.release([self._what(p)])
-        claimed = self._claim([p for p in sorted(wanted - kept) if self._what(p) not in living])
+        for p, lease in revoked.items():
+            lease.release([self._thing_of(p)])
+        claimed = self._claim([p for p in sorted(wanted - kept) if self._thing_of(p) not in living])
         if revoked or claimed:
+            partitions = sorted(self._leases)
             _log.info(
-                "partitions are assigned",
-                seat=self.lease_name,
-                partitions=sorted(self._held),
-                seats=len(leases),
+                "partitions are assigned", member=self.member, partitions=partitions, members=len(members)
             )
         return bool(revoked or claimed)
 
     def release(self) -> None:
         """Release all partitions and the membership lease."""
-        for held in [*self._held.values(), *([self._lease] if self._lease else [])]:
-            held.release()
-        self._held.clear()
-        self._lease = None
+        for lease in [*self._leases.values(), *([self._membership] if self._membership else [])]:
+            lease.release()
+        self._leases.clear()
+        self._membership = None
 
-    def _claim(self, free: Sequence[int]) -> bool:
+    def _claim(self, available: Sequence[int]) -> bool:
         """Claim partitions together, so that they have one fence and share batches; returns success."""
-        if not free:
+        if not available:
             return False
         deadline = self._clock.monotonic() + CLAIM_S
         try:
-            held = self._claims.acquire_all([self._what(p) for p in free], self._owner, deadline)
+            lease = self._claims.acquire_all(list(map(self._thing_of, available)), self._owner, deadline)
         except Unavailable as error:
             _log.info(
-                "another process claimed partitions", seat=self.lease_name, partitions=free, reason=str(error)
+                "another process claimed partitions",
+                member=self.member,
+                partitions=available,
+                reason=str(error),
             )
             return False
-        self._held.update(dict.fromkeys(free, held))
+        self._leases.update(dict.fromkeys(available, lease))
         return True
 
-    def _what(self, partition: int) -> str:
+    def _thing_of(self, partition: int) -> str:
         return f"{self._thing}{partition}"

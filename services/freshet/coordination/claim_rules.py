@@ -65,7 +65,7 @@ class LaterFormat(Corrupt):
 class Claim:
     """The newest valid claim of something."""
 
-    what: str  # name of the claimed thing; things never overlap, such as "partition/3"
+    thing: str  # name of the claimed thing; things never overlap, such as "partition/3"
     owner: str  # unique to one run of a process
     fence: Fence
     released: bool = False
@@ -77,7 +77,7 @@ class Plan:
 
     by: str  # membership lease of the adviser
     fence: Fence  # of that lease when it wrote the plan
-    seats: tuple[str, ...]  # membership lease of the advised owner of each slice, in order
+    owners: tuple[str, ...]  # membership lease of the advised owner of each slice, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class Load:
     slices: tuple[SliceLoad, ...]  # slices that it serves
 
 
-def claim_record(what: str, owner: str, replaces: Fence | None) -> bytes:
-    """Encode a claim of `what` in place of the one with the fence `replaces`; None: there was none."""
-    return _dump("claim", what=what, owner=owner, replaces=replaces)
+def claim_record(thing: str, owner: str, replaces: Fence | None) -> bytes:
+    """Encode a claim of `thing` in place of the one with the fence `replaces`; None: there was none."""
+    return _dump("claim", what=thing, owner=owner, replaces=replaces)
 
 
 def claims_record(owner: str, replaces: Mapping[str, Fence | None]) -> bytes:
@@ -115,9 +115,9 @@ def heartbeat_record(fences: Iterable[Fence]) -> bytes:
     return _dump("heartbeat", fences=list(fences))
 
 
-def release_record(what: str, fence: Fence) -> bytes:
+def release_record(thing: str, fence: Fence) -> bytes:
     """Encode the release of a claim, which the next owner may replace at once."""
-    return _dump("release", what=what, fence=fence)
+    return _dump("release", what=thing, fence=fence)
 
 
 def releases_record(things: Iterable[str], fence: Fence) -> bytes:
@@ -127,7 +127,7 @@ def releases_record(things: Iterable[str], fence: Fence) -> bytes:
 
 def plan_record(plan: Plan) -> bytes:
     """Encode advice on the owners of slices; the last record in the log counts."""
-    return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.seats))
+    return _dump("plan", _LATER, by=plan.by, fence=plan.fence, seats=list(plan.owners))
 
 
 def load_record(load: Load) -> bytes:
@@ -138,8 +138,8 @@ def load_record(load: Load) -> bytes:
 
 def state_record(upto: int, claims: Iterable[Claim], plan: Plan | None) -> bytes:
     """Encode all claims and the plan as of offset `upto`, below which records may then be trimmed."""
-    rows = [[c.what, c.owner, c.fence, c.released] for c in claims]
-    advice = None if plan is None else [plan.by, plan.fence, list(plan.seats)]
+    rows = [[c.thing, c.owner, c.fence, c.released] for c in claims]
+    advice = None if plan is None else [plan.by, plan.fence, list(plan.owners)]
     return _dump("state", upto=upto, claims=rows, plan=advice)
 
 
@@ -230,7 +230,7 @@ def _check_state(record: Mapping[str, Any], where: str) -> None:
     if plan is not None and not (
         isinstance(plan, list)
         and [type(cell) for cell in plan] == [str, int, list]
-        and all(isinstance(seat, str) for seat in plan[2])
+        and all(isinstance(owner, str) for owner in plan[2])
     ):
         raise Corrupt(f"{where}: expected `[by, fence, seats]` as plan of a state record, found {plan!r}")
 
@@ -273,7 +273,7 @@ class ClaimBook:
         self._lease_s, self._longest_gap_s = lease_s, longest_gap_s
         self._claims: dict[str, Claim] = {}
         self._silent_s: dict[str, float] = {}
-        self._alive_since: set[str] = set()  # things whose owners sent a record since the last observation
+        self._alive_since: set[str] = set()  # things with a record of their owner since the last observation
         self._observed_s: float | None = None
         self.changes = 0  # increases when an owner of a claim changes
         self.plan: Plan | None = None  # the newest
@@ -289,14 +289,14 @@ class ClaimBook:
             self._apply_claims(offset, record["owner"], record["things"])
         elif kind == "heartbeat":
             alive = set(record["fences"])
-            for what, claim in self._claims.items():
+            for thing, claim in self._claims.items():
                 if claim.fence in alive:
-                    self._mark_alive(what)
+                    self._mark_alive(thing)
         elif kind == "release":
             self._release(record["what"], record["fence"])
         elif kind == "releases":
-            for what in record["things"]:
-                self._release(what, record["fence"])
+            for thing in record["things"]:
+                self._release(thing, record["fence"])
         elif kind == "plan":
             self.plan = Plan(record["by"], Fence(record["fence"]), tuple(record["seats"]))
         elif kind == "load":
@@ -304,20 +304,20 @@ class ClaimBook:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Start from a `state` record; records from its `upto` on are applied afterwards."""
-        for what, owner, fence, released in record["claims"]:
-            self._claims[what] = Claim(what, owner, Fence(fence), released)
-            self._mark_alive(what)
+        for thing, owner, fence, released in record["claims"]:
+            self._claims[thing] = Claim(thing, owner, Fence(fence), released)
+            self._mark_alive(thing)
         if (plan := record.get("plan")) is not None:
-            by, fence, seats = plan
-            self.plan = Plan(by, Fence(fence), tuple(seats))
+            by, fence, owners = plan
+            self.plan = Plan(by, Fence(fence), tuple(owners))
         self.changes += 1
 
     def observe(self, now_s: float) -> None:
         """Count silence up to this instant of a monotonic clock, at which the log was read to its end."""
         if self._observed_s is not None:
             passed = min(now_s - self._observed_s, self._longest_gap_s)
-            for what in self._silent_s.keys() - self._alive_since:
-                self._silent_s[what] += passed
+            for thing in self._silent_s.keys() - self._alive_since:
+                self._silent_s[thing] += passed
         self._alive_since.clear()
         self._observed_s = now_s
 
@@ -325,46 +325,46 @@ class ClaimBook:
         """Exclude the time until the next observation from all silence, as the log could not be read."""
         self._observed_s = None
 
-    def claim(self, what: str) -> Claim | None:
+    def claim(self, thing: str) -> Claim | None:
         """Return the newest valid claim, released or not; None if there never was one."""
-        return self._claims.get(what)
+        return self._claims.get(thing)
 
     def claims(self) -> Mapping[str, Claim]:
         """Return the newest valid claim of each thing."""
         return dict(self._claims)
 
     def living(self) -> Mapping[str, Claim]:
-        """Return the valid claims that are not released and whose owners were not silent for a lease."""
-        return {what: claim for what, claim in self._claims.items() if not self.claimable(what)}
+        """Return the valid claims that are not released, of owners that were not silent for a lease."""
+        return {thing: claim for thing, claim in self._claims.items() if not self.claimable(thing)}
 
-    def silent_s(self, what: str) -> float:
+    def silent_s(self, thing: str) -> float:
         """Return the seconds for which the owner sent no record while the log could be read."""
-        return self._silent_s.get(what, 0.0)
+        return self._silent_s.get(thing, 0.0)
 
-    def claimable(self, what: str) -> bool:
+    def claimable(self, thing: str) -> bool:
         """Return whether it may be claimed: it was never claimed or was released, or its lease ran out."""
-        claim = self._claims.get(what)
-        return claim is None or claim.released or self._silent_s[what] >= self._lease_s
+        claim = self._claims.get(thing)
+        return claim is None or claim.released or self._silent_s[thing] >= self._lease_s
 
-    def alive(self, what: str) -> bool:
+    def alive(self, thing: str) -> bool:
         """Return whether it is claimed and not released, and its lease runs."""
-        return what in self._claims and not self.claimable(what)
+        return thing in self._claims and not self.claimable(thing)
 
     def _apply_claims(self, offset: int, owner: str, things: Iterable[tuple[str, int | None]]) -> None:
         things = list(things)
-        for what, replaces in things:
-            current = self._claims.get(what)
+        for thing, replaces in things:
+            current = self._claims.get(thing)
             if replaces != (None if current is None else current.fence):
                 return
-        for what, _ in things:
-            self._claims[what] = Claim(what, owner, Fence(offset))
-            self._mark_alive(what)
+        for thing, _ in things:
+            self._claims[thing] = Claim(thing, owner, Fence(offset))
+            self._mark_alive(thing)
         self.changes += 1
 
-    def _release(self, what: str, fence: int) -> None:
-        claim = self._claims.get(what)
+    def _release(self, thing: str, fence: int) -> None:
+        claim = self._claims.get(thing)
         if claim is not None and claim.fence == fence:
-            self._claims[what] = replace(claim, released=True)
+            self._claims[thing] = replace(claim, released=True)
             self.changes += 1
 
     def _apply_load(self, record: Mapping[str, Any]) -> None:
@@ -372,8 +372,8 @@ class ClaimBook:
         claim = self._claims.get(record["by"])
         if claim is not None and claim.fence == record["fence"]:
             slices = tuple(SliceLoad(*row) for row in record["slices"])
-            self.loads[claim.what] = Load(claim.what, claim.fence, record["bytes"], record["limit"], slices)
+            self.loads[claim.thing] = Load(claim.thing, claim.fence, record["bytes"], record["limit"], slices)
 
-    def _mark_alive(self, what: str) -> None:
-        self._silent_s[what] = 0.0
-        self._alive_since.add(what)
+    def _mark_alive(self, thing: str) -> None:
+        self._silent_s[thing] = 0.0
+        self._alive_since.add(thing)

@@ -56,19 +56,19 @@ class Lease:
     def __init__(self, claims: Claims, owner: str, fence: Fence, things: Iterable[str]) -> None:
         self._claims = claims
         self.owner, self.fence = owner, fence
-        self.things = frozenset(things)  # those still held; each may be lost or released separately
-        self.what = _named(sorted(self.things))  # for messages
+        self.things = frozenset(things)  # those still owned; each may be lost or released separately
+        self.thing = _named(sorted(self.things))  # for messages
         self.lost = threading.Event()  # set when another owner has claimed one of them
         self._on_lost: list[Callable[[], None]] = []
 
     def check(self) -> None:
-        """Raise Fenced if another owner has claimed a thing. Cheap: it only tests what the thread has read.
+        """Raise Fenced if another owner has claimed a thing. Cheap, as it reads nothing.
 
         Raises the error that stopped the claims' thread, if there is one.
         """
         self._claims.check()
         if self.lost.is_set():
-            raise Fenced(f"{self.what} was claimed from {self.owner} (fence {self.fence}) by another owner")
+            raise Fenced(f"{self.thing} was claimed from {self.owner} (fence {self.fence}) by another owner")
 
     def on_lost(self, call: Callable[[], None]) -> None:
         """Add a callback for the loss of a thing; the claims' thread calls it, or this one if it is lost."""
@@ -82,7 +82,7 @@ class Lease:
         self._claims._release(self, self.things if things is None else frozenset(things))
 
     def forget(self) -> None:
-        """Stop its heartbeats: for a claim whose validity does not depend on a lease."""
+        """Stop its heartbeats: for a claim that is valid without a lease."""
         self._claims._forget(self)
 
     def _lose(self, things: frozenset[str]) -> None:
@@ -108,9 +108,9 @@ class Claims:
         self._heartbeat_s = heartbeat_s
         self._book = ClaimBook(lease_s, longest_gap_s=min(heartbeat_s, _GAP_S))
         self._writer, self._reader = log.writer(), log.reader()
-        self._held: dict[Fence, Lease] = {}
+        self._leases: dict[Fence, Lease] = {}
         self._unwritten: list[bytes] = []  # releases that are not known to be written
-        self._changed = threading.Condition()  # guards the book, `_held` and the fields below
+        self._changed = threading.Condition()  # guards the book, `_leases` and the fields below
         self._next = 0  # offset up to which the book has applied the log
         self._start = 0
         self._beat_due = clock.monotonic()
@@ -120,15 +120,15 @@ class Claims:
         self._thread = threading.Thread(target=self._run, name=f"claims {topic}", daemon=True)
         self._thread.start()
 
-    def acquire(self, what: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Lease:
-        """Claim `what` as soon as it is free, at the latest at `deadline`, an instant of the clock's
+    def acquire(self, thing: str, owner: str, deadline: float, stop: threading.Event | None = None) -> Lease:
+        """Claim `thing` as soon as it is free, at the latest at `deadline`, an instant of the clock's
         `monotonic`.
 
         Raises:
             Unavailable: another owner, which the message names, holds it until the deadline or until `stop`
                 is set.
         """
-        return self.acquire_all([what], owner, deadline, stop)
+        return self.acquire_all([thing], owner, deadline, stop)
 
     def acquire_all(
         self, things: Sequence[str], owner: str, deadline: float, stop: threading.Event | None = None
@@ -144,12 +144,12 @@ class Claims:
         while True:
             with self._changed:
                 self._refuse_unknown_claims()
-                for what in things:
-                    self._wait_until_claimable(what, deadline, stop)
-                if not all(self._book.claimable(what) for what in things):
+                for thing in things:
+                    self._wait_until_claimable(thing, deadline, stop)
+                if not all(self._book.claimable(thing) for thing in things):
                     continue  # one was claimed during the wait for another
-                claims = {what: self._book.claim(what) for what in things}
-            replaces = {what: claim.fence if claim else None for what, claim in claims.items()}
+                claims = {thing: self._book.claim(thing) for thing in things}
+            replaces = {thing: claim.fence if claim else None for thing, claim in claims.items()}
             one = len(things) == 1
             record = (
                 claim_record(things[0], owner, replaces[things[0]]) if one else claims_record(owner, replaces)
@@ -159,12 +159,12 @@ class Claims:
                 while self._next <= fence:
                     self._wait(deadline, f"the claim of {_named(things)} could not be read back")
                 if self._is_mine(fence, things):
-                    self._held[fence] = held = Lease(self, owner, fence, things)
+                    self._leases[fence] = lease = Lease(self, owner, fence, things)
                     self._beat_due = self._clock.monotonic()
-                    return held
+                    return lease
 
-    def replace(self, what: str, owner: str, former: Fence | None, deadline: float) -> Lease | None:
-        """Claim `what` in place of the claim with the fence `former` (None: there was none), even if its
+    def replace(self, thing: str, owner: str, former: Fence | None, deadline: float) -> Lease | None:
+        """Claim `thing` in place of the claim with the fence `former` (None: there was none), even if its
         lease runs: for callers that decide by other rules. Returns None if another claim came first. A former
         claim of this process is forgotten, not lost.
 
@@ -173,30 +173,30 @@ class Claims:
         """
         with self._changed:
             self._refuse_unknown_claims()
-            renewed = self._held.pop(former, None) if former is not None else None
+            renewed = self._leases.pop(former, None) if former is not None else None
         try:
-            fence = Fence(self._append(claim_record(what, owner, former)))
+            fence = Fence(self._append(claim_record(thing, owner, former)))
             with self._changed:
                 while self._next <= fence:
-                    self._wait(deadline, f"the claim of {what} could not be read back")
-                if not self._is_mine(fence, [what]):
+                    self._wait(deadline, f"the claim of {thing} could not be read back")
+                if not self._is_mine(fence, [thing]):
                     return None
                 renewed = None
-                self._held[fence] = held = Lease(self, owner, fence, [what])
+                self._leases[fence] = lease = Lease(self, owner, fence, [thing])
                 self._beat_due = self._clock.monotonic()
-                return held
+                return lease
         finally:
             if renewed is not None:  # the thread finds out whether it is still valid
                 with self._changed:
-                    self._held[renewed.fence] = renewed
+                    self._leases[renewed.fence] = renewed
 
-    def free(self, things: Iterable[str]) -> list[str]:
+    def available(self, things: Iterable[str]) -> list[str]:
         """Return the things that may be claimed now."""
         with self._changed:
-            return [what for what in things if self._book.claimable(what)]
+            return [thing for thing in things if self._book.claimable(thing)]
 
     def alive(self, prefix: str) -> list[Claim]:
-        """Return claims of things with this prefix whose leases run, by fence: the first is the leader's."""
+        """Return living claims of things with this prefix, by fence: the first is the leader's."""
         with self._changed:
             claims = [
                 c for w, c in self._book.claims().items() if w.startswith(prefix) and self._book.alive(w)
@@ -222,6 +222,11 @@ class Claims:
         self._append(load_record(load))
 
     @property
+    def read_upto(self) -> int:
+        """Offset up to which the log has been read."""
+        return self._next
+
+    @property
     def changes(self) -> int:
         """Number that increases with every valid claim and release; cheap."""
         return self._book.changes
@@ -232,15 +237,15 @@ class Claims:
             return self._book.claims()
 
     def living(self) -> Mapping[str, Claim]:
-        """Return the claims whose leases run, as far as this process has read the log."""
+        """Return the claims with a running lease, as far as this process has read the log."""
         with self._changed:
             return self._book.living()
 
     def snapshot(self) -> tuple[Mapping[str, Claim], Mapping[str, Claim]]:
-        """Return the newest claim of each thing, and the claims whose leases run, of one moment."""
+        """Return the newest claim of each thing, and the living claims, of one moment."""
         with self._changed:
             claims = self._book.claims()
-            return claims, {what: claim for what, claim in claims.items() if self._book.alive(what)}
+            return claims, {thing: claim for thing, claim in claims.items() if self._book.alive(thing)}
 
     def check(self) -> None:
         """Raise the error that has stopped the thread, if there is one: DataLost or Corrupt."""
@@ -249,8 +254,8 @@ class Claims:
 
     def close(self, *, release: bool = True) -> None:
         """Release all claims, unless `release` is False, and stop. Idempotent."""
-        for held in list(self._held.values()) if release else ():
-            held.release()  # if that cannot be written, the lease runs out
+        for lease in list(self._leases.values()) if release else ():
+            lease.release()  # if that cannot be written, the lease runs out
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -261,11 +266,11 @@ class Claims:
 
     # Called by the owner
 
-    def _wait_until_claimable(self, what: str, deadline: float, stop: threading.Event | None) -> None:
-        while not self._book.claimable(what):
-            claim = self._book.claim(what)
+    def _wait_until_claimable(self, thing: str, deadline: float, stop: threading.Event | None) -> None:
+        while not self._book.claimable(thing):
+            claim = self._book.claim(thing)
             owner = f"{claim.owner} (fence {claim.fence})" if claim else "no owner"
-            why = f"{what} is held by {owner}, silent for {self._book.silent_s(what):.1f} s"
+            why = f"{thing} is held by {owner}, silent for {self._book.silent_s(thing):.1f} s"
             if stop is not None and stop.is_set():
                 raise Unavailable(f"stopped while {why}")
             self._wait(deadline, f"{why}; it is free a lease after its last heartbeat")
@@ -279,19 +284,19 @@ class Claims:
         self._changed.wait(_POLL_S)
 
     def _is_mine(self, fence: Fence, things: Iterable[str]) -> bool:
-        claims = [self._book.claim(what) for what in things]
+        claims = [self._book.claim(thing) for thing in things]
         return all(claim is not None and claim.fence == fence for claim in claims)
 
-    def _release(self, held: Lease, things: frozenset[str]) -> None:
+    def _release(self, lease: Lease, things: frozenset[str]) -> None:
         with self._changed:
-            given = sorted(things & held.things) if held.fence in self._held else []
-            held.things -= things
-            if not held.things:
-                self._held.pop(held.fence, None)
+            given = sorted(things & lease.things) if lease.fence in self._leases else []
+            lease.things -= things
+            if not lease.things:
+                self._leases.pop(lease.fence, None)
         if not given:
             return
         one = len(given) == 1
-        record = release_record(given[0], held.fence) if one else releases_record(given, held.fence)
+        record = release_record(given[0], lease.fence) if one else releases_record(given, lease.fence)
         try:
             self._append(record)
         except Unavailable as error:
@@ -300,9 +305,9 @@ class Claims:
             with self._changed:
                 self._unwritten.append(record)
 
-    def _forget(self, held: Lease) -> None:
+    def _forget(self, lease: Lease) -> None:
         with self._changed:
-            self._held.pop(held.fence, None)
+            self._leases.pop(lease.fence, None)
 
     def _append(self, record: bytes) -> int:
         return self._writer.append([Append(self._partition.topic, 0, BytesColumn.of([record]))])[0]
@@ -339,11 +344,11 @@ class Claims:
                 _log.error("claims stopped", reason=str(error))
                 with self._changed:
                     self._error = error if isinstance(error, FreshetError) else FreshetError(repr(error))
-                    lost = list(self._held.values())
-                    self._held.clear()
+                    lost = list(self._leases.values())
+                    self._leases.clear()
                     self._changed.notify_all()
-                for held in lost:  # they get no more heartbeats, and their loss would not be noticed
-                    held._lose(held.things)
+                for lease in lost:  # they get no more heartbeats, and their loss would not be noticed
+                    lease._lose(lease.things)
                 return
 
     def _step(self, reader: Reader) -> None:
@@ -358,19 +363,19 @@ class Claims:
                 self._next = records.next_offset
             if not found:
                 self._book.observe(self._clock.monotonic())
-            for fence, held in list(self._held.items()):
-                gone = frozenset(what for what in held.things if not self._is_mine(fence, [what]))
+            for fence, lease in list(self._leases.items()):
+                gone = frozenset(thing for thing in lease.things if not self._is_mine(fence, [thing]))
                 if gone:
-                    lost.append((held, gone))
-                if gone == held.things:
-                    del self._held[fence]
-            fences = list(self._held)
+                    lost.append((lease, gone))
+                if gone == lease.things:
+                    del self._leases[fence]
+            fences = list(self._leases)
             due = bool(fences) and self._clock.monotonic() >= self._beat_due
             if due:
                 self._beat_due = self._clock.monotonic() + self._heartbeat_s
             self._changed.notify_all()
-        for held, gone in lost:
-            held._lose(gone)
+        for lease, gone in lost:
+            lease._lose(gone)
         self._write_releases()
         if due:
             self._append(heartbeat_record(fences))

@@ -7,8 +7,8 @@ one code path, the native walker, so keys cannot differ between training, replay
 
 from freshet.features.blocks import (
     BlockColumns,
+    SampleColumns,
     add_frames,
-    encode_block,
     encode_blocks,
     frame_ids,
     read_blocks,
@@ -56,12 +56,12 @@ __all__ = [
     "JsonTranscoder",
     "RefusedEvent",
     "RequestDecoder",
+    "SampleColumns",
     "SampleDecoder",
     "TakenBodies",
     "Transcoded",
     "add_frames",
     "cross_seed",
-    "encode_block",
     "encode_blocks",
     "frame_ids",
     "hash_text",

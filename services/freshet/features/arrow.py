@@ -1,8 +1,8 @@
 """Encoder from Arrow record batches of csv, Parquet and Arrow files to Avro records of the user's schema.
 
 The schema decides the type of a column, never the file. A value that does not fit its field exactly is
-refused with its row. A column belongs to the field whose path is its name (`user.id`), or to the field of a
-struct (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
+refused with its row. A column belongs to the field of the path that is its name (`user.id`), or to the field
+of a struct (`id` of the struct `user`). Needs the extra `replay` (pyarrow). Letters: N rows.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from freshet.config.avro.schema import (
     spell,
 )
 from freshet.errors import BadInput
-from freshet.features.avro_values import encode_value
-from freshet.features.cells import (
+from freshet.features.arrow_arrays import (
     CellFormat,
     Misfit,
-    read_booleans,
-    read_floats,
-    read_integers,
-    read_texts,
-    read_times,
+    is_binary,
+    is_list,
+    is_text,
+    nulls_of,
     unwrap_array,
 )
+from freshet.features.cell_times import read_integers, read_times
+from freshet.features.cells import read_booleans, read_floats, read_texts
 from freshet.features.encoder import WHY, Column, ColumnEncoder
+from freshet.features.writer import encode_value
 from freshet.types import BytesColumn
 
 __all__ = ["CellFormat", "Misfit", "TableEncoder"]
@@ -144,7 +145,7 @@ class TableEncoder:
 
     def _refuse_unknown_parts(self, kind: Any, type_: Type, at: str) -> None:
         """Refuse fields of a struct that the schema's record lacks."""
-        if isinstance(type_, Array) and _is_list(kind):
+        if isinstance(type_, Array) and is_list(kind):
             self._refuse_unknown_parts(kind.value_type, strip_null(type_.items)[0], at)
         if not isinstance(type_, Record) or not pa.types.is_struct(kind):
             return
@@ -229,16 +230,15 @@ def _child(array: Any, name: str) -> _Node | None:
                 raise _twice(name, many)
             return None
         return _Node(pc.struct_field(array, name))
-    if pa.types.is_map(kind) and _is_text(kind.key_type):
+    if pa.types.is_map(kind) and is_text(kind.key_type):
         return _Node(pc.map_lookup(array, pa.scalar(name, kind.key_type), "first"))
-    if _is_list(kind) and pa.types.is_struct(kind.value_type):
+    if is_list(kind) and pa.types.is_struct(kind.value_type):
         inner = _child(array.flatten(), name)
         if inner is None:
             return None
         offsets = np.concatenate([[0], _list_ends(array)])
-        mask = (
-            pa.array(np.asarray(array.is_null().to_numpy(zero_copy_only=False))) if array.null_count else None
-        )
+        nulls = nulls_of(array)
+        mask = None if nulls is None else pa.array(nulls)
         return _Node(pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), inner.array, mask=mask))
     return None
 
@@ -268,7 +268,7 @@ class _ColumnBuilder:
             return None
         if isinstance(type_, Record):
             if node.array is not None and not pa.types.is_struct(node.array.type):
-                parts = not self.strict and (pa.types.is_map(node.array.type) or _is_list(node.array.type))
+                parts = not self.strict and (pa.types.is_map(node.array.type) or is_list(node.array.type))
                 if not parts and not pa.types.is_null(node.array.type):
                     raise BadInput(
                         f"column {path!r} is {node.array.type}; expected a struct, or columns "
@@ -299,7 +299,7 @@ class _ColumnBuilder:
     def _struct(self, record: Record, path: str, node: _Node, nullable: bool) -> None:
         array = node.array
         if array is not None and array.null_count and (nullable or self.strict):
-            nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
+            nulls = nulls_of(array)
             self.out[path] = Column(np.zeros(len(array), np.int64), nulls)
         elif nullable:
             self.out[path] = Column(np.zeros(self._length(node), np.int64))
@@ -338,9 +338,9 @@ class _ColumnBuilder:
             wanted = ("long", "int")
         elif pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             wanted = ("double", "float")
-        elif _is_text(kind) and not self.form.cells:
+        elif is_text(kind) and not self.form.cells:
             wanted = ("string",)
-        elif _is_binary(kind) and not self.form.cells:
+        elif is_binary(kind) and not self.form.cells:
             wanted = ("bytes", "string")
         for name in wanted:
             for branch in union.others:
@@ -355,13 +355,13 @@ class _ColumnBuilder:
 
     def _list(self, type_: Array, path: str, array: Any, f: AvroField | None) -> None:
         kind = array.type
-        if self.form.cells or _is_text(kind):
+        if self.form.cells or is_text(kind):
             array = self._split(path, array, type_)
         elif pa.types.is_null(kind):
             array = pa.nulls(len(array), pa.large_list(pa.null()))
-        elif not _is_list(kind):
+        elif not is_list(kind):
             raise BadInput(f"column {path!r} is {kind}; expected lists ({spell(type_)})")
-        nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False)) if array.null_count else None
+        nulls = nulls_of(array)
         if f is not None and f.has_default and f.default == [] and not strip_null(f.type)[1]:
             nulls = None
         ends = _list_ends(array)
@@ -383,7 +383,7 @@ class _ColumnBuilder:
     def _split(self, path: str, array: Any, type_: Array) -> Any:
         """Split cells into lists; an empty cell is an empty list."""
         separator = self.form.files.list_separator
-        filled = array.fill_null(b"" if _is_binary(array.type) else "")
+        filled = array.fill_null(b"" if is_binary(array.type) else "")
         self._refuse_brackets(path, filled, type_)
         if separator is None:
             row = next((i for i, cell in enumerate(filled) if cell.as_py()), None)
@@ -495,20 +495,6 @@ def _defaulted(column: Column, type_: Type, f: AvroField | None) -> Column:
 def _list_ends(array: Any) -> Any:
     lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return np.cumsum(lengths, dtype=np.int64)
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_binary(kind: Any) -> bool:
-    return bool(
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    )
 
 
 def _type_at(schema: Record, path: str) -> Type | None:

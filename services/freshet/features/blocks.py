@@ -22,7 +22,6 @@ __all__ = [
     "SampleColumns",
     "add_frames",
     "block_samples",
-    "encode_block",
     "encode_blocks",
     "frame_ids",
     "read_blocks",
@@ -160,57 +159,30 @@ def read_blocks(records: BytesColumn) -> BlockColumns:
 
 
 def encode_blocks(
-    schema_id: int,
-    *,
-    sample_ids: I64,
-    event_times_ms: I64,
-    request_ids: U64,
-    values: F32,
-    weights: F32,
-    labels: U8,
-    payloads: BytesColumn,
-    block_ends: I64,
+    schema_id: int, samples: SampleColumns, payloads: BytesColumn, block_ends: I64 | None = None
 ) -> BytesColumn:
-    """Encode N samples of one schema as (C,) blocks.
+    """Encode N samples of one schema as (C,) blocks. The caller decides where requests are split.
 
-    All columns are (N,). `block_ends` is (C,) int64: the ascending end of each block, the last is N. The
-    caller decides where requests are split. Raises ValueError if lengths differ or a block is empty.
+    Args:
+        schema_id: writer's schema of the payloads.
+        samples: (N,) columns.
+        payloads: (N,) Avro without framing.
+        block_ends: (C,) int64, the ascending end of each block, the last is N; None: one block.
+
+    Raises:
+        ValueError: lengths differ, or a block is empty.
     """
+    ends = np.array([len(payloads)], np.int64) if block_ends is None else block_ends
     data, ends = _native.encode_blocks(
         schema_id,
-        np.ascontiguousarray(sample_ids, np.int64),
-        np.ascontiguousarray(event_times_ms, np.int64),
-        np.ascontiguousarray(request_ids, np.uint64),
-        np.ascontiguousarray(values, np.float32),
-        np.ascontiguousarray(weights, np.float32),
-        np.ascontiguousarray(labels, np.uint8),
+        np.ascontiguousarray(samples.sample_ids, np.int64),
+        np.ascontiguousarray(samples.event_times_ms, np.int64),
+        np.ascontiguousarray(samples.request_ids, np.uint64),
+        np.ascontiguousarray(samples.values, np.float32),
+        np.ascontiguousarray(samples.weights, np.float32),
+        np.ascontiguousarray(samples.labels, np.uint8),
         payloads.data,
         payloads.ends,
-        np.ascontiguousarray(block_ends, np.int64),
+        np.ascontiguousarray(ends, np.int64),
     )
     return BytesColumn(data, ends)
-
-
-def encode_block(
-    schema_id: int,
-    *,
-    sample_ids: I64,
-    event_times_ms: I64,
-    request_ids: U64,
-    values: F32,
-    weights: F32,
-    labels: U8,
-    payloads: BytesColumn,
-) -> bytes:
-    """Encode N samples of one schema, at least one, as one block. All columns are (N,)."""
-    return encode_blocks(
-        schema_id,
-        sample_ids=sample_ids,
-        event_times_ms=event_times_ms,
-        request_ids=request_ids,
-        values=values,
-        weights=weights,
-        labels=labels,
-        payloads=payloads,
-        block_ends=np.array([len(payloads)]),
-    )[0]

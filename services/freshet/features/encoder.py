@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from freshet import _native
 from freshet.config.avro.schema import Array, Map, Record, Type, Union, spell
 from freshet.errors import ConfigError
-from freshet.features.program import op_of
 from freshet.features.transcode import RefusedEvent
-from freshet.features.writer import compile_writer
+from freshet.features.writer import compile_writer, op_of
 from freshet.types import I64, Bool, BytesColumn
 
 __all__ = ["Column", "ColumnEncoder", "EncodedRows"]

@@ -46,23 +46,15 @@ from freshet.config.avro.types import (
     time_unit,
 )
 from freshet.errors import ConfigError
-from freshet.features.avro_values import UNFIT, encode_value
+from freshet.features.writer import MAX_NODES, OPS, UNFIT, encode_value, least_bytes, nullable, op_of
 from freshet.types import I64, BytesColumn
 
 __all__ = ["ANY_KEY", "NUMBERS", "TEXTS", "Compiled", "Want", "compile_program", "written_path"]
 
-OPS = {
-    "null": 0, "boolean": 1, "int": 2, "long": 3, "float": 4, "double": 5, "bytes": 6, "string": 7,
-    "fixed": 8, "enum": 9, "record": 10, "array": 11, "map": 12, "union": 13,
-    "recursion": 14, "default": 15, "convert": 16, "refuse": 17,
-}  # fmt: skip
 UNRESOLVED = 16  # `Why` in avro_program.hpp: a value that does not resolve to the reader's schema
 FLOAT_OF_INT, DOUBLE_OF_INT, SCALED_INT, DECIMAL, UUID, SYMBOLS = range(6)  # Conversion in avro_program.hpp
 EXACT_DIGITS = 15
 """Digits up to which each decimal is a distinct double."""
-MAX_NODES = 100_000
-"""Largest number of types, each use of a named type counted: a few lines of JSON can expand to 2^32."""
-
 NUMBERS = frozenset({"boolean", "int", "long", "float", "double"})
 TEXTS = frozenset({"string", "bytes", "fixed", "enum"})
 ANY_KEY = NUMBERS | TEXTS
@@ -142,7 +134,7 @@ def compile_program(
         schema: Writer's schema.
         wants: Values to pass on, in the order in which sinks of one field run.
         reader: Schema that the records are read as, to which paths refer; None uses the writer's.
-        explode: Path of the array whose elements are impressions (event programs only).
+        explode: Path of the array of impressions (event programs only).
         checked: Paths of values that are only validated: they must resolve to the reader's schema.
         where: Name of the writer's schema in errors.
         names: Require equal names of records, enums and fixed outside of unions, too.
@@ -318,7 +310,7 @@ class _Compiler:
     # --- skipped values
 
     def skip(self, type_: Type, path: str) -> int:
-        """Append the subtree of a type whose values are skipped; return its node's index."""
+        """Append the subtree of skipped values; return its node's index."""
         null_branch, inner = nullable(type_)
         index = len(self.nodes)
         if isinstance(inner, Recursion) and inner.name not in self.skipped_around:
@@ -364,7 +356,7 @@ class _Compiler:
     # --- wanted values
 
     def read(self, written: Type, read: Type, trie: _Trie, path: str) -> int:
-        """Append the subtree of a writer's type whose values are read as a reader's; return its node's index.
+        """Append the subtree of a writer's type, to be read as a reader's; return its node's index.
 
         Raises _UnresolvedError, after appending a part of it, if no value resolves.
         """
@@ -596,31 +588,3 @@ def explain_all(failures: I64, programs: Sequence[Compiled]) -> list[str]:
         f"record {index}: {programs[program].explain(why, node, offset)}"
         for index, program, why, node, offset in failures.tolist()
     ]
-
-
-def nullable(type_: Type) -> tuple[int, Type]:
-    """Return the position of null in a union of null and one type, 1 or 2, with that type; else 0 and the
-    type itself."""
-    if isinstance(type_, Union) and len(type_.branches) == 2 and type_.nullable:
-        first, second = type_.branches
-        return (1, second) if is_null(first) else (2, first)
-    return 0, type_
-
-
-def op_of(type_: Type) -> str:
-    """Return the name of a type's operation in `OPS`."""
-    return type_.name if isinstance(type_, Primitive) else type(type_).__name__.lower()
-
-
-def least_bytes(type_: Type) -> int:
-    """Return the fewest bytes of a value. The recursion ends, as recursive records do so in a union, array or
-    map, which has at least one byte."""
-    match type_:
-        case Primitive(name):
-            return {"null": 0, "float": 4, "double": 8}.get(name, 1)
-        case Fixed(_, size):
-            return size
-        case Record(_, fields):
-            return sum(least_bytes(f.type) for f in fields)
-        case _:
-            return 1

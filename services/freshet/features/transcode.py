@@ -144,7 +144,7 @@ class EventIntake:
         return _taken(result)
 
     def avro(self, bodies: list[bytes], *, latest_ms: int, lengths: bool) -> TakenBodies:
-        """Convert bodies of framed Avro, whose records stay byte for byte.
+        """Convert bodies of framed Avro; records stay byte for byte.
 
         A body is one record; with `lengths` any number of records, each after its length (u32, big-endian).
         """

@@ -31,8 +31,8 @@ from freshet.inference.versions import Scorer
 from freshet.json_text import written
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
-from freshet.tables import Plan
-from freshet.types import F32, I32, I64, U8, U32, U64, BytesColumn
+from freshet.tables import Plan, UniqueKeys
+from freshet.types import F32, I32, I64, U8, U32, BytesColumn
 
 __all__ = [
     "Encoded",
@@ -158,16 +158,14 @@ class Lookup(Protocol):
     def lookup(
         self,
         group: int,
-        keys: U64,
-        tables: U8,
-        bucket_starts: U32,
+        keys: UniqueKeys,
         out: F32,
         *,
         create: bool = True,
         found: U8 | None = None,
         touched: U32 | None = None,
     ) -> None:
-        """Write rows of (U,) uint64 keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
+        """Write the rows of U keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -321,9 +319,7 @@ class Pipeline:
         rows = np.empty((count, group.width), np.float32)
         found = np.empty(count, np.uint8)
         when = np.empty(count, np.uint32) if touched else None
-        table.lookup(
-            index, plan.keys, plan.tables, plan.bucket_starts, rows, create=False, found=found, touched=when
-        )
+        table.lookup(index, plan, rows, create=False, found=found, touched=when)
         inputs = GroupInputs(rows, plan.positions, keys.feature_starts, keys.list_ends, shared)
         return _LookedUp(inputs, found, when)
 

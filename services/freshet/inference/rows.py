@@ -34,7 +34,7 @@ from freshet.observability.spans import record_rows_applied
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows
 from freshet.rows.store import RowStore, TellsDamage
-from freshet.tables import Store
+from freshet.tables import Store, UniqueKeys
 from freshet.tables.runs import runs_of
 from freshet.types import (
     F32,
@@ -72,7 +72,7 @@ class ServingTable:
     def __init__(self, layout: Layout, *, buckets: int, partitions: int, seed: int) -> None:
         def store(*, serving: bool) -> Store:
             return Store(
-                layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, publish=False
+                layout, buckets=buckets, partitions=partitions, seed=seed, serving=serving, changes=False
             )
 
         self._layout = layout
@@ -84,19 +84,15 @@ class ServingTable:
     def lookup(
         self,
         group: int,
-        keys: U64,
-        tables: U8,
-        bucket_starts: U32,
+        keys: UniqueKeys,
         out: F32,
         *,
         create: bool = False,
         found: U8 | None = None,
         touched: U32 | None = None,
     ) -> None:
-        """Write rows of (U,) uint64 keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
-        self._rows.lookup(
-            group, keys, tables, bucket_starts, out, create=create, found=found, touched=touched
-        )
+        """Write the rows of U keys into `out` (U, S) float32, zeros if missing; see `Store.lookup`."""
+        self._rows.lookup(group, keys, out, create=create, found=found, touched=touched)
 
     def import_runs(self, runs: RowRuns) -> None:
         """Import rows in the row store's format. Raises Corrupt if they do not fit the spec."""

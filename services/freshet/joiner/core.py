@@ -16,6 +16,7 @@ from freshet._native import JoinState
 from freshet.config.expression import Column
 from freshet.config.spec.rules import within
 from freshet.config.spec.topics import BLOCK_BYTES, block_bytes
+from freshet.features import SampleColumns
 from freshet.features.blocks import MAX_SAMPLES, encode_blocks
 from freshet.joiner.commit import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
@@ -432,12 +433,14 @@ def encode_samples(
         parts.append(
             encode_blocks(
                 int(schemas[last]),
-                sample_ids=samples.ids[start:stop],
-                event_times_ms=samples.times_ms[start:stop],
-                request_ids=samples.requests[start:stop],
-                values=samples.values[start:stop],
-                weights=samples.weights[start:stop],
-                labels=samples.labels[start:stop],
+                SampleColumns(
+                    sample_ids=samples.ids[start:stop],
+                    event_times_ms=samples.times_ms[start:stop],
+                    request_ids=samples.requests[start:stop],
+                    values=samples.values[start:stop],
+                    weights=samples.weights[start:stop],
+                    labels=samples.labels[start:stop],
+                ),
                 payloads=samples.payloads.slice(start, stop),
                 block_ends=ends[first : last + 1] - start,
             )

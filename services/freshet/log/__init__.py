@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from freshet.errors import DataLost
 from freshet.types import Append, LogId, Records, TopicPartition
 
 __all__ = ["Bounds", "EventLog", "LogTraits", "Reader", "TopicInfo", "Writer"]
@@ -29,6 +30,19 @@ class Bounds:
 
     start: int
     end: int
+
+    def lost(self, at: TopicPartition, offset: int) -> DataLost:
+        """Return the error for a reader of this partition: its next record, at `offset`, is not there."""
+        if offset > self.end:
+            return DataLost(
+                f"{at}: offset {offset} lies beyond the log's end, {self.end}: "
+                "the log was created anew, or has lost writes"
+            )
+        return DataLost(
+            f"{at}: offset {offset} is no longer in the log, which starts at {self.start}: "
+            "retention has removed it\n"
+            "  set the reader to a later offset, or start anew; a longer retention prevents this"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,7 @@ class EventLog(Protocol):
         """
 
     def topics(self) -> Mapping[str, TopicInfo]:
-        """Return all topics by name."""
+        """Return all topics by name. Raises Unavailable if the log cannot be reached."""
 
     def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
         """Return the present partition counts of these topics, without topics that do not exist.
@@ -128,7 +142,7 @@ class EventLog(Protocol):
         Raises:
             Unavailable: the log cannot be reached.
             ConfigError: the log does not allow it: brokers that do not permit this client to alter topics,
-                and the embedded log, whose topics only freshet writes.
+                and the embedded log, where only freshet writes topics.
         """
 
     def bounds(self, partition: TopicPartition) -> Bounds:
@@ -138,7 +152,7 @@ class EventLog(Protocol):
         """Return `bounds` of many partitions, in one network round trip. Raises as it does."""
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
-        """Return the smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        """Return the smallest offset with a record time >= `time_ms`; the end if there is none."""
 
     def reader(self) -> Reader:
         """Open a reader without partitions."""
@@ -147,11 +161,12 @@ class EventLog(Protocol):
         """Open a writer. A named one fences earlier writers of that name (Kafka: its `transactional.id`).
 
         Args:
-            name: of the writer; None for one whose appends are atomic over one partition only.
+            name: of the writer; without one its appends are atomic over one partition only.
 
         Raises:
             Unavailable: it cannot be opened now.
-            Mismatch: the log cannot keep what named writers promise (Kafka 4.3.0 to 4.4.0: KAFKA-20734).
+            Mismatch: appends of a named writer would not be atomic in this log (Kafka 4.3.0 to 4.4.0:
+                KAFKA-20734).
         """
 
     def trim(self, partition: TopicPartition, before: int) -> None:

@@ -7,16 +7,15 @@ or from two processes at once, yields one id, as the second process reads the fi
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Written, canonical, parse_written
 from freshet.config.spec.topics import SCHEMAS_TOPIC
 from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.log import EventLog
 from freshet.types import Append, BytesColumn, Records, TopicPartition
 
-__all__ = ["FRAME_BYTES", "SchemaLog", "SchemaRegistry", "frame", "framed_id"]
+__all__ = ["FRAME_BYTES", "SchemaRegistry", "frame", "framed_id"]
 
 FRAME_BYTES = 5
 """Confluent framing: a zero byte and the schema id, big-endian."""
@@ -38,33 +37,6 @@ MAX_MISSED_IDS = 1_000
 """Number of remembered ids that were requested and not found."""
 
 
-class _Reader(Protocol):
-    def assign(self, positions: Mapping[TopicPartition, int]) -> None: ...
-    def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]: ...
-    def close(self) -> None: ...
-
-
-class _Writer(Protocol):
-    def append(self, appends: Sequence[Append]) -> Sequence[int]: ...
-    def close(self) -> None: ...
-
-
-class SchemaLog(Protocol):
-    """Part of `EventLog` that the registry uses (`EventLog` is in a higher layer)."""
-
-    def create_topic(self, name: str, *, partitions: int, retention_ms: int | None = None) -> object:
-        """As `EventLog.create_topic`."""
-
-    def bounds(self, partition: TopicPartition) -> Any:
-        """As `EventLog.bounds`."""
-
-    def reader(self) -> _Reader:
-        """As `EventLog.reader`."""
-
-    def writer(self) -> _Writer:
-        """As `EventLog.writer`."""
-
-
 def frame(schema_id: int, payload: bytes) -> bytes:
     """Return a Confluent-framed record."""
     return b"\x00" + schema_id.to_bytes(4, "big") + payload
@@ -83,15 +55,13 @@ def framed_id(record: bytes | memoryview) -> int:
 class SchemaRegistry:
     """Schemas by id, cached forever: an id never changes its meaning. Thread-safe."""
 
-    def __init__(self, log: SchemaLog, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> None:
         self._log, self.clock = log, clock
         self._lock = threading.Lock()
         self._next = 0
         self._missed_s = float("-inf")  # time of the last read that did not find an id
         self._misses = 0  # number of reads that did not find an id
-        self._missed_ids: dict[
-            int, int
-        ] = {}  # requested id -> `_misses` at its first request, the newest MAX_MISSED_IDS
+        self._missed_ids: dict[int, int] = {}  # requested id -> `_misses` at its first request, the newest
         self._ids: dict[str, int] = {}
         self._schemas: dict[int, Written | ConfigError] = {}
         log.create_topic(SCHEMAS_TOPIC, partitions=1, retention_ms=None)

@@ -1,9 +1,9 @@
 """A schema registry over REST, as Confluent's speaks it and those that are compatible with it.
 
-Its ids stand in the frames of records that others write.
+Its ids are in the frames of external records.
 
-    GET /schemas/ids/{id}                             what a record's frame names
-    GET /subjects/{subject}/versions/{version}        what such a schema refers to
+    GET /schemas/ids/{id}                             the schema of a record's frame
+    GET /subjects/{subject}/versions/{version}        a schema to which another one refers
 """
 
 from __future__ import annotations
@@ -32,52 +32,53 @@ __all__ = ["Access", "RestRegistry"]
 _log = structlog.get_logger(__name__)
 
 _ANSWER_S = 5.0
-"""For one request from connect to the last byte of its answer: a registry holds kilobytes, in memory."""
+"""Time-out of a request, from connect to its last byte; a registry holds kilobytes, in memory."""
 
 _BURST_S = 20.0
-"""Time that may go into requests before the caller goes on with other work; idle time earns it back. Records
-with thousands of ids, or a slow registry, would hold up the joiner's loop otherwise."""
+"""Time that requests may take before the caller must go on with other work; idle time restores it. Otherwise
+records with thousands of ids, or a slow registry, would delay the joiner's loop."""
 
-_REST_S = 1.0
-"""No request is sent for so long after a burst; after a request that failed, for as long as that took."""
+_BACKOFF_S = 1.0
+"""Time without requests after a burst; after a failed request it is the time that the request took."""
 
 _SLOW_S = 0.5
-"""A failed request shorter than this holds up nothing: the next one may be sent at once."""
+"""Duration of a failed request below which the next one is sent at once."""
 
 _MOST_BYTES = 4 << 20
-"""Of an answer; the largest schemas are hundreds of kilobytes."""
+"""Largest answer; the largest schemas are hundreds of kilobytes."""
 
 _MOST_REFERENCES = 256
-"""Schemas that one refers to, directly or not."""
+"""Most schemas to which one refers, directly or not."""
 
 _MOST_UNKNOWN = 100_000
-"""Unknown ids that are kept in mind: more than the records that are decoded together can name (256 KiB)."""
+"""Most remembered unknown ids: more than the records that are decoded together can name (256 KiB)."""
 
 _MOST_NAMED = 10_000
-"""Versions of subjects that are kept, so that a schema with many references needs no request twice."""
+"""Most remembered versions of subjects, so that a schema with many references needs no request twice."""
 
-_ASK_AGAIN_S = 10.0
-"""An id that was unknown is asked for again: it may come with the record's writer's next schema. Until then
-records that name it cost no request. Longer where so many are unknown that asking for all takes longer."""
+_REPEAT_UNKNOWN_S = 10.0
+"""Time after which an unknown id is requested again, as its schema may have been registered meanwhile; until
+then records that name it cost no request. It grows if so many ids are unknown that requests for all take
+longer."""
 
 _SHAPE: Mapping[str, type] = {"schema": str, "schemaType": str, "references": list}
-"""Of a schema in an answer; only the first is always there."""
+"""Fields of a schema in an answer; only the first is required."""
 
 _NOT_FOUND = frozenset({"40401", "40402", "40403"})
-"""Error codes of the API: subject, version, schema not found. A 404 without one is some other server's."""
+"""Error codes of the API: subject, version, schema not found. A 404 without one comes from another server."""
 
 _LARGEST_ID = (1 << 31) - 1
-"""Of the API; a record that names another has no frame of a registry's."""
+"""Largest id of the API; a larger one is in no frame of a registry."""
 
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where registries are, and what they are shown. Secrets stand in files, read for each request, so that
-    they may be changed."""
+    """Addresses of registries, and the credentials for them. Secrets are in files, which are read for each
+    request, so that they may be changed."""
 
-    urls: str  # of one or several that know the same, tried in turn: http(s)://host:port/path,…
+    urls: str  # of registries with the same contents, tried in turn: http(s)://host:port/path,…
     user: str = ""
     password_file: str = ""  # with `user`
     token_file: str = ""  # instead of both
@@ -113,25 +114,28 @@ def _is_address(url: str) -> bool:
             and "@" not in parts.netloc
             and not parts.query
         )
-    except ValueError:  # of a port that is no number, or brackets that do not close
+    except ValueError:  # a port that is no number, or brackets that do not close
         return False
 
 
 class RestRegistry:
-    """Schemas by id, each asked for once: an id never changes its meaning. Thread-safe."""
+    """Schemas by id, each requested once: an id never changes its meaning. Thread-safe."""
 
     def __init__(self, access: Access, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Nothing is asked yet. Raises ConfigError for a certificate file that cannot be read."""
+        """Send no request yet. Raises ConfigError for a certificate file that cannot be read."""
         self._access, self._clock = access, clock
         self._urls = access.urls.split(",")
-        self._first = 0  # the one that answered last
+        self._first = 0  # index of the registry that answered last
         self._lock = threading.Lock()
         self._schemas: dict[int, Written | ConfigError] = {}
-        self._unknown: dict[int, float] = {}  # id: when it was asked for
+        self._unknown: dict[int, float] = {}  # id: monotonic time of the last request
         self._named: dict[tuple[str, int], dict[str, Any]] = {}  # answers for a subject's version
-        self._spent_s, self._last_s = 0.0, clock.monotonic()  # of the present burst; end of the last request
-        self._longest_s = 0.0  # of requests for ids that were unknown
-        self._rest_until_s, self._rest_reason = float("-inf"), ""
+        self._spent_s, self._last_s = (
+            0.0,
+            clock.monotonic(),
+        )  # time of the burst's requests; end of the last one
+        self._longest_s = 0.0  # longest request for an unknown id
+        self._backoff_until_s, self._backoff_reason = float("-inf"), ""
         self._tls: ssl.SSLContext | None = None
         if any(url.startswith("https:") for url in self._urls):
             try:
@@ -141,37 +145,37 @@ class RestRegistry:
                     "environment",
                     "FRESHET_REGISTRY_CA_FILE",
                     access.ca_file,
-                    "PEM of who signs certificates",
+                    "PEM of the authority that signs certificates",
                     str(error),
                 ) from None
 
     def get(self, schema_id: int) -> Written:
-        """The schema of that id.
+        """Return the schema of an id.
 
         Raises:
-            KeyError: no registry has one of that id, or one that it refers to; asked for again after 10 s.
-            ConfigError: it has one that is no Avro schema that we read.
-            Unavailable: no registry answers, none lets us in, or requests have taken so long that the caller
-                should do other work first. Nothing is known of the id; the next call may go on at once.
+            KeyError: no registry has the schema, or one to which it refers; requested again after 10 s.
+            ConfigError: the schema is no Avro schema that freshet reads.
+            Unavailable: no registry answers or accepts the credentials, or requests have taken so long that
+                the caller should do other work first. The id may exist; the next call may succeed at once.
         """
         with self._lock:
             if schema_id not in self._schemas:
-                self._schemas[schema_id] = self._asked(schema_id)
+                self._schemas[schema_id] = self._requested(schema_id)
             found = self._schemas[schema_id]
         if isinstance(found, ConfigError):
             raise found
         return found
 
-    def _asked(self, schema_id: int) -> Written | ConfigError:
+    def _requested(self, schema_id: int) -> Written | ConfigError:
         if schema_id > _LARGEST_ID:
             raise KeyError(f"ids of schemas end at {_LARGEST_ID}, found {schema_id}")
         now = self._clock.monotonic()
-        again_s = max(_ASK_AGAIN_S, 2 * self._longest_s * len(self._unknown))
+        again_s = max(_REPEAT_UNKNOWN_S, 2 * self._longest_s * len(self._unknown))
         if now - self._unknown.get(schema_id, float("-inf")) < again_s:
             raise KeyError(schema_id)
         where = f"schema {schema_id} of the registry"
         try:
-            answer = self._ask(f"/schemas/ids/{schema_id}")
+            answer = self._request(f"/schemas/ids/{schema_id}")
             references: dict[tuple[str, int], str] = {}
             self._refer(answer, references, where)
             return parse_written(_text(answer, where), where, references=list(references.values()))
@@ -187,7 +191,7 @@ class RestRegistry:
             raise
 
     def _refer(self, answer: Mapping[str, Any], found: dict[tuple[str, int], str], where: str) -> None:
-        """Add the schemas that one refers to, those first that others refer to."""
+        """Add the schemas to which an answer refers; each comes after those to which it refers itself."""
         for reference in answer.get("references") or ():
             try:
                 subject, version = str(reference["subject"]), int(reference["version"])
@@ -197,58 +201,60 @@ class RestRegistry:
                 continue
             if len(found) >= _MOST_REFERENCES:
                 raise ConfigError(where, "references", len(found), f"at most {_MOST_REFERENCES} of them")
-            named = self._ask_named(subject, version)
-            found[subject, version] = ""  # its place is behind what it refers to itself
+            named = self._request_named(subject, version)
+            found[subject, version] = ""  # ends recursion; its own references come first
             self._refer(named, found, where)
             del found[subject, version]
             found[subject, version] = _text(named, where)
 
-    def _ask_named(self, subject: str, version: int) -> dict[str, Any]:
-        """The answer for a subject's version, which never changes. Raises as `_ask`."""
+    def _request_named(self, subject: str, version: int) -> dict[str, Any]:
+        """Return the answer for a subject's version, which never changes. Raises as `_request`."""
         named = self._named.get((subject, version))
         if named is None:
-            named = self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+            named = self._request(f"/subjects/{quote(subject, safe='')}/versions/{version}")
             if len(self._named) >= _MOST_NAMED:
                 self._named.clear()
             self._named[subject, version] = named
         return named
 
-    def _ask(self, path: str) -> dict[str, Any]:
-        """As `_ask_each`, within the time that requests may take."""
+    def _request(self, path: str) -> dict[str, Any]:
+        """As `_request_any`, within the time that requests may take."""
         began_s = self._clock.monotonic()
         self._spent_s = max(0.0, self._spent_s - (began_s - self._last_s))
-        if began_s < self._rest_until_s:
-            raise Unavailable(self._rest_reason)
+        if began_s < self._backoff_until_s:
+            raise Unavailable(self._backoff_reason)
         if self._spent_s > _BURST_S:
-            self._rest(_REST_S, f"the schema registry was asked for {_BURST_S:g} s: {path} is asked for next")
+            self._back_off(
+                _BACKOFF_S, f"requests to the schema registry took {_BURST_S:g} s: {path} is requested next"
+            )
             self._spent_s = 0.0
-            raise Unavailable(self._rest_reason)
+            raise Unavailable(self._backoff_reason)
         try:
-            return self._ask_each(path)
+            return self._request_any(path)
         except Unavailable as error:
             took_s = self._clock.monotonic() - began_s
             if took_s >= _SLOW_S:
-                self._rest(took_s, str(error))
+                self._back_off(took_s, str(error))
             raise
         finally:
             self._last_s = self._clock.monotonic()
             self._spent_s += self._last_s - began_s
 
-    def _rest(self, for_s: float, reason: str) -> None:
-        self._rest_until_s, self._rest_reason = self._clock.monotonic() + for_s, reason
+    def _back_off(self, for_s: float, reason: str) -> None:
+        self._backoff_until_s, self._backoff_reason = self._clock.monotonic() + for_s, reason
 
-    def _ask_each(self, path: str) -> dict[str, Any]:
-        """The answer as JSON, of the first registry that has such a thing: one may be behind the others.
+    def _request_any(self, path: str) -> dict[str, Any]:
+        """Return the JSON answer of the first registry that has the object, as one may lag behind the others.
 
         Raises:
-            KeyError: none has, of those that answered.
+            KeyError: no registry that answered has it.
             Unavailable: none answered.
         """
         problems, found_none = [], False
         for turn in range(len(self._urls)):
             at = (self._first + turn) % len(self._urls)
             try:
-                answer = self._ask_at(self._urls[at], path)
+                answer = self._request_at(self._urls[at], path)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 problems.append(f"{self._urls[at]}{path}: {error or repr(error)}")
                 continue
@@ -258,14 +264,14 @@ class RestRegistry:
             found_none = True
         if found_none:
             raise KeyError(f"the schema registry has no {path}")
-        raise Unavailable(f"the schema registry did not tell: {'; '.join(problems)}")
+        raise Unavailable(f"the schema registry did not answer: {'; '.join(problems)}")
 
-    def _ask_at(self, url: str, path: str) -> dict[str, Any] | None:
+    def _request_at(self, url: str, path: str) -> dict[str, Any] | None:
         response, body = self._response(url, path)
         if response.status in (401, 403):
             raise OSError(
                 f"{response.status} {response.reason}: FRESHET_REGISTRY_USER with its password, or"
-                " FRESHET_REGISTRY_TOKEN_FILE, lets nobody in there"
+                " FRESHET_REGISTRY_TOKEN_FILE, is not accepted there"
             )
         if 300 <= response.status < 400:
             to = (response.getheader("Location") or "nowhere").partition("?")[0][:200]
@@ -292,8 +298,10 @@ class RestRegistry:
         return answer
 
     def _response(self, url: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
-        """The head of an answer and its body. Raises OSError, HTTPException or ValueError without one within
-        `_ANSWER_S`."""
+        """Return the head of an answer and its body.
+
+        Raises OSError, HTTPException or ValueError if there is none within `_ANSWER_S`.
+        """
         parts = urlsplit(url)
         assert parts.hostname is not None, "checked by Access"
         deadline = _Deadline(_ANSWER_S)
@@ -325,7 +333,7 @@ class RestRegistry:
         )
         plain = socket.create_connection((host, port), timeout=_ANSWER_S)
         with contextlib.closing(plain), contextlib.closing(connection):
-            deadline.cuts_off(plain.dup())  # TLS takes the first one over
+            deadline.watch(plain.dup())  # TLS replaces the first socket
             connection.sock = (
                 self._tls.wrap_socket(plain, server_hostname=host) if self._tls and tls else plain
             )
@@ -343,8 +351,8 @@ class RestRegistry:
 
 
 class _Deadline:
-    """Cuts a connection off at its end: a socket's time-out is for each piece of an answer, so that one that
-    drips would go on for ever."""
+    """Resets a connection at its end. A socket's time-out is for one piece of an answer, and would never pass
+    between many small pieces."""
 
     def __init__(self, seconds: float) -> None:
         self.over = False
@@ -352,8 +360,8 @@ class _Deadline:
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
 
-    def cuts_off(self, connected: socket.socket) -> None:
-        """Take a socket of the connection, which is closed here."""
+    def watch(self, connected: socket.socket) -> None:
+        """Watch a socket of the connection, and close it at the end."""
         self._socket = connected
         if self.over:
             self._end()
@@ -376,7 +384,7 @@ class _Deadline:
 
 def _secret(path: str) -> str:
     text = Path(path).read_text().strip()
-    if not (text.isprintable() and text.isascii()):  # else the client's complaint would show it
+    if not (text.isprintable() and text.isascii()):  # otherwise an error of the client would show it
         raise OSError(f"{path}: expected one line of printable ASCII, found something else")
     return text
 
@@ -389,7 +397,7 @@ def _text(answer: Mapping[str, Any], where: str) -> str:
             "schemaType",
             kind,
             "AVRO",
-            "records of Protobuf and JSON Schema are not read: give the topic Avro",
+            "records of Protobuf and JSON Schema are not read: write Avro to the topic",
         )
     text: str = answer["schema"]
     return text

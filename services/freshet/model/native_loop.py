@@ -47,7 +47,7 @@ class NativePass:
         admits = any(table.admission > 1 for table in spec.tables)
         own = spec if admits else replace(spec, buckets=BUCKETS, partitions=1)
         own = replace(own, partitions=1)
-        self.store = Store.of(own, layout, publish=False, flush=False, most_bytes=most_bytes)
+        self.store = Store.of(own, layout, changes=False, most_bytes=most_bytes)
         self.model = HedgeDense(spec, training=True, precision=spec.train.precision)
         self._loop = NativeLoop(spec, layout, self.model, self.store, 1)
         self._next = 0  # batches of all calls are offsets 0, 1, 2, ... of partition 0

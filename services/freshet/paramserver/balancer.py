@@ -14,7 +14,8 @@ from freshet.coordination.assignment import SHARD_LEASES, lease_of, slices_of
 from freshet.coordination.claim_rules import Load, Plan, SliceLoad
 from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Unavailable
-from freshet.paramserver.balance_rules import BalanceRules, Decision, LoadMeter, PlanReason
+from freshet.paramserver.placement import BalanceRules, Decision, PlanReason
+from freshet.paramserver.server import LoadMeter
 from freshet.paramserver.shard import Shard
 from freshet.types import F64, I64
 
@@ -60,7 +61,7 @@ class LoadBalancer:
         self._shard, self._claims, self._bounds, self._clock = shard, claims, bounds, clock
         self._slices = slices_of(buckets)
         self._number = {name: i for i, name in enumerate(self._slices)}
-        self._rules = BalanceRules(len(self._slices), bound=bounds.unevenness, interval_s=bounds.interval_s)
+        self.rules = BalanceRules(len(self._slices), bound=bounds.unevenness, interval_s=bounds.interval_s)
         self.meter = LoadMeter(buckets, len(self._slices))
         self.meter.rates(clock.monotonic())
         self._report_s = min(REPORT_S, bounds.interval_s / 12)
@@ -81,33 +82,33 @@ class LoadBalancer:
 
         Args:
             lease: membership lease of this shard.
-            loaded: owned slices whose rows are loaded.
+            loaded: owned slices, as far as their rows are loaded.
             owned: all slices served here.
 
         Raises:
             Unavailable: not everything was written; the next round continues.
         """
         now_s = self._clock.monotonic()
-        alive = [claim.what for claim in self._claims.alive(SHARD_LEASES)]
+        alive = [claim.thing for claim in self._claims.alive(SHARD_LEASES)]
         plan = self._claims.plan()
         current: Sequence[str | None]
-        if plan is not None and len(plan.seats) == len(self._slices):
-            current = plan.seats
+        if plan is not None and len(plan.owners) == len(self._slices):
+            current = plan.owners
         else:
             owners = self._claims.owners()
             current = [lease_of(owners[name].owner) if name in owners else None for name in self._slices]
         self._set_expected_sizes(now_s)
-        self._rules.record_reports(self._claims.loads(), now_s)
+        self.rules.record_reports(self._claims.loads(), now_s)
         self._report(lease, list(loaded), list(owned), current, alive, now_s)
-        if not alive or alive[0] != lease.what:
+        if not alive or alive[0] != lease.thing:
             return
-        decision = self._rules.decide(current, alive, now_s)
-        unplanned = plan is None or len(plan.seats) != len(self._slices)
+        decision = self.rules.decide(current, alive, now_s)
+        unplanned = plan is None or len(plan.owners) != len(self._slices)
         if decision is None and unplanned and all(owner in alive for owner in current):
             # Shards act on plans only, so the first one is published even if it changes nothing.
             decision = Decision(tuple(filter(None, current)), PlanReason.MEMBERS)
         if decision is not None:
-            self._claims.advise(Plan(lease.what, lease.fence, decision.owners))
+            self._claims.advise(Plan(lease.thing, lease.fence, decision.owners))
             reason = decision.reason.value
             self.plans[reason] += 1
             moved = sum(was != owner for was, owner in zip(current, decision.owners, strict=True))
@@ -115,13 +116,13 @@ class LoadBalancer:
 
     def reported_owner(self, name: str) -> str | None:
         """The shard that last reported a slice as loaded."""
-        return self._rules.reported_owner(self._number[name])
+        return self.rules.reported_owner(self._number[name])
 
     def next_to_move(self, slices: Sequence[str]) -> list[str]:
         """Return the hottest of these slices, within MOVED_SLICES and MOVED_ROWS."""
         if not slices:
             return []
-        weights = self._rules.weights()
+        weights = self.rules.weights()
         heat: F64 = np.zeros(len(self._slices)) if weights is None else weights
         chosen = sorted(slices, key=lambda name: -heat[self._number[name]])[:MOVED_SLICES]
         rows = np.cumsum([self._stored_rows(name) for name in chosen])
@@ -134,7 +135,7 @@ class LoadBalancer:
             return list(wanted)
         if self._stored is None:
             return []
-        sizes = dict(zip(self._slices, self._rules.sizes().tolist(), strict=True))
+        sizes = dict(zip(self._slices, self.rules.sizes().tolist(), strict=True))
         free = limit - self._expected_bytes()
         # Last first, because a plan that takes slices from this shard begins with the first.
         found = _fitting(list(reversed(wanted)), sizes, free)
@@ -183,32 +184,34 @@ class LoadBalancer:
             rates = self.meter.rates(now_s).round()
             self._rates = {name: int(rates[self._number[name]]) for name in loaded}
             self.rate, self._due_s = float(rates.sum()), now_s + self._report_s
-            self.unevenness = self._rules.unevenness(current, alive)
+            self.unevenness = self.rules.unevenness(current, alive)
         elif loaded == self._reported:
             return
         parts = []
         for name in loaded:
             i = self._number[name]
-            rate = self._rates.get(name, self._rules.last_rate(i))
+            rate = self._rates.get(name, self.rules.last_rate(i))
             parts.append(SliceLoad(i, rate, self._stored_rows(name)))
         # The loaded slices' share of memory; rows that are loading take the rest.
         reported = sum(1 + part.rows for part in parts)
         total = sum(1 + self._stored_rows(name) for name in owned)
         size = self._expected_bytes() * reported // max(reported, total, 1)
         self._reported = None
-        self._claims.report_load(Load(lease.what, lease.fence, size, self._bounds.memory_bytes, tuple(parts)))
+        self._claims.report_load(
+            Load(lease.thing, lease.fence, size, self._bounds.memory_bytes, tuple(parts))
+        )
         self._reported = loaded
 
     def _stored_rows(self, name: str) -> int:
         buckets = self._slices[name]
-        return int(self._shard.stored_rows[buckets.start : buckets.stop].sum())
+        return int(self._shard.buckets.stored_rows[buckets.start : buckets.stop].sum())
 
     def _used_bytes(self) -> int:
         return self._shard.store.memory_bytes
 
     def _expected_bytes(self) -> int:
         """Memory of the rows once loading buckets are complete; of those only the number of rows is known."""
-        return self._used_bytes() + int(self._shard.loader.progress.rows * self._bytes_a_row())
+        return self._used_bytes() + int(self._shard.buckets.progress.rows * self._bytes_a_row())
 
     def _set_expected_sizes(self, now_s: float) -> None:
         """Size unreported slices by the rows in the row store, as soon as it answers.
@@ -217,7 +220,7 @@ class LoadBalancer:
         """
         if self._stored is None and now_s >= self._count_from_s:
             try:
-                self._stored = self._by_slice(self._shard.count_stored())
+                self._stored = self._by_slice(self._shard.buckets.count_stored())
             except Unavailable as error:
                 log.warning("stored rows are not counted, tried again", reason=str(error))
                 self._count_from_s = now_s + COUNT_RETRY_S
@@ -225,19 +228,19 @@ class LoadBalancer:
                     self._stored = np.zeros(len(self._slices))
         row_bytes = self._bytes_a_row()
         if self._stored is not None and abs(row_bytes - self._row_bytes) > 0.02 * row_bytes:
-            self._rules.set_expected_sizes(self._stored * row_bytes)
+            self.rules.set_expected_sizes(self._stored * row_bytes)
             self._row_bytes = row_bytes
 
     def _sample(self, found: list[str], sizes: Mapping[str, float], free: float) -> list[str]:
         """Return as many slices as measure bytes per row: at least one with rows, and all without."""
         few = _fitting(found, sizes, max(0.0, free - self._bounds.memory_bytes * (1 - MEASURED_BY)))
-        begun = self._rows_here() or self._shard.loader.progress.rows or any(sizes[name] for name in few)
+        begun = self._rows_here() or self._shard.buckets.progress.rows or any(sizes[name] for name in few)
         return few if begun else few + [name for name in found if sizes[name]][:1]
 
     def _is_measured(self) -> bool:
         """Check that bytes per row are known, from many rows or from all that are expected here."""
         rows = self._rows_here()
-        return rows >= MEASURED_ROWS or (rows > 0 and not self._shard.loader.progress.rows)
+        return rows >= MEASURED_ROWS or (rows > 0 and not self._shard.buckets.progress.rows)
 
     def _rows_here(self) -> int:
         return sum(self._shard.store.memory().rows.values())

@@ -1,7 +1,10 @@
 """Publishing and flushing of a shard's changed rows (PROTOCOL 11 and 17).
 
-A flush copies rows and offsets together, publishes the copied rows, and writes them last. The flusher also
-holds retention of the log for a restart from the stored rows (PROTOCOL 12).
+A flush copies rows and offsets together, publishes the copied rows, and writes them last. The row store
+compares its meta with the one that this owner wrote last. Anything but that write, or its retry, means that
+the store lost or mixed writes; the bucket is then written whole.
+
+The flusher also holds retention of the log for a restart from the stored rows (PROTOCOL 12).
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import structlog
@@ -23,94 +25,158 @@ from freshet.log import EventLog
 from freshet.observability.metrics import Metric
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
-from freshet.paramserver.core import FlushBook
-from freshet.rows.deltas import RowDelta, encode_rows
-from freshet.rows.store import RowStore
-from freshet.tables import Flushed, Published, Store
+from freshet.rows.deltas import records_of
+from freshet.rows.store import FlushOutcome, RowStore
+from freshet.tables import Flushed, Store
 from freshet.types import (
     I64,
-    U64,
-    Append,
+    U8,
+    Bool,
     Bucket,
     BucketMeta,
-    BytesColumn,
-    Fence,
     Flush,
-    TimeMs,
     TopicPartition,
-    bucket_of,
 )
 
-__all__ = ["DELTA_BYTES", "Flusher", "PublishedTo", "ShardContext", "ShardCounts", "records_of"]
+__all__ = [
+    "FlushBook",
+    "Flusher",
+    "PublishedTo",
+    "ShardContext",
+    "ShardCounts",
+    "store_metrics",
+]
 
-# --- Changed rows as records of `<model>.rows`. Pure.
 
+class FlushBook:
+    """The last metas known to be stored, of the owned buckets. For the flush thread only.
 
-DELTA_BYTES, REMOVED_BYTES = 512 << 10, 256 << 10
-"""Most bytes of rows, and of removed keys, in a record. A round of wide rows is several times the largest
-record of a log (16 MiB on Kafka by default, often 1 MiB on a managed service). Their sum stays below
-LEAST_TOPIC_BYTES (`freshet.config.spec.topics`)."""
-
-
-def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
-    """Encode changed rows as records, each of one table, partition of `rows` and fence.
-
-    The partition follows from the bucket and is fixed (PROTOCOL 17). Rows that exceed the record size are
-    split.
-
-    Args:
-        batch: the changed rows.
-        topic: the topic `rows` of the model.
-        fences: (B,) int64, the fence under which each bucket is owned.
+    B buckets of the model, P partitions of `samples`, K buckets of a flush.
     """
-    records: dict[int, list[bytes]] = {}
-    for part in batch.tables:
-        kept, removed_at = _positions(part.keys, fences), _positions(part.removed, fences)
-        for p, fence in sorted({*kept, *removed_at}):
-            at = kept.get((p, fence), _EMPTY)
-            keys, values = part.keys[at], part.values[at]
-            removed = part.removed[removed_at.get((p, fence), _EMPTY)]
-            rows = max(1, DELTA_BYTES // (keys.itemsize + values.itemsize * values.shape[1]))
-            keys_a_record = REMOVED_BYTES // removed.itemsize
-            pieces = max(-(-len(keys) // rows), -(-len(removed) // keys_a_record))
-            for i in range(pieces):
-                mine = slice(i * rows, (i + 1) * rows)
-                delta = RowDelta(
-                    table=part.table,
-                    fence=Fence(fence),
-                    event_time_ms=TimeMs(batch.clock_ms),
-                    keys=keys[mine],
-                    values=values[mine],
-                    removed=removed[i * keys_a_record : (i + 1) * keys_a_record],
-                )
-                records.setdefault(p, []).append(encode_rows(delta))
-    return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
 
+    def __init__(self, *, buckets: int, partitions: int) -> None:
+        """Own no bucket yet."""
+        self._owned: Bool = np.zeros(buckets, np.bool_)
+        self._left: Bool = np.zeros(buckets, np.bool_)  # released, and not known to be served by others
+        self._fences: I64 = np.zeros(buckets, np.int64)
+        self._seqs: I64 = np.zeros(buckets, np.int64)  # acknowledged last
+        self._sent: I64 = np.zeros(buckets, np.int64)  # highest sent
+        self._applied: I64 = np.zeros((buckets, partitions), np.int64)
+        self._rows_offsets: I64 = np.zeros(buckets, np.int64)
+        self._clocks_ms: I64 = np.zeros(buckets, np.int64)
+        self._rows: I64 = np.zeros(buckets, np.int64)
 
-_EMPTY = slice(0)
+    def claimed(self, metas: Mapping[Bucket, BucketMeta]) -> None:
+        """Own buckets with the metas that the row store returned for the claim."""
+        for bucket, meta in metas.items():
+            self._owned[bucket], self._left[bucket] = True, False
+            self._fences[bucket] = meta.fence
+            self._seqs[bucket] = self._sent[bucket] = meta.seq
+            self._applied[bucket] = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
+            self._rows_offsets[bucket], self._clocks_ms[bucket] = meta.rows_offset, meta.clock_ms
+            self._rows[bucket] = meta.rows
 
+    def next_flush(self, flushed: Flushed, rows_offsets: I64, *, whole: bool = False) -> Flush:
+        """Return a flush of copied rows, with metas one after the last acknowledged ones.
 
-def _positions(keys: U64, fences: I64) -> dict[tuple[int, int], slice | I64]:
-    """{(partition of `rows`, fence): positions of its keys}.
+        A retry therefore repeats its sequence numbers. A whole bucket gets an unused number: after two
+        failovers a store may hold an earlier flush, and would take an equal number for this one.
 
-    The positions are a slice, hence no copy, where keys are sorted and a partition's buckets have one fence;
-    this is the usual case.
-    """
-    if not len(keys):
-        return {}
-    buckets = len(fences)
-    of_key = bucket_of(keys, buckets)
-    pairs = np.stack([of_key * ROWS_PARTITIONS // buckets, fences[of_key]], axis=1)
-    cuts = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
-    starts = [0, *cuts.tolist()]
-    found: dict[tuple[int, int], list[slice]] = {}
-    for start, stop in pairwise([*starts, len(keys)]):
-        p, fence = pairs[start].tolist()
-        found.setdefault((p, fence), []).append(slice(start, stop))
-    return {
-        pair: runs[0] if len(runs) == 1 else np.concatenate([np.arange(r.start, r.stop) for r in runs])
-        for pair, runs in found.items()
-    }
+        Args:
+            flushed: the changed rows.
+            rows_offsets: (ROWS_PARTITIONS,) int64, from which a reader of each partition of `rows` must
+                follow.
+            whole: the copy holds every row of each bucket, and replaces the stored ones.
+        """
+        buckets = flushed.buckets
+        seqs: I64 = (self._sent if whole else self._seqs)[buckets] + 1
+        self._sent[buckets] = np.maximum(self._sent[buckets], seqs)
+        return Flush(
+            buckets=buckets,
+            fences=self._fences[buckets],
+            seqs=seqs,
+            rows=flushed.stored,
+            applied=flushed.applied,
+            rows_offsets=rows_offsets[buckets * ROWS_PARTITIONS // len(self._owned)],
+            clocks_ms=flushed.clock_ms,
+            runs=flushed.runs,
+            whole=whole,
+        )
+
+    def lost(self, buckets: Sequence[Bucket]) -> None:
+        """Give up buckets that another shard owns; their fences are kept."""
+        self._owned[buckets] = self._left[buckets] = False
+
+    def left(self, buckets: Sequence[Bucket]) -> None:
+        """Give up buckets before another shard owns them.
+
+        The next owner replays from the stored metas, so `smallest_applied` and `smallest_rows_offset` include
+        these buckets until they are `claimed` or `lost`.
+        """
+        self._left[buckets] |= self._owned[buckets]
+        self._owned[buckets] = False
+
+    def found_stored(self, metas: Mapping[Bucket, BucketMeta]) -> None:
+        """Lower the offsets of buckets if stored metas are older than written, or another owner's."""
+        for bucket, meta in metas.items():
+            applied = [meta.applied.get(p, 0) for p in range(self._applied.shape[1])]
+            self._applied[bucket] = np.minimum(self._applied[bucket], applied)
+            self._rows_offsets[bucket] = min(int(self._rows_offsets[bucket]), meta.rows_offset)
+
+    @property
+    def fences(self) -> I64:
+        """(B,) int64 fences under which the buckets are, or were last, owned."""
+        return self._fences
+
+    def done(self, flush: Flush, outcomes: U8) -> tuple[I64, I64]:
+        """Record the outcomes of a flush.
+
+        A bucket that was lost or claimed anew after the copy is left out.
+
+        Args:
+            flush: the flush, K buckets.
+            outcomes: (K,) uint8, as `RowStore.flush` returned them.
+
+        Returns:
+            The buckets to write whole, and the buckets that another shard owns; int64.
+        """
+        current = self._owned[flush.buckets] & (self._fences[flush.buckets] == flush.fences)
+        kept = current & (outcomes == FlushOutcome.DONE)
+        buckets = flush.buckets[kept]
+        self._seqs[buckets] = flush.seqs[kept]
+        self._applied[buckets] = flush.applied[kept]
+        self._rows_offsets[buckets] = flush.rows_offsets[kept]
+        self._clocks_ms[buckets] = flush.clocks_ms[kept]
+        self._rows[buckets] = flush.rows[kept]
+        again: I64 = flush.buckets[current & (outcomes == FlushOutcome.REPLACE)]
+        fenced: I64 = flush.buckets[current & (outcomes == FlushOutcome.FENCED)]
+        self._owned[fenced] = False
+        return again, fenced
+
+    @property
+    def rows(self) -> I64:
+        """(B,) int64 rows of each bucket in the row store, as far as this owner knows."""
+        return self._rows
+
+    @property
+    def clock_ms(self) -> int:
+        """Largest event time stored: the eviction clock (rule 8)."""
+        return int(self._clocks_ms[self._owned].max(initial=0))
+
+    def smallest_applied(self) -> dict[int, int]:
+        """{partition: smallest stored offset}, which the log must retain (PROTOCOL 12); empty without
+        buckets."""
+        owned = self._applied[self._owned | self._left]
+        return dict(enumerate(owned.min(axis=0).tolist())) if len(owned) else {}
+
+    def smallest_rows_offset(self, buckets: range) -> int | None:
+        """Return the smallest `rows` offset in the stored metas of these buckets; None without owned ones.
+
+        Retention of `rows` must stay below it.
+        """
+        within = slice(buckets.start, buckets.stop)
+        offsets = self._rows_offsets[within][(self._owned | self._left)[within]]
+        return int(offsets.min()) if len(offsets) else None
 
 
 log = structlog.get_logger("freshet.paramserver")
@@ -211,7 +277,6 @@ class Flusher:
         *,
         name: str,
         alone: bool,
-        drop: Callable[[Sequence[Bucket]], None],
     ) -> None:
         """Start without buckets.
 
@@ -221,13 +286,14 @@ class Flusher:
             counts: counts to update.
             name: name of the shard.
             alone: all buckets are under one claim, and the loss of one ends the shard.
-            drop: called with buckets that another shard owns, unless `alone`.
         """
         spec = context.spec
         self._spec, self._topics, self._log, self._rows = spec, context.topics, context.log, context.rows
         self._store, self._counts, self._clock = store, counts, context.clock
-        self._alone, self._drop = alone, drop
-        self._hold_name = "-".join(filter(None, ("shard", spec.name, name)))
+        self._alone = alone
+        self.on_fenced: Callable[[Sequence[Bucket]], None] = lambda _: None
+        """Called with buckets that another shard owns, unless `alone`"""
+        self.pin = "-".join(filter(None, ("shard", spec.name, name)))
         self.book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
         self.lock = threading.RLock()  # for flushes and ownership changes; acquired before `_publishing`
         self._publishing = threading.Lock()
@@ -311,7 +377,7 @@ class Flusher:
             if smallest is not None or offsets:
                 smallest = min([*offsets, *([] if smallest is None else [smallest])])
                 held[TopicPartition(self._topics.rows, p)] = smallest
-        self._log.hold(self._hold_name, held)
+        self._log.hold(self.pin, held)
 
     def _measure_retention(self, samples: Mapping[int, int]) -> None:
         """Update `room_blocks` by {partition: smallest stored offset}; the old figures stay if the log is
@@ -344,7 +410,7 @@ class Flusher:
         self._unanswered = None
         if len(fenced) and self._alone:
             raise Fenced(f"bucket {fenced[0]} has a new owner; this shard stops")
-        self._drop([Bucket(b) for b in fenced.tolist()])
+        self.on_fenced([Bucket(b) for b in fenced.tolist()])
         if not flush.whole:
             self._counts.flushed_rows += flush.runs.rows
         elif len(again):

@@ -1,16 +1,19 @@
-"""The gRPC service `Rows` of a shard, on any row service that knows its buckets."""
+"""The gRPC service `Rows` of a shard, on any row service that knows its buckets, and its load by slice.
+
+S slices (of a row in `lookup`), B buckets, U keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from freshet.errors import Unavailable
 from freshet.observability.tracing import within
 from freshet.rows.grpc.frames import (
     Described,
-    GroupKeys,
     applied_frame,
     described_frame,
     lookup_of,
@@ -19,18 +22,59 @@ from freshet.rows.grpc.frames import (
     rows_frame,
     span_of,
 )
-from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import GrpcServer
-from freshet.types import F32, Bucket
+from freshet.types import F32, F64, I64, U32, Bucket
 
-__all__ = ["ROWS", "HeldRows", "identity_of", "serve_rows"]
+__all__ = ["ROWS", "LoadMeter", "MeteredRows", "OwnedRows", "identity_of", "serve_rows"]
 
 ROWS = "Rows"
 
 
-class HeldRows(Protocol):
+class OwnedRows(RowService, Protocol):
     """A row service for some of a model's buckets."""
+
+    def owned(self) -> Sequence[Bucket]:
+        """The owned buckets, rising."""
+
+
+class LoadMeter:
+    """Rows looked up and pushed, by slice. Thread-safe: numpy holds the GIL for arrays this short.
+
+    Each group of a lookup or push costs one numpy call, about a microsecond.
+    """
+
+    def __init__(self, buckets: int, slices: int) -> None:
+        """Start at zero; `slices` must divide `buckets`."""
+        self._step = buckets // slices
+        self._starts: I64 = np.zeros(slices + 1, np.int64)  # start offsets of the slices, summed over groups
+        self._read = (0.0, self.rows)
+
+    def count(self, bucket_starts: U32) -> None:
+        """Add a group's `bucket_starts`, shape (B + 1,) uint32: where each bucket's keys start."""
+        self._starts += bucket_starts[:: self._step]
+
+    @property
+    def rows(self) -> I64:
+        """(S,) int64 rows looked up and pushed so far."""
+        return np.diff(self._starts)
+
+    def rates(self, now_s: float) -> F64:
+        """Return (S,) float64 rows per second since the last call, or since the start."""
+        (before_s, before), rows = self._read, self.rows
+        self._read = (now_s, rows)
+        rates: F64 = (rows - before) / max(now_s - before_s, 1e-3)
+        return rates
+
+
+class MeteredRows:
+    """Rows of a shard as its clients see them: metered, and without new rows while memory is full."""
+
+    def __init__(self, rows: OwnedRows, meter: LoadMeter, full: Callable[[], str | None]) -> None:
+        """Serve `rows`; `full` returns the reason why no row may be added, or None."""
+        self._rows, self._meter, self._full = rows, meter, full
+        self.refused = 0  # lookups
 
     def lookup(
         self,
@@ -40,16 +84,38 @@ class HeldRows(Protocol):
         create: bool = True,
         states: RowStates | None = None,
     ) -> None:
-        """As `RowService.lookup`; out: (U, S) float32 for each group."""
+        """As `RowService.lookup`; out: (U, S) float32 for each group.
+
+        Raises Unavailable if `create` is set while memory is full: training waits and loses nothing. Pushes
+        are still accepted.
+        """
+        if create:
+            self._check_memory()
+        self._rows.lookup(groups, out, create=create, states=states)
+        self._count(groups)
 
     def push(self, push: Push) -> bool:
         """As `RowService.push`."""
+        applied = self._rows.push(push)
+        self._count(push.groups)
+        return applied
 
     def applied(self) -> Mapping[int, Sequence[int]]:
-        """As `RowService.applied`, for the owned buckets."""
+        """As `RowService.applied`."""
+        return self._rows.applied()
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
+        return self._rows.owned()
+
+    def _check_memory(self) -> None:
+        if (reason := self._full()) is not None:
+            self.refused += 1
+            raise Unavailable(reason)
+
+    def _count(self, groups: Sequence[KeyGroup]) -> None:
+        for group in groups:
+            self._meter.count(group.bucket_starts)
 
 
 def identity_of(model: str, spec_hash: str) -> dict[str, str]:
@@ -57,7 +123,7 @@ def identity_of(model: str, spec_hash: str) -> dict[str, str]:
     return {"freshet-model": model, "freshet-spec": spec_hash}
 
 
-def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None:
+def serve_rows(server: GrpcServer, rows: OwnedRows, described: Described) -> None:
     """Register the methods of `Rows` with a gRPC server."""
     served = _Rows(rows, described, server)
     server.answered(ROWS, "Lookup", served.lookup)
@@ -67,7 +133,7 @@ def serve_rows(server: GrpcServer, rows: HeldRows, described: Described) -> None
 
 
 class _Rows:
-    def __init__(self, rows: HeldRows, described: Described, server: GrpcServer) -> None:
+    def __init__(self, rows: OwnedRows, described: Described, server: GrpcServer) -> None:
         self._rows, self._described, self._server = rows, described, server
 
     def lookup(self, frame: Frame) -> bytes:
@@ -85,7 +151,7 @@ class _Rows:
         with self._server.making(self._answer_bytes(groups, with_states=with_states)):
             return self._lookup_rows(frame, groups, create=create, with_states=with_states)
 
-    def _answer_bytes(self, groups: Sequence[GroupKeys], *, with_states: bool) -> int:
+    def _answer_bytes(self, groups: Sequence[KeyGroup], *, with_states: bool) -> int:
         """Size of the answer's rows and states, reserved before they are allocated."""
         widths, states = self._described.widths, self._described.states
         floats = sum(
@@ -94,29 +160,25 @@ class _Rows:
         return 4 * floats
 
     def _lookup_rows(
-        self, frame: Frame, groups: Sequence[GroupKeys], *, create: bool, with_states: bool
+        self, frame: Frame, groups: Sequence[KeyGroup], *, create: bool, with_states: bool
     ) -> bytes:
         widths = self._described.widths
         out = {g.group: np.empty((len(g.keys), widths[g.group]), np.float32) for g in groups}
-        key_groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in groups]
         if not with_states:
-            self._rows.lookup(key_groups, list(out.values()), create=create)
+            self._rows.lookup(groups, list(out.values()), create=create)
             return rows_frame(frame.id, out, frame.codec)
         floats = self._described.states
         state_rows = {g.group: np.empty((len(g.keys), floats[g.group]), np.float32) for g in groups}
         states = RowStates(list(state_rows.values()))
-        self._rows.lookup(key_groups, list(out.values()), create=create, states=states)
+        self._rows.lookup(groups, list(out.values()), create=create, states=states)
         return rows_frame(frame.id, out, frame.codec, state_rows, states.known)
 
     def push(self, frame: Frame) -> bytes:
-        request = push_of(frame, self._described.buckets, self._described.widths)
-        groups = [KeyGroup(g.group, g.keys, g.tables, g.bucket_starts) for g in request.groups]
-        ranges, fence, clock_ms = request.ranges, request.fence, request.clock_ms
-        push = Push(ranges, fence, clock_ms, groups, request.gradients, request.owned, span_of(frame))
+        push = push_of(frame, self._described.buckets, self._described.widths)
         return pushed_frame(frame.id, self._rows.push(push))
 
     def applied(self, frame: Frame) -> bytes:
-        held = self._rows.held()  # first: a bucket added in between is missing here, and sent next time
+        held = self._rows.owned()  # first: a bucket added in between is missing here, and sent next time
         return applied_frame(frame.id, self._rows.applied(), held)
 
     def describe(self, frame: Frame) -> bytes:

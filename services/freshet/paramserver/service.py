@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,27 +14,101 @@ from prometheus_client import CollectorRegistry
 from freshet.batches.frames import streams, work_bytes
 from freshet.config.spec.layout import layout_of
 from freshet.coordination.claims import LEASE_S, Claims
-from freshet.errors import Unavailable
+from freshet.errors import FreshetError, Unavailable
 from freshet.http.addresses import Address
 from freshet.log.topics import ensure_topics
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric, register
-from freshet.paramserver.balance_rules import MeteredRows, PlanReason
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
 from freshet.paramserver.flusher import store_metrics
-from freshet.paramserver.server import identity_of, serve_rows
+from freshet.paramserver.placement import PlanReason
+from freshet.paramserver.server import MeteredRows, identity_of, serve_rows
 from freshet.paramserver.shard import Shard, ShardContext
 from freshet.paramserver.shard_manager import ShardManager
-from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
-from freshet.rows.store import OnServers
+from freshet.rows.store import OnServers, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
 
-__all__ = ["PARAMSERVER_METRICS", "ParamServer", "ShardAddress"]
+__all__ = ["PARAMSERVER_METRICS", "STORE_METRICS", "ParamServer", "ShardAddress", "StoreWatch"]
+
+POLL_S = 10.0
+
+STOP_TIMEOUT_S = 0.2
+"""Longest wait of `stop` for a poll that hangs: claims are released after it, within LAST_S."""
+
+STORE_METRICS = (
+    Metric(
+        "freshet_paramserver_store_replicas",
+        "gauge",
+        "replicas",
+        "Replicas of this master of the row store. All of these gauges are absent while a master is silent.",
+        ("server",),
+        at=lambda servers: {server.name: server.replicas for server in servers},
+    ),
+    Metric(
+        "freshet_paramserver_store_used_bytes",
+        "gauge",
+        "bytes",
+        "Memory that this master of the row store uses.",
+        ("server",),
+        at=lambda servers: {server.name: server.used_bytes for server in servers},
+    ),
+    Metric(
+        "freshet_paramserver_store_limit_bytes",
+        "gauge",
+        "bytes",
+        "Memory at which this master refuses writes; 0: no limit, or it reports none.",
+        ("server",),
+        at=lambda servers: {server.name: server.limit_bytes for server in servers},
+    ),
+)
 
 log = structlog.get_logger("freshet.paramserver")
+
+
+class StoreWatch:
+    """Polls the servers on a thread of its own, because a silent server blocks a poll."""
+
+    def __init__(self, store: OnServers, poll_s: float = POLL_S) -> None:
+        """Start without figures."""
+        self._store, self._poll_s = store, poll_s
+        self._stop = threading.Event()
+        self._failed = False  # the last poll
+        self._thread = threading.Thread(target=self._run, name="store watch", daemon=True)
+        self.seen: Sequence[StoreServer] = ()
+        """Servers at the last poll; empty if it failed, since old figures would hide the failure"""
+
+    def start(self) -> None:
+        """Start polling."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop polling; waits up to STOP_TIMEOUT_S for a running poll. Idempotent."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def poll_servers(self) -> None:
+        """Poll once."""
+        try:
+            self.seen = self._store.servers()
+            self._failed = False
+        except Exception as error:  # also of third-party stores: the thread must go on
+            self.seen = ()
+            if not self._failed:
+                log.warning(
+                    "the row store's servers do not answer; their figures are absent until they do",
+                    reason=str(error) if isinstance(error, FreshetError) else repr(error),
+                )
+            self._failed = True
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.poll_servers()
+            self._stop.wait(self._poll_s)
+
 
 JOIN_TIMEOUT_S = 10 * LEASE_S
 """Longest wait of a start for the lease of a former process of the same name."""
@@ -242,7 +316,7 @@ class ParamServer:
                 buckets=spec.buckets,
                 clock=clock,
             )
-            self.shard.create()
+            self.shard.buckets.create()
             self.manager.join(clock.monotonic() + JOIN_TIMEOUT_S, stop)
             self._cleanup = cleanup.pop_all()
 
@@ -296,7 +370,7 @@ class ParamServer:
             "name": self._place.name,
             "address": self.address,
             "slices": len(self.manager.slices),
-            "loading": asdict(self.shard.loader.progress),
+            "loading": asdict(self.shard.buckets.progress),
             "moved": asdict(self.manager.counts),
             "damaged": dict(self.manager.damaged),
             "rows": {names[table]: rows for table, rows in memory.rows.items()},
@@ -323,7 +397,9 @@ class ParamServer:
     def register(self, registry: CollectorRegistry) -> None:
         """Register PARAMSERVER_METRICS, STORE_METRICS and GRPC_METRICS."""
         register(
-            registry, PARAMSERVER_METRICS, lambda: {**self.status(), "read_keys": self.shard.loader.keys_read}
+            registry,
+            PARAMSERVER_METRICS,
+            lambda: {**self.status(), "read_keys": self.shard.buckets.keys_read},
         )
         register(registry, STORE_METRICS, lambda: () if self.watch is None else self.watch.seen)
         register(registry, GRPC_METRICS, lambda: self.server.counts)

@@ -8,21 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import structlog
 
 from freshet.config.spec.layout import layout_of
-from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Refused, Unavailable
+from freshet.errors import Fenced, FreshetError, Refused, Unavailable
 from freshet.observability.spans import end_push_answer, start_rows_answer
 from freshet.observability.tracing import Context, end_span, running
-from freshet.paramserver.bucket_loader import Loader
-from freshet.paramserver.core import PushFences
+from freshet.paramserver.buckets import OwnedBuckets
 from freshet.paramserver.flusher import Flusher, PublishedTo, ShardContext, ShardCounts
 from freshet.rows.service import KeyGroup, Push, RowStates
-from freshet.rows.store import StoreIdentity
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
-from freshet.types import F32, I64, Bucket, BucketMeta, Fence, OffsetRange, TimeMs, TopicPartition
+from freshet.types import F32, I64, Bucket, Fence, OffsetRange
 
 __all__ = ["PublishedTo", "Shard", "ShardContext", "ShardCounts"]
 
@@ -46,6 +45,27 @@ LOAD_RETRY_S = 0.5
 """Wait after a failed load of buckets."""
 
 
+class PushFences:
+    """The highest fence of the pushes of each partition. Thread-safe.
+
+    A lower fence comes from an embedder that another one has replaced (PROTOCOL 9).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._highest: dict[int, int] = {}
+
+    def check(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
+        """Record the fence of a push; raises Fenced if one of its partitions has seen a higher one."""
+        with self._lock:
+            for r in ranges:
+                if fence < (seen := self._highest.get(r.partition, fence)):
+                    raise Fenced(
+                        f"a push of partition {r.partition} carries fence {fence}, its embedder has {seen}"
+                    )
+            self._highest.update({r.partition: int(fence) for r in ranges})
+
+
 class Shard:
     """Buckets of a model: all of them under one claim, or some under claims of slices.
 
@@ -65,165 +85,40 @@ class Shard:
 
         Args:
             context: model and stores.
-            fence: fence of the one claim of all buckets, for `load`. Without it buckets are added by
-                `claim_buckets` and removed by `revoke`, `release` and `drop`, each under its claim's fence.
+            fence: fence of the one claim of all buckets, for `load`. Without it buckets are claimed and
+                released by `buckets`, each under its claim's fence.
             held: whether the claim of `fence` still stands; once it does not, nothing is written.
             name: distinguishes the shards of a model.
             most_bytes: memory of rows beyond which the least recently used are evicted (`Store.of`). 0: no
                 bound.
         """
         spec, layout = context.spec, layout_of(context.spec)
-        self._spec, self._spec_hash, self._topics = spec, context.spec_hash, context.topics
-        self._log, self._rows, self._held = context.log, context.rows, held
-        self._fence = fence
-        self._store = Store.of(spec, layout, held=False, most_bytes=most_bytes)
-        self._loader = Loader(self._store, context.rows, buckets=spec.buckets)
-        self._to_load = threading.Event()
-        self._conflicts_lock, self._conflicted = threading.Lock(), set[Bucket]()
+        self._spec, self._fence, self._held = spec, fence, held
+        self._store = Store.of(spec, layout, owned=False, most_bytes=most_bytes)
         self.counts = ShardCounts()
-        alone = fence is not None
-        self._flusher = Flusher(context, self._store, self.counts, name=name, alone=alone, drop=self.drop)
-        self._book, self._flushing = self._flusher.book, self._flusher.lock
+        self.flusher = Flusher(context, self._store, self.counts, name=name, alone=fence is not None)
+        self.buckets = OwnedBuckets(context, self._store, self.flusher)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._failed: FreshetError | None = None
         self.on_failed: Callable[[], None] = lambda: None
         self._push_fences = PushFences()
 
-    # --- ownership
+    # --- life
 
     def load(self, stop: threading.Event | None = None) -> int:
         """Create or check the row store, read every bucket under the one fence and serve; returns rows read.
 
-        Raises as `claim_buckets`; also Unavailable once `stop` is set.
+        Raises:
+            ValueError: the shard has no fence.
+            Unavailable: `stop` was set, or as `OwnedBuckets.claim`, like all other errors.
         """
         if self._fence is None:
-            raise ValueError("a shard without a fence claims its buckets by `claim_buckets`")
-        self.create()
-        buckets = [Bucket(b) for b in range(self._spec.buckets)]
+            raise ValueError("a shard without a fence claims its buckets by `buckets.claim`")
+        self.buckets.create()
         stopping = stop.is_set if stop is not None else lambda: False
-        return self.claim_buckets(buckets, self._fence, whole=True, stopping=stopping)
-
-    def create(self) -> None:
-        """Create the row store, or check that it is this model's (PROTOCOL 5). Raises Mismatch if not."""
-        buckets = [Bucket(b) for b in range(self._spec.buckets)]
-        meta = BucketMeta(Fence(0), 0, 0, self._starts(), 0, TimeMs(0))
-        self._rows.create(self._identity(), dict.fromkeys(buckets, meta))
-
-    def claim_buckets(
-        self,
-        buckets: Sequence[Bucket],
-        fence: Fence,
-        *,
-        whole: bool = False,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Claim buckets in the row store and serve them (PROTOCOL 10).
-
-        Args:
-            buckets: the buckets to claim.
-            fence: fence of the claim that includes them.
-            whole: read all rows before this returns. Otherwise the load thread reads them, and lookups and
-                pushes read rows by key until then.
-            stopping: aborts a `whole` read once it returns True.
-
-        Returns:
-            The number of rows stored of these buckets.
-
-        Raises:
-            DataLost: the log lacks samples that must be replayed (PROTOCOL 12).
-            Fenced: another shard has a higher fence.
-            Unavailable: the row store is away or still written to, or `stopping`; no bucket is served.
-        """
-        with self._flushing:
-            self._forget(buckets)
-            try:
-                metas = self._rows.claim(buckets, fence)
-                self._flusher.hold_retention(metas)  # by this shard from the claim on
-                if whole:
-                    metas = self._loader.read_whole(metas, fence, stopping)
-                self._check_replay_is_possible(metas)
-                with self._flusher.owning(metas):
-                    if whole:
-                        for bucket, meta in metas.items():
-                            self._store.set_applied(bucket, meta.applied, meta.clock_ms)
-                    else:
-                        self._loader.begin(metas, fence)
-            except FreshetError:  # no bucket is owned yet
-                self._forget(buckets)
-                raise
-        self._to_load.set()
-        stored = sum(meta.rows for meta in metas.values())
-        log.info("buckets claimed", buckets=len(buckets), rows=stored, fence=int(fence), loaded=whole)
-        return stored
-
-    def load_next_part(self) -> None:
-        """Load the next part of the claimed buckets; the load thread calls this until all are loaded.
-
-        Buckets that changed since the claim are dropped with the rows learned on top, and returned by
-        `pop_conflicted`. Raises Unavailable; the next call retries.
-        """
-        changed = self._loader.load_next_part(self._stop.is_set)
-        if not changed:
-            return
-        with self._flushing:  # no bucket is claimed between the check and the release
-            changed = {b: changed[b] for b in sorted(changed.keys() & set(self._loader.loading()))}
-            self._book.found_stored(changed)
-            self.release(list(changed))
-        with self._conflicts_lock:
-            self._conflicted.update(changed)
-        log.warning(
-            "buckets were written to, or a failover took writes back, while they were loaded; dropped",
-            buckets=len(changed),
-        )
-
-    def pop_conflicted(self) -> set[Bucket]:
-        """Return the buckets dropped by `load_next_part` since the last call.
-
-        Their claims must be renewed: clients see the owner change, and replay their pushes (PROTOCOL 7).
-        """
-        with self._conflicts_lock:
-            conflicted, self._conflicted = self._conflicted, set()
-            return conflicted
-
-    @property
-    def loader(self) -> Loader:
-        """The loader of buckets that are served and not loaded yet."""
-        return self._loader
-
-    def revoke(self, buckets: Sequence[Bucket]) -> None:
-        """Flush, then stop serving these buckets, so that their claim can be released.
-
-        Pushes between the two, and rows of buckets that are still loading, are lost from memory; clients see
-        the owner change, and replay from the flushed offsets (PROTOCOL 7).
-
-        Raises:
-            Unavailable: the flush failed; the buckets are still served.
-        """
-        with self._flushing:
-            self.flush()
-            self.release(buckets)
-
-    def drop(self, buckets: Sequence[Bucket]) -> None:
-        """Stop serving buckets that another shard owns; nothing of them is written any more."""
-        self._forget(buckets)
-        with self._flushing:
-            self._book.lost(buckets)
-
-    def release(self, buckets: Sequence[Bucket]) -> None:
-        """Stop serving buckets that no other shard owns yet.
-
-        Retention of the log is held for them until this shard claims them again, or drops them because
-        another one serves them (PROTOCOL 12).
-        """
-        self._forget(buckets)
-        with self._flushing:
-            self._book.left(buckets)
-
-    def _forget(self, buckets: Sequence[Bucket]) -> None:
-        self._loader.forget(buckets)
-        for bucket in buckets:
-            self._store.drop_bucket(bucket)
+        every = [Bucket(b) for b in range(self._spec.buckets)]
+        return self.buckets.claim(every, self._fence, whole=True, stopping=stopping)
 
     def start(self) -> None:
         """Start the threads that publish, flush and load."""
@@ -239,7 +134,7 @@ class Shard:
         Blocks up to the row store's time-out. Raises Unavailable if the flush fails.
         """
         self._stop.set()
-        self._to_load.set()
+        self.buckets.to_load.set()
         for thread in self._threads:
             thread.join()
         if flush and self._failed is None and self._held():
@@ -253,27 +148,17 @@ class Shard:
     @property
     def published(self) -> PublishedTo:
         """Progress of publishing; empty before `load`. Readable from any thread."""
-        return self._flusher.published
+        return self.flusher.published
 
     @property
     def unwritten_s(self) -> float:
         """Age of the flush that is not written yet; see `Flusher`."""
-        return self._flusher.unwritten_s
+        return self.flusher.unwritten_s
 
     @property
     def store(self) -> Store:
         """The native store."""
         return self._store
-
-    @property
-    def stored_rows(self) -> I64:
-        """(B,) int64 rows of each bucket in the row store as of its last flush; valid for owned buckets."""
-        return self._book.rows
-
-    def count_stored(self) -> I64:
-        """Return (B,) int64 rows of each bucket in the row store, of all owners. Raises Unavailable."""
-        metas = self._rows.metas([Bucket(b) for b in range(len(self._book.rows))])
-        return np.array([metas[Bucket(b)].rows for b in range(len(metas))], np.int64)
 
     # --- RowService
 
@@ -312,33 +197,12 @@ class Shard:
         known: I64 | None = None,
     ) -> None:
         """Look one group up. Unread rows are first read from the row store, for all groups together."""
-        k = group
         while True:
             try:
-                self._store.lookup(
-                    k.group,
-                    k.keys,
-                    k.tables,
-                    k.bucket_starts,
-                    rows,
-                    create=create,
-                    states=states,
-                    known=known,
-                )
+                self._store.lookup(group.group, group, rows, create=create, states=states, known=known)
                 return
             except RowsUnread:
-                self._read_by_key(groups)
-
-    def _read_by_key(self, groups: Sequence[KeyGroup]) -> None:
-        """Read rows of loading buckets.
-
-        Raises Unavailable; also for a damaged page, whose bucket the load thread drops, so that clients wait
-        for its next owner.
-        """
-        try:
-            self._loader.read_by_key(groups)
-        except Corrupt as error:
-            raise Unavailable(f"rows cannot be read: {error}") from error
+                self.buckets.read_by_key(groups)
 
     def push(self, push: Push) -> bool:
         """Apply a batch's gradients; see `RowService`."""
@@ -347,7 +211,7 @@ class Shard:
 
     def _apply(self, push: Push) -> bool:
         while (outcome := self._push(push)) is PushOutcome.UNREAD:
-            self._read_by_key(push.groups)
+            self.buckets.read_by_key(push.groups)
         if outcome is PushOutcome.REFUSED:
             raise self.refused(push.ranges)
         self.pushed(1, int(outcome is PushOutcome.SKIPPED))
@@ -363,7 +227,7 @@ class Shard:
     def refused(self, ranges: Sequence[OffsetRange]) -> Refused:
         """Count a refused push and return its error; see `NativeRows`."""
         self.counts.refused += 1
-        applied = self._flusher.smallest_applied()  # empty where no bucket is owned
+        applied = self.flusher.smallest_applied()  # empty where no bucket is owned
         text = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in ranges)
         return Refused(f"push of {text} does not continue what is applied", applied)
 
@@ -397,19 +261,19 @@ class Shard:
         """{partition: distinct offsets that buckets have applied up to}."""
         return self._store.applied()
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         """The owned buckets, rising."""
-        return self._store.held()
+        return self._store.owned()
 
     # --- publish and flush
 
     def publish(self) -> int:
         """Publish the rows changed so far; see `Flusher`."""
-        return self._flusher.publish()
+        return self.flusher.publish()
 
     def flush(self) -> None:
         """Write every loaded bucket's changed rows and its offsets; see `Flusher`."""
-        self._flusher.flush()
+        self.flusher.flush()
 
     def _publish_loop(self) -> None:
         interval = self._spec.train.publish_interval_ms / 1000
@@ -427,24 +291,26 @@ class Shard:
         while not self._stop.wait(wait):
             began = time.thread_time()
             self._run_round(self.flush, _log_unwritten)
-            self._run_round(self._evict, _log_unwritten)
+            self._run_round(self.evict, _log_unwritten)
             stretched = (time.thread_time() - began) * (1 / FLUSH_SHARE - 1)
             wait = max(interval, min(stretched, LONGEST_FLUSH_WAIT_S))
 
     def _load_loop(self) -> None:
+        load = partial(self.buckets.load_next_part, self._stop.is_set)
         while True:
-            self._to_load.wait()
-            self._to_load.clear()
-            while self._loader.has_work and not self._stop.is_set():
-                if not self._run_round(self.load_next_part, _log_unloaded):
+            self.buckets.to_load.wait()
+            self.buckets.to_load.clear()
+            while self.buckets.has_work and not self._stop.is_set():
+                if not self._run_round(load, _log_unloaded):
                     self._stop.wait(LOAD_RETRY_S)
             if self._stop.is_set():
                 return
-            if not self._loader.loading():
-                log.info("buckets are loaded", buckets=len(self._store.held()))
+            if not self.buckets.loading():
+                log.info("buckets are loaded", buckets=len(self._store.owned()))
 
-    def _evict(self) -> None:
-        self._store.make_room(self._book.clock_ms, EVICT_ROWS)
+    def evict(self) -> None:
+        """Evict some rows beyond the tables' limits; the flush thread calls it between two flushes."""
+        self._store.make_room(self.flusher.book.clock_ms, EVICT_ROWS)
 
     def _run_round(self, work: Callable[[], object], log_failure: Callable[[Unavailable], None]) -> bool:
         """Run one round of a thread; True if it succeeded.
@@ -463,34 +329,6 @@ class Shard:
             self._failed = error if isinstance(error, FreshetError) else FreshetError(repr(error))
             self.on_failed()
         return False
-
-    # --- the row store
-
-    def _identity(self) -> StoreIdentity:
-        spec = self._spec
-        return StoreIdentity(
-            model=spec.name,
-            spec_hash=self._spec_hash,
-            buckets=spec.buckets,
-            tables={t.name: t.id for t in spec.tables},
-            record_bytes={t.id: self._store.record_bytes(t.id) for t in spec.tables},
-            samples_log_id=str(self._log.topics()[self._topics.samples].log_id),
-        )
-
-    def _starts(self) -> dict[int, int]:
-        """{partition: first offset in the log of samples}."""
-        partitions = range(self._spec.partitions)
-        return {p: self._log.bounds(TopicPartition(self._topics.samples, p)).start for p in partitions}
-
-    def _check_replay_is_possible(self, metas: Mapping[Bucket, BucketMeta]) -> None:
-        for p, start in self._starts().items():
-            offset = min((meta.applied.get(p, 0) for meta in metas.values()), default=start)
-            if offset < start:
-                raise DataLost(
-                    f"{self._topics.samples}[{p}]: rows have learned up to {offset}, "
-                    f"but the log starts at {start}\n"
-                    "  samples between the two are gone; restore the log, or start the model anew"
-                )
 
 
 def _log_unpublished(error: Unavailable) -> None:

@@ -1,7 +1,7 @@
 """The shard manager: claims, serves and releases the slices of a shard among others (PROTOCOL 9 and 10).
 
-Each shard has a membership lease. The living shard whose lease has the lowest fence leads: it publishes plans
-by the reported load (`freshet.paramserver.balance_rules`). A plan is a proposal; ownership is by claims. A
+Each shard has a membership lease. The living shard with the lowest fence leads: it publishes plans
+by the reported load (`freshet.paramserver.placement`). A plan is a proposal; ownership is by claims. A
 shard claims its planned slices once they are unclaimed, released, or their owner's lease has expired. It
 revokes a slice by flushing it and releasing the claim.
 """
@@ -111,18 +111,18 @@ class ShardManager:
             self._drop_lost()
             self._release_conflicted()
             self._release_retention()
-            loading = self._slices_with(self._shard.loader.loading())
+            loading = self._slices_with(self._shard.buckets.loading())
             loaded = [name for name in self._owned if name not in loading]
             self._balancer.step(self._lease, loaded, self._owned)
             plan = self._claims.plan()
-            if plan is None or len(plan.seats) != len(self._slices):
+            if plan is None or len(plan.owners) != len(self._slices):
                 return
-            planned = dict(zip(self._slices, plan.seats, strict=True))
+            planned = dict(zip(self._slices, plan.owners, strict=True))
             unclaimed: Unavailable | None = None
             try:
                 if not self._leaving:
                     wanted = [name for name, shard in planned.items() if shard == self._member]
-                    free = self._claims.free([name for name in wanted if name not in self._owned])
+                    free = self._claims.available([name for name in wanted if name not in self._owned])
                     free = self._without_damaged(wanted, free)
                     self._claim(self._balancer.fitting(free))
             except Unavailable as error:  # a failed claim must not delay revocations
@@ -159,7 +159,7 @@ class ShardManager:
         with self._round:
             self._revoke(list(self._owned))
             self._release_retention()
-            if self._left and any(claim.what != self._member for claim in self._claims.alive(SHARD_LEASES)):
+            if self._left and any(claim.thing != self._member for claim in self._claims.alive(SHARD_LEASES)):
                 log.warning(
                     "no other shard serves these slices yet; the log is held for them until this one is "
                     "started again",
@@ -182,7 +182,7 @@ class ShardManager:
             name, (_, reason) = next(iter(self._damaged.items()))
             return f"{len(self._damaged)} slices are not served, {name} first: {reason}"
         plan = self._claims.plan()
-        wanted = plan.seats.count(self._member) if plan is not None else 0
+        wanted = plan.owners.count(self._member) if plan is not None else 0
         if plan is None or wanted > len(self._owned):
             return f"{len(self._owned)} of {wanted} slices are served"
         return None
@@ -193,17 +193,19 @@ class ShardManager:
             log.warning("slices were taken over by another shard", slices=len(lost), slice=lost[0])
             for name in lost:
                 del self._owned[name]
-            self._shard.release(self._buckets(lost))  # the new owner may die before it holds retention
+            self._shard.buckets.release(
+                self._buckets(lost)
+            )  # the new owner may die before it holds retention
             self._left.update(lost)
             self.counts.lost += len(lost)
 
     def _release_conflicted(self) -> None:
-        """Release slices whose rows changed while they loaded.
+        """Release slices with rows that changed while they loaded.
 
         Their learned rows are lost. The release is an owner change, so clients replay (PROTOCOL 7).
         """
-        for name in self._slices_with(self._shard.pop_conflicted()) & set(self._owned):
-            self._shard.release(self._buckets([name]))
+        for name in self._slices_with(self._shard.buckets.pop_conflicted()) & set(self._owned):
+            self._shard.buckets.release(self._buckets([name]))
             self._owned.pop(name).release([name])
             self._conflicted.add(name)
             self._left.add(name)
@@ -220,7 +222,7 @@ class ShardManager:
             if owner != self._member and self._balancer.reported_owner(name) == owner:
                 served.append(name)
         if served:
-            self._shard.drop(self._buckets(served))
+            self._shard.buckets.drop(self._buckets(served))
             self._left -= set(served)
 
     def _slices_to_revoke(self, planned: Mapping[str, str]) -> list[str]:
@@ -252,7 +254,7 @@ class ShardManager:
                 return []  # a slice is unclaimed or loading
         if min(revoking, default=None) != self._member:
             return []
-        loading = self._slices_with(self._shard.loader.loading())  # their changes cannot be flushed yet
+        loading = self._slices_with(self._shard.buckets.loading())  # their changes cannot be flushed yet
         return [
             name
             for name in self._owned
@@ -267,7 +269,7 @@ class ShardManager:
         free, whole = (clean, False) if clean else (free[: self._at_once], True)
         held = self._claims.acquire_all(free, self._owner, self._clock.monotonic() + CLAIM_S)
         try:
-            rows = self._shard.claim_buckets(self._buckets(free), held.fence, whole=whole)
+            rows = self._shard.buckets.claim(self._buckets(free), held.fence, whole=whole)
         except Corrupt as error:
             held.release()
             if len(free) > 1:  # bisect for the damaged one
@@ -311,7 +313,7 @@ class ShardManager:
     def _revoke(self, slices: Sequence[str]) -> None:
         if not slices:
             return
-        self._shard.revoke(self._buckets(slices))
+        self._shard.buckets.revoke(self._buckets(slices))
         for name in slices:
             self._owned.pop(name).release([name])
         self._left.update(slices)

@@ -34,7 +34,9 @@ from freshet.config.spec.rules import bounds_text, within
 from freshet.config.spec.schemas import load_schema
 from freshet.errors import BadInput
 from freshet.features.arrow import TableEncoder, find_column, strip_null
-from freshet.features.cells import CellFormat, Misfit, read_booleans, read_floats, read_times, unwrap_array
+from freshet.features.arrow_arrays import CellFormat, Misfit, unwrap_array
+from freshet.features.cell_times import read_times
+from freshet.features.cells import read_booleans, read_floats
 from freshet.recordings.event_times import EventTimes
 from freshet.recordings.tables import Batch, TableFile
 from freshet.types import F32, I64, U64, Bool, BytesColumn

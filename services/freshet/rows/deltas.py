@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from freshet import _native
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt
 from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values, value_type
-from freshet.types import F32, U64, Fence, TimeMs
+from freshet.tables import Published
+from freshet.types import F32, I64, U64, Append, BytesColumn, Fence, TimeMs, bucket_of
 
-__all__ = ["MAGIC", "VERSION", "RowCodec", "RowDelta", "decode_rows", "encode_rows"]
+__all__ = [
+    "DELTA_BYTES",
+    "MAGIC",
+    "VERSION",
+    "RowCodec",
+    "RowDelta",
+    "decode_rows",
+    "encode_rows",
+    "records_of",
+]
 
 MAGIC = 0xB2
 VERSION = 1
@@ -112,3 +124,72 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
 def _crc32(body: bytes | memoryview) -> int:
     """CRC-32 as zlib's, seven times as fast."""
     return _native.crc32(np.frombuffer(body, np.uint8), 0)
+
+
+# --- A round of publishing as records.
+
+DELTA_BYTES, REMOVED_BYTES = 512 << 10, 256 << 10
+"""Most bytes of rows, and of removed keys, in a record. A round of wide rows is several times the largest
+record of a log (16 MiB on Kafka by default, often 1 MiB on a managed service). Their sum stays below
+LEAST_TOPIC_BYTES (`freshet.config.spec.topics`)."""
+
+
+def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
+    """Encode changed rows as records, each of one table, partition of `rows` and fence.
+
+    The partition follows from the bucket and is fixed (PROTOCOL 17). Rows that exceed the record size are
+    split.
+
+    Args:
+        batch: the changed rows.
+        topic: the topic `rows` of the model.
+        fences: (B,) int64, the fence under which each bucket is owned.
+    """
+    records: dict[int, list[bytes]] = {}
+    for part in batch.tables:
+        kept, removed_at = _positions(part.keys, fences), _positions(part.removed, fences)
+        for p, fence in sorted({*kept, *removed_at}):
+            at = kept.get((p, fence), _EMPTY)
+            keys, values = part.keys[at], part.values[at]
+            removed = part.removed[removed_at.get((p, fence), _EMPTY)]
+            rows = max(1, DELTA_BYTES // (keys.itemsize + values.itemsize * values.shape[1]))
+            keys_a_record = REMOVED_BYTES // removed.itemsize
+            pieces = max(-(-len(keys) // rows), -(-len(removed) // keys_a_record))
+            for i in range(pieces):
+                mine = slice(i * rows, (i + 1) * rows)
+                delta = RowDelta(
+                    table=part.table,
+                    fence=Fence(fence),
+                    event_time_ms=TimeMs(batch.clock_ms),
+                    keys=keys[mine],
+                    values=values[mine],
+                    removed=removed[i * keys_a_record : (i + 1) * keys_a_record],
+                )
+                records.setdefault(p, []).append(encode_rows(delta))
+    return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
+
+
+_EMPTY = slice(0)
+
+
+def _positions(keys: U64, fences: I64) -> dict[tuple[int, int], slice | I64]:
+    """{(partition of `rows`, fence): positions of its keys}.
+
+    The positions are a slice, hence no copy, where keys are sorted and a partition's buckets have one fence;
+    this is the usual case.
+    """
+    if not len(keys):
+        return {}
+    buckets = len(fences)
+    of_key = bucket_of(keys, buckets)
+    pairs = np.stack([of_key * ROWS_PARTITIONS // buckets, fences[of_key]], axis=1)
+    cuts = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
+    starts = [0, *cuts.tolist()]
+    found: dict[tuple[int, int], list[slice]] = {}
+    for start, stop in pairwise([*starts, len(keys)]):
+        p, fence = pairs[start].tolist()
+        found.setdefault((p, fence), []).append(slice(start, stop))
+    return {
+        pair: runs[0] if len(runs) == 1 else np.concatenate([np.arange(r.start, r.stop) for r in runs])
+        for pair, runs in found.items()
+    }

@@ -11,39 +11,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
 from freshet.errors import Refused
 from freshet.observability.tracing import Context
 from freshet.tables import Store
 from freshet.tables.changes import KnownPushes
-from freshet.types import F32, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs
+from freshet.tables.plan import KeyGroup
+from freshet.types import F32, Bool, Fence, OffsetRange, TimeMs
 
 __all__ = ["KeyGroup", "NativeRows", "OwnersChange", "Push", "PushesAhead", "RowService", "RowStates"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyGroup:
-    """Unique keys of a batch in one store group, in order of their buckets."""
-
-    group: int  # store group: tables of equal layout share one
-    keys: U64  # (U,) unique by (table, key), sorted by bucket
-    tables: U8  # (U,) table id of each key
-    bucket_starts: U32  # (B + 1,) keys of bucket b are [bucket_starts[b], bucket_starts[b + 1])
-
-    def repeated(self, counts: U32) -> KeyGroup:
-        """Return the group with each key repeated `counts` (U,) uint32 times in a row; copies.
-
-        A push names a row's key once per gradient.
-        """
-        ends = np.zeros(len(counts) + 1, np.uint32)
-        np.cumsum(counts, out=ends[1:])
-        return KeyGroup(
-            self.group,
-            np.repeat(self.keys, counts),
-            np.repeat(self.tables, counts),
-            ends[self.bucket_starts],
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +90,7 @@ class RowService(Protocol):
 
 @runtime_checkable
 class NativeRows(Protocol):
-    """A row service of this process whose store the native core reads and writes itself, many batches a call.
+    """A row service of this process with a store that the native core reads and writes itself.
 
     Optional. Each push is checked against all buckets before it changes any (PROTOCOL 4).
     """
@@ -152,7 +127,7 @@ class PushesAhead(Protocol):
 
 @runtime_checkable
 class OwnersChange(Protocol):
-    """A row service whose buckets may move to another shard during use. Optional."""
+    """A row service of buckets that may move to another shard during use. Optional."""
 
     def ownership(self) -> int:
         """Return a number that rises with every change of a bucket's owner; cheap.

@@ -112,7 +112,7 @@ class RowStore(Protocol):
         """Write changed rows, removed keys and metas of many buckets; each bucket atomically.
 
         For the flush thread of the buckets' owner; may block up to the store's time-out. Afterwards new
-        readers see every bucket that is DONE; running scans may not. A bucket whose stored (fence, seq)
+        readers see every bucket that is DONE; running scans may not. A bucket with a stored (fence, seq) that
         equals the flush's is DONE, as after a lost answer. One that is not at (fence, seq - 1) is to be
         REPLACEd, unless the flush is `whole`.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freshet.tables.plan import RowKeys
+from freshet.tables.plan import KeyGroup
 from freshet.types import F32, I64, U32, U64, Bool, Bucket, OffsetRange, PackedRows, RowRuns, TimeMs
 
 __all__ = ["BucketChanges", "Flushed", "KnownPushes", "Published", "PublishedTable"]
@@ -36,7 +36,7 @@ class KnownPushes:
         object.__setattr__(self, "_moments", self.offsets.tolist())
 
     @classmethod
-    def of(cls, groups: Sequence[RowKeys], read: Sequence[I64]) -> KnownPushes:
+    def of(cls, groups: Sequence[KeyGroup], read: Sequence[I64]) -> KnownPushes:
         """Create from the applied offsets that `Store.lookup` read with the rows: (B, P) int64 a group."""
         looked_up = [np.flatnonzero(np.diff(group.bucket_starts.astype(np.int64))) for group in groups]
         if not any(len(buckets) for buckets in looked_up):

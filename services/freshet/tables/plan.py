@@ -6,13 +6,16 @@ optimiser state, B buckets of the model.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from freshet import _native
 from freshet.config.spec.layout import Group
 from freshet.types import F32, I32, U8, U32, U64
 
-__all__ = ["NativeSlot", "Plan", "RowKeys", "RowSteps", "native_slots"]
+__all__ = ["KeyGroup", "NativeSlot", "Plan", "RowSteps", "UniqueKeys", "native_slots"]
 
 # --- Arguments of the native core: unique keys of a batch, and the slots of a row.
 
@@ -21,12 +24,8 @@ NativeSlot: TypeAlias = tuple[int, int, float, str, dict[str, float]]
 """(start, width, init, name of the optimiser, its parameters)."""
 
 
-class RowKeys(Protocol):
-    """Unique keys of a batch in one store group, in order of their buckets, as `rows.service.KeyGroup`."""
-
-    @property
-    def group(self) -> int:
-        """Store group."""
+class UniqueKeys(Protocol):
+    """Unique keys of a batch in one store group, in order of their buckets: a `Plan` or `KeyGroup`."""
 
     @property
     def keys(self) -> U64:
@@ -39,6 +38,30 @@ class RowKeys(Protocol):
     @property
     def bucket_starts(self) -> U32:
         """(B + 1,) where each bucket's keys start."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyGroup:
+    """Unique keys of a batch in one store group, in order of their buckets."""
+
+    group: int  # store group: tables of equal layout share one
+    keys: U64  # (U,) unique by (table, key), sorted by bucket
+    tables: U8  # (U,) table id of each key
+    bucket_starts: U32  # (B + 1,) keys of bucket b are [bucket_starts[b], bucket_starts[b + 1])
+
+    def repeated(self, counts: U32) -> KeyGroup:
+        """Return the group with each key repeated `counts` (U,) uint32 times in a row; copies.
+
+        A push names a row's key once per gradient.
+        """
+        ends = np.zeros(len(counts) + 1, np.uint32)
+        np.cumsum(counts, out=ends[1:])
+        return KeyGroup(
+            self.group,
+            np.repeat(self.keys, counts),
+            np.repeat(self.tables, counts),
+            ends[self.bucket_starts],
+        )
 
 
 def native_slots(group: Group) -> list[NativeSlot]:
@@ -68,11 +91,11 @@ class RowSteps:
         """Floats of a row's optimiser state (T)."""
         return self._native.state_floats
 
-    def step(self, local: RowKeys, values: F32, states: F32, pushed: RowKeys, gradients: F32) -> int:
+    def step(self, local: UniqueKeys, values: F32, states: F32, pushed: UniqueKeys, gradients: F32) -> int:
         """Step the rows of `local` that have gradients, in place, and return their number.
 
         The result equals a push of these gradients to the store bit by bit, if the store holds float32. A row
-        whose gradient is not finite is unchanged.
+        with a gradient that is not finite is unchanged.
 
         Args:
             local: keys of the U local rows.

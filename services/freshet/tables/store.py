@@ -17,7 +17,7 @@ from freshet.config.spec.layout import Group, Layout
 from freshet.config.spec.model import Spec
 from freshet.errors import Corrupt, Unavailable
 from freshet.tables.changes import Flushed, Published, PublishedTable
-from freshet.tables.plan import NativeSlot, RowKeys, native_slots
+from freshet.tables.plan import KeyGroup, NativeSlot, UniqueKeys, native_slots
 from freshet.tables.runs import native_parts, widths_of
 from freshet.types import (
     F32,
@@ -76,7 +76,7 @@ class RowsUnread(Unavailable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadKeys:
-    """Keys of loading buckets whose rows are neither here nor known to be absent."""
+    """Keys of loading buckets with rows that are neither here nor known to be absent."""
 
     buckets: I64  # (N,)
     tables: U8  # (N,)
@@ -156,9 +156,8 @@ class Store:
         seed: int,
         options: Mapping[int, TableOptions] | None = None,
         serving: bool = False,
-        publish: bool = True,
-        flush: bool = True,
-        held: bool = True,
+        changes: bool = True,
+        owned: bool = True,
     ) -> None:
         """Create an empty store.
 
@@ -169,10 +168,9 @@ class Store:
             seed: seed of initial values.
             options: {table id: limits of its rows}; other tables have none.
             serving: values only.
-            publish: record changes for `collect_publish`, which is empty otherwise.
-            flush: record changes for `collect_flush`; otherwise it has no rows, and eviction does not wait
-                for flushes.
-            held: own every bucket at offset 0 from the start; otherwise none until `set_applied`.
+            changes: record changes for `collect_publish` and `collect_flush`; otherwise both have no rows,
+                and eviction does not wait for flushes. A serving store records none.
+            owned: own every bucket at offset 0 from the start; otherwise none until `set_applied`.
         """
         self.layout, self.buckets, self.partitions, self.serving = layout, buckets, partitions, serving
         given = options or {}
@@ -186,9 +184,9 @@ class Store:
             partitions,
             seed & 0xFFFF_FFFF_FFFF_FFFF,
             serving,
-            publish,
-            flush,
-            held,
+            changes,
+            changes,
+            owned,
         )
         self._group_of = {table: group.index for group in layout.groups for table in group.tables}
         self.max_rows = {table: given[table].max_rows for table in self._group_of if table in given}
@@ -201,9 +199,8 @@ class Store:
         layout: Layout,
         *,
         serving: bool = False,
-        publish: bool = True,
-        flush: bool = True,
-        held: bool = True,
+        changes: bool = True,
+        owned: bool = True,
         most_bytes: int = 0,
     ) -> Store:
         """Create the store of a spec.
@@ -211,10 +208,9 @@ class Store:
         Args:
             spec: the model.
             layout: its layout.
-            serving: as in `Store`, like the next three.
-            publish: see `Store`.
-            flush: see `Store`.
-            held: see `Store`.
+            serving: as in `Store`, like the next two.
+            changes: see `Store`.
+            owned: see `Store`.
             most_bytes: memory of the tables without `max_rows`, after the maximum of the others; each gets an
                 equal share as its bound. 0: no bound.
         """
@@ -230,9 +226,8 @@ class Store:
             seed=spec.model.seed,
             options=options,
             serving=serving,
-            publish=publish,
-            flush=flush,
-            held=held,
+            changes=changes,
+            owned=owned,
         )
 
     @property
@@ -245,9 +240,7 @@ class Store:
     def lookup(
         self,
         group: int,
-        keys: U64,
-        tables: U8,
-        bucket_starts: U32,
+        keys: UniqueKeys,
         out: F32,
         *,
         create: bool = True,
@@ -264,9 +257,7 @@ class Store:
 
         Args:
             group: store group.
-            keys: (U,) uint64, unique by (table, key), sorted by bucket.
-            tables: (U,) uint8, table id of each key.
-            bucket_starts: (B + 1,) uint32, where each bucket's keys start.
+            keys: its keys.
             out: (U, S) float32, written.
             create: initialise and create absent rows.
             found: (U,) uint8, set to 1 for existing rows and 0 for absent ones.
@@ -283,7 +274,7 @@ class Store:
             Unavailable: a bucket is not owned; `out` is incomplete.
         """
         beside = (found, touched, states) if known is None else (found, touched, states, known)
-        missing = self._native.lookup(group, keys, tables, bucket_starts, out, create, *beside)
+        missing = self._native.lookup(group, keys.keys, keys.tables, keys.bucket_starts, out, create, *beside)
         if missing == _ROWS_UNREAD:
             raise RowsUnread("a bucket is loading and has not read all of these rows yet")
         if missing >= 0:
@@ -293,7 +284,7 @@ class Store:
         self,
         ranges: Sequence[OffsetRange],
         clock_ms: int,
-        groups: Sequence[RowKeys],
+        groups: Sequence[KeyGroup],
         gradients: Sequence[F32],
         *,
         owned: Bool | None = None,
@@ -302,7 +293,7 @@ class Store:
 
         All buckets are checked before any is changed. A bucket applies the push if all its offsets are at
         `start`, and has applied it before if all are at or past `stop`; otherwise the push is refused. An
-        absent row is created. A row whose gradient is not finite is unchanged and counted.
+        absent row is created. A row with a gradient that is not finite is unchanged and counted.
 
         Args:
             ranges: offset ranges of the batch, at most one a partition.
@@ -357,21 +348,21 @@ class Store:
         """Remove a bucket with its rows, and free their memory."""
         self._native.drop_bucket(bucket)
 
-    def held(self) -> list[Bucket]:
+    def owned(self) -> list[Bucket]:
         """Return the owned buckets, rising."""
         return [Bucket(b) for b in self._native.held()]
 
     # --- buckets that are served while they load
 
     def begin_loading(self, bucket: int, applied: Applied, clock_ms: int, fence: int) -> None:
-        """Own an empty bucket from these offsets on, whose rows the claim with `fence` found stored.
+        """Own an empty bucket from these offsets on; the claim with `fence` found its rows stored.
 
         Until `finish_loading` a missing row is unread, not absent; the bucket is not flushed, and none of its
         rows are evicted. Raises ValueError if it has rows.
         """
         self._native.begin_loading(bucket, self._offsets(bucket, applied), clock_ms, fence)
 
-    def unread(self, groups: Sequence[RowKeys]) -> UnreadKeys:
+    def unread(self, groups: Sequence[KeyGroup]) -> UnreadKeys:
         """Return the keys that must be read from the row store before a lookup or push."""
         parts = [(k.group, k.keys, k.tables, k.bucket_starts) for k in groups]
         return UnreadKeys(*self._native.unread(parts))
@@ -387,7 +378,7 @@ class Store:
             raise Corrupt(f"packed rows cannot be imported: {error}") from error
 
     def settle(self, read: UnreadKeys, fence: int) -> None:
-        """Mark keys as absent whose rows were not among those imported by `import_unread`."""
+        """Mark keys as absent, except those of rows imported by `import_unread`."""
         self._native.settle(read.buckets, read.tables, read.keys, fence)
 
     def finish_loading(self, bucket: int, fence: int) -> bool:

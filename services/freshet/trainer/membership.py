@@ -342,7 +342,7 @@ class Membership:
         if lease is not None and not lease.lost.is_set():
             if self.quorum is None or self.quorum.rank(self._member, lease.fence) is None:
                 return
-            self._lease = self._claims.replace(lease.what, self._owner, lease.fence, deadline)
+            self._lease = self._claims.replace(lease.thing, self._owner, lease.fence, deadline)
         else:
             self._lease = None
         while self._lease is None:

@@ -78,7 +78,7 @@ class VersionStore(Protocol):
         """Return a version's manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
-        """Return a version with all tensors, or those whose names start with one of `prefixes`.
+        """Return a version with all tensors, or those with names that start with one of `prefixes`.
 
         Raises:
             KeyError: there is no such version.

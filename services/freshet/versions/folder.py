@@ -117,7 +117,7 @@ class FolderVersionStore:
         return manifest
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
-        """Return a version with all tensors, or those whose names start with one of `prefixes`."""
+        """Return a version with all tensors, or those with names that start with one of `prefixes`."""
         manifest = self.manifest(number)
         path = self._path(number) / _WEIGHTS
         return unpack(manifest, self._read(number, path), prefixes, str(path))

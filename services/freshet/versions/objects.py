@@ -385,7 +385,7 @@ class ObjectVersionStore:
         return self._parsed(number, self._stored(number))
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
-        """Return a version with all tensors, or those whose names start with one of `prefixes`.
+        """Return a version with all tensors, or those with names that start with one of `prefixes`.
 
         Raises:
             KeyError: there is no such version.
@@ -501,7 +501,7 @@ class ObjectVersionStore:
                 self._bucket.delete(listed.key)
 
     def _sweep_dead(self, listed: Sequence[tuple[int, str, Listed]]) -> None:
-        """Remove old weights whose manifest was not written."""
+        """Remove old weights without a manifest."""
         exist = {n for n, name, _ in listed if name == _MANIFEST}
         newest = max((entry.written for _, _, entry in listed), default=None)
         for n, _, entry in listed:

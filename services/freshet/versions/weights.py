@@ -106,7 +106,7 @@ def pack(tensors: Mapping[str, NDArray[np.generic]]) -> tuple[bytes, str]:
 
 
 def unpack(manifest: Manifest, weights: bytes, prefixes: Sequence[str], where: str) -> Version:
-    """Decode a version, with the tensors whose names start with one of `prefixes` (none: all).
+    """Decode a version, with the tensors of names that start with one of `prefixes` (none: all).
 
     Raises:
         Corrupt: the bytes are not those that were written; the message names `where`.

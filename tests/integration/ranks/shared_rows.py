@@ -165,7 +165,7 @@ class SharedStream(BatchStream):
         return []
 
     def lag(self) -> Mapping[int, int]:
-        """Of no interest here."""
+        """Not used here."""
         return {}
 
     def close(self) -> None:

@@ -264,7 +264,7 @@ def test_unknown_version_is_refused_with_the_known_ones(spec_file, samples, tmp_
 
 
 def _needs_pyarrow(module):
-    users = ("recordings.", "features.arrow", "features.cells", "apps.sample_files", "apps.backtest")
+    users = ("recordings.", "features.arrow", "features.cell", "apps.sample_files", "apps.backtest")
     return module.__name__.removeprefix("freshet.").startswith((*users, "apps.native_backtest"))
 
 

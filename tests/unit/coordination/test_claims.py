@@ -37,7 +37,7 @@ from freshet.coordination.claims import Claims
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.log import EventLog
 from freshet.observability.skipped_state import skipped
-from freshet.paramserver.balance_rules import BalanceRules
+from freshet.paramserver.placement import BalanceRules
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
 from freshet.types import Append, BytesColumn, Fence, TopicPartition

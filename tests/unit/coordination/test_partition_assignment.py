@@ -13,16 +13,16 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 
 
 @given(st.lists(st.text(min_size=1), unique=True, min_size=1), st.integers(1, 64))
-def test_partitions_are_assigned_evenly_to_one_owner_each(seats: list[str], partitions: int) -> None:
-    shares = [assigned_partitions(seats, seat, partitions) for seat in seats]
+def test_partitions_are_assigned_evenly_to_one_owner_each(members: list[str], partitions: int) -> None:
+    shares = [assigned_partitions(members, member, partitions) for member in members]
 
     assert sorted(p for share in shares for p in share) == list(range(partitions))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @given(st.lists(st.sampled_from("abcd"), unique=True), st.integers(1, 64))
-def test_process_without_membership_lease_has_no_partition(seats: list[str], partitions: int) -> None:
-    assert assigned_partitions(seats, "e", partitions) == set()
+def test_process_without_membership_lease_has_no_partition(members: list[str], partitions: int) -> None:
+    assert assigned_partitions(members, "e", partitions) == set()
 
 
 def test_oldest_member_keeps_its_first_partition() -> None:

@@ -25,9 +25,10 @@ from freshet.embedder.block_decoder import (
     RefusedSamples,
 )
 from freshet.errors import ConfigError, Unavailable
-from freshet.features import SampleDecoder, encode_block
+from freshet.features import SampleColumns, SampleDecoder
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
+from tests.fixtures.blocks import encode_block
 from tests.fixtures.samples import LAYOUT, SAMPLE, SAMPLES, SPEC, TIMES, decoder, sample_of
 
 BLOCKS = st.lists(st.lists(st.tuples(SAMPLES, TIMES), min_size=1, max_size=4), min_size=1, max_size=3)
@@ -44,12 +45,14 @@ def block(
     n = len(payloads)
     return encode_block(
         schema_id,
-        sample_ids=np.arange(n, dtype=np.int64) - 7,
-        event_times_ms=np.array(times, np.int64),
-        request_ids=np.arange(n, dtype=np.uint64),
-        values=np.linspace(0, 1, n, dtype=np.float32) if values is None else np.array(values, np.float32),
-        weights=np.full(n, 0.5, np.float32),
-        labels=np.full(n, label, np.uint8),
+        SampleColumns(
+            sample_ids=np.arange(n, dtype=np.int64) - 7,
+            event_times_ms=np.array(times, np.int64),
+            request_ids=np.arange(n, dtype=np.uint64),
+            values=np.linspace(0, 1, n, dtype=np.float32) if values is None else np.array(values, np.float32),
+            weights=np.full(n, 0.5, np.float32),
+            labels=np.full(n, label, np.uint8),
+        ),
         payloads=payloads,
     )
 

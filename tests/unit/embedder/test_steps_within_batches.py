@@ -16,7 +16,7 @@ from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import Refused
-from freshet.features import GroupKeys, encode_block
+from freshet.features import GroupKeys, SampleColumns
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import Labels
@@ -28,6 +28,7 @@ from freshet.trainer.lanes import Lanes
 from freshet.trainer.process_group import LocalProcessGroup
 from freshet.trainer.step_coordinator import DenseLedger, StepCoordinator
 from freshet.types import F32, I64, Append, BytesColumn, Fence
+from tests.fixtures.blocks import encode_block
 from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
 TEXT = f"""
@@ -80,9 +81,7 @@ class StoreRows:
             floats = None if states is None else states.floats[g]
             self.store.lookup(
                 group.group,
-                group.keys,
-                group.tables,
-                group.bucket_starts,
+                group,
                 rows,
                 create=create,
                 states=floats,
@@ -127,12 +126,14 @@ def append_all(scene: LocalScene, blocks: Sequence[int] = BLOCKS) -> None:
         users = rng.integers(0, USERS, n)
         block = encode_block(
             1,
-            sample_ids=users.astype(np.int64),
-            event_times_ms=np.full(n, TIME_MS),
-            request_ids=np.arange(n, dtype=np.uint64),
-            values=(rng.random(n) < 0.2 + users / 20).astype(np.float32),
-            weights=np.ones(n, np.float32),
-            labels=np.zeros(n, np.uint8),
+            SampleColumns(
+                sample_ids=users.astype(np.int64),
+                event_times_ms=np.full(n, TIME_MS),
+                request_ids=np.arange(n, dtype=np.uint64),
+                values=(rng.random(n) < 0.2 + users / 20).astype(np.float32),
+                weights=np.ones(n, np.float32),
+                labels=np.zeros(n, np.uint8),
+            ),
             payloads=BytesColumn.of([b"payload"] * n),
         )
         scene.writer.append([Append("samples", 0, BytesColumn.of([block]))])

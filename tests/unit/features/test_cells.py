@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Fixed, Primitive
 from freshet.config.spec.inputs import Files
-from freshet.features.cells import (
-    CellFormat,
-    Misfit,
-    read_booleans,
-    read_floats,
-    read_integers,
-    read_texts,
-    read_times,
-)
+from freshet.features.arrow_arrays import CellFormat, Misfit
+from freshet.features.cell_times import read_integers, read_times
+from freshet.features.cells import read_booleans, read_floats, read_texts
 
 TYPED, CELLS = CellFormat(Files()), CellFormat(Files(), cells=True)
 WIDE = Context(prec=100)
@@ -93,7 +87,7 @@ def test_a_text_of_nanoseconds_is_read_or_refused(second: int, nanos: int) -> No
             read_integers(array, CELLS, Primitive("long"), "us")
 
 
-def test_a_column_of_two_kinds_of_times_is_refused_with_the_reason() -> None:
+def test_a_column_of_two_kinds_of_times_is_refused() -> None:
     with pytest.raises(Misfit) as refused:
         read_times(pa.array([b"1790000000000", b"2026-01-31"]), CELLS, "ms", "ms")
 

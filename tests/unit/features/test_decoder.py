@@ -49,7 +49,7 @@ def test_decoded_samples_have_the_keys_and_numbers_of_the_oracle(
 
 
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.data())
-def test_a_record_that_is_cut_or_changed_is_read_as_fastavro_reads_it_or_named_bad(
+def test_a_damaged_record_is_read_as_by_fastavro_or_named_bad(
     samples: list[Any], data: st.DataObject
 ) -> None:
     records = list(oracle.write(SAMPLE, samples))
@@ -104,7 +104,7 @@ def test_null_is_not_the_empty_string() -> None:
     assert got.segments["country"].tolist() == [key_of("", 0), 0]
 
 
-def test_a_field_that_the_schema_lacks_is_named_with_the_feature_that_needs_it() -> None:
+def test_a_missing_field_is_named_with_its_feature() -> None:
     fields = tuple(f for f in SAMPLE.fields if f.name != "device")
     with pytest.raises(
         ConfigError, match=r"(?s)schema 1, wanted by feature 'device'.*a field of Served: request_id"

@@ -16,7 +16,7 @@ from freshet.config.avro.schema import Record, parse_schema, sample_schema
 from freshet.config.spec.model import Stream, TimeField
 from freshet.errors import ConfigError
 from freshet.features import EventExtractor, add_frames, frame_ids, hash_text, rows_by_id, strip_frames, take
-from freshet.features.avro_values import write_long
+from freshet.features.writer import write_long
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
 from tests.fixtures.samples import ITEM, LONG, SERVED, TEXT
@@ -81,9 +81,7 @@ SERVED_EVENTS = st.fixed_dictionaries(
 
 
 @given(st.lists(SERVED_EVENTS, max_size=4), st.booleans())
-def test_spliced_samples_are_the_records_that_the_sample_schema_writes(
-    events: list[Any], framed: bool
-) -> None:
+def test_spliced_samples_are_records_of_the_sample_schema(events: list[Any], framed: bool) -> None:
     values = oracle.write(SERVED, events, b"\0\0\0\0\7" if framed else b"")
     got = EventExtractor(stream(), SERVED, ["device", "items.price", "items.freshet"][:2]).extract(
         values, framed=framed
@@ -105,7 +103,7 @@ def test_spliced_samples_are_the_records_that_the_sample_schema_writes(
 
 
 @given(st.lists(st.tuples(TEXT, LONG), min_size=1, max_size=5))
-def test_an_action_meets_the_impression_whatever_schema_it_came_by(ids: list[tuple[str, int]]) -> None:
+def test_an_action_meets_its_impression_by_any_schema(ids: list[tuple[str, int]]) -> None:
     hashes = set()
     for request, item in ids:
         found = set()
@@ -120,7 +118,7 @@ def test_an_action_meets_the_impression_whatever_schema_it_came_by(ids: list[tup
     assert len(hashes) == len(set(ids))
 
 
-def test_int_and_long_are_one_identity_and_a_decimal_string_is_another() -> None:
+def test_a_decimal_string_is_another_identity_than_its_integer() -> None:
     def identity(item_type: str, value: Any) -> list[int]:
         schema = action_schema(item=item_type)
         values = oracle.write(schema, [action(item={"id": value})])
@@ -202,7 +200,7 @@ def test_a_text_that_is_read_as_a_time_is_one(text: str) -> None:
         assert len(text) >= 10
 
 
-def test_events_are_identified_by_their_id_or_else_by_their_content() -> None:
+def test_events_are_identified_by_id_or_else_by_content() -> None:
     schema = action_schema()
     values = oracle.write(schema, [action(id="a"), action(id="a", note="x"), action(id="b"), action(id="a")])
     by_id = EventExtractor(actions(id="id"), schema).extract(values, framed=False).event_id.tolist()
@@ -307,7 +305,7 @@ def test_frames_put_on_are_taken_off(values: list[bytes], schema_id: int) -> Non
 
 
 @given(st.lists(st.integers(-1, 4), max_size=20))
-def test_rows_are_told_apart_by_their_ids(ids: list[int]) -> None:
+def test_rows_are_grouped_by_their_ids(ids: list[int]) -> None:
     found = {one: rows.tolist() for one, rows in rows_by_id(np.array(ids, np.int64))}
 
     assert found == {one: [i for i, other in enumerate(ids) if other == one] for one in sorted(set(ids))}

@@ -99,7 +99,7 @@ recent = { field = "recent", table = "item", max = 50 }
 OWN = parse_spec(OWN_TEXT)
 
 
-def test_items_of_a_history_have_the_rows_of_the_item_and_others_have_their_own() -> None:
+def test_items_of_a_history_share_the_rows_of_the_item() -> None:
     salts = {name: row_salt(OWN, OWN.feature(name)) for _, name in OWN_ROWS}
 
     assert salts["item"] == salts["recent"] == table_salt("item")
@@ -107,7 +107,7 @@ def test_items_of_a_history_have_the_rows_of_the_item_and_others_have_their_own(
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_keys_of_features_with_rows_of_their_own_are_as_evenly_spread(value: int) -> None:
+def test_keys_of_separate_rows_are_as_evenly_spread(value: int) -> None:
     """Both are one-to-one mixes of the same integers: a bucket, the key's upper bits, depends on each bit."""
     salts = [row_salt(OWN, OWN.feature(name)) for name in ("device", "hour")]
 
@@ -115,7 +115,7 @@ def test_keys_of_features_with_rows_of_their_own_are_as_evenly_spread(value: int
     assert key_of(value, salts[0]) != key_of(value, salts[1])
 
 
-def test_ids_of_many_features_in_one_table_fill_all_buckets_alike() -> None:
+def test_ids_of_one_table_fill_all_buckets_alike() -> None:
     text = "".join(f'f{i} = {{ field = "f{i}", table = "small" }}\n' for i in range(100))
     spec = parse_spec(OWN_TEXT.split("[features]", maxsplit=1)[0] + "[features]\n" + text)
     keys = np.concatenate([keys_of(np.arange(24), row_salt(spec, f)) for f in spec.features])

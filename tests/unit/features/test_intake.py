@@ -1,4 +1,4 @@
-"""Bodies to what the log takes: as its parts would make it, whole bodies only, at places that are told."""
+"""Bodies to records for the log: equal to those of the parts, whole bodies only, at returned offsets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def placed(made: TakenBodies, firsts: dict[int, int] | None = None) -> list[tupl
     return rows
 
 
-def test_events_of_many_bodies_come_as_the_parts_one_by_one_would_make_them() -> None:
+def test_many_bodies_yield_the_same_as_one_by_one() -> None:
     events = [event(f"request-{i % 7}", i, note=f"n{i}") for i in range(12)]
     made = taken(events[0], events[1:5], b"\n".join(map(orjson.dumps, events[5:9])), events[9:])
 
@@ -77,7 +77,7 @@ def test_a_partition_keeps_the_order_in_which_its_events_came() -> None:
     assert [t for t, key in zip(times, appends[a].keys or [], strict=True) if key == b"a"] == [0, 1, 2, 9]
 
 
-def test_a_body_that_is_not_good_in_all_leaves_nothing_and_spoils_no_other() -> None:
+def test_a_partly_bad_body_leaves_nothing_and_spoils_no_other() -> None:
     good = [event("a"), event("b")]
     bad: list[object] = [
         [event(), event(item="x")],
@@ -131,7 +131,7 @@ def test_avro_of_another_schema_or_cut_short_is_left() -> None:
     assert INTAKE.avro(bodies, latest_ms=LATEST, lengths=True).counts.tolist() == [-1, -1, 1, -1, -1]
 
 
-def test_each_body_is_told_the_places_of_its_events() -> None:
+def test_each_body_gets_the_places_of_its_events() -> None:
     made = taken([event(f"r{i}") for i in range(4)], b"{", event("r1"))
     firsts = {append.partition: 100 * append.partition for append in made.appends("actions")}
 

@@ -407,7 +407,7 @@ def keys_by_feature(spec: Spec, found: Decoded) -> dict[str, list[int]]:
 
 @settings(deadline=None, max_examples=50)
 @given(value=st.integers(-(2**31), 2**31 - 1) | st.integers(0, 5), text=st.text("abcé ", max_size=6))
-def test_an_id_has_one_row_for_all_features_only_where_they_share(spec: Spec, value: int, text: str) -> None:
+def test_features_have_one_row_of_an_id_only_if_they_share(spec: Spec, value: int, text: str) -> None:
     row = rows_of(1, 1)[0] | {"small": value, "recent": [value], "raw": text.encode(), "tags": [text]}
     row["user"] = {"id": value, "country": text}
 

@@ -169,7 +169,7 @@ flat_candidates = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(flat_candidates, min_size=1, max_size=4))
-def test_where_each_candidate_is_an_event_only_constants_are_shared(
+def test_candidates_that_are_events_share_constants_only(
     requests: list[list[dict[str, Any]]],
 ) -> None:
     envelope = {"request": "r", "at": "2026-11-21T13:10:33Z"}
@@ -200,9 +200,7 @@ def test_what_the_candidates_share_has_one_key_a_request() -> None:
         ({"ts": 2**60, "request_id": 1, "items": [{"id": 1}]}, "time"),
     ],
 )
-def test_an_event_that_lacks_its_key_or_time_is_named_and_so_are_no_others(
-    event: dict[str, Any], why: str
-) -> None:
+def test_only_events_without_key_or_time_are_named(event: dict[str, Any], why: str) -> None:
     good = {"ts": 5, "request_id": 1, "items": [{"id": 1}]}
     encoded = FEED_CASE.encoded([good, event, good])
 

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused_by_field(event: str, path: str, expected: 
     assert found in refused.found
 
 
-def test_unknown_fields_are_skipped_if_asked() -> None:
+def test_unknown_fields_are_skipped_on_request() -> None:
     assert one('{"id": 1, "nmae": {"x": [1]}}', ignore_unknown=True)["id"] == 1
 
 

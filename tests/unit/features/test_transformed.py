@@ -88,7 +88,7 @@ def expected(place: float | None = None) -> F32:
     return np.array(rows, np.float32)
 
 
-def test_steps_are_done_in_order_and_what_is_missing_stays_missing(spec: Spec) -> None:
+def test_steps_run_in_order_and_missing_values_stay_missing(spec: Spec) -> None:
     np.testing.assert_allclose(decode(spec, ROWS).dense, expected(), rtol=1e-6)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.features import AvroValidator
-from freshet.features.avro_values import write_long
+from freshet.features.writer import write_long
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
 from tests.unit.features.schemas import schemas_with_records

@@ -10,7 +10,7 @@ from freshet.config.spec.layout import Layout
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.inference.rows import ServingTable
 from freshet.log import EventLog
-from freshet.paramserver.core import FlushBook
+from freshet.paramserver.flusher import FlushBook
 from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.store import RowStore, StoreIdentity
 from freshet.types import (

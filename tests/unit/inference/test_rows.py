@@ -82,7 +82,7 @@ def served(follower: RowFollower, *numbers: int) -> F32:
     assert isinstance(sink, ServingTable)
     batch = batch_of(keys_of(*numbers), buckets=BUCKETS)
     out = np.empty((len(numbers), 2), np.float32)
-    sink.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out)
+    sink.lookup(0, batch, out)
     in_order = np.empty(len(numbers), np.float32)
     in_order[batch.order] = out[:, 0]
     return in_order
@@ -108,7 +108,7 @@ def touched_s(follower: RowFollower, *numbers: int) -> list[int]:
     assert isinstance(sink, ServingTable)
     batch = batch_of(keys_of(*numbers), buckets=BUCKETS)
     out, touched = np.empty((len(numbers), 2), np.float32), np.empty(len(numbers), np.uint32)
-    sink.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out, touched=touched)
+    sink.lookup(0, batch, out, touched=touched)
     in_order = np.empty(len(numbers), np.uint32)
     in_order[batch.order] = touched
     return in_order.tolist()

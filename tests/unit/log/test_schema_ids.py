@@ -19,7 +19,6 @@ from freshet.log.schema_ids import (
     MAX_MISSED_IDS,
     MAX_SILENT_POLLS,
     REREAD_S,
-    SchemaLog,
     SchemaRegistry,
     frame,
     framed_id,
@@ -131,13 +130,13 @@ def registered(log: EventLog) -> int:
 
 def test_registration_waits_for_a_silent_log(log: EventLog, registered: int) -> None:
     """A starting service would end otherwise."""
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, MAX_SILENT_POLLS - 1)))
+    registry = SchemaRegistry(cast(EventLog, Silent(log, MAX_SILENT_POLLS - 1)))
 
     assert registry.register(CLICK) == registered
 
 
 def test_registration_fails_if_the_log_stays_silent(log: EventLog, registered: int) -> None:
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, MAX_SILENT_POLLS)))
+    registry = SchemaRegistry(cast(EventLog, Silent(log, MAX_SILENT_POLLS)))
 
     with pytest.raises(Unavailable, match="no answer"):
         registry.register(CLICK)
@@ -146,7 +145,7 @@ def test_registration_fails_if_the_log_stays_silent(log: EventLog, registered: i
 
 def test_lookup_fails_at_once_if_the_log_is_silent(log: EventLog, registered: int) -> None:
     """The caller may be a server's event loop."""
-    registry = SchemaRegistry(cast(SchemaLog, Silent(log, 1)))
+    registry = SchemaRegistry(cast(EventLog, Silent(log, 1)))
 
     with pytest.raises(Unavailable, match="no answer"):
         registry.get(registered)
@@ -164,7 +163,7 @@ def misses(registry: SchemaRegistry, ids: Iterable[int], came_s: float | None = 
 
 def test_unknown_ids_cause_one_read_per_half_second(log: EventLog) -> None:
     clock, counted = SettableClock(), Counted(log)
-    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+    registry = SchemaRegistry(cast(EventLog, counted), clock)
 
     assert misses(registry, range(100, 10_100)) == 10_000
     assert counted.looks == 1
@@ -200,7 +199,7 @@ def test_id_registered_after_the_last_read_is_unavailable_first(log: EventLog) -
 
 def test_unknown_id_is_refused_after_a_read_since_its_request(log: EventLog) -> None:
     clock, counted = SettableClock(), Counted(log)
-    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+    registry = SchemaRegistry(cast(EventLog, counted), clock)
 
     def found(schema_id: int) -> str:
         try:
@@ -251,7 +250,7 @@ def test_one_schema_after_another_is_found_at_once(log: EventLog) -> None:
 
 def test_record_after_its_schema_finds_it_despite_earlier_misses(log: EventLog) -> None:
     clock, counted = SettableClock(), Counted(log)
-    registry = SchemaRegistry(cast(SchemaLog, counted), clock)
+    registry = SchemaRegistry(cast(EventLog, counted), clock)
     assert misses(registry, range(100, 200), clock.monotonic()) == 100
     assert counted.looks == 1
     new = SchemaRegistry(log).register(PLAY)

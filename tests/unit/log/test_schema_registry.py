@@ -1,4 +1,4 @@
-"""Whatever a schema registry answers, and whatever records others write: told of, never more than that."""
+"""Odd answers of a schema registry and odd external records are refused with a reason, and do no more."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_answer_that_is_cut_off_is_no_answer(answering: Answering) -> None:
         got(answering, 200, json.dumps({"schema": json.dumps(SCHEMA)}).encode(), cut=5)
 
 
-def test_only_the_api_s_own_not_found_means_that_there_is_no_schema(answering: Answering) -> None:
+def test_only_a_not_found_of_the_api_means_no_schema(answering: Answering) -> None:
     with pytest.raises(KeyError):
         got(answering, 404, b'{"error_code": 40403}')
     for body in (b'{"error_code": 404}', b"<html>", b"[]"):
@@ -118,7 +118,7 @@ def test_only_the_api_s_own_not_found_means_that_there_is_no_schema(answering: A
             got(answering, 404, body)
 
 
-def test_an_id_that_no_registry_gives_is_not_asked_for(answering: Answering) -> None:
+def test_an_id_beyond_the_api_is_not_requested(answering: Answering) -> None:
     answering.status, answering.body = 404, b'{"error_code": 404}'  # as of a server that cannot read the id
     before = answering.requests
     with pytest.raises(KeyError):
@@ -135,7 +135,7 @@ def test_what_is_no_schema_is_not_kept_for_one(answering: Answering) -> None:
     assert spell(registry.get(1)) == "record View"
 
 
-def test_a_registry_that_is_behind_the_others_does_not_make_a_schema_unknown(answering: Answering) -> None:
+def test_a_schema_is_known_though_one_registry_lags(answering: Answering) -> None:
     answering.status, answering.body, answering.cut = (
         200,
         json.dumps({"schema": json.dumps(SCHEMA)}).encode(),
@@ -149,7 +149,7 @@ def test_a_registry_that_is_behind_the_others_does_not_make_a_schema_unknown(ans
         behind.close()
 
 
-def test_a_secret_of_two_lines_is_told_of_and_not_shown(answering: Answering, tmp_path: Path) -> None:
+def test_a_secret_of_two_lines_is_refused_and_not_shown(answering: Answering, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first\nsecond\n")
     with pytest.raises(Unavailable, match="one line") as found:
         RestRegistry(Access(answering.url, token_file=str(tmp_path / "token"))).get(1)
@@ -158,7 +158,7 @@ def test_a_secret_of_two_lines_is_told_of_and_not_shown(answering: Answering, tm
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:b", "http://a:0", "ftp://a", "http://u:p@a", ""])
-def test_an_address_that_is_none_is_told_of_at_once(url: str) -> None:
+def test_a_malformed_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigError, match="FRESHET_REGISTRY_URL"):
         Access(url)
 
@@ -190,7 +190,7 @@ RECORDS = st.lists(
 
 
 @given(RECORDS)
-def test_every_record_of_others_is_an_event_or_refused_with_a_reason(values: list[bytes]) -> None:
+def test_every_external_record_is_an_event_or_refused(values: list[bytes]) -> None:
     spec = parse_spec(SPEC)
     decoder = SpecDecoder(
         spec, join_plan(spec, hash_text), Fixed(), {"action": parse_schema(SCHEMA)}, Fixed()

@@ -40,7 +40,7 @@ def test_an_answer_that_says_nothing_is_waited_for(odd: OddRegistry, kind: str) 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in UNUSABLE if UNUSABLE[kind][1]])
-def test_an_answer_that_has_no_schema_of_ours_is_told(odd: OddRegistry, kind: str) -> None:
+def test_an_answer_without_an_avro_schema_is_refused(odd: OddRegistry, kind: str) -> None:
     odd.answers[1], words = UNUSABLE[kind]
     with pytest.raises((ConfigError, KeyError)) as told:
         RestRegistry(Access(odd.url)).get(1)
@@ -63,7 +63,7 @@ def test_many_ids_at_a_slow_registry_hold_up_no_loop() -> None:
     with OddRegistry(otherwise=slow(clock, 0.2, nothing)) as odd:
         client, pauses, longest_s = RestRegistry(Access(odd.url), clock), 0, 0.0
         ids = list(range(1, 501))
-        while ids:  # as a joiner: all of it again, until none is in doubt
+        while ids:  # as a joiner: all again, until all are known or refused
             began_s = clock.monotonic()
             try:
                 for schema_id in ids:
@@ -80,7 +80,7 @@ def test_many_ids_at_a_slow_registry_hold_up_no_loop() -> None:
     assert longest_s < 25.0
 
 
-def test_a_registry_that_hangs_is_asked_once_for_all_ids(odd: OddRegistry) -> None:
+def test_a_hanging_registry_is_queried_once_for_all_ids(odd: OddRegistry) -> None:
     clock = SettableClock()
     odd.otherwise = slow(clock, 5.0, UNAVAILABLE["silence"][0])
     client = RestRegistry(Access(odd.url), clock)
@@ -93,7 +93,7 @@ def test_a_registry_that_hangs_is_asked_once_for_all_ids(odd: OddRegistry) -> No
     assert spell(client.get(1)) == "record View"
 
 
-def test_many_references_of_a_slow_registry_are_asked_for_once() -> None:
+def test_many_references_of_a_slow_registry_are_read_once() -> None:
     clock = SettableClock()
     with OddRegistry() as odd:
         count = 200

@@ -118,7 +118,7 @@ def looked_up(
         plan = Plan(tables=np.array(tables, np.uint8), buckets=spec.buckets)
         plan.build(keys.keys, keys.feature_starts)
         rows = np.empty((len(plan.keys), group.width), np.float32)
-        world.store.lookup(g, plan.keys, plan.tables, plan.bucket_starts, rows)
+        world.store.lookup(g, plan, rows)
         inputs.append(GroupInputs(rows, plan.positions.copy(), keys.feature_starts, keys.list_ends))
         groups.append(KeyGroup(g, plan.keys.copy(), plan.tables.copy(), plan.bucket_starts.copy()))
     at = slice(first, last)

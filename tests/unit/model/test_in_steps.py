@@ -29,7 +29,7 @@ def world_and_batch(model: str, size: int = 60) -> tuple[World, ModelInputs, lis
     for g, group in enumerate(world.layout.groups):
         keys, rows = groups[g], inputs.groups[g].rows
         states.append(np.empty((len(rows), group.state_floats), np.float32))
-        world.store.lookup(g, keys.keys, keys.tables, keys.bucket_starts, rows, states=states[-1])
+        world.store.lookup(g, keys, rows, states=states[-1])
     return world, inputs, states
 
 

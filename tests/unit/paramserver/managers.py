@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.coordination.assignment import slices_of
+from freshet.coordination.assignment import SHARD_LEASES, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
@@ -17,7 +17,7 @@ from freshet.paramserver.balancer import Bounds, LoadBalancer
 from freshet.paramserver.shard import Shard
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.testing.conditions import wait_until
-from freshet.types import I64, Bucket, Fence
+from freshet.types import I64, Bucket, Fence, TopicPartition
 
 BUCKETS = 64
 SLICES = list(slices_of(BUCKETS))
@@ -36,11 +36,15 @@ class Rows:
         self.given_at_once: list[int] = []
         self.dropped: list[int] = []
         self.on_drop: Callable[[Sequence[Bucket]], None] = lambda _: None
-        self.loading: list[Bucket] = []
+        self.still_loading: list[Bucket] = []
+        self.buckets = self
+        self.progress = SimpleNamespace(rows=0)
         self.store = SimpleNamespace(
             memory_bytes=1_000, tables=(), resident_bytes=int, memory=lambda: SimpleNamespace(rows={})
         )
-        self.loader = SimpleNamespace(loading=lambda: self.loading, progress=SimpleNamespace(rows=0))
+
+    def loading(self) -> list[Bucket]:
+        return self.still_loading
 
     def pop_conflicted(self) -> list[Bucket]:
         return []
@@ -48,7 +52,7 @@ class Rows:
     def count_stored(self) -> I64:
         return np.zeros(BUCKETS, np.int64)
 
-    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.loaded += buckets
         return 0
 
@@ -75,15 +79,15 @@ class Managed:
         memory_bytes: int = 0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.rows = rows or Rows()
+        self.rows, self.member = rows or Rows(), SHARD_LEASES + name
         shard = cast(Shard, self.rows)
-        self.claims = Claims(log, "control")
+        self.log, self.claims = log, Claims(log, "control")
         bounds = Bounds(memory_bytes=memory_bytes)
-        balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
+        self.balancer = LoadBalancer(shard, self.claims, bounds, buckets=BUCKETS, clock=SYSTEM_CLOCK)
         self.manager = ShardManager(
             shard,
             self.claims,
-            balancer,
+            self.balancer,
             name=name,
             address="127.0.0.1:1",
             life="1",
@@ -127,6 +131,5 @@ def steps(shards: Sequence[Managed], times: int) -> None:
 
 
 def _wait_until_read(shards: Sequence[Managed]) -> None:
-    claims = shards[0].claims
-    upto = claims._eventlog.bounds(claims._partition).end
-    wait_until("all is read", lambda: all(e.claims._next >= upto for e in shards), within_s=WITHIN_S)
+    upto = shards[0].log.bounds(TopicPartition("control", 0)).end
+    wait_until("all is read", lambda: all(e.claims.read_upto >= upto for e in shards), within_s=WITHIN_S)

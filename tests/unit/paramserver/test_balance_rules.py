@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.coordination.claim_rules import Load, SliceLoad
-from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
-from freshet.paramserver.placement import next_plan, unevenness
+from freshet.paramserver.placement import BalanceRules, Decision, PlanReason, next_plan, unevenness
 from freshet.types import Fence
 
 SLICES = 16

@@ -71,21 +71,21 @@ def test_slices_with_many_rows_are_revoked_one_by_one(shards: list[Managed]) -> 
 
 def test_the_next_slices_are_revoked_once_the_last_are_loaded(shards: list[Managed]) -> None:
     a, b, c = shards
-    c.rows.loading = [Bucket(i) for i in range(BUCKETS)]
+    c.rows.still_loading = [Bucket(i) for i in range(BUCKETS)]
     step_until(shards, lambda: len(c.manager.slices) > 0)
     steps(shards, 5)
     assert len(a.rows.given_at_once) + len(b.rows.given_at_once) == 1
-    c.rows.loading = []
+    c.rows.still_loading = []
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
 def test_a_loading_slice_is_not_revoked(shards: list[Managed]) -> None:
     a, b, c = shards
-    a.rows.loading = [Bucket(i) for i in range(BUCKETS)]
-    step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.seats)
+    a.rows.still_loading = [Bucket(i) for i in range(BUCKETS)]
+    step_until(shards, lambda: (plan := c.claims.plan()) is not None and "shard:c" in plan.owners)
     steps(shards, 5)
     assert (a.rows.given, b.rows.given) == ([], []), "and others wait for their turn"
-    a.rows.loading = []
+    a.rows.still_loading = []
     step_until(shards, lambda: len(c.manager.slices) == 21)
 
 
@@ -138,7 +138,7 @@ def test_retention_is_released_once_others_report_the_slices(shards: list[Manage
 
     def note(buckets: Sequence[Bucket]) -> None:
         slices = [what for what, of in slices_of(BUCKETS).items() if not set(of).isdisjoint(buckets)]
-        reporters.extend(former.manager._balancer.reported_owner(what) for what in slices)
+        reporters.extend(former.balancer.reported_owner(what) for what in slices)
 
     former.rows.on_drop = note
     given = former.rows.given
@@ -166,10 +166,10 @@ class WithDamage(Rows):
         super().__init__()
         self.damaged = damaged
 
-    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         if not self.damaged.isdisjoint(buckets):
             raise Corrupt(f"bucket {min(self.damaged)}: fails its CRC")
-        return super().claim_buckets(buckets, fence, whole=whole)
+        return super().claim(buckets, fence, whole=whole)
 
 
 def test_a_slice_with_damaged_rows_delays_no_other(control_log: SqliteEventLog) -> None:

@@ -37,7 +37,7 @@ class Member:
 
     def __init__(self, log: SqliteEventLog, rows: SqliteRowStore, name: str) -> None:
         self.shard = shard_of(log, rows, name)
-        self.shard.create()
+        self.shard.buckets.create()
         self.claims = Claims(log, TOPICS.control)
         balancer = LoadBalancer(self.shard, self.claims, Bounds(), buckets=PARSED.buckets, clock=SYSTEM_CLOCK)
         self.manager = ShardManager(
@@ -58,8 +58,8 @@ class Member:
         """Run a round; a claim that was not read back in time is repeated in the next one."""
         with suppress(Unavailable):
             self.manager.step()
-        while self.shard.loader.has_work:
-            self.shard.load_next_part()
+        while self.shard.buckets.has_work:
+            self.shard.buckets.load_next_part()
 
     def learn(self) -> None:
         """Apply all samples and flush."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Refused, Unavailable
-from freshet.paramserver.balance_rules import LoadMeter, MeteredRows
+from freshet.paramserver.server import LoadMeter, MeteredRows
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables import KnownPushes
 from freshet.types import F32, Bucket, Fence, OffsetRange, TimeMs
@@ -45,7 +45,7 @@ class Rows:
     def applied(self) -> Mapping[int, Sequence[int]]:
         return {0: [1]}
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         return [Bucket(3)]
 
 
@@ -105,4 +105,4 @@ def test_a_full_shard_refuses_training_lookups_but_no_pushes():
     full.clear()
     rows.lookup([group(1)], out)
     assert rows.refused == 2
-    assert (rows.applied(), rows.held()) == ({0: [1]}, [Bucket(3)])
+    assert (rows.applied(), rows.owned()) == ({0: [1]}, [Bucket(3)])

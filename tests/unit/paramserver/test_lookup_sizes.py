@@ -39,7 +39,7 @@ class Rows:
     def applied(self) -> Mapping[int, Sequence[int]]:
         return {}
 
-    def held(self) -> Sequence[Bucket]:
+    def owned(self) -> Sequence[Bucket]:
         return ()
 
 

@@ -19,7 +19,7 @@ from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import append_to
 from freshet.testing.contracts.rowservice import look_up
 from freshet.types import U8, Append, Flush, TopicPartition
-from tests.fixtures.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push
+from tests.fixtures.shards import PARSED, ROWS, TOPICS, interrupted, loaded, push, write_by_old_owner
 
 ALL = [row for rows in ROWS.values() for row in rows]
 
@@ -71,7 +71,7 @@ def test_the_age_of_an_unwritten_flush_is_reported(log: EventLog, rows: Unsure) 
     def hang(_flush: Flush) -> None:
         clock.advance(12)
         seen.append(shard.unwritten_s)
-        raise Unavailable("nobody answers")
+        raise Unavailable("no answer")
 
     shard.flush()
     clock.advance(60)
@@ -108,7 +108,7 @@ def test_one_unavailable_partition_counts_as_an_unwritten_flush(log: EventLog, r
 
     clock = SettableClock()
     shard = loaded(log, rows, 10, clock)
-    shard._flusher._writer = OnePartitionAway(shard._flusher._writer, 3)  # type: ignore[assignment]
+    shard.flusher._writer = OnePartitionAway(shard.flusher._writer, 3)  # type: ignore[assignment]
     shard.flush()
     assert shard.unwritten_s == 0, "nothing is to be published"
 
@@ -179,7 +179,8 @@ def test_a_whole_flush_with_a_lost_answer_is_repeated_unchanged(
     look_up(shard, ALL, create=True)
     push(shard, 0, 0)
     shard.flush()
-    shard._book._seqs += 5  # as if the store had lost this owner's last writes
+    for bucket in [*range(PARSED.buckets)] * 5:  # by more than the two flushes that follow
+        write_by_old_owner(rows, bucket)
     push(shard, 0, 1)
     setattr(rows, when, once(lambda flush: flush.whole))
     with pytest.raises(Unavailable):
@@ -207,7 +208,7 @@ def test_distance_to_retention_shrinks_without_flushes(log: SqliteEventLog, rows
         raise Unavailable("the row store is away")
 
     rows.before = away
-    log.hold(shard._flusher._hold_name, {samples: 5})
+    log.hold(shard.flusher.pin, {samples: 5})
     while log.enforce_retention():
         pass
     with pytest.raises(Unavailable, match="away"):

@@ -172,8 +172,8 @@ def test_samples_below_the_published_offsets_are_in_the_records(
 
 def test_a_shard_without_buckets_refuses_a_push(shard: Shard) -> None:
     push(shard, 0, 0)
-    shard.revoke(shard.held())
-    assert shard.held() == []
+    shard.buckets.revoke(shard.owned())
+    assert shard.owned() == []
 
     with pytest.raises(Refused, match=r"push of 0:\[1, 2\) does not continue") as refused:
         push(shard, 0, 1)

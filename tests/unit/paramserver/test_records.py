@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.paramserver.flusher import DELTA_BYTES, records_of
-from freshet.rows.deltas import decode_rows
+from freshet.rows.deltas import DELTA_BYTES, decode_rows, records_of
 from freshet.tables import Published, PublishedTable
 from freshet.types import U64, TimeMs, bucket_of
 

@@ -15,8 +15,7 @@ from freshet.coordination.claim_rules import Load, SliceLoad
 from freshet.errors import Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.paramserver import balancer, shard_manager
-from freshet.paramserver.balance_rules import BalanceRules, Decision, PlanReason
-from freshet.paramserver.placement import Memory, next_plan, overfull
+from freshet.paramserver.placement import BalanceRules, Decision, Memory, PlanReason, next_plan, overfull
 from freshet.types import I64, Bucket, Fence
 from tests.unit.paramserver.managers import BUCKETS, SLICES, Managed, Rows, step_until, steps
 
@@ -43,15 +42,15 @@ class Counted(Rows):
     def count_stored(self) -> I64:
         return np.full(BUCKETS, ROWS)
 
-    def claim_buckets(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
+    def claim(self, buckets: Sequence[Bucket], fence: Fence, *, whole: bool) -> int:
         self.here.update(buckets)
-        self.loading = sorted({*self.loading, *buckets})
+        self.still_loading = sorted({*self.still_loading, *buckets})
         self.stored_rows[buckets] = ROWS
         self._count()
-        return super().claim_buckets(buckets, fence, whole=whole)
+        return super().claim(buckets, fence, whole=whole)
 
     def load(self, buckets: int = BUCKETS) -> None:
-        self.loading = self.loading[buckets:]
+        self.still_loading = self.still_loading[buckets:]
         self._count()
 
     def revoke(self, buckets: Sequence[Bucket]) -> None:
@@ -60,8 +59,8 @@ class Counted(Rows):
         super().revoke(buckets)
 
     def _count(self) -> None:
-        self.store.memory_bytes = (len(self.here) - len(self.loading)) * SLICE_BYTES
-        self.loader.progress.rows = len(self.loading) * ROWS
+        self.store.memory_bytes = (len(self.here) - len(self.still_loading)) * SLICE_BYTES
+        self.progress.rows = len(self.still_loading) * ROWS
         self.most = max(self.most, len(self.here) * SLICE_BYTES)
 
 
@@ -85,11 +84,11 @@ class Shards:
     def add_full_shard(self) -> Managed:
         """Add the next shard, and wait until it has claimed and reported 40 slices."""
         number, one = len(self.joined), self.add_shard()
-        reported_owner = one.manager._balancer._rules.reported_owner
+        reported_owner = one.balancer.rules.reported_owner
 
         def is_full() -> bool:
             self.rows[number].load()
-            return sum(reported_owner(i) == one.manager._member for i in range(len(SLICES))) == 40
+            return sum(reported_owner(i) == one.member for i in range(len(SLICES))) == 40
 
         step_until(self.joined, is_full)
         return one
@@ -166,7 +165,7 @@ def test_a_joining_shard_claims_the_slices_that_are_revoked(
     first = made.add_shard()
     made.load_until_all_is_served()
     assert len(first.manager.slices) == len(SLICES)
-    full_balancer = first.manager._balancer
+    full_balancer = first.balancer
     monkeypatch.setattr(full_balancer, "next_to_move", lambda away: [sorted(away)[which]] if away else [])
 
     made.add_shard()
@@ -180,9 +179,9 @@ def test_loading_rows_do_not_count_for_loaded_slices(two: Shards) -> None:
     """Otherwise each slice would count as large as all together, and would fit no shard."""
     first, rows = two.add_shard(), two.rows[0]
     step_until(two.joined, lambda: first.manager.slices)
-    number = rows.loading[0]
+    number = rows.still_loading[0]
     rows.load(1)
-    balance = first.manager._balancer._rules
+    balance = first.balancer.rules
     step_until(two.joined, lambda: balance.reported_owner(number) == "shard:a")
 
     assert balance.sizes()[number] == pytest.approx(SLICE_BYTES, rel=0.01)
@@ -194,9 +193,7 @@ def test_an_unclaimed_slice_does_not_block_revocations(two: Shards, monkeypatch:
     first = two.add_full_shard()
     second = two.add_shard()
     planned = tuple("shard:a" if i < 34 else "shard:b" for i in range(len(SLICES)))
-    monkeypatch.setattr(
-        first.manager._balancer._rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS)
-    )
+    monkeypatch.setattr(first.balancer.rules, "decide", lambda *_: Decision(planned, PlanReason.MEMBERS))
     two.load_until_all_is_served()
 
     assert len(second.manager.slices) == 30
@@ -241,5 +238,5 @@ def test_a_silent_store_does_not_hide_the_reason_of_a_claim(
     assert waiting
     assert list(first.manager.slices) == []
 
-    first.manager._balancer._count_until_s = 0.0
+    first.balancer._count_until_s = 0.0
     step_until(two.joined, lambda: len(first.manager.slices) == len(SLICES))

@@ -20,7 +20,7 @@ from freshet.tables import Store, TableOptions
 from freshet.tables import store as tables
 from freshet.tables.store import OVERFULL
 from freshet.testing.contracts.rowservice import WIDTH, look_up, push_of
-from freshet.types import Bucket, Fence, TimeMs
+from freshet.types import Fence, TimeMs
 from tests.fixtures.shards import PARSED
 
 MOST = 2_000
@@ -51,7 +51,7 @@ def test_a_flood_of_new_keys_evicts_no_rows_in_use(shard: Shard) -> None:
         push = replace(push_of({0: (at, at + 1)}, batch), clock_ms=TimeMs(1_700_000_000_000 + 10_000 * at))
         assert shard.push(push)
         shard.flush()
-        shard._evict()
+        shard.evict()
         assert shard.store.rows()[0] <= OVERFULL * bound + 1
     before = look_up(shard, [*GOOD, (0, 12345)], create=False)
 
@@ -59,8 +59,7 @@ def test_a_flood_of_new_keys_evicts_no_rows_in_use(shard: Shard) -> None:
     assert before.pop((0, 12345)) == [0.0] * WIDTH
     assert all(abs(values[0] + 30.0) < 0.1 for values in before.values()), "each has learned from every batch"
     shard.flush()
-    stored = sum(meta.rows for meta in shard._rows.metas([Bucket(b) for b in range(PARSED.buckets)]).values())
-    assert stored <= 2 * OVERFULL * bound
+    assert shard.buckets.count_stored().sum() <= 2 * OVERFULL * bound
 
 
 @given(

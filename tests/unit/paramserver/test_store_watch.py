@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from freshet.errors import Unavailable
 from freshet.observability.metrics import readings
-from freshet.paramserver.store_watch import STORE_METRICS, StoreWatch
+from freshet.paramserver.service import STORE_METRICS, StoreWatch
 from freshet.rows.store import StoreServer
 from freshet.testing.conditions import wait_until
 

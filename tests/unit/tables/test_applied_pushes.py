@@ -1,13 +1,11 @@
 """The pushes that looked-up rows contain, by bucket, over groups and shards."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.tables import KnownPushes
-from freshet.types import I64, U8, U32, U64, OffsetRange
+from freshet.tables import KeyGroup, KnownPushes
+from freshet.types import I64, OffsetRange
 
 BUCKETS, PARTITIONS = 8, 2
 
@@ -17,18 +15,10 @@ offsets = st.lists(
 )
 
 
-@dataclass
-class Group:
-    group: int
-    keys: U64
-    tables: U8
-    bucket_starts: U32
-
-
-def group_of(number: int, rows: list[int]) -> Group:
+def group_of(number: int, rows: list[int]) -> KeyGroup:
     """Return a group with these numbers of rows in each bucket."""
     starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.uint32)
-    return Group(number, np.arange(sum(rows), dtype=np.uint64), np.zeros(sum(rows), np.uint8), starts)
+    return KeyGroup(number, np.arange(sum(rows), dtype=np.uint64), np.zeros(sum(rows), np.uint8), starts)
 
 
 def read_offsets(known: KnownPushes, group: int, bucket: int) -> list[int]:

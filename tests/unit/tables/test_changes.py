@@ -168,7 +168,7 @@ def test_a_failed_publish_is_published_again() -> None:
     assert published_keys(store.collect_publish(10)) == published_keys(failed)
 
 
-def test_a_row_changed_between_publish_and_flush_is_listed_for_both() -> None:
+def test_a_row_changed_before_a_flush_is_listed_for_both() -> None:
     store = store_of(counting_group())
     changed(store, 1)
     store.collect_publish(10)
@@ -227,5 +227,5 @@ def test_a_dropped_bucket_leaves_no_rows_or_changes() -> None:
 
     assert store.memory().rows == {0: 0}
     assert store.pending_flush() == store.pending_publish() == 0
-    assert store.held() == []
+    assert store.owned() == []
     assert len(store.collect_publish(10)) == 0

@@ -57,7 +57,7 @@ def test_defaults_evict_no_row_for_years(defaults: int, kept: int) -> None:
     text = (EXAMPLES / "quickstart" / "freshet.toml").read_text()
     spec = parse_spec(f"defaults = {defaults}\n{text}", folder=str(EXAMPLES / "quickstart"))
     layout = layout_of(spec)
-    store = Store.of(replace(spec, buckets=16), layout, publish=False, flush=False)
+    store = Store.of(replace(spec, buckets=16), layout, changes=False)
     keys = batch_of(keys_of(*range(1, 51)))
     gradients = np.ones((50, layout.groups[0].width), np.float32)
     store.push([OffsetRange(0, 0, 1)], NOON, [keys], [gradients])

@@ -109,7 +109,7 @@ def test_initial_values_depend_on_seed_table_and_key_only() -> None:
     assert values(1, 0, keys) != values(1, 1, keys)
 
 
-def test_initial_values_are_uniform_and_start_at_what_the_format_says() -> None:
+def test_initial_values_are_uniform_from_the_documented_start() -> None:
     store = store_of(group(("vector", 4, rule("sgd"), 1.0)), seed=0, buckets=1024)
     rows = look_up(store, keys_of(*range(1, 20_001)))
 
@@ -194,7 +194,7 @@ def test_rows_named_several_times_step_in_order(pushes: list[Steps], precision: 
     rng, done = np.random.default_rng(0), 0
     for number, steps in enumerate(pushes):
         for store in (at_once, apart):  # a batch is looked up before it is pushed, which admission counts
-            store.lookup(0, every.keys, every.tables, every.bucket_starts, np.empty((12, 20), np.float32))
+            store.lookup(0, every, np.empty((12, 20), np.float32))
         sizes = np.array([size for *_, size in steps]).reshape(-1, 1)
         gradients = (rng.normal(size=(len(steps), 20)) * sizes).astype(np.float32)
         together = steps_of([(key, table) for key, table, _ in steps])
@@ -205,7 +205,7 @@ def test_rows_named_several_times_step_in_order(pushes: list[Steps], precision: 
             done += 1
     found, wanted = np.empty((12, 20), np.float32), np.empty((12, 20), np.float32)
     for store, into in ((at_once, found), (apart, wanted)):
-        store.lookup(0, every.keys, every.tables, every.bucket_starts, into, create=False)
+        store.lookup(0, every, into, create=False)
     np.testing.assert_array_equal(found, wanted)
     assert at_once.counts() == apart.counts()
     assert at_once.memory().rows == apart.memory().rows
@@ -219,9 +219,7 @@ def test_a_count_survives_int8_with_weights_below_four(bucket: int, largest: flo
 
 
 @given(st.integers(0, 11), st.floats(4, 1000), st.integers(0, 2**32))
-def test_a_count_in_int8_is_off_by_an_eighth_of_the_largest_weight(
-    bucket: int, largest: float, seed: int
-) -> None:
+def test_a_count_in_int8_is_off_by_at_most_an_eighth(bucket: int, largest: float, seed: int) -> None:
     found = counted_in_int8(bucket, largest, seed)
 
     assert 0 <= found <= reference.COUNT_BUCKETS - 1

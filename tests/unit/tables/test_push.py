@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,7 +65,7 @@ def test_a_push_without_rows_advances_every_bucket() -> None:
     assert store.clock_of(3) == 50
 
 
-def test_rows_of_a_bucket_not_held_refuse_the_push_and_stop_the_lookup() -> None:
+def test_rows_of_an_unowned_bucket_refuse_push_and_lookup() -> None:
     store = store_of(counting_group())
     gone = int(bucket_of(keys_of(7), 16)[0])
     store.drop_bucket(gone)
@@ -72,7 +74,7 @@ def test_rows_of_a_bucket_not_held_refuse_the_push_and_stop_the_lookup() -> None
     assert store.push([OffsetRange(0, 0, 10)], 0, [], []) is PushOutcome.APPLIED
     with pytest.raises(Unavailable, match=f"bucket {gone} "):
         look_up(store, keys_of(7))
-    assert gone not in store.held()
+    assert gone not in store.owned()
 
 
 def test_an_unknown_partition_or_two_ranges_of_one_are_errors() -> None:
@@ -109,12 +111,12 @@ def test_misplaced_keys_are_an_error_without_effect() -> None:
     out = np.zeros((3, 2), np.float32)
 
     with pytest.raises(ValueError, match="sorted by bucket"):
-        store.lookup(0, good.keys, good.tables, starts, out)
+        store.lookup(0, replace(good, bucket_starts=starts), out)
     with pytest.raises(ValueError, match="sorted by bucket"):
-        store.lookup(0, good.keys, good.tables + np.uint8(1), good.bucket_starts, out)
+        store.lookup(0, replace(good, tables=good.tables + np.uint8(1)), out)
     starts[:] = 9
     with pytest.raises(ValueError, match="must rise"):
-        store.lookup(0, good.keys, good.tables, starts, out)
+        store.lookup(0, replace(good, bucket_starts=starts), out)
     with pytest.raises(ValueError, match="out must be"):
-        store.lookup(0, good.keys, good.tables, good.bucket_starts, out[:2])
+        store.lookup(0, good, out[:2])
     assert store.memory().rows == {0: 0}

@@ -136,7 +136,7 @@ def test_lookups_report_which_keys_had_a_row() -> None:
     batch = batch_of(keys_of(1, 2, 3))
     out, found = np.empty((3, 2), np.float32), np.empty(3, np.uint8)
 
-    store.lookup(0, batch.keys, batch.tables, batch.bucket_starts, out, create=False, found=found)
+    store.lookup(0, batch, out, create=False, found=found)
 
     assert dict(zip(batch.keys.tolist(), found.tolist(), strict=True)) == dict(
         zip(keys_of(1, 2, 3).tolist(), [0, 1, 0], strict=True)

@@ -34,7 +34,7 @@ def looked_up(store: Store, rows: KeyGroup) -> tuple[F32, F32]:
     made = store.layout.groups[0]
     values = np.full((len(rows.keys), made.width), 77, np.float32)
     states = np.full((len(rows.keys), made.state_floats), 77, np.float32)
-    store.lookup(0, rows.keys, rows.tables, rows.bucket_starts, values, states=states)
+    store.lookup(0, rows, values, states=states)
     return values, states
 
 
@@ -79,15 +79,15 @@ def test_a_copy_takes_all_steps_of_a_repeated_row(many: int) -> None:
     made, rng = default_group(), np.random.default_rng(1)
     store, steps = store_of(made, buckets=2), RowSteps(made)
     local = steps_of([(key, key % 2) for key in range(1, many + 3)], buckets=2)
-    values, states = looked_up(store, local)  # type: ignore[arg-type]
+    values, states = looked_up(store, local)
     times = rng.integers(0, 4, many + 3)
     pushed = steps_of([(k, k % 2) for k in range(1, many + 3) for _ in range(times[k])], buckets=2)
-    gradients = gradients_of(pushed, made, rng)  # type: ignore[arg-type]
+    gradients = gradients_of(pushed, made, rng)
 
     store.push([OffsetRange(0, 0, 1)], 0, [pushed], [gradients])
     assert steps.step(local, values, states, pushed, gradients) == times[1:].sum()
 
-    for copy, row in zip((values, states), looked_up(store, local), strict=True):  # type: ignore[arg-type]
+    for copy, row in zip((values, states), looked_up(store, local), strict=True):
         np.testing.assert_array_equal(copy, row)
 
 
@@ -117,7 +117,7 @@ def test_without_create_an_absent_row_has_no_state() -> None:
     made = hedge_group()
     store, rows = store_of(made, buckets=BUCKETS), of([1])
     values, states = np.ones((1, made.width), np.float32), np.ones((1, made.state_floats), np.float32)
-    store.lookup(0, rows.keys, rows.tables, rows.bucket_starts, values, create=False, states=states)
+    store.lookup(0, rows, values, create=False, states=states)
     assert not values.any()
     assert not states.any()
 

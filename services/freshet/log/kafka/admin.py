@@ -1,4 +1,4 @@
-"""What the log on Kafka asks brokers about topics: names, ids, bounds, offsets of times; and changes them."""
+"""Requests of the log on Kafka to brokers: creation and settings of topics, their ids, bounds and offsets."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from freshet.errors import Mismatch, Unavailable
 from freshet.log import Bounds, TopicInfo
-from freshet.log.kafka.connection import UNKNOWN, Heard, KafkaSettings, family, refusal, translated
+from freshet.log.kafka.connection import UNKNOWN, KafkaSettings, LastError, family, refusal, translated
 from freshet.types import LogId, TopicPartition
 
 __all__ = ["KafkaAdmin"]
 
 _REQUEST_S = 10.0
-"""For an answer: longer than a leader's election, shorter than a person's patience."""
+"""Time-out of a request: longer than a leader's election."""
 
 _ELECTION_S = 5.0
-"""For a partition to get a leader."""
+"""Longest wait for a partition's leader."""
 
-_LOOK_S = 0.05
+_RETRY_S = 0.05
 
-_NEVER_LET_IN = (
+_NEVER_ACCEPTED = (
     "\n  none has answered yet: do they run, and is security.protocol that of their listener (without it, "
     "PLAINTEXT)?"
 )
 
-_HEAR_S = 0.1
-"""How often a client that was never let in looks whether it is refused: librdkafka would try for ever."""
+_REFUSED_EVERY_S = 0.1
+"""Interval at which a client that no broker has accepted yet checks for a refusal: librdkafka would try for
+ever."""
 
 T = TypeVar("T")
 
 _NONE = -1
-"""The offset of a time that no record has reached; smaller ones are no offsets."""
+"""Offset of a time that no record has reached; smaller numbers are no offsets."""
 
 _BATCH_OVERHEAD = 1024
-"""Of a batch that holds a single record: a topic's limit is one of batches."""
+"""Upper bound of a batch's size beyond its one record: the limit of a topic is one of batches."""
 
 
 _START: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -60,13 +61,13 @@ _SHORTEST_SEGMENT_MS, _LONGEST_SEGMENT_MS = 60_000, 7 * 86_400_000
 
 
 def _kept_for(retention_ms: int | None) -> dict[str, str]:
-    """Settings of a topic that forgets what is older, or what it is told to.
+    """Return a topic's settings for this retention; None: records are kept until they are trimmed.
 
-    Kafka forgets whole segments, and none that is written to; one is a week's or 1 GiB by default, here an
-    eighth of what is kept.
+    Kafka removes whole segments, and none that is still written. The default segment is 1 GiB or a week, here
+    an eighth of the retention.
     """
     if retention_ms is None:
-        segment_bytes, segment_ms = 1 << 26, _LONGEST_SEGMENT_MS  # readers cut some of them, as the joiner's
+        segment_bytes, segment_ms = 1 << 26, _LONGEST_SEGMENT_MS  # some of them are trimmed, as the joiner's
     else:
         segment_bytes = 1 << 30
         segment_ms = min(max(retention_ms // 8, _SHORTEST_SEGMENT_MS), _LONGEST_SEGMENT_MS)
@@ -78,36 +79,41 @@ def _kept_for(retention_ms: int | None) -> dict[str, str]:
 
 
 class KafkaAdmin:
-    """Thread-safe. Names are ours: the prefix is put before them here, and taken off."""
+    """Topics on the brokers, by freshet's names: the prefix is added and removed here. Thread-safe."""
 
     def __init__(self, settings: KafkaSettings, client: Mapping[str, Any]) -> None:
-        """Prepare, with these settings of librdkafka; nothing is sent yet. Raises ConfigError."""
+        """Create a client with these settings of librdkafka; nothing is sent yet. Raises ConfigError."""
         self._settings = settings
-        self.heard = Heard()
-        given: dict[str, Any] = {**client, "error_cb": self.heard}
-        with translated("the client could not be made"):
+        self.last_error = LastError()
+        given: dict[str, Any] = {**client, "error_cb": self.last_error}
+        with translated("the client could not be created"):
             self._client = AdminClient(given)
-        self.heard.serve = lambda: self._client.poll(0)
-        self._let_in = False  # brokers have answered, so what they refuse later may pass
+        self.last_error.serve = lambda: self._client.poll(0)
+        self._accepted = False  # a broker has answered, so later refusals may pass
 
     def name(self, topic: str) -> str:
-        """The name in Kafka."""
+        """Return a topic's name in Kafka."""
         return f"{self._settings.prefix}.{topic}" if self._settings.prefix else topic
 
     def place(self, at: TopicPartition, offset: int = -1001) -> KafkaPartition:
-        """The partition as the client names it."""
+        """Return a partition as the client names it, with an offset if given."""
         return KafkaPartition(self.name(at.topic), at.partition, offset)
 
     def create(self, topic: str, partitions: int, retention_ms: int | None) -> bool:
-        """Create a topic; False if there is one of that name."""
+        """Create a topic; False if one of that name exists.
+
+        Raises:
+            ConfigError: this client may not, or a setting is wrong.
+            Unavailable: brokers do not answer.
+        """
         settings = self._settings
         config = {
             "cleanup.policy": "delete",
             **_kept_for(retention_ms),
             "retention.bytes": "-1",
             "max.message.bytes": str(settings.max_record_bytes + _BATCH_OVERHEAD),
-            # A writer whose clock is wrong would else have its records forgotten too soon, or the joiner
-            # believe events that lie in the future (PROTOCOL 19).
+            # With a writer's own times, a wrong clock would have records removed too soon, or the joiner
+            # believe events in the future (PROTOCOL 19).
             "message.timestamp.type": "LogAppendTime",
             "message.timestamp.after.max.ms": str((1 << 63) - 1),  # where the URL says CreateTime
             **({} if settings.min_insync is None else {"min.insync.replicas": str(settings.min_insync)}),
@@ -119,34 +125,34 @@ class KafkaAdmin:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
-            raise family(error.args[0], f"topic {topic} could not be created", self.heard) from error
+            raise family(error.args[0], f"topic {topic} could not be created", self.last_error) from error
         return True
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Give a topic more partitions. Raises Unavailable, ConfigError."""
+        """Grow a topic to this many partitions. Raises Unavailable, or ConfigError if this client may not."""
         wanted = NewPartitions(self.name(topic), partitions)
         try:
             self._answers(self._client.create_partitions([wanted], request_timeout=_REQUEST_S))
         except KafkaException as error:
             if error.args[0].code() == KafkaError.INVALID_PARTITIONS:
-                return  # another process was quicker
-            raise family(error.args[0], f"topic {topic} could not grow", self.heard) from error
+                return  # another process was first
+            raise family(error.args[0], f"topic {topic} could not grow", self.last_error) from error
 
     def set_retention(self, topic: str, retention_ms: int | None) -> None:
-        """What is older may be forgotten from now on."""
+        """Set a topic's retention."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in _kept_for(retention_ms).items()
             if name == "retention.ms" or name not in self._settings.topic
         ]
         resource = ConfigResource(ResourceType.TOPIC, self.name(topic), incremental_configs=entries)
-        with translated(f"the retention of topic {topic} could not be set", self.heard):
+        with translated(f"the retention of topic {topic} could not be set", self.last_error):
             self._answers(self._client.incremental_alter_configs([resource], request_timeout=_REQUEST_S))
 
     def names(self) -> list[str]:
-        """Of all topics with our prefix."""
-        with translated("the topics could not be listed", self.heard):
-            if not self._let_in:  # it waits for its answer without hearing of anything else
+        """Return the names of all topics with the prefix."""
+        with translated("the topics could not be listed", self.last_error):
+            if not self._accepted:  # `list_topics` would wait without a check for a refusal
                 self._answers({"": self._client.describe_cluster(request_timeout=_REQUEST_S)})
             found = self._client.list_topics(timeout=_REQUEST_S).topics
         prefix = self.name("")
@@ -155,16 +161,16 @@ class KafkaAdmin:
         )
 
     def broker_settings(self) -> dict[int, frozenset[str]]:
-        """{broker: names of the settings that it has}; none of one that does not answer, or not this client.
+        """Return {broker: names of its settings}; no name of a broker that does not answer this client.
 
         Raises Unavailable if the brokers cannot be listed.
         """
-        with translated("the brokers could not be listed", self.heard):
+        with translated("the brokers could not be listed", self.last_error):
             cluster = self._answers({"": self._client.describe_cluster(request_timeout=_REQUEST_S)})[""]
         resources = [ConfigResource(ResourceType.BROKER, str(node.id)) for node in cluster.nodes]
         found = {}
-        asked = self._client.describe_configs(resources, request_timeout=_REQUEST_S)
-        for resource, future in asked.items():
+        futures = self._client.describe_configs(resources, request_timeout=_REQUEST_S)
+        for resource, future in futures.items():
             try:
                 names = frozenset(self._answers({"": future})[""])
             except (KafkaException, Unavailable):
@@ -173,40 +179,42 @@ class KafkaAdmin:
         return found
 
     def ids(self, topics: Iterable[str]) -> dict[str, tuple[LogId, int]]:
-        """{topic: (its id, its partitions)}; those that do not exist are left out."""
-        return self.described(self.ask_ids(topics))
+        """Return {topic: (id, partitions)}, without topics that do not exist. Raises Unavailable."""
+        return self.described(self.request_ids(topics))
 
-    def ask_ids(self, topics: Iterable[str]) -> dict[str, Future[Any]]:
-        """As `ids`, to be looked at later with `described`."""
+    def request_ids(self, topics: Iterable[str]) -> dict[str, Future[Any]]:
+        """Request the `ids` of topics; `described` returns them."""
         names = [self.name(topic) for topic in topics]
         if not names:
             return {}
-        asked = self._client.describe_topics(TopicCollection(names), request_timeout=_REQUEST_S)
-        return {name.removeprefix(self.name("")): future for name, future in asked.items()}
+        futures = self._client.describe_topics(TopicCollection(names), request_timeout=_REQUEST_S)
+        return {name.removeprefix(self.name("")): future for name, future in futures.items()}
 
-    def described(self, asked: Mapping[str, Future[Any]]) -> dict[str, tuple[LogId, int]]:
-        """The answers, when they are there. Raises Unavailable."""
+    def described(self, requests: Mapping[str, Future[Any]]) -> dict[str, tuple[LogId, int]]:
+        """Wait for the answers to `request_ids`. Raises Unavailable."""
         found = {}
-        for topic, future in asked.items():
+        for topic, future in requests.items():
             try:
                 description = self._answers({topic: future})[topic]
             except KafkaException as error:
                 if error.args[0].code() in UNKNOWN:
                     continue
-                raise family(error.args[0], f"topic {topic} could not be read", self.heard) from error
+                raise family(error.args[0], f"topic {topic} could not be read", self.last_error) from error
             found[topic] = (LogId(str(description.topic_id)), len(description.partitions))
         return found
 
     def infos(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
-        """All there is to know of these topics; those that do not exist are left out.
+        """Return the topics' properties, without topics that do not exist.
 
-        Raises Mismatch for one that is compacted: records would vanish from its middle.
+        Raises:
+            Mismatch: a topic is compacted: records would vanish from its middle.
+            Unavailable: brokers do not answer.
         """
         ids = self.ids(topics)
         if not ids:
             return {}
         resources = [ConfigResource(ResourceType.TOPIC, self.name(topic)) for topic in ids]
-        with translated("the topics' settings could not be read", self.heard):
+        with translated("the topics' settings could not be read", self.last_error):
             answers = self._answers(self._client.describe_configs(resources, request_timeout=_REQUEST_S))
         infos = {}
         for resource, config in answers.items():
@@ -233,106 +241,110 @@ class KafkaAdmin:
     def bounds(
         self, partitions: Iterable[TopicPartition], *, committed: bool = True
     ) -> dict[TopicPartition, Bounds]:
-        """Starts and ends; without `committed` ends as if open transactions were not.
+        """Return the offsets of partitions; without `committed` the end includes open transactions.
 
-        Raises Unavailable; KeyError for partitions that do not exist.
+        Raises:
+            Unavailable: brokers do not answer.
+            KeyError: a partition does not exist.
         """
         places = list(partitions)
 
-        def ask() -> dict[TopicPartition, Bounds]:
-            starts, ends = self._ask(places, _START), self.ask_ends(places, committed=committed)
+        def request() -> dict[TopicPartition, Bounds]:
+            starts, ends = self._request(places, _START), self.request_ends(places, committed=committed)
             first, last = self.offsets(starts), self.offsets(ends)
             if min([*first.values(), *last.values()], default=0) < 0:
-                raise Unavailable(f"no broker told where {', '.join(map(str, places))} begin and end")
+                raise Unavailable(f"no broker returned where {', '.join(map(str, places))} begin and end")
             return {at: Bounds(first[at], last[at]) for at in places}
 
-        return _settled(ask)
+        return _with_leader(request)
 
-    def ask_ends(
+    def request_ends(
         self, partitions: Iterable[TopicPartition], *, committed: bool = True
     ) -> dict[TopicPartition, Future[Any]]:
-        """Ask where partitions end, to be looked at later with `offsets`."""
-        return self._ask(partitions, _END, committed=committed)
+        """Request the ends of partitions; `offsets` returns them."""
+        return self._request(partitions, _END, committed=committed)
 
     def of_time(self, at: TopicPartition, time_ms: int) -> int:
-        """Smallest offset whose record time is >= `time_ms`; -1 if there is none."""
-        return _settled(lambda: self.offsets(self._ask([at], OffsetSpec.for_timestamp(time_ms)))[at])
+        """Return the smallest offset with a record time >= `time_ms`; -1 if there is none."""
+        return _with_leader(lambda: self.offsets(self._request([at], OffsetSpec.for_timestamp(time_ms)))[at])
 
-    def _ask(
-        self, partitions: Iterable[TopicPartition], what: OffsetSpec, *, committed: bool = True
+    def _request(
+        self, partitions: Iterable[TopicPartition], spec: OffsetSpec, *, committed: bool = True
     ) -> dict[TopicPartition, Future[Any]]:
         places = {at: self.place(at) for at in partitions}
         futures = self._client.list_offsets(
-            dict.fromkeys(places.values(), what),
+            dict.fromkeys(places.values(), spec),
             isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=_REQUEST_S,
         )
         return {at: futures[place] for at, place in places.items()}
 
     def offsets(
-        self, asked: Mapping[TopicPartition, Future[Any]], within_s: float = _REQUEST_S
+        self, requests: Mapping[TopicPartition, Future[Any]], within_s: float = _REQUEST_S
     ) -> dict[TopicPartition, int]:
-        """The answers, when they are there. Raises Unavailable."""
-        names = ", ".join(sorted({at.topic for at in asked}))
-        with translated(f"the offsets of {names} could not be read", self.heard):
+        """Wait for the offsets of `request_ends`. Raises Unavailable, or KeyError for unknown partitions."""
+        names = ", ".join(sorted({at.topic for at in requests}))
+        with translated(f"the offsets of {names} could not be read", self.last_error):
             try:
-                found = {at: result.offset for at, result in self._answers(asked, within_s).items()}
+                found = {at: result.offset for at, result in self._answers(requests, within_s).items()}
             except KafkaException:
-                # Leaders and their epochs are of the last metadata, which this request never renews: after a
-                # broker's restart it would be refused for ever. Describing topics renews them.
-                self.ask_ids({at.topic for at in asked})
+                # Leaders and their epochs come from the last metadata, which this request never renews: after
+                # a broker's restart it would be refused for ever. Describing topics renews them.
+                self.request_ids({at.topic for at in requests})
                 raise
         unknown = [str(at) for at, offset in found.items() if offset < _NONE]
-        if unknown:  # a partition that was not answered for, as while its broker starts, is no error there
-            self.ask_ids({at.topic for at in asked})
-            raise Unavailable(f"no broker told the offsets of {', '.join(sorted(unknown))}{self.heard}")
+        if unknown:  # librdkafka reports no error for a partition of a broker that starts
+            self.request_ids({at.topic for at in requests})
+            raise Unavailable(
+                f"no broker returned the offsets of {', '.join(sorted(unknown))}{self.last_error}"
+            )
         return found
 
     def trim(self, at: TopicPartition, before: int) -> None:
-        """Forget records below an offset."""
-        with translated(f"{at} could not be trimmed", self.heard):
+        """Remove records below an offset. Raises Unavailable."""
+        with translated(f"{at} could not be trimmed", self.last_error):
             self._answers(self._client.delete_records([self.place(at, before)], request_timeout=_REQUEST_S))
 
-    def _answers(self, asked: Mapping[Any, Future[Any]], within_s: float = _REQUEST_S) -> dict[Any, Any]:
+    def _answers(self, requests: Mapping[Any, Future[Any]], within_s: float = _REQUEST_S) -> dict[Any, Any]:
         deadline = time.monotonic() + within_s
         try:
-            return {key: self._answer(future, deadline) for key, future in asked.items()}
+            return {key: self._answer(future, deadline) for key, future in requests.items()}
         except FutureTimeoutError:
-            never = "" if self._let_in else _NEVER_LET_IN
+            never = "" if self._accepted else _NEVER_ACCEPTED
             raise Unavailable(
-                f"the brokers did not answer within {within_s:g} s{self.heard}{never}"
+                f"the brokers did not answer within {within_s:g} s{self.last_error}{never}"
             ) from None
 
     def _answer(self, future: Future[Any], deadline: float) -> Any:
-        """Raises ConfigError as soon as brokers refuse a client that they have never let in."""
+        """Wait for an answer. Raises ConfigError once brokers refuse a client that none has accepted."""
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
-                found = future.result(left if self._let_in else min(left, _HEAR_S))
+                found = future.result(left if self._accepted else min(left, _REFUSED_EVERY_S))
             except FutureTimeoutError:
                 if left == 0:
                     raise
             except KafkaException:
-                self._check_let_in()
+                self._check_refused()
                 raise
             else:
-                self._let_in = True
+                self._accepted = True
                 return found
-            self._check_let_in()
+            self._check_refused()
 
-    def _check_let_in(self) -> None:
-        refused = None if self._let_in else self.heard.refused()
+    def _check_refused(self) -> None:
+        refused = None if self._accepted else self.last_error.refused()
         if refused is not None:
             raise refusal(self._settings.brokers, *refused)
 
 
-def _settled(ask: Callable[[], T]) -> T:
-    """Ask again for a while if a partition has no leader, as when it was just made."""
+def _with_leader(request: Callable[[], T]) -> T:
+    """Repeat a request while a partition has no leader, as just after its creation."""
     deadline = time.monotonic() + _ELECTION_S
     while True:
         try:
-            return ask()
+            return request()
         except Unavailable:
             if time.monotonic() >= deadline:
                 raise
-        threading.Event().wait(_LOOK_S)
+        threading.Event().wait(_RETRY_S)

@@ -32,7 +32,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import ConfigError, DataLost, Fenced, FreshetError, TooLarge, Unavailable
 
-__all__ = ["Heard", "KafkaSettings", "ending", "family", "parse_url", "refusal", "translated"]
+__all__ = ["KafkaSettings", "LastError", "ending", "family", "parse_url", "refusal", "translated"]
 
 _log = structlog.get_logger(__name__)
 
@@ -55,45 +55,47 @@ UNKNOWN = frozenset(
 
 AWAY = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE})
 
-_TELL_EVERY_S = 10.0
-"""A client that looks for brokers says every second that they are away."""
+_LOG_EVERY_S = 10.0
+"""Time between two log lines that brokers are away; a client reports it every second."""
 
 _KEPT_S = 5.0
-"""How long another reason is told instead of that: a client that is turned away tries again every second."""
+"""Time for which another reason is reported instead: a refused client tries again every second."""
 
-_ALL_AWAY = "nobody answers at these addresses, or not by this security.protocol"
-"""librdkafka says more of the latter if it was told so before it counted its brokers."""
+_ALL_AWAY = "no broker answers at these addresses, or not by this security.protocol"
 
 
-class Heard:
-    """What a client was last told of its connections, for messages: that is why an answer does not come."""
+class LastError:
+    """The last error that a client reported of its connections, as the reason why an answer does not come.
+
+    `str` of it is the end of a message, "" without an error.
+    """
 
     def __init__(self) -> None:
-        self.serve: Callable[[], object] = int  # makes the client say what it has to say, before a message
+        self.serve: Callable[[], object] = int  # makes the client deliver its reports, before a message
         self._code, self._text, self._when_s = 0, "", 0.0
-        self._told_s = float("-inf")  # when it was last logged that brokers are away
+        self._logged_s = float("-inf")  # when it was last logged that brokers are away
 
     def __call__(self, error: KafkaError) -> None:
         """librdkafka's `error_cb`."""
         now = time.monotonic()
         away = error.code() in AWAY
         if away:
-            tell = now - self._told_s >= _TELL_EVERY_S
-            self._told_s = now if tell else self._told_s
+            is_news = now - self._logged_s >= _LOG_EVERY_S
+            self._logged_s = now if is_news else self._logged_s
         else:
-            tell = error.code() != self._code
-        if tell:
+            is_news = error.code() != self._code
+        if is_news:
             _log.warning("kafka", reason=error.str(), code=error.name())
         says_more = self._code and (self._code not in AWAY or error.code() == KafkaError._ALL_BROKERS_DOWN)
         if away and says_more and now - self._when_s < _KEPT_S:
-            return  # a broker that lets nobody in counts as away, too, right after it has said why
+            return  # a broker that refuses a client counts as away, too, right after it has given the reason
         self._code, self._text, self._when_s = error.code(), error.str(), now
 
     def refused(self) -> tuple[int, str] | None:
-        """(code, text) if brokers were last said not to let it in, or it does not believe them."""
+        """(code, text) if brokers refused this client last, or it does not trust their certificate."""
         self._listen()
-        said = self._text.lower()
-        if self._code == KafkaError._AUTHENTICATION or (self._code == KafkaError._SSL and "verif" in said):
+        untrusted = self._code == KafkaError._SSL and "verif" in self._text.lower()
+        if self._code == KafkaError._AUTHENTICATION or untrusted:
             return self._code, self._text
         return None
 
@@ -108,28 +110,30 @@ class Heard:
         if not self._text:
             return ""
         hint = f" ({_ALL_AWAY})" if self._code == KafkaError._ALL_BROKERS_DOWN else ""
-        return f"; heard {time.monotonic() - self._when_s:.1f} s ago: {self._text}{hint}"
+        return f"; reported {time.monotonic() - self._when_s:.1f} s ago: {self._text}{hint}"
 
 
 def ending(error: KafkaException | SystemError) -> KafkaError:
-    """The error that a client's exception tells.
+    """Return the error in a client's exception.
 
-    One that ends the client comes out of whatever it does at that moment, once, instead of a call of
-    `error_cb`. A report's call that follows at once is made with the exception set: it makes a SystemError of
-    it, or clears it; then only the client knows, and `_FATAL` is returned. Another SystemError is raised
-    again.
+    An error that ends the client is raised once, by any call at that moment, instead of a call of `error_cb`.
+    A report that is delivered at once is called with the exception set: it makes a SystemError of it, or
+    clears it; then only the client knows the error, and `_FATAL` is returned.
+
+    Raises:
+        SystemError: `error`, if it has another cause.
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
     if isinstance(cause, KafkaException):
         found: KafkaError = cause.args[0]
         return found
     if "without setting an exception" in str(error):
-        return KafkaError(KafkaError._FATAL, "the client was ended by an error that it did not tell")
+        return KafkaError(KafkaError._FATAL, "the client was ended by an error that it did not report")
     raise error
 
 
 def refusal(brokers: str, code: int, text: str) -> ConfigError:
-    """What to raise where brokers refuse a client that they never let in: it would be refused again."""
+    """Return the error for a client that brokers refuse and never accepted: they would refuse it again."""
     if code == KafkaError._SSL:
         return ConfigError(
             "event log", "", f"{brokers}: {text}",
@@ -138,19 +142,19 @@ def refusal(brokers: str, code: int, text: str) -> ConfigError:
         )  # fmt: skip
     return ConfigError(
         "event log", "", f"{brokers}: {text}",
-        "a user and a password that the brokers know, by a mechanism that they offer",
+        "a user and a password that the brokers know, by a mechanism that they support",
         "mend sasl.username, sasl.password, sasl.mechanism or security.protocol, in the log's URL or in the "
         "file of its `properties`",
     )  # fmt: skip
 
 
-def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:
-    """The error to raise; `what` says what could not be done, `heard` what else is known."""
-    code, text = error.code(), f"{what}: {error.str()}{heard}"
+def family(error: KafkaError, failure: str, last: object = "") -> FreshetError:
+    """Return the error to raise: `failure` names the failed operation, `last` is a detail as of LastError."""
+    code, text = error.code(), f"{failure}: {error.str()}{last}"
     if code in FENCED:
         return Fenced(f"{text}\n  a later writer of that name was opened: this one must stop")
     if code in LOST:
-        return DataLost(f"{text}\n  what reads from there must be told to skip it, or start anew")
+        return DataLost(f"{text}\n  set the reader to a later offset, or start anew")
     if code in TOO_LARGE:
         return TooLarge(
             f"{text}\n  the topic takes smaller records than this writer: raise its max.message.bytes"
@@ -166,21 +170,26 @@ def family(error: KafkaError, what: str, heard: object = "") -> FreshetError:
 
 
 @contextmanager
-def translated(what: str, heard: object = "") -> Iterator[None]:
-    """Raise what Kafka's client raises within as our families; an unknown topic as KeyError."""
+def translated(failure: str, last: object = "") -> Iterator[None]:
+    """Raise errors of Kafka's client in the body as freshet's families; see `family`.
+
+    Raises:
+        KeyError: a topic is not known.
+        SystemError: as `ending`.
+    """
     try:
         yield
     except (KafkaException, SystemError) as error:
         cause = ending(error)
         if cause.code() in UNKNOWN:
-            raise KeyError(f"{what}: {cause.str()}") from None
-        raise family(cause, what, heard) from error
+            raise KeyError(f"{failure}: {cause.str()}") from None
+        raise family(cause, failure, last) from error
 
 
 _WHERE = "event log"
 
 _MAX_RECORD_BYTES = 16 << 20
-"""Far above a block of samples (about 75 KB) and a message of changed rows; brokers' own limit is 1 MiB."""
+"""Far above a block of samples (about 75 KB) and a record of changed rows; the brokers' limit is 1 MiB."""
 
 _OURS = {
     "bootstrap.servers": "the brokers stand in the URL's place of the host",
@@ -199,13 +208,13 @@ _OURS = {
             "auto.offset.reset",
             "group.id",
         ),
-        "exactly-once rests on it: it is always set as that needs",
+        "exactly-once depends on it: freshet always sets it",
     ),
 }
-"""Settings of librdkafka that nobody else sets, and why."""
+"""Settings of librdkafka that only freshet sets, with the reason."""
 
 _PORT = 9092
-"""Of brokers that are named without one."""
+"""Port of a broker without one in the URL."""
 
 _FORM = "kafka://HOST:PORT,HOST:PORT/PREFIX?KEY=VALUE"
 _SECRET = re.compile(r"password|secret|\.key\.pem|\.token|sasl\.oauthbearer\.config")
@@ -222,12 +231,12 @@ class KafkaSettings:
     min_insync: int | None = None  # None: the brokers' default
     max_record_bytes: int = _MAX_RECORD_BYTES
     accept_kafka_20734: bool = False  # named writers also on brokers 4.3 and later
-    topic: Mapping[str, str] = field(default_factory=dict)  # settings of the topics that are made
-    client: Mapping[str, str] = field(default_factory=dict, repr=False)  # of librdkafka; may be secret
+    topic: Mapping[str, str] = field(default_factory=dict)  # settings of created topics
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)  # librdkafka's; may be secret
 
 
 def parse_url(url: str) -> KafkaSettings:
-    """Parse it, reading the files and the environment that it names. Raises ConfigError."""
+    """Parse a URL, with the files and environment variables that it names. Raises ConfigError."""
     try:
         parts = urlsplit(url)
     except ValueError:  # brackets that are no address

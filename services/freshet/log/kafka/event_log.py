@@ -1,7 +1,7 @@
 """The event log on Apache Kafka (4.x, or another broker of its protocol with transactions and topic ids).
 
-What the embedded log does by itself is here the brokers' work: topics are kept and forgotten by them, records
-are durable once all in-sync replicas have them. A topic's log id is Kafka's topic id.
+Brokers keep topics and remove old records; records are durable once all in-sync replicas have them. A topic's
+log id is Kafka's topic id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import KafkaSettings, parse_url
 from freshet.log.kafka.reader import KafkaReader
-from freshet.log.kafka.writer import KafkaWriter, Plainly, Transactions
+from freshet.log.kafka.writer import IdempotentSender, KafkaWriter, TransactionalSender
 from freshet.types import TopicPartition
 
 __all__ = ["KafkaEventLog", "open_url"]
@@ -34,27 +34,27 @@ _SINCE_4_3 = "cordoned.log.dirs"
 """A setting that brokers have since Kafka 4.3.0 (KIP-1066)."""
 
 _BATCH_BYTES = 1_000_000
-"""Of several records in one batch, as librdkafka has it by default."""
+"""Most bytes of a batch of several records; librdkafka's default."""
 
 _AGREE_S = 10.0
-"""For brokers to agree on a topic that was just made."""
+"""Longest wait until all brokers know a new topic."""
 
-_LOOK_S = 0.05
+_RETRY_S = 0.05
 
 
 def open_url(url: str) -> KafkaEventLog:
-    """Open the log of `kafka://HOST:PORT,HOST:PORT[/PREFIX][?KEY=VALUE&...]`; see `kafka_settings`.
+    """Open the log of `kafka://HOST:PORT,HOST:PORT[/PREFIX][?KEY=VALUE&...]`; no request is sent yet.
 
-    Raises ConfigError. Brokers are not asked yet.
+    The keys are in `freshet.log.kafka.connection`. Raises ConfigError.
     """
     return KafkaEventLog(parse_url(url))
 
 
 class KafkaEventLog:
-    """See `freshet.log.EventLog`. Do not carry it across a fork: open it in the child.
+    """See `freshet.log.EventLog`. Must not be used across a fork: open it in the child.
 
-    `hold` does nothing, as Kafka's retention can't be held: the distance to the log's start is a metric
-    with an alert.
+    `hold` does nothing, as Kafka has no retention pins: the distance to the log's start is a metric with an
+    alert.
     """
 
     traits = LogTraits(many_hosts=True, append_every_ms=200)  # a transaction takes several round trips
@@ -64,13 +64,13 @@ class KafkaEventLog:
         self._client: dict[str, Any] = {
             "bootstrap.servers": settings.brokers,
             "client.id": "freshet",
-            "reconnect.backoff.max.ms": 1000,  # brokers that come back are found soon; the default waits 10 s
-            "log_level": 0,  # what goes wrong comes to us as events; may be set, as `debug` may
+            "reconnect.backoff.max.ms": 1000,  # the default of 10 s would delay a return after an outage
+            "log_level": 0,  # errors are reported by `error_cb`; users may set it, and `debug`
             **settings.client,
         }
         self._admin = KafkaAdmin(settings, self._client)
-        self._lock = threading.Lock()  # guards what follows
-        self._partitions: dict[str, int] = {}  # of topics that were seen
+        self._lock = threading.Lock()  # guards the next three
+        self._partitions: dict[str, int] = {}  # known counts, by topic
         self._opened: WeakSet[KafkaReader | KafkaWriter] = WeakSet()
         self._closed = False
         self._checking, self._checked = threading.Lock(), False  # see `_check_brokers`
@@ -78,7 +78,13 @@ class KafkaEventLog:
     def create_topic(
         self, name: str, *, partitions: int, retention_ms: int | None = None, group: str | None = None
     ) -> TopicInfo:
-        """Create a topic, or return the one that exists, from now on with this retention."""
+        """Create a topic, or return the one that exists, with this retention from now on.
+
+        Raises:
+            ConfigError: a name, the number of partitions or a setting is not allowed.
+            Mismatch: the topic exists with another number of partitions, or is compacted.
+            Unavailable: brokers do not answer.
+        """
         if not _NAME.fullmatch(name):
             raise ConfigError("event log", "topic", name, f"a name that matches {_NAME.pattern}")
         if not 1 <= partitions <= 1024:
@@ -90,7 +96,7 @@ class KafkaEventLog:
             raise Mismatch(
                 f"topic {name}: expected {partitions} partitions, found {info.partitions} on"
                 f" {self._settings.brokers}\n"
-                "  the number is fixed for a model's life: keep it, or take another topic name"
+                "  the number is fixed for a model's life: keep it, or use another topic name"
             )
         if info.retention_ms != retention_ms:
             self._admin.set_retention(name, retention_ms)
@@ -98,12 +104,12 @@ class KafkaEventLog:
         return info
 
     def topics(self) -> Mapping[str, TopicInfo]:
-        """All topics by name."""
+        """Return all topics by name."""
         self._check_open()
         return self._admin.infos(self._admin.names())
 
     def partition_counts(self, topics: Iterable[str]) -> Mapping[str, int]:
-        """How many partitions each of these topics has now: one request."""
+        """Return the partition counts of these topics, without topics that do not exist, by one request."""
         self._check_open()
         counts = {topic: count for topic, (_, count) in self._admin.ids(topics).items()}
         with self._lock:
@@ -111,7 +117,12 @@ class KafkaEventLog:
         return counts
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Give a topic this many partitions, if it has fewer."""
+        """Grow a topic to this many partitions, if it has fewer.
+
+        Raises:
+            ConfigError: brokers do not permit it.
+            Unavailable: brokers do not answer, or do not agree in time.
+        """
         self._check_open()
         if self.partition_counts([name]).get(name, partitions) < partitions:
             self._admin.grow(name, partitions)
@@ -119,28 +130,28 @@ class KafkaEventLog:
             while self.partition_counts([name]).get(name, 0) < partitions:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"topic {name} grew, but is not known to the brokers as grown")
-                threading.Event().wait(_LOOK_S)
+                threading.Event().wait(_RETRY_S)
 
     def bounds(self, partition: TopicPartition) -> Bounds:
-        """What the partition holds now; it ends where a transaction is open."""
+        """Return the partition's offsets; it ends at an open transaction."""
         self._locate(partition)
         return self._admin.bounds([partition])[partition]
 
     def all_bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
-        """What each of many holds now: two requests to each broker."""
+        """Return the offsets of many partitions, by two requests to each broker."""
         places = list(partitions)
         for at in places:
             self._locate(at)
         return self._admin.bounds(places) if places else {}
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
-        """Smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        """Return the smallest offset with a record time >= `time_ms`; the end if there is none."""
         self._locate(partition)
         found = self._admin.of_time(partition, time_ms)
         return found if found >= 0 else self.bounds(partition).end
 
     def reader(self) -> KafkaReader:
-        """A new reader without partitions."""
+        """Open a reader without partitions."""
         self._check_open()
         client = {**self._client, "group.id": self._admin.name("freshet")}  # required; it is never joined
         reader = KafkaReader(self._admin, self._locate, client)
@@ -155,14 +166,14 @@ class KafkaEventLog:
         """
         self._check_open()
         limit = self._settings.max_record_bytes
-        # A batch of several records stays below what topics take of one: brokers refuse a batch as a whole.
+        # Brokers refuse a batch as a whole, so one of several records must not exceed a topic's limit.
         client = {"batch.size": min(_BATCH_BYTES, limit), **self._client, "message.max.bytes": limit + 1024}
-        sender: Plainly | Transactions
+        sender: IdempotentSender | TransactionalSender
         if name is None:
-            sender = Plainly(client)
+            sender = IdempotentSender(client)
         else:
             self._check_brokers()
-            sender = Transactions(client, self._admin.name(name))
+            sender = TransactionalSender(client, self._admin.name(name))
         writer = KafkaWriter(sender, self._locate, limit)
         with self._lock:
             if not self._closed:
@@ -172,12 +183,12 @@ class KafkaEventLog:
         raise Unavailable(f"{self._settings.brokers}: the log was closed in this process")
 
     def trim(self, partition: TopicPartition, before: int) -> None:
-        """Forget records below `before`."""
+        """Remove records below `before`."""
         self._locate(partition)
         self._admin.trim(partition, before)
 
     def hold(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Ignored: see the class."""
+        """Do nothing; see the class."""
 
     def close(self) -> None:
         """Close readers and writers. Idempotent."""
@@ -195,8 +206,12 @@ class KafkaEventLog:
     def _check_brokers(self) -> None:
         """Refuse brokers with KAFKA-20734, before the first named writer (ADR 0024).
 
-        A client can learn which settings a broker has, not its release. So 4.3 and later are told from
-        earlier releases, and not one of them from another. Raises Mismatch, Unavailable.
+        A client can read a broker's settings, not its release. They distinguish 4.3 and later from earlier
+        releases, but not one later release from another.
+
+        Raises:
+            Mismatch: a broker has 4.3 or later.
+            Unavailable: brokers do not answer.
         """
         with self._checking:
             if self._checked or self._settings.accept_kafka_20734:
@@ -218,7 +233,7 @@ class KafkaEventLog:
             self._checked = True
 
     def _locate(self, at: TopicPartition) -> str:
-        """Its topic as Kafka names it; KeyError for one that does not exist."""
+        """Return a partition's topic as Kafka names it. Raises KeyError if it does not exist."""
         self._check_open()
         with self._lock:
             partitions = self._partitions.get(at.topic)
@@ -234,12 +249,12 @@ class KafkaEventLog:
         return self._admin.name(at.topic)
 
     def _agreed(self, name: str) -> TopicInfo:
-        """The topic as brokers know it, once they do."""
+        """Return a topic's properties once brokers know it."""
         deadline = time.monotonic() + _AGREE_S
         while name not in (found := self._admin.infos([name])):
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"topic {name} was made, but is not known to the brokers after {_AGREE_S:g} s"
+                    f"topic {name} was created, but is not known to the brokers after {_AGREE_S:g} s"
                 )
-            threading.Event().wait(_LOOK_S)
+            threading.Event().wait(_RETRY_S)
         return found[name]

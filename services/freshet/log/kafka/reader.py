@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import Message
 
 from freshet.errors import DataLost, Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
-from freshet.log.kafka.connection import LOST, UNKNOWN, Heard, family, translated
+from freshet.log.kafka.connection import LOST, UNKNOWN, LastError, family, translated
 from freshet.observability.skipped_state import count_tombstones
 from freshet.types import I64, BytesColumn, LogId, Records, TopicPartition
 
@@ -32,15 +32,15 @@ __all__ = ["Ahead", "KafkaReader", "flatten"]
 def flatten(
     messages: Sequence[Message], topics: Mapping[str, str]
 ) -> Iterable[tuple[TopicPartition, Records]]:
-    """Messages without errors as columns, one entry for each run of a partition.
+    """Yield messages without errors as columns, one entry for each run of a partition.
 
-    Messages without a value are left out and counted; an entry of nothing else holds no records.
-
-    Everything is a map over one of the client's C functions: 0.5 µs a message, as much as making the objects.
+    Messages without a value are left out and counted; an entry of such messages alone has no records.
+    Every column is a map over one of the client's C functions: 0.5 µs a message, as long as the client needs
+    to create it.
 
     Args:
-        messages: (N,) as `consume` gave them.
-        topics: {name in Kafka: our name}.
+        messages: (N,) as returned by `consume`.
+        topics: {name in Kafka: freshet's name}.
     """
     n = len(messages)
     if not n:
@@ -68,7 +68,7 @@ def flatten(
 
 
 def _with_values(at: TopicPartition, records: Records, values: Sequence[bytes | None]) -> Records:
-    """Leave out records whose value is null, which is another thing than empty."""
+    """Leave out the records with a null, not an empty, value."""
     kept = [i for i, value in enumerate(values) if value is not None]
     if len(kept) == len(values):
         return records
@@ -81,7 +81,7 @@ def _integers(values: Iterable[int | None], n: int) -> I64:
 
 
 def _column(values: list[bytes | None]) -> BytesColumn:
-    if not any(values):  # keys, mostly
+    if not any(values):  # usual for keys
         return BytesColumn(np.empty(0, np.uint8), np.zeros(len(values), np.int64))
     given = [value or b"" for value in values]
     return BytesColumn(
@@ -91,19 +91,20 @@ def _column(values: list[bytes | None]) -> BytesColumn:
 
 
 class Ahead:
-    """Records read ahead of the caller, by partition; every partition has its turn. Not thread-safe."""
+    """Records read ahead, by partition, and returned fairly. Not thread-safe."""
 
     def __init__(self, positions: Mapping[TopicPartition, int]) -> None:
         self.next = dict(positions)
-        """Where each partition is read on, markers and gaps included: of what was read ahead, not of what was
-        handed out."""
+        """{partition: next offset to read ahead}, past markers and gaps"""
         self.bytes = 0
         self._pieces: dict[TopicPartition, deque[Records]] = {at: deque() for at in positions}
         self._turn = 0
 
     def add(self, at: TopicPartition, records: Records) -> int:
-        """Records, at least one, that follow those there are. Those that do not are passed over: others have
-        seen librdkafka hand out an offset twice. Returns how many these were."""
+        """Add records, at least one, that follow the present ones; returns the number of skipped ones.
+
+        Records at former offsets are skipped, since librdkafka is known to return an offset twice.
+        """
         found, records = len(records), _rising(records, self.next[at])
         if not len(records):
             return found
@@ -113,9 +114,9 @@ class Ahead:
         return found - len(records)
 
     def moved(self, at: TopicPartition, next_offset: int) -> None:
-        """The partition's reading has passed markers, or records of an aborted transaction.
+        """Move past markers, or records of an aborted transaction.
 
-        Where no records wait that could carry this, an entry without records tells of it.
+        If no records wait, an entry without records carries the next offset.
         """
         if next_offset <= self.next[at]:
             return
@@ -124,8 +125,8 @@ class Ahead:
         last = pieces.pop() if pieces else _nothing(next_offset)
         pieces.append(_part(last, 0, len(last), next_offset))
 
-    def take(self, most: int) -> list[tuple[TopicPartition, Records]]:
-        """At most so many records, of the partitions that have some."""
+    def pop_records(self, most: int) -> list[tuple[TopicPartition, Records]]:
+        """Return at most this many records, from the partitions that have some."""
         ready = [at for at, pieces in self._pieces.items() if pieces]
         if not ready:
             return []
@@ -133,31 +134,31 @@ class Ahead:
         turn = self._turn % len(ready)
         found = []
         for i, at in enumerate(ready[turn:] + ready[:turn]):
-            share = most // (len(ready) - i)  # what earlier ones left falls to the later
+            share = most // (len(ready) - i)  # includes the unused part of earlier shares
             if i == 0:
                 share = max(share, 1)
             if share:
-                records = self._take(self._pieces[at], share)
+                records = _pop(self._pieces[at], share)
                 most -= len(records)
+                self.bytes -= _size(records)
                 found.append((at, records))
         return found
 
-    def _take(self, pieces: deque[Records], most: int) -> Records:
-        parts: list[Records] = []
-        while pieces and len(pieces[0]) <= most:
-            parts.append(pieces.popleft())
-            most -= len(parts[-1])
-        if pieces and most:
-            whole = pieces.popleft()
-            parts.append(_part(whole, 0, most, int(whole.offsets[most - 1]) + 1))
-            pieces.appendleft(_part(whole, most, len(whole), whole.next_offset))
-        taken = parts[0] if len(parts) == 1 else _joined(parts)
-        self.bytes -= _size(taken)
-        return taken
+
+def _pop(pieces: deque[Records], most: int) -> Records:
+    parts: list[Records] = []
+    while pieces and len(pieces[0]) <= most:
+        parts.append(pieces.popleft())
+        most -= len(parts[-1])
+    if pieces and most:
+        whole = pieces.popleft()
+        parts.append(_part(whole, 0, most, int(whole.offsets[most - 1]) + 1))
+        pieces.appendleft(_part(whole, most, len(whole), whole.next_offset))
+    return parts[0] if len(parts) == 1 else _joined(parts)
 
 
 def _rising(records: Records, least: int) -> Records:
-    """Those from `least` on, each above the one before."""
+    """Return the records from `least` on, each at a higher offset than the one before."""
     offsets = records.offsets
     if offsets[0] >= least and (len(offsets) == 1 or (offsets[1:] > offsets[:-1]).all()):
         return records
@@ -198,40 +199,40 @@ def _joined(parts: Sequence[Records]) -> Records:
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 4096
-"""Messages of one `consume`: more are no faster, and hold Python's lock for longer (1 ms)."""
+"""Messages of one `consume`: more are no faster, and hold the GIL for longer (1 ms)."""
 
 _AHEAD_BYTES = 8 << 20
-"""Read ahead by us; the client's own queue (16 MiB, see CLIENT) waits behind it."""
+"""Most bytes read ahead; the client's own queue (16 MiB, see CLIENT) fills up behind them."""
 
 _SLICE_S = 0.05
-"""Longest wait in one `consume`: markers, which wake nobody, are seen by then."""
+"""Longest wait in one `consume`: markers, which do not end the wait, are seen by then."""
 
 _BRIEFLY_S = 0.001
-"""Between looks for an answer from the brokers."""
+"""Time between two checks for an answer from the brokers."""
 
 _TOGETHER_S = 0.25
-"""For all partitions that have records to begin, so that none is read far ahead of the others."""
+"""Longest wait for the first records of all partitions, so that none is read far ahead of others."""
 
 _ALIVE_S = 0.1
-"""An answer about a partition's end is as good as a new one for so long, where the caller waits anyway."""
+"""Age up to which an answer about a partition's end counts as new, for a caller that waits anyway."""
 
 _ANSWER_S = 1.0
-"""Without an answer, or without records that are known to be there, for so long the log is away."""
+"""Time without an answer, or without records that are known to exist, after which the log is unavailable."""
 
 _IDS_EVERY_S = 1.0
-"""How often it is asked whether the topics are still the same ones."""
+"""Interval of checks that topics still have the same ids."""
 
 CLIENT: Mapping[str, Any] = {
     "isolation.level": "read_committed",
     "enable.auto.commit": False,  # positions belong to the stores, never to a group
     "enable.auto.offset.store": False,
-    "auto.offset.reset": "error",  # an offset that is not there is a loss, never a new beginning
+    "auto.offset.reset": "error",  # an absent offset is a loss, never a new beginning
     "fetch.queue.backoff.ms": 10,  # the default of 1 s stalls a fast reader
     "queued.max.messages.kbytes": 16 << 10,
     "fetch.message.max.bytes": 4 << 20,
     "fetch.wait.max.ms": 250,
 }
-"""Settings of librdkafka for a reader; the first four are not the user's to change."""
+"""Settings of librdkafka for a reader; users cannot change the first four."""
 
 
 class KafkaReader:
@@ -240,17 +241,23 @@ class KafkaReader:
     def __init__(
         self, admin: KafkaAdmin, locate: Callable[[TopicPartition], str], client: Mapping[str, Any]
     ) -> None:
-        self._admin, self._locate, self._heard = admin, locate, Heard()
-        self._client = {**CLIENT, **client, "error_cb": self._heard}
+        self._admin, self._locate, self._last_error = admin, locate, LastError()
+        self._client = {**CLIENT, **client, "error_cb": self._last_error}
         self._consumer = self._new_consumer()
-        self._using = threading.Lock()  # so that the log may be closed while a thread polls
+        self._using = threading.Lock()  # the log may be closed while a thread polls
         self._closed = False
         self._ids: dict[str, LogId] = {}
-        self._awaited: set[TopicPartition] = set()  # have records, and have given none yet
+        self._awaited: set[TopicPartition] = set()  # have records, none of which was read yet
         self._forget(Ahead({}))
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets from now on, and no others."""
+        """Read only these partitions, from these offsets.
+
+        Raises:
+            DataLost: an offset is out of bounds.
+            KeyError: a partition does not exist.
+            Unavailable: brokers do not answer, or the reader was closed.
+        """
         places = list(positions)
         for at in places:
             self._locate(at)
@@ -258,10 +265,10 @@ class KafkaReader:
         bounds = self._admin.bounds(places, committed=False)
         for at, offset in positions.items():
             if not bounds[at].start <= offset <= bounds[at].end:
-                raise _lost(at, offset, bounds[at].start, bounds[at].end)
+                raise bounds[at].lost(at, offset)
         with self._using:
             self._check_open()
-            if self._fetching:  # a new one knows nothing of the old positions
+            if self._fetching:  # a new consumer has no old positions
                 self._consumer.close()
                 self._consumer = self._new_consumer()
             self._ids = {topic: log_id for topic, (log_id, _) in ids.items()}
@@ -269,10 +276,15 @@ class KafkaReader:
             self._awaited = {at for at, offset in positions.items() if offset < bounds[at].end}
 
     def poll(self, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
-        """Records of the partitions that have some; waits up to `wait_s` for the first.
+        """Return the records of partitions that have some; waits up to `wait_s` for the first.
 
-        An empty answer says that every partition was read to its end, as of a moment after the call began or
-        at most 0.1 s before its wait was over.
+        An empty result means that every partition has been read to its end, as of a moment after the call
+        began, or at most 0.1 s before its wait was over.
+
+        Raises:
+            ValueError: `max_records` is less than 1.
+            DataLost: retention has removed the next offset, or the topic was created anew.
+            Unavailable: brokers do not answer, or the reader was closed.
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, found {max_records}")
@@ -290,22 +302,22 @@ class KafkaReader:
             while True:
                 now = time.monotonic()
                 if not self._awaited or now >= self._together_until:
-                    found = self._ahead.take(max_records)
+                    found = self._ahead.pop_records(max_records)
                     if found:
                         return found
-                    if now >= until and self._at_end(until - min(wait_s, _ALIVE_S)):
+                    if now >= until and self._is_at_end(until - min(wait_s, _ALIVE_S)):
                         return []
                 self._fetch(min(_SLICE_S, max(_BRIEFLY_S, until - now)))
 
     def close(self) -> None:
-        """Leave the brokers. Idempotent."""
+        """Close the connections. Idempotent."""
         with self._using:
             if not self._closed:
                 self._closed = True
                 self._consumer.close()
 
     def _new_consumer(self) -> Consumer:
-        with translated("a reader could not be made"):
+        with translated("a reader could not be created"):
             return Consumer(self._client)
 
     def _check_open(self) -> None:
@@ -317,21 +329,21 @@ class KafkaReader:
         self._topics = {self._admin.name(topic): topic for topic in self._ids}
         self._awaited = set()
         self._together_until = 0.0
-        self._ends: dict[TopicPartition, Future[Any]] = {}
-        self._ends_asked = self._ends_known = float("-inf")
-        self._silent_since: float | None = None
-        self._described: dict[str, Future[Any]] = {}
-        self._ids_asked = time.monotonic()
+        self._end_requests: dict[TopicPartition, Future[Any]] = {}
+        self._ends_requested_s = self._at_end_s = float("-inf")
+        self._silent_since_s: float | None = None
+        self._id_requests: dict[str, Future[Any]] = {}
+        self._ids_requested_s = time.monotonic()
 
     def _begin(self, now: float) -> None:
-        with translated("the partitions could not be assigned", self._heard):
+        with translated("the partitions could not be assigned", self._last_error):
             self._consumer.assign([self._admin.place(at, offset) for at, offset in self._ahead.next.items()])
         self._fetching, self._together_until = True, now + _TOGETHER_S
 
     def _fetch(self, wait_s: float) -> None:
-        """Take in what the client has; wait so long for a first message."""
-        with translated("records could not be read", self._heard):
-            # `consume` of many waits until it has them all; so wait for one.
+        """Add the client's messages to the records read ahead; waits up to `wait_s` for the first."""
+        with translated("records could not be read", self._last_error):
+            # `consume` of many waits until it has them all, so wait for one.
             messages = self._consumer.consume(1, wait_s) if wait_s else []
             if messages or not wait_s:
                 messages += self._consumer.consume(_AT_ONCE, 0)
@@ -340,13 +352,13 @@ class KafkaReader:
             for at, records in flatten(messages, self._topics):
                 if not len(records):
                     self._ahead.moved(at, records.next_offset)
-                elif again := self._ahead.add(at, records):
-                    _log.warning("records came again and were passed over", partition=str(at), records=again)
+                elif repeated := self._ahead.add(at, records):
+                    _log.warning("repeated records were skipped", partition=str(at), records=repeated)
                 self._awaited.discard(at)
-            if len(messages) < _AT_ONCE:  # nothing waits behind them: their trailing markers were passed
+            if len(messages) < _AT_ONCE:  # the client has no more, so its position is past trailing markers
                 self._pass_markers()
         if messages:
-            self._silent_since = None
+            self._silent_since_s = None
 
     def _pass_markers(self) -> None:
         for place in self._consumer.position([self._admin.place(at) for at in self._ahead.next]):
@@ -359,59 +371,52 @@ class KafkaReader:
             return True
         at = f"{self._topics.get(str(message.topic()), message.topic())}[{message.partition()}]"
         if error.code() in LOST:
-            raise family(error, f"{at}: retention has removed what comes next, or the log has lost writes")
+            raise family(error, f"{at}: retention has removed the next record, or the log has lost writes")
         if error.code() in UNKNOWN:
-            self._ids_asked = float("-inf")  # deleted, perhaps
+            self._ids_requested_s = float("-inf")  # perhaps it was deleted
         else:
-            self._heard(error)
+            self._last_error(error)
         return False
 
     def _check_ids(self, now: float) -> None:
-        """DataLost once a topic has become another one of the same name; asked in the background."""
-        if self._described and all(future.done() for future in self._described.values()):
-            asked, self._described = self._described, {}
-            with suppress(Unavailable):  # asked again later; `_at_end` says when the brokers are away
-                self._compare({topic: log_id for topic, (log_id, _) in self._admin.described(asked).items()})
-        if not self._described and now - self._ids_asked >= _IDS_EVERY_S:
-            self._described, self._ids_asked = self._admin.ask_ids(self._ids), now
+        """Raise DataLost if a topic was created anew under its name; requests its id in the background."""
+        if self._id_requests and all(future.done() for future in self._id_requests.values()):
+            requests, self._id_requests = self._id_requests, {}
+            with suppress(Unavailable):  # the next request follows; `_is_at_end` reports absent brokers
+                self._compare({name: log_id for name, (log_id, _) in self._admin.described(requests).items()})
+        if not self._id_requests and now - self._ids_requested_s >= _IDS_EVERY_S:
+            self._id_requests, self._ids_requested_s = self._admin.request_ids(self._ids), now
 
     def _compare(self, found: Mapping[str, LogId]) -> None:
         for topic, log_id in self._ids.items():
             if found.get(topic) != log_id:
                 raise DataLost(
                     f"topic {topic}: expected log id {log_id}, found {found.get(topic, 'no such topic')}\n"
-                    "  it was deleted, or made anew: its offsets mean nothing to what was read before"
+                    "  it was deleted or created anew: offsets read before have no meaning in it"
                 )
 
-    def _at_end(self, since: float) -> bool:
-        """Is there nothing more, by an answer asked for after `since`? Raises Unavailable if none comes."""
+    def _is_at_end(self, since: float) -> bool:
+        """Whether there is nothing more to read, by an answer requested after `since`.
+
+        Raises Unavailable if no answer comes.
+        """
         now = time.monotonic()
-        if self._ends_known >= since:
+        if self._at_end_s >= since:
             return True
-        if not self._ends:
-            self._ends = self._admin.ask_ends(self._ahead.next)
-            self._ends_asked = now
-            self._silent_since = self._silent_since or now
-        if all(future.done() for future in self._ends.values()):
-            asked, self._ends = self._ends, {}
-            with suppress(Unavailable):  # asked again
-                ends = self._admin.offsets(asked)
+        if not self._end_requests:
+            self._end_requests = self._admin.request_ends(self._ahead.next)
+            self._ends_requested_s = now
+            self._silent_since_s = self._silent_since_s or now
+        if all(future.done() for future in self._end_requests.values()):
+            requests, self._end_requests = self._end_requests, {}
+            with suppress(Unavailable):  # the next request follows
+                ends = self._admin.offsets(requests)
                 if all(self._ahead.next[at] >= end for at, end in ends.items()):
-                    self._ends_known, self._silent_since = self._ends_asked, None
-                    return self._ends_known >= since
-        if self._silent_since is not None and now - self._silent_since > _ANSWER_S:
-            self._silent_since = None
-            raise Unavailable(f"the brokers gave no answer, or no records, for {_ANSWER_S:g} s{self._heard}")
+                    self._at_end_s, self._silent_since_s = self._ends_requested_s, None
+                    return self._at_end_s >= since
+        if self._silent_since_s is not None and now - self._silent_since_s > _ANSWER_S:
+            self._silent_since_s = None
+            raise Unavailable(
+                f"the brokers gave no answer, or no records, for {_ANSWER_S:g} s{self._last_error}"
+            )
         return False
-
-
-def _lost(at: TopicPartition, offset: int, start: int, end: int) -> DataLost:
-    if offset > end:
-        return DataLost(
-            f"{at}: offset {offset} lies beyond the log's end, {end}:"
-            " the log is another one, or has lost writes"
-        )
-    return DataLost(
-        f"{at}: offset {offset} is no longer in the log, which starts at {start}: retention has removed it\n"
-        "  what reads from there must be told to skip it, or start anew; a longer retention prevents it"
-    )

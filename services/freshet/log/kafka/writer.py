@@ -17,13 +17,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.cimpl import Message
 
 from freshet.errors import ConfigError, FreshetError, TooLarge, Unavailable
-from freshet.log.kafka.connection import Heard, ending, family, translated
+from freshet.log.kafka.connection import LastError, ending, family, translated
 from freshet.types import Append, BytesColumn, TopicPartition
 
-__all__ = ["KafkaWriter", "Piece", "Plainly", "Request", "Transactions", "flushed"]
+__all__ = ["IdempotentSender", "KafkaWriter", "Piece", "Request", "TransactionalSender", "flushed"]
 
-_ROOM_S = 10.0
-"""For room in the client's queue, which is emptied as brokers acknowledge."""
+_QUEUE_FULL_S = 10.0
+"""Longest wait for space in the client's queue, which empties as brokers acknowledge."""
 
 _MAYBE_WRITTEN = frozenset(
     {
@@ -36,14 +36,19 @@ _MAYBE_WRITTEN = frozenset(
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     }
 )
-"""What a record's report may say of one that the brokers have all the same."""
+"""Errors in reports of records that brokers may have written nevertheless."""
 
 
 class Piece:
-    """One Append; the client calls it with each record's report."""
+    """One Append; called by the client with the report of each record."""
 
     def __init__(self, append: Append, topic: str, max_record_bytes: int) -> None:
-        """Check it. `topic`: its name in Kafka. Raises ValueError, or TooLarge."""
+        """Check an append to `topic`, as Kafka names it.
+
+        Raises:
+            ValueError: its columns have different lengths.
+            TooLarge: a record exceeds `max_record_bytes`.
+        """
         n = len(append.values)
         keys, times = append.keys, append.times_ms
         if (keys is not None and len(keys) != n) or (times is not None and len(times) != n):
@@ -55,7 +60,7 @@ class Piece:
             if largest > max_record_bytes:
                 raise TooLarge(
                     f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
-                    f"the log takes at most {max_record_bytes:,}\n"
+                    f"the log accepts at most {max_record_bytes:,}\n"
                     "  raise max_record_bytes in the log's URL, and max.message.bytes of topics that exist"
                 )
         self.at = TopicPartition(append.topic, append.partition)
@@ -65,7 +70,7 @@ class Piece:
         self._append = append
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """One record's report."""
+        """Record the report of one record."""
         self.waiting -= 1
         if error is not None:
             self.error = error
@@ -73,8 +78,8 @@ class Piece:
             self.first = message.offset() or 0
 
     def produce(self, producer: Producer) -> None:
-        """Queue its records. Raises KafkaException, or Unavailable if there is no room for long."""
-        send, room_until = producer.produce, time.monotonic() + _ROOM_S
+        """Queue its records. Raises KafkaException, or Unavailable if the queue stays full."""
+        send, deadline = producer.produce, time.monotonic() + _QUEUE_FULL_S
         append, topic, partition = self._append, self.topic, self.at.partition
         keys = repeat(None) if append.keys is None else _items(append.keys)
         times = repeat(0) if append.times_ms is None else append.times_ms.tolist()
@@ -84,8 +89,10 @@ class Piece:
                     send(topic, value, key or None, partition, self, None, time_ms)
                     break
                 except BufferError:
-                    if time.monotonic() > room_until:
-                        raise Unavailable(f"the queue to the brokers was full for {_ROOM_S:g} s") from None
+                    if time.monotonic() > deadline:
+                        raise Unavailable(
+                            f"the queue to the brokers was full for {_QUEUE_FULL_S:g} s"
+                        ) from None
                     producer.poll(0.05)
 
 
@@ -99,27 +106,34 @@ class Request:
 
     @property
     def empty(self) -> bool:
-        """Has it no records?"""
+        """Whether it has no records."""
         return not any(piece.waiting for piece in self.pieces)
 
-    def check(self, heard: object) -> None:
-        """Raise why its records were not all acknowledged, if so; the message says what is known of them."""
+    def check(self, last_error: object) -> None:
+        """Raise the error of a record that was not acknowledged, if any.
+
+        Raises:
+            FreshetError: one of the families of `family`; the message ends with `last_error`, and states
+                whether nothing was written or this is not known.
+        """
         for piece in sorted(self.pieces, key=lambda piece: piece.error is None):  # causes first
             if piece.error is None and piece.waiting:
-                raise Unavailable(f"not known to be written: {piece.at} was not acknowledged{heard}")
+                raise Unavailable(f"not known to be written: {piece.at} was not acknowledged{last_error}")
             if piece.error is not None:
                 maybe = piece.error.code() in _MAYBE_WRITTEN or len(self.pieces) > 1
                 known = "not known to be written" if maybe else "nothing was written"
-                raise family(piece.error, f"{known}: {piece.at}", heard)
+                raise family(piece.error, f"{known}: {piece.at}", last_error)
 
     def first_offsets(self) -> list[int]:
-        """Of each piece, once all are acknowledged."""
+        """Return the first offset of each piece, once all are acknowledged."""
         return [max(piece.first, 0) for piece in self.pieces]
 
 
 def flushed(producer: Producer, within_s: float) -> KafkaError | None:
-    """Wait until every record was reported; the error that ended the client for good, if one did: the
-    remaining reports are there all the same."""
+    """Wait until every record was reported; returns the error that ended the client, or None.
+
+    The remaining reports are delivered in either case.
+    """
     try:
         producer.flush(within_s)
     except (KafkaException, SystemError) as error:
@@ -137,55 +151,55 @@ def _items(column: BytesColumn) -> list[bytes]:
 _ALWAYS: Mapping[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
-    "linger.ms": 5,  # while an append is put into the queue; who waits for it sends at once
+    "linger.ms": 5,  # while an append is queued; the wait for its reports sends at once
     "queue.buffering.max.messages": 1_000_000,
 }
 
 PLAIN: Mapping[str, Any] = {**_ALWAYS, "message.timeout.ms": 10_000}
-"""A record that is not acknowledged in time is given up: its append is not known to be written."""
+"""Settings of a nameless writer. After the time-out an append is not known to be written."""
 
 NAMED: Mapping[str, Any] = {**_ALWAYS, "message.timeout.ms": 5000, "transaction.timeout.ms": 5000}
-"""A transaction that is not ended in time is aborted by the brokers (PROTOCOL 21)."""
+"""Settings of a named writer. Brokers abort a transaction that is not ended in time (PROTOCOL 21)."""
 
 _SLACK_S = 5.0
-"""After a record's own time-out, until its report must be there."""
+"""Longest wait for a record's report after the record's own time-out."""
 
 _OPEN_S = 30.0
-"""To open a named writer: a transaction that an earlier one left is ended first."""
+"""Longest wait for the opening of a named writer, which first ends the transaction of an earlier one."""
 
 _END_S = 10.0
-"""To hear that a transaction ended: twice its time-out, when it is decided one way or the other."""
+"""Longest wait for the end of a transaction: twice its time-out, after which brokers have decided it."""
 
 _CLOSE_S = 1.0
 
 
 class Sender(Protocol):
-    """What a writer sends by; used by one thread at a time."""
+    """Sends the requests of a writer. Used by one thread at a time."""
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Send these and wait; each one's `error` says if it failed."""
+        """Send requests and wait for their reports; a failed request gets an `error`."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Release the client."""
 
 
 class KafkaWriter:
-    """See `freshet.log.Writer`. Records' times are the brokers' in topics as we make them, in
-    others those that are given, or this machine's.
+    """See `freshet.log.Writer`. Records have the brokers' times in topics that freshet creates; in others the
+    given ones, or this machine's.
 
-    A named writer that could not learn whether its transaction was committed takes no more appends: open a
-    new one, which settles it, and look what the log says.
+    A named writer that does not know whether its transaction was committed accepts no more appends: open a
+    new one, which ends the transaction, and read the log.
     """
 
     def __init__(
         self, sender: Sender, locate: Callable[[TopicPartition], str], max_record_bytes: int
     ) -> None:
-        """Make it.
+        """Create a writer.
 
         Args:
-            sender: by which it sends.
-            locate: a partition's topic as Kafka names it; raises KeyError.
-            max_record_bytes: of a record with its key.
+            sender: sends the requests.
+            locate: returns a partition's topic as Kafka names it; raises KeyError.
+            max_record_bytes: largest record with its key.
         """
         self._sender, self._locate, self._max_record_bytes = sender, locate, max_record_bytes
         self._waiting: list[Request] = []
@@ -193,7 +207,12 @@ class KafkaWriter:
         self._closed = False
 
     def append(self, appends: Sequence[Append]) -> Sequence[int]:
-        """Append all of these; return each one's first offset, once all in-sync replicas have them."""
+        """Append all of these; returns the first offset of each, once all in-sync replicas have them.
+
+        Raises:
+            Unavailable: nothing was written or this is not known, as the message says; the writer was closed.
+            FreshetError: other families of `family`, such as TooLarge and Fenced.
+        """
         pieces = [
             Piece(a, self._locate(TopicPartition(a.topic, a.partition)), self._max_record_bytes)
             for a in appends
@@ -233,8 +252,8 @@ class KafkaWriter:
                 request.done = True
 
 
-class Plainly:
-    """Sends for a writer without a name."""
+class IdempotentSender:
+    """Sender of a writer without a name."""
 
     def __init__(self, client: Mapping[str, Any]) -> None:
         self._client = {**PLAIN, **client}
@@ -242,10 +261,10 @@ class Plainly:
         self._start()
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Send these and wait for their reports."""
+        """Send requests together and wait for their reports."""
         for request in requests:
             try:
-                with translated("not known to be written", self._heard):
+                with translated("not known to be written", self._last_error):
                     for piece in request.pieces:
                         piece.produce(self._producer)
             except FreshetError as error:
@@ -253,44 +272,49 @@ class Plainly:
         fatal = flushed(self._producer, self._wait_s)
         for request in requests:
             try:
-                request.check(self._heard)
+                request.check(self._last_error)
             except FreshetError as error:
                 request.error = request.error or error
-        if fatal is not None:  # the client takes no more
+        if fatal is not None:  # the client accepts no more records
             self._start()
 
     def close(self) -> None:
-        """Give up what was never acknowledged."""
+        """Drop the records that were never acknowledged."""
         self._producer.purge()
         flushed(self._producer, _CLOSE_S)
 
     def _start(self) -> None:
-        self._heard = Heard()
-        with translated("a writer could not be made"):
-            self._producer = Producer({**self._client, "error_cb": self._heard})
+        self._last_error = LastError()
+        with translated("a writer could not be created"):
+            self._producer = Producer({**self._client, "error_cb": self._last_error})
 
 
-class Transactions:
-    """Sends for a named writer: a transaction for each request."""
+class TransactionalSender:
+    """Sender of a named writer: one transaction for each request."""
 
     def __init__(self, client: Mapping[str, Any], name: str) -> None:
-        """Open it: earlier writers of the name are fenced, and what they left open is aborted."""
-        self._heard, self._name = Heard(), name
-        settings = {**NAMED, **client, "transactional.id": name, "error_cb": self._heard}
+        """Open the writer: earlier ones of the name are fenced, and their open transactions aborted.
+
+        Raises ConfigError, Fenced or Unavailable.
+        """
+        self._last_error, self._name = LastError(), name
+        settings = {**NAMED, **client, "transactional.id": name, "error_cb": self._last_error}
         self._wait_s = float(settings["message.timeout.ms"]) / 1000 + _SLACK_S
         try:
-            with translated(f"writer {name} could not be opened", self._heard):
+            with translated(f"writer {name} could not be opened", self._last_error):
                 self._producer = Producer(settings)
-                self._heard.serve = lambda: self._producer.poll(0)
+                self._last_error.serve = lambda: self._producer.poll(0)
                 _retried(self._producer.init_transactions, _OPEN_S)
         except FreshetError:
-            self._heard.serve = int  # as `close` does: else its threads stay until garbage is collected
+            self._last_error.serve = (
+                int  # as in `close`: otherwise its threads live until the next garbage collection
+            )
             raise
-        self._open = False  # is there a transaction to be ended?
-        self._over: FreshetError | None = None  # why there will be no more
+        self._open = False  # a transaction must be ended
+        self._ended: FreshetError | None = None  # the error after which nothing can be sent
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Send these and wait, one by one."""
+        """Send requests one by one and wait for each."""
         for request in requests:
             try:
                 self._send(request)
@@ -298,30 +322,30 @@ class Transactions:
                 request.error = error
 
     def close(self) -> None:
-        """Leave an open transaction to the brokers, which abort it."""
-        self._heard.serve = int  # it holds the client, and the client it
+        """Close the client; brokers abort an open transaction."""
+        self._last_error.serve = int  # ends a cycle of references with the client
         self._producer.purge()
         flushed(self._producer, _CLOSE_S)
 
     def _send(self, request: Request) -> None:
-        if self._open and self._over is None:
+        if self._open and self._ended is None:
             self._abort("an earlier append failed")
-        if self._over is not None:
-            raise self._over
+        if self._ended is not None:
+            raise self._ended
         self._begin()
         try:
-            with translated("a record was refused", self._heard):
+            with translated("a record was refused", self._last_error):
                 for piece in request.pieces:
                     piece.produce(self._producer)
             if fatal := flushed(self._producer, self._wait_s):
                 if fatal.code() == KafkaError._FATAL:
-                    self._abort("the client was ended")  # the answer says by what
+                    self._abort("the client was ended")  # raises the error that ended it
                 raise self._ended_by(fatal, "nothing was written")
-            request.check(self._heard)
+            request.check(self._last_error)
         except FreshetError as error:
-            if error is self._over:
+            if error is self._ended:
                 raise
-            self._abort(str(error))  # says so if it is fenced
+            self._abort(str(error))  # raises Fenced if it is
             raise _as_not_written(error) from error
         self._commit()
 
@@ -344,8 +368,10 @@ class Transactions:
         self._open = False
 
     def _abort(self, why: str) -> None:
-        """What is in the transaction is never read, also if this could not be done yet: then it raises
-        Unavailable."""
+        """Abort the transaction, so that its records are never read.
+
+        Raises Unavailable if this could not be done yet: `nothing was written` holds nevertheless.
+        """
         try:
             _retried(self._producer.abort_transaction, _END_S)
         except KafkaException as error:
@@ -355,22 +381,22 @@ class Transactions:
             raise self._ended_by(cause, f"nothing was written, {why}") from error
         self._open = False
 
-    def _ended_by(self, error: KafkaError, what: str) -> FreshetError:
-        """Nothing more can be sent."""
-        self._over = family(error, f"writer {self._name}: {what}", self._heard)
-        return self._over
+    def _ended_by(self, error: KafkaError, outcome: str) -> FreshetError:
+        """Record, and return, the error after which nothing can be sent."""
+        self._ended = family(error, f"writer {self._name}: {outcome}", self._last_error)
+        return self._ended
 
 
 def _as_not_written(error: FreshetError) -> FreshetError:
-    """The same, of a transaction that was aborted."""
-    if isinstance(error, ConfigError):  # it has parts, and says what is wrong, not what was written
+    """Return the error of a transaction that was aborted, hence not written."""
+    if isinstance(error, ConfigError):  # its parts name a setting, not the outcome
         return error
     known = str(error).replace("not known to be written", "nothing was written")
     return type(error)(known)
 
 
 def _retried(call: Callable[[float], None], within_s: float) -> None:
-    """Call until it does not fail with an error that may be tried again."""
+    """Repeat a call that fails with a retriable error, until the time-out."""
     deadline = time.monotonic() + within_s
     while True:
         try:

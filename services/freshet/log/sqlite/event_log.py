@@ -154,7 +154,7 @@ class SqliteEventLog:
         return {at: self.bounds(at) for at in partitions}
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
-        """Return the smallest offset whose record time is >= `time_ms`; the end if there is none."""
+        """Return the smallest offset with a record time >= `time_ms`; the end if there is none."""
         file, partition_id = self._locate(partition)
         bounds = file.bounds(partition_id)
         chunk = file.first_chunk_from(partition_id, time_ms)

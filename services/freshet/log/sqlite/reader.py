@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from freshet.errors import DataLost, Unavailable
-from freshet.log.sqlite.file import CHUNK_BYTES, FORMAT, OFFSET_BITS, Contents, LogFile, chunk_id, unpack
+from freshet.errors import Unavailable
+from freshet.log import Bounds
+from freshet.log.sqlite.file import CHUNK_BYTES, FORMAT, Contents, LogFile, chunk_id, unpack
 from freshet.sqlite import connect, translated
 from freshet.types import Records, TopicPartition
 
@@ -57,7 +58,7 @@ class SqliteReader:
             file, partition_id = self._locate(partition)
             bounds = file.bounds(partition_id)
             if not bounds.start <= offset <= bounds.end:
-                raise _lost(partition, offset, bounds.start, bounds.end)
+                raise bounds.lost(partition, offset)
             first = file.chunk_at(partition_id, offset)
             chosen.setdefault(file, []).append(_Position(partition, partition_id, offset, first))
         with self._using:
@@ -172,7 +173,7 @@ class _FileReader:
         if position.offset >= end:
             return False
         if position.offset < start:
-            raise _lost(position.partition, position.offset, start, end)
+            raise Bounds(start, end).lost(position.partition, position.offset)
         size, expected = 0, position.offset
         with translated(self._path, "read"):
             rows = self._db.execute(
@@ -194,7 +195,7 @@ class _FileReader:
                     break
             rows.close()
         if not position.ahead:
-            raise _lost(position.partition, position.offset, start, end)
+            raise Bounds(start, end).lost(position.partition, position.offset)
         return True
 
 
@@ -210,16 +211,3 @@ def _advance(position: _Position, count: int) -> None:
     position.offset += count
     if position.offset >= first + len(contents):
         position.ahead.popleft()
-
-
-def _lost(partition: TopicPartition, offset: int, start: int, end: int) -> DataLost:
-    if offset > end or offset >= 1 << OFFSET_BITS:
-        return DataLost(
-            f"{partition}: offset {offset} lies beyond the log's end, {end}: "
-            "the log was created anew, or has lost writes"
-        )
-    return DataLost(
-        f"{partition}: offset {offset} is no longer in the log, which starts at {start}: "
-        "retention has removed it\n"
-        "  set the reader to a later offset, or start anew; a longer retention prevents this"
-    )

@@ -27,15 +27,14 @@ from numpy.typing import NDArray
 
 from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
+from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
 from freshet.rpc.value_formats import RowCodec
 from freshet.tables.changes import KnownPushes
-from freshet.types import F32, I64, U8, U32, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 
 __all__ = [
     "Described",
-    "GroupKeys",
-    "PushRequest",
     "add_known",
     "applied_frame",
     "applied_of",
@@ -56,28 +55,6 @@ __all__ = [
 _CREATE = 1
 _STATES = 2
 _APPLIED = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupKeys:
-    """Unique keys of one store group, in order of their buckets, as in `freshet.rows.service.KeyGroup`."""
-
-    group: int
-    keys: U64  # (U,)
-    tables: U8  # (U,)
-    bucket_starts: U32  # (B + 1,)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PushRequest:
-    """A received push, as `freshet.rows.service.Push`."""
-
-    ranges: tuple[OffsetRange, ...]
-    fence: Fence
-    clock_ms: TimeMs
-    groups: Sequence[GroupKeys]
-    gradients: Sequence[F32]  # per group (U, S)
-    owned: Bool  # (B,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +110,7 @@ def _span_numbers(span: Context) -> U64:
     return np.array([span.trace_id >> 64, span.trace_id & (1 << 64) - 1, span.span_id], np.uint64)
 
 
-def lookup_of(frame: Frame, buckets: int) -> tuple[list[GroupKeys], bool, bool]:
+def lookup_of(frame: Frame, buckets: int) -> tuple[list[KeyGroup], bool, bool]:
     """Decode a lookup into (groups, create, states). Raises BadFrame if it is malformed."""
     _expect(frame, Kind.LOOKUP)
     return _groups_of(frame, buckets), bool(frame.flags & _CREATE), bool(frame.flags & _STATES)
@@ -236,7 +213,7 @@ def push_frame(
     return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
 
 
-def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
+def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> Push:
     """Decode a push. Raises BadFrame if it is malformed, ValueError if a range is empty."""
     _expect(frame, Kind.PUSH)
     ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
@@ -252,7 +229,7 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> PushRequest:
         values_into(frame, group.group, rows)
         gradients.append(rows)
     decoded = tuple(OffsetRange(*r) for r in ranges)
-    return PushRequest(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned)
+    return Push(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned, span_of(frame))
 
 
 def pushed_frame(frame_id: int, applied: bool) -> bytes:
@@ -309,7 +286,7 @@ def _expect(frame: Frame, kind: Kind) -> None:
         raise BadFrame(f"expected a frame {kind.name}, found kind {frame.kind}", "shape")
 
 
-def _groups_of(frame: Frame, buckets: int) -> list[GroupKeys]:
+def _groups_of(frame: Frame, buckets: int) -> list[KeyGroup]:
     groups = []
     for group in sorted(group for part, group in frame.sections if part == Part.KEYS):
         keys = frame.array(Part.KEYS, np.uint64, group=group)
@@ -317,5 +294,5 @@ def _groups_of(frame: Frame, buckets: int) -> list[GroupKeys]:
         counts = np.bincount(bucket_of(keys, buckets), minlength=buckets)
         starts = np.zeros(buckets + 1, np.uint32)
         np.cumsum(counts, out=starts[1:])
-        groups.append(GroupKeys(group, keys, tables, starts))
+        groups.append(KeyGroup(group, keys, tables, starts))
     return groups

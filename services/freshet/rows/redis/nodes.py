@@ -268,7 +268,7 @@ def _read(connection: Any, count: int) -> Replies | Exception:
         except ResponseError as error:
             errors.append(error)
             continue
-        if isinstance(reply, list):  # of an EXEC, whose replies include errors of its commands
+        if isinstance(reply, list):  # of an EXEC, its replies include errors of its commands
             errors += [part for part in reply if isinstance(part, Exception)]
         replies.append(reply)
     return errors[0] if errors else replies

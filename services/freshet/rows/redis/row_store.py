@@ -174,8 +174,8 @@ def open_url(url: str) -> RedisRowStore:
 def server_of(name: str, info: Mapping[str, Any]) -> StoreServer:
     """Return the figures of a master's INFO.
 
-    Counts the listed replicas that are online: `connected_slaves` also counts those whose link has just been
-    opened or lost. Memory that a managed Redis does not report is 0.
+    Counts the listed replicas that are online: `connected_slaves` also counts those with a link that has just
+    been opened or lost. Memory that a managed Redis does not report is 0.
     """
     listed = [of for field, of in info.items() if _REPLICA.fullmatch(field) and isinstance(of, Mapping)]
     return StoreServer(

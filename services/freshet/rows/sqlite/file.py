@@ -92,7 +92,7 @@ class Entry:
 
 
 def write_directory(runs: RowRuns) -> bytes:
-    """Encode the directory of a segment whose body is that of `runs`."""
+    """Encode the directory of a segment that has the body of `runs`."""
     entries = runs.directory.copy()
     entries["at"] -= runs.start
     data = entries.tobytes()

@@ -71,7 +71,7 @@ FAN_IN = 16
 """Segments of a level that are merged into one of the next level."""
 
 _SMALLEST_BYTES = 16 << 20
-"""Spans with fewer bytes of segments get no new bases. Otherwise a small model, most of whose rows change
+"""Spans with fewer bytes of segments get no new bases. Otherwise a small model, of which most rows change
 with every flush, would rewrite its bases all the time. Cost: at most 256 MiB more to read at a claim."""
 
 
@@ -111,7 +111,7 @@ def merge_level(db: sqlite3.Connection, shape: Shape, span: int, level: int) -> 
 
 
 def full_spans(db: sqlite3.Connection, shape: Shape) -> list[int]:
-    """Return the spans whose segments exceed half of their bases."""
+    """Return the spans with segments that exceed half of their bases."""
     bases = dict.fromkeys(range(shape.spans), 0)
     for bucket, size in db.execute("SELECT bucket, sum(bytes) FROM bases GROUP BY bucket"):
         bases[shape.span_of(bucket)] += size

@@ -16,7 +16,7 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
 from freshet.features import Decoded, JsonTranscoder, SampleDecoder
-from freshet.features.avro_values import write_long
+from freshet.features.writer import write_long
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
 

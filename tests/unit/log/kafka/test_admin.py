@@ -19,11 +19,11 @@ AT, OTHER = TopicPartition("samples", 0), TopicPartition("samples", 1)
 
 @pytest.fixture
 def admin(monkeypatch: pytest.MonkeyPatch) -> KafkaAdmin:
-    """Of a broker that is not there; nothing is sent."""
+    """Requests to an absent broker; nothing is sent."""
     made = KafkaAdmin(
         parse_url("kafka://127.0.0.1:1/x"), {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     )
-    monkeypatch.setattr(made, "ask_ids", lambda topics: {})
+    monkeypatch.setattr(made, "request_ids", lambda topics: {})
     return made
 
 
@@ -33,7 +33,7 @@ def answered(offset: int) -> Future[Any]:
     return future
 
 
-def test_offsets_are_told(admin: KafkaAdmin) -> None:
+def test_offsets_are_returned(admin: KafkaAdmin) -> None:
     assert admin.offsets({AT: answered(0), OTHER: answered(7)}) == {AT: 0, OTHER: 7}
 
 
@@ -41,7 +41,7 @@ def test_a_time_that_no_record_has_reached_has_no_offset(admin: KafkaAdmin) -> N
     assert admin.offsets({AT: answered(-1)}) == {AT: -1}
 
 
-def test_a_partition_that_no_broker_answered_for_has_no_end_instead_of_one_before_its_start(
+def test_a_partition_without_an_answer_has_no_end(
     admin: KafkaAdmin,
 ) -> None:
     with pytest.raises(Unavailable, match=r"samples\[1\]"):
@@ -57,7 +57,7 @@ def told(names: list[str] | KafkaError) -> Future[Any]:
     return future
 
 
-def test_a_broker_that_does_not_tell_its_settings_has_none(
+def test_a_broker_without_an_answer_has_no_settings(
     admin: KafkaAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {

@@ -18,7 +18,7 @@ UNKNOWN = frozenset[str]()
 
 
 class Sender:
-    """In the place of `Transactions`: nothing is sent."""
+    """In the place of `TransactionalSender`: nothing is sent."""
 
     def __init__(self, client: object, name: str) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class Sender:
 
 
 class Brokers:
-    """Tell their settings, and count how often they are asked."""
+    """Return their settings, and count the requests."""
 
     def __init__(self, settings: dict[int, frozenset[str]]) -> None:
         self.settings, self.asked = settings, 0
@@ -40,8 +40,8 @@ class Brokers:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[KafkaEventLog]:
-    """Of brokers that are not there. The fixture's parameter: what the URL says."""
-    monkeypatch.setattr(kafka_event_log, "Transactions", Sender)
+    """A log of absent brokers; the fixture's parameter is the URL's query."""
+    monkeypatch.setattr(kafka_event_log, "TransactionalSender", Sender)
     opened = open_url("kafka://127.0.0.1:1/x" + getattr(request, "param", ""))
     yield opened
     opened.close()
@@ -59,7 +59,7 @@ def events(logs: list[Any]) -> list[tuple[str, list[int]]]:
     return [(line["event"], line["brokers"]) for line in logs]
 
 
-def test_named_writers_are_refused_while_one_broker_is_4_3_or_later(
+def test_named_writers_are_refused_with_a_broker_of_4_3(
     log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = answering(log, monkeypatch, {1: UP_TO_4_2, 2: SINCE_4_3, 3: SINCE_4_3, 4: UNKNOWN})
@@ -72,7 +72,7 @@ def test_named_writers_are_refused_while_one_broker_is_4_3_or_later(
     assert brokers.asked == 2
 
 
-def test_earlier_brokers_are_asked_once(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_brokers_are_queried_once(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = answering(log, monkeypatch, {1: UP_TO_4_2, 2: UP_TO_4_2})
 
     with capture_logs() as logs:
@@ -81,7 +81,7 @@ def test_earlier_brokers_are_asked_once(log: KafkaEventLog, monkeypatch: pytest.
     assert (brokers.asked, events(logs)) == (1, [])
 
 
-def test_brokers_that_do_not_tell_are_warned_of(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_of_unknown_release_are_logged(log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(log, monkeypatch, {1: UP_TO_4_2, 2: UNKNOWN})
 
     with capture_logs() as logs:

@@ -32,7 +32,7 @@ class Step:
     again: int  # records before them that come once more
     twice: bool  # all of these twice
     gap: int  # markers behind them
-    take: int  # records asked for; 0: none
+    take: int  # records to return at most; 0: none
 
 
 STEPS = st.lists(
@@ -50,14 +50,14 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_every_record_is_handed_out_once_in_order_and_positions_reach_the_end(steps: list[Step]) -> None:
+def test_every_record_is_returned_once_in_order_up_to_the_end(steps: list[Step]) -> None:
     ahead, ends = Ahead({T0: 0, T1: 0}), {T0: 0, T1: 0}
     came: dict[TopicPartition, list[int]] = {T0: [], T1: []}
     got: dict[TopicPartition, list[int]] = {T0: [], T1: []}
     position = {T0: 0, T1: 0}
 
     def take(most: int) -> bool:
-        found = ahead.take(most)
+        found = ahead.pop_records(most)
         assert sum(len(part) for _, part in found) <= most
         for at, part in found:
             assert list(part.values) == [b"%d" % offset for offset in part.offsets.tolist()]
@@ -85,7 +85,7 @@ def test_a_long_partition_does_not_starve_the_others() -> None:
     ahead = Ahead({T0: 0, T1: 0})
     ahead.add(T0, records(0, 100))
     ahead.add(T1, records(0, 1))
-    assert {at for _ in range(2) for at, _ in ahead.take(1)} == {T0, T1}
+    assert {at for _ in range(2) for at, _ in ahead.pop_records(1)} == {T0, T1}
 
 
 class Message:

@@ -41,7 +41,7 @@ def test_secrets_come_from_files_and_the_environment(tmp_path: Path, monkeypatch
     [
         ("kafka://me:word@a:1", "without a user or a password"),
         ("kafka://a:1?sasl.password=word", "seen in logs"),
-        ("kafka://a:1?enable.auto.commit=true", "exactly-once rests on it"),
+        ("kafka://a:1?enable.auto.commit=true", "exactly-once depends on it"),
         ("kafka://a:1?message.max.bytes=7", "max_record_bytes"),
         ("kafka://a:1?accept_kafka_20734=yes", "true or false"),
         ("kafka://a:1?replication=none", "an integer from 1"),

@@ -15,7 +15,7 @@ import pytest
 
 from freshet.errors import Corrupt, Refused, Unavailable
 from freshet.log import EventLog
-from freshet.paramserver.bucket_loader import damaged_buckets
+from freshet.paramserver.buckets import damaged_buckets
 from freshet.paramserver.shard import Shard
 from freshet.rows.service import RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
@@ -69,8 +69,8 @@ def rows(tmp_path: Path) -> Iterator[Watched]:
 def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
     """Initial values of all rows; the row store holds STORED after one push."""
     former = shard_of(log, rows, "former")
-    former.create()
-    former.claim_buckets(EVERY_BUCKET, Fence(10), whole=True)
+    former.buckets.create()
+    former.buckets.claim(EVERY_BUCKET, Fence(10), whole=True)
     values = look_up(former, STORED + NEW, create=True)
     former.push(push_of({0: (0, 1)}, ones(STORED)))
     former.flush()
@@ -81,7 +81,7 @@ def initial(log: EventLog, rows: Watched) -> dict[Row, list[float]]:
 def shard(log: EventLog, rows: Watched, initial: dict[Row, list[float]]) -> Shard:
     """A shard that has claimed every bucket, and loaded none."""
     made = shard_of(log, rows, "heir")
-    made.claim_buckets(EVERY_BUCKET, Fence(11))
+    made.buckets.claim(EVERY_BUCKET, Fence(11))
     return made
 
 
@@ -91,8 +91,8 @@ def ones(wanted: list[Row]) -> dict[Row, list[float]]:
 
 
 def load(shard: Shard) -> None:
-    while shard.loader.has_work:
-        shard.load_next_part()
+    while shard.buckets.has_work:
+        shard.buckets.load_next_part()
 
 
 def pushes(
@@ -110,14 +110,14 @@ def next_owner(log: EventLog, rows: SqliteRowStore) -> Shard:
     """Return a shard that has read every row."""
     fence = int(rows.metas([Bucket(0)])[Bucket(0)].fence)
     next_one = shard_of(log, rows, "next")
-    next_one.claim_buckets(EVERY_BUCKET, Fence(fence + 1), whole=True)
+    next_one.buckets.claim(EVERY_BUCKET, Fence(fence + 1), whole=True)
     return next_one
 
 
 def test_a_lookup_is_answered_before_buckets_are_loaded(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
-    assert shard.held() == EVERY_BUCKET
+    assert shard.owned() == EVERY_BUCKET
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED[:10], create=True) == dict.fromkeys(STORED[:10], 1)
     assert rows.keys_read == [10], "only what was keys_read for is read"
@@ -228,32 +228,32 @@ def test_a_failed_scan_is_repeated(shard: Shard, rows: Watched, initial: dict[Ro
 
     rows.before_piece = fail
     with pytest.raises(Unavailable, match="away"):
-        shard.load_next_part()
+        shard.buckets.load_next_part()
     load(shard)
     assert pushes(shard, initial, STORED, create=False) == dict.fromkeys(STORED, 1)
-    assert shard.loader.progress.buckets == 0
+    assert shard.buckets.progress.buckets == 0
 
 
 def test_a_bucket_is_flushed_only_after_loading(shard: Shard, rows: Watched) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     shard.flush()
     assert {meta.applied[0] for meta in rows.metas(EVERY_BUCKET).values()} == {1}
-    shard.load_next_part()
+    shard.buckets.load_next_part()
     shard.flush()
-    still = shard.loader.loading()
+    still = shard.buckets.loading()
     assert 0 < len(still) < len(EVERY_BUCKET)
     for bucket, meta in rows.metas(EVERY_BUCKET).items():
         assert meta.applied[0] == (1 if bucket in still else 2)
 
 
 def test_progress_of_loading_is_reported(shard: Shard) -> None:
-    before = shard.loader.progress
+    before = shard.buckets.progress
     assert (before.buckets, before.rows) == (len(EVERY_BUCKET), len(STORED))
-    shard.load_next_part()
-    assert 0 < shard.loader.progress.buckets < before.buckets
-    assert shard.loader.progress.rows < before.rows
+    shard.buckets.load_next_part()
+    assert 0 < shard.buckets.progress.buckets < before.buckets
+    assert shard.buckets.progress.rows < before.rows
     load(shard)
-    assert (shard.loader.progress.buckets, shard.loader.progress.rows) == (0, 0)
+    assert (shard.buckets.progress.buckets, shard.buckets.progress.rows) == (0, 0)
 
 
 def test_a_bucket_written_during_loading_is_dropped(
@@ -262,13 +262,13 @@ def test_a_bucket_written_during_loading_is_dropped(
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
     write_by_old_owner(rows, 3)
     load(shard)
-    assert shard.pop_conflicted() == {3}
-    assert shard.pop_conflicted() == set()
-    assert shard.held() == [b for b in EVERY_BUCKET if b != 3]
+    assert shard.buckets.pop_conflicted() == {3}
+    assert shard.buckets.pop_conflicted() == set()
+    assert shard.owned() == [b for b in EVERY_BUCKET if b != 3]
     shard.flush()
     assert rows.metas([Bucket(3)])[Bucket(3)].applied[0] == 1, "nothing that it learned was written"
 
-    shard.claim_buckets([Bucket(3)], Fence(12), whole=True)
+    shard.buckets.claim([Bucket(3)], Fence(12), whole=True)
     assert shard.applied()[0] == [1, 2], "what it learned is to be replayed"
     assert shard.push(push_of({0: (1, 2)}, {})), "by the bucket that had lost it"
 
@@ -284,11 +284,11 @@ def test_rows_read_for_an_earlier_claim_are_ignored(
     def come_back() -> None:
         rows.before_rows = rows.before_piece = lambda: None
         moved.append(True)
-        shard.drop(EVERY_BUCKET)
-        other.claim_buckets(EVERY_BUCKET, Fence(12), whole=True)
+        shard.buckets.drop(EVERY_BUCKET)
+        other.buckets.claim(EVERY_BUCKET, Fence(12), whole=True)
         other.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
         other.flush()
-        shard.claim_buckets(EVERY_BUCKET, Fence(13))
+        shard.buckets.claim(EVERY_BUCKET, Fence(13))
 
     if reading == "the scan":
         rows.before_piece = come_back
@@ -298,7 +298,9 @@ def test_rows_read_for_an_earlier_claim_are_ignored(
         wanted = STORED if reading == "a lookup" else NEW
         assert pushes(shard, initial, wanted, create=True) == dict.fromkeys(wanted, 1 + (wanted is STORED))
     assert moved
-    assert shard.pop_conflicted() == set(), "buckets of the later claim are none of an earlier scan's affair"
+    assert shard.buckets.pop_conflicted() == set(), (
+        "buckets of the later claim are none of an earlier scan's affair"
+    )
     expected = dict.fromkeys(STORED, 2) | dict.fromkeys(NEW, 1)
     assert pushes(shard, initial, STORED + NEW, create=True) == expected
     load(shard)
@@ -309,7 +311,7 @@ def test_a_bucket_claimed_again_is_read_again(
     shard: Shard, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED + NEW)))
-    shard.claim_buckets(EVERY_BUCKET, Fence(12))
+    shard.buckets.claim(EVERY_BUCKET, Fence(12))
     assert shard.applied() == {0: [1], 1: [0]}
     assert pushes(shard, initial, STORED) == dict.fromkeys(STORED, 1)
     assert look_up(shard, NEW, create=False) == {row: [0.0, 0.0] for row in NEW}
@@ -319,9 +321,9 @@ def test_buckets_can_be_revoked_while_they_load(
     shard: Shard, log: EventLog, rows: Watched, initial: dict[Row, list[float]]
 ) -> None:
     shard.push(push_of({0: (1, 2)}, ones(STORED)))
-    shard.revoke(EVERY_BUCKET)
+    shard.buckets.revoke(EVERY_BUCKET)
     load(shard)
-    assert (shard.held(), shard.pop_conflicted(), shard.loader.progress.buckets) == ([], set(), 0)
+    assert (shard.owned(), shard.buckets.pop_conflicted(), shard.buckets.progress.buckets) == ([], set(), 0)
     assert shard.store.memory().rows == {0: 0, 1: 0}
     assert pushes(next_owner(log, rows), initial, STORED) == dict.fromkeys(STORED, 1)
 
@@ -337,7 +339,7 @@ def test_a_stop_during_loading_ends_at_the_next_piece(
         shard._stop.set()  # as `stop` does before it joins the threads
 
     rows.before_piece = stop
-    shard.claim_buckets(EVERY_BUCKET, Fence(11))
+    shard.buckets.claim(EVERY_BUCKET, Fence(11))
     shard.start()
     shard.stop()
     assert len(pieces) <= 1
@@ -359,7 +361,7 @@ def test_a_push_changes_only_the_buckets_it_names(shard: Shard, initial: dict[Ro
 
 
 def test_a_push_that_names_a_missing_bucket_is_refused(shard: Shard) -> None:
-    shard.drop([Bucket(3)])
+    shard.buckets.drop([Bucket(3)])
     with pytest.raises(Refused):
         shard.push(replace(push_of({0: (1, 2)}, {}), owned=np.ones(PARSED.buckets, np.bool_)))
     assert shard.applied() == {0: [1], 1: [0]}
@@ -380,11 +382,11 @@ def test_a_claim_that_loses_the_log_owns_no_bucket(
     starts = PARSED.partitions  # read before the ends of `rows`
     faulty.script("bounds", nth=starts + 1, error=Unavailable("the log is away"))
     with pytest.raises(Unavailable):
-        shard.claim_buckets(EVERY_BUCKET, Fence(11))
-    assert list(shard.held()) == []
-    assert shard._book.smallest_applied() == {}
-    shard.claim_buckets(EVERY_BUCKET, Fence(12))
-    assert list(shard.held()) == EVERY_BUCKET
+        shard.buckets.claim(EVERY_BUCKET, Fence(11))
+    assert list(shard.owned()) == []
+    assert shard.flusher.book.smallest_applied() == {}
+    shard.buckets.claim(EVERY_BUCKET, Fence(12))
+    assert list(shard.owned()) == EVERY_BUCKET
 
 
 def test_a_new_owner_returns_the_pushes_its_rows_contain(
@@ -403,7 +405,7 @@ def test_a_new_owner_returns_the_pushes_its_rows_contain(
     assert known() == [[1, 0]]
     shard.push(push_of({0: (1, 2)}, ones(STORED), fence=11))
     assert known() == [[2, 0]]
-    shard.claim_buckets(EVERY_BUCKET, Fence(12))  # from the row store, so that push is replayed
+    shard.buckets.claim(EVERY_BUCKET, Fence(12))  # from the row store, so that push is replayed
     assert known() == [[1, 0]]
 
 
@@ -426,12 +428,12 @@ def test_retention_is_held_for_a_conflicted_bucket(
     shard.push(push_of({0: (1, 5)}, {}))
     write_by_old_owner(rows, 3)
     load(shard)
-    assert shard.pop_conflicted() == {3}
+    assert shard.buckets.pop_conflicted() == {3}
     for _ in range(2):
         shard.flush()
         assert holds[HEIR][SAMPLES] == 1
 
-    shard.claim_buckets([Bucket(3)], Fence(12), whole=True)
+    shard.buckets.claim([Bucket(3)], Fence(12), whole=True)
     assert holds[HEIR][SAMPLES] == 1
     shard.push(push_of({0: (1, 5)}, {}))
     shard.flush()
@@ -451,7 +453,7 @@ def test_retention_is_held_for_rows_lost_in_a_failover(
     monkeypatch.setattr(rows, "metas", older)
     shard.push(push_of({0: (1, 5)}, {}))
     load(shard)
-    assert shard.pop_conflicted() == {3}
+    assert shard.buckets.pop_conflicted() == {3}
     shard.flush()
     assert holds[HEIR][SAMPLES] == 0
 
@@ -460,11 +462,11 @@ def test_retention_is_held_for_revoked_buckets_until_served(
     shard: Shard, holds: dict[str, dict[TopicPartition, int]]
 ) -> None:
     load(shard)
-    shard.revoke([Bucket(3)])
+    shard.buckets.revoke([Bucket(3)])
     shard.push(push_of({0: (1, 5)}, {}))
     shard.flush()
     assert holds[HEIR][SAMPLES] == 1
-    shard.drop([Bucket(3)])
+    shard.buckets.drop([Bucket(3)])
     shard.flush()
     assert holds[HEIR][SAMPLES] == 5
 
@@ -478,7 +480,7 @@ def test_retention_is_held_for_claimed_buckets_before_reads(
     shard = shard_of(log, rows, "heir")
     found: list[int] = []
     rows.before_piece = lambda: found.append(holds[HEIR][SAMPLES])
-    shard.claim_buckets(EVERY_BUCKET, Fence(11), whole=True)
+    shard.buckets.claim(EVERY_BUCKET, Fence(11), whole=True)
     assert set(found) == {1}
 
 
@@ -495,7 +497,7 @@ def test_a_stop_ends_a_whole_load(log: EventLog, rows: Watched, initial: object)
         heir.load(stop)
 
     assert len(pieces) == 2
-    assert heir.held() == []
+    assert heir.owned() == []
 
 
 # Damage
@@ -516,8 +518,8 @@ def test_damaged_buckets_are_dropped_and_others_loaded(shard: Shard, rows: Watch
 
     load(shard)
 
-    assert set(shard.held()) == set(EVERY_BUCKET) - damaged
-    assert shard.pop_conflicted() == damaged
+    assert set(shard.owned()) == set(EVERY_BUCKET) - damaged
+    assert shard.buckets.pop_conflicted() == damaged
     assert shard.failed is None
 
 
@@ -535,5 +537,5 @@ def test_a_whole_load_refuses_damaged_rows_by_name(
     damage(tmp_path, 2)
     taken = shard_of(log, rows, "heir")
     with pytest.raises(Corrupt, match="buckets of the row store are damaged, bucket"):
-        taken.claim_buckets(EVERY_BUCKET, Fence(90), whole=True)
-    assert not taken.held()
+        taken.buckets.claim(EVERY_BUCKET, Fence(90), whole=True)
+    assert not taken.owned()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
-from freshet.paramserver.core import FlushBook
+from freshet.paramserver.flusher import FlushBook
 from freshet.rows.store import FlushOutcome
 from freshet.tables import Flushed
 from freshet.types import RUN, Bucket, BucketMeta, Fence, Flush, RowRuns, TimeMs
