@@ -401,7 +401,7 @@ class ParamServer:
             PARAMSERVER_METRICS,
             lambda: {**self.status(), "read_keys": self.shard.buckets.keys_read},
         )
-        register(registry, STORE_METRICS, lambda: () if self.watch is None else self.watch.seen)
+        register(registry, STORE_METRICS, lambda: None if self.watch is None else self.watch.seen)
         register(registry, GRPC_METRICS, lambda: self.server.counts)
 
     def _flush_last(self, seconds: float, *, release: bool) -> None:
