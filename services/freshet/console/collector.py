@@ -31,9 +31,9 @@ from freshet.console.topic_readers import Commits, DeadLetters, Follower, Versio
 from freshet.console.traces import Traces
 from freshet.errors import ConfigError, FreshetError
 from freshet.http import tls
-from freshet.http.authenticator import DOOR_METRICS
-from freshet.http.metrics import HTTP_METRICS
-from freshet.http.run_token import TOKEN_FILE
+from freshet.http.app import HTTP_METRICS
+from freshet.http.authenticator import AUTH_METRICS
+from freshet.http.token_files import CONSOLE_TOKEN_FILE
 from freshet.log import EventLog, Writer
 from freshet.log.topics import ensure_topics
 from freshet.observability.metrics import Metric
@@ -65,7 +65,7 @@ UNREADABLE = Metric(
     "events",
     "Served events that the console read and cannot show.",
 )
-METRICS = (*HTTP_METRICS, *DOOR_METRICS, LOOKS, LOOK_SECONDS, UNREADABLE)
+METRICS = (*HTTP_METRICS, *AUTH_METRICS, LOOKS, LOOK_SECONDS, UNREADABLE)
 
 READ_AT_ONCE = 2_000
 READ_FOR_S = 0.5
@@ -93,7 +93,7 @@ class Sources:
 
     def token_place(self) -> str:
         """Return the path of the console's token file."""
-        return str((self.token_file or self.folder / "state" / TOKEN_FILE).absolute())
+        return str((self.token_file or self.folder / "state" / CONSOLE_TOKEN_FILE).absolute())
 
 
 @dataclass(slots=True, eq=False)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.http.request import Request
-from freshet.http.responses import Headers, Response
+from freshet.http.messages import Headers, Request, Response
 
 __all__ = ["HEADERS", "PAGE", "SITE_SETTINGS", "Page", "read_pages"]
 

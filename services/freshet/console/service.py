@@ -30,17 +30,14 @@ from freshet.console.traces import Tracer
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
 from freshet.http import tls
 from freshet.http.addresses import Address
-from freshet.http.app import App
-from freshet.http.authenticator import Guard
-from freshet.http.browser_checks import Sites, require_json
+from freshet.http.app import App, Handler
+from freshet.http.authenticator import Authenticator
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
-from freshet.http.listener import Face
-from freshet.http.request import Request
-from freshet.http.responses import HttpError, Response, json_response
-from freshet.http.routes import Handler
-from freshet.http.server import run_server
+from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response, require_json
+from freshet.http.server import HttpListener, run_server
 from freshet.http.service_client import whole_body
-from freshet.http.token_file import token_headers
+from freshet.http.token_files import token_headers
 from freshet.json_text import kind_of, written
 from freshet.observability.audit import Actor, Audit
 from freshet.observability.skipped_state import skipped_status
@@ -77,7 +74,7 @@ class Console:
         sources: Sources,
         settings: Settings,
         common: Common,
-        guard: Guard,
+        authenticator: Authenticator,
         audit: Audit,
         *,
         clock: Clock = SYSTEM_CLOCK,
@@ -118,12 +115,12 @@ class Console:
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="move")
         self.app = App(
             registry,
-            max_body_bytes=settings.max_body_bytes,
-            max_bodies_bytes=settings.max_bodies_bytes,
-            body_timeout_s=settings.body_timeout_ms / 1e3,
+            BodyLimits(settings.max_body_bytes, settings.body_timeout_ms / 1e3, settings.max_bodies_bytes),
             headers=HEADERS,
-            admit=Sites(common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS).admit,
-            guard=guard,
+            check=AllowedSites(
+                common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS
+            ).check,
+            authenticator=authenticator,
             max_streams=settings.max_streams,
             streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
         )
@@ -236,7 +233,7 @@ class Console:
         return number
 
     async def _moved(self, request: Request, number: Callable[[], int], *, pinned: bool) -> Response:
-        actor, what = Actor(f"token:{request.who}", request.peer), dict[str, object]()
+        actor, what = Actor(f"token:{request.token_name}", request.peer), dict[str, object]()
 
         def do() -> Mapping[str, object]:
             with self._audit.of("rollback" if pinned else "promote", actor, what):
@@ -267,7 +264,7 @@ class Console:
             version=record["number"],
             pinned=record["pinned"],
             by=record["by"],
-            holder=request.who,
+            holder=request.token_name,
             client=request.peer,
         )
         self._collector.look_soon()
@@ -389,7 +386,7 @@ def run(
     settings: Settings,
     common: Common,
     *,
-    guard: Guard,
+    authenticator: Authenticator,
     audit: Audit,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
@@ -398,7 +395,7 @@ def run(
     """Serve on the calling thread until `stop` is set; streams then end at once.
 
     Args:
-        guard: requires tokens of requests that change something.
+        authenticator: requires tokens of requests that change something.
         audit: records changes.
         ready: called with the address once the listener accepts connections.
 
@@ -406,13 +403,13 @@ def run(
     """
     left_s = 0.0
 
-    with Face(common, settings.port) as face:
-        console = Console(sources, settings, common, guard, audit, clock=clock)
+    with HttpListener(common, settings.port) as listener:
+        console = Console(sources, settings, common, authenticator, audit, clock=clock)
         stop_threads = threading.Event()
 
         async def main() -> None:
             nonlocal left_s
-            left_s = await face.serve(console.app, stop, ready)
+            left_s = await listener.serve(console.app, stop, ready)
 
         threads = console.start(stop_threads)
         try:

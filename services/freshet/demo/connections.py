@@ -20,8 +20,8 @@ from freshet.clock import Clock
 from freshet.config.settings import Settings
 from freshet.errors import ConfigError, Unavailable
 from freshet.http import tls
-from freshet.http.addresses import Address, address_in, reached_by
-from freshet.http.token_file import token_headers
+from freshet.http.addresses import Address, address_in, reachable_host
+from freshet.http.token_files import token_headers
 
 __all__ = ["Connection", "HttpConnection", "Outbox", "Targets", "server_of", "targets_by"]
 
@@ -39,7 +39,7 @@ def targets_by(settings: Settings, gateways: Sequence[str] = (), inferences: Seq
 
     Raises ConfigError if a URL names no server.
     """
-    host = reached_by(settings.common.bind_address)
+    host = reachable_host(settings.common.bind_address)
     return Targets(
         tuple(server_of("--gateway", url) for url in gateways) or (Address(host, settings.gateway.port),),
         tuple(server_of("--inference", url) for url in inferences)

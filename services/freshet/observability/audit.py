@@ -260,7 +260,7 @@ class Audit:
         self._refusals.add(_Refusal(action, actor, why), (action, actor.who, why))
 
     def on_refused(self, scope: str, name: str, peer: str, why: str) -> None:
-        """Record a refusal of the authenticator."""
+        """Record a refusal of the `Authenticator`."""
         self.refused(scope, Actor(f"token:{name}" if name else "", peer), why)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from freshet.observability.metrics import ANSWER_BUCKETS, Metric, register
 
-__all__ = ["GRPC_DOOR_METRICS", "GRPC_METRICS", "QUIET", "REFUSALS", "ListenerCounts", "door_counts"]
+__all__ = ["GRPC_METRICS", "PUBLIC_GRPC_METRICS", "QUIET", "REFUSALS", "ListenerCounts", "public_counts"]
 
 GRPC_METRICS = (
     Metric("freshet_grpc_frames", "counter", "messages", "Messages received.", ("method",)),
@@ -64,7 +64,7 @@ ANSWER_SECONDS = Metric(
     ("method",),
     buckets=ANSWER_BUCKETS,
 )
-GRPC_DOOR_METRICS = (*_READ, ANSWER_SECONDS)
+PUBLIC_GRPC_METRICS = (*_READ, ANSWER_SECONDS)
 """Metrics of a listener for external clients, as `freshet_http_requests` and `…_request_seconds` of HTTP."""
 
 REFUSALS = (
@@ -118,8 +118,8 @@ class ListenerCounts:
             self.seconds.labels(method).observe(seconds)
 
 
-def door_counts(registry: CollectorRegistry) -> ListenerCounts:
-    """Create the counts of a listener for external clients; the registry exposes GRPC_DOOR_METRICS."""
+def public_counts(registry: CollectorRegistry) -> ListenerCounts:
+    """Create the counts of a listener for external clients; the registry exposes PUBLIC_GRPC_METRICS."""
     counts = ListenerCounts(seconds=ANSWER_SECONDS.histogram(registry))
     register(registry, _READ, lambda: counts)
     return counts

@@ -29,7 +29,7 @@ from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
 from freshet.rows.store import OnServers, StoreServer
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
+from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
 __all__ = ["PARAMSERVER_METRICS", "STORE_METRICS", "ParamServer", "ShardAddress", "StoreWatch"]
 
@@ -286,7 +286,7 @@ class ParamServer:
         topics = ensure_topics(context.log, spec)
         layout = layout_of(spec)
         self.shard = Shard(context, name=place.name, most_bytes=evict_bytes)
-        self.server = GrpcServer(
+        self.server = FrameServer(
             str(Address(place.host, place.port)),
             transport,
             identity=identity_of(spec.name, spec_hash),

@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry
 from freshet.config.settings import Settings
 from freshet.errors import ConfigError
 from freshet.extras import how_to_install
-from freshet.http.certificates import seconds_left
-from freshet.http.tls import HANDSHAKES
+from freshet.http.tls import HANDSHAKES, seconds_left
 from freshet.observability.metrics import Metric, register
 from freshet.observability.skipped_state import skipped, tombstones
 from freshet.observability.tracing import install

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from freshet.http.metrics import REQUEST_SECONDS
+from freshet.http.app import REQUEST_SECONDS
 from freshet.observability.grpc_metrics import ANSWER_SECONDS as SECONDS
-from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, ListenerCounts, door_counts
+from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, ListenerCounts, public_counts
 from freshet.observability.metrics import readings
 
 
@@ -22,7 +22,7 @@ def test_refusals_are_shown_from_0_on() -> None:
 
 def test_a_public_listener_shows_its_own_refusals_and_answers() -> None:
     registry = CollectorRegistry()
-    counts = door_counts(registry)
+    counts = public_counts(registry)
     counts.answers["Put", "UNAVAILABLE", "passed"] += 3
 
     labels = {"method": "Put", "status": "UNAVAILABLE", "door": "passed"}
@@ -32,7 +32,7 @@ def test_a_public_listener_shows_its_own_refusals_and_answers() -> None:
 
 def test_answers_are_timed_by_method_without_refused_calls() -> None:
     registry = CollectorRegistry()
-    counts = door_counts(registry)
+    counts = public_counts(registry)
 
     def timed(method: str, end: str = "count", **labels: str) -> float | None:
         return registry.get_sample_value(f"{SECONDS.name}_{end}", {"method": method, **labels})
