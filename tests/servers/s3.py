@@ -32,7 +32,7 @@ class S3:
     def __init__(self, folder: Path, *, ignores_conditions: bool = False) -> None:
         mode = ["IGNORE_CONDITIONS"] if ignores_conditions else []
         root = Path(__file__).parents[2]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'services'}"}
         self.process = Process(
             [sys.executable, "-m", "tests.servers.s3", *mode], folder / "s3.log", environment
         )
