@@ -4,7 +4,7 @@ It takes requests one after another, since moto checks a condition and writes in
 clients is decided as S3 decides it, by one of the two orders.
 
 `python -m tests.servers.s3` serves at a free port until it is ended; `IGNORE_CONDITIONS` as an argument makes
-it an older server, which accepts the headers and does not look at them.
+it an older server, which accepts the headers and ignores them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.demo_text import DRIFT_AT, DRIFT_EVERY, seconds_of
+from freshet.apps.demo import DRIFT_AT, DRIFT_EVERY, seconds_of
 from freshet.cli.options import SEED, FiniteRange, examples, folder_option, json_option
 from freshet.terminal import emit_end
 
