@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import freshet
-from freshet.apps.metrics import trainer_readings
 from freshet.apps.remote_sources import RankCounts
+from freshet.apps.metrics import TRAINER_METRICS
+from freshet.observability.metrics import readings
 from freshet.paramserver.flusher import ShardCounts
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from freshet.tables.store import Counts
 from freshet.trainer.state_sync import Progress
 from ops.reference.metrics_page import SERVICES
@@ -124,14 +125,14 @@ def test_every_reader_is_a_metric_or_stands_in_the_status() -> None:
     assert named <= METRICS
 
 
-def test_the_native_table_counts_what_its_facade_names() -> None:
+def test_the_native_table_has_the_counts_of_its_facade() -> None:
     native = store_of(counting_group(), buckets=4).native.counts()
 
     assert len(native) == len(dataclasses.fields(Counts))
 
 
 @pytest.mark.parametrize("kind", [ShardCounts, Counts, RankCounts, Progress])
-def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
+def test_all_counts_of_a_trainer_are_metrics(kind: Any) -> None:
     """Each field has a number of its own, and each number is read."""
     numbers = itertools.count(1_000_003)
 
@@ -162,8 +163,8 @@ def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
         "unwritten_s": 0,
     }
     read: set[float] = set()
-    for reading in trainer_readings(status).values():
-        read |= set(reading.values()) if isinstance(reading, Mapping) else {reading}
+    for samples in readings(TRAINER_METRICS, status).values():
+        read |= set(samples.values())
 
     shown_only = {"batches", "version_error"}  # in the status
     for name, value in parts[kind].items():

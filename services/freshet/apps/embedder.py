@@ -16,14 +16,14 @@ from freshet.config.spec.schemas import load_schemas, sample_reader
 from freshet.coordination.assignment import ShardMap
 from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoders
-from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress, embedder_readings
+from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
 from freshet.http.addresses import Address
 from freshet.http.admin import Admin
 from freshet.log.context import ModelContext
-from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
+from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import register
 from freshet.process.lifecycle import Cleanup
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import RowCodec
@@ -106,10 +106,8 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     with Cleanup() as cleanup:
         made: list[EmbedderProcess] = []
         registry = service_registry()
-        register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
-        register(
-            registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {}
-        )
+        register(registry, EMBEDDER_METRICS, lambda: made[0].status() if made else None)
+        register(registry, GRPC_METRICS, lambda: made[0].server.counts if made else None)
         admin = Admin(
             settings.common.bind_address,
             settings.embedder.admin_port,

@@ -18,7 +18,6 @@ import structlog
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.metrics import (
     JOINER_METRICS,
-    joiner_readings,
 )
 from freshet.apps.row_memory import shard_evict_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
@@ -34,7 +33,7 @@ from freshet.http.addresses import Address, reachable_host
 from freshet.http.admin import Admin
 from freshet.observability.metrics import register
 from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse, interruptible_start
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 
 if TYPE_CHECKING:
     from freshet.gateway.service import Gateway
@@ -99,7 +98,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             latest[:] = [status]
 
         registry = service_registry()
-        register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
+        register(registry, JOINER_METRICS, lambda: latest[0] if latest else None)
         admin = Admin(
             settings.common.bind_address,
             settings.joiner.admin_port,
@@ -338,11 +337,11 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 run_folder.path,
                 log,
                 versions,
+                places,
                 Path(settings.console.token_file) if settings.console.token_file else None,
             ),
             settings.console,
             settings.common,
-            places=places,
             authenticator=Authenticator(
                 _tokens_of(settings.common),
                 more=[console_entry(token)],

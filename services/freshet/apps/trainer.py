@@ -15,7 +15,7 @@ import structlog
 
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.batch_sources import BatchSource, OwnRows, RankContext
-from freshet.apps.metrics import DAMAGED_STATE, TRAINER_METRICS, trainer_readings
+from freshet.apps.metrics import DAMAGED_STATE, TRAINER_METRICS
 from freshet.apps.row_memory import trainer_rows_bytes
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream
@@ -30,10 +30,9 @@ from freshet.errors import Corrupt
 from freshet.http.admin import Admin
 from freshet.log.context import ModelContext
 from freshet.model import build_model
-from freshet.observability.cached_gauge import Newest
-from freshet.observability.metrics import register
+from freshet.observability.metrics import CachedGauge, register
 from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
 from freshet.trainer.membership import FixedMembership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
@@ -128,7 +127,7 @@ class TrainerProcess:
                 writer,
             )
             self._stream: BatchStream | None = None  # of the current quorum
-            self._cached_lag = Newest(self.lag, 0)
+            self._cached_lag = CachedGauge(self.lag, 0)
             self._alone = isinstance(membership, FixedMembership)
             if isinstance(membership, FixedMembership):
                 self._open_stream(membership.group, lanes)
@@ -264,15 +263,8 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         training: list[TrainerProcess] = []
         damage: list[str] = []  # the reason why it does not start
         registry = service_registry()
-        register(
-            registry,
-            TRAINER_METRICS,
-            lambda: (
-                trainer_readings(training[0].status())
-                if training
-                else {DAMAGED_STATE.name: float(bool(damage))}
-            ),
-        )
+        register(registry, [DAMAGED_STATE], lambda: {"damaged": not training and bool(damage)})
+        register(registry, TRAINER_METRICS, lambda: training[0].status() if training else None)
         admin = Admin(
             settings.common.bind_address,
             settings.trainer.admin_port,

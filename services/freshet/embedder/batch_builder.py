@@ -13,7 +13,7 @@ import numpy as np
 
 from freshet.batches.read_my_writes import LookupResult, LookupStart, ReadMyWrites
 from freshet.batches.stream import TrainBatch
-from freshet.clock import Stages
+from freshet.clock import Stopwatch
 from freshet.config.spec.layout import Layout, item_of
 from freshet.config.spec.model import Spec
 from freshet.embedder.block_decoder import DecodedBatch
@@ -145,7 +145,7 @@ class BatchBuilder:
         return Slot(plans, self._widths, self._states or ())
 
     def build(
-        self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stages
+        self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stopwatch
     ) -> BuiltBatch:
         """Find the unique keys of decoded samples and their positions, in the slot's memory."""
         groups: list[KeyGroup] = []
