@@ -62,7 +62,7 @@ _tests = iter(range(1, 1_000_000))
 
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """`capture_logs` leaves structlog configured, and whoever comes later prints on stdout."""
+    """`capture_logs` leaves structlog configured, and later tests would print on stdout."""
     before = structlog.is_configured()
     yield
     if not before:

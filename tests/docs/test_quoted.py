@@ -67,7 +67,7 @@ def test_labels_that_are_not_alike_are_seen() -> None:
 
 
 def test_what_operations_compares_with_is_what_the_rules_do() -> None:
-    """Of a copy that differs nobody knows which is meant."""
+    """A reader cannot know which of two different copies is meant."""
     rules = " ".join(RULES.read_text().split())
     table = (ROOT / "docs" / "operations.md").read_text().split("## Monitoring")[1].split("\n## ")[0]
     copies = [query for query in quoted(table) if re.search(r" [<>]=? ", query)]

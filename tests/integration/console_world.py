@@ -115,7 +115,7 @@ class ConsoleWorld:
 
     @contextmanager
     def console(self, places: Places | None = None, **variables: str) -> Iterator[Console]:
-        """The console on a thread, looking often; at the four fakes unless it is told of other places."""
+        """The console on a thread, looking often; at the four fakes, or at `places`."""
         quick = {
             "console_port": "0",
             "console_poll": "50ms",
@@ -235,7 +235,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def acting(world: ConsoleWorld, learn: Callable[[int], None]) -> Iterator[None]:
-    """Actions that are appended and joined again and again; `learn` is told where samples end then."""
+    """Actions that are appended and joined again and again; `learn` gets the offset at which samples end."""
     ended = threading.Event()
 
     def happen() -> None:

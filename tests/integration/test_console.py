@@ -1,4 +1,4 @@
-"""The console over real sockets and a real log, beside services that say what they are told."""
+"""The console over real sockets and a real log, beside services with scripted answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
     assert console.client.get("/api/requests").json() == []
 
 
-def test_the_page_is_told_that_clients_need_tokens(tmp_path: Path) -> None:
+def test_the_page_shows_that_clients_need_tokens(tmp_path: Path) -> None:
     """It shows commands to copy."""
     world = ConsoleWorld(tmp_path / "run")
     (tmp_path / "tokens").write_text("")
@@ -77,7 +77,7 @@ def test_the_page_is_told_that_clients_need_tokens(tmp_path: Path) -> None:
     world.close()
 
 
-def test_the_page_is_told_which_file_holds_its_token(tmp_path: Path) -> None:
+def test_the_page_shows_which_file_holds_its_token(tmp_path: Path) -> None:
     world = ConsoleWorld(tmp_path / "run")
     with world.console() as console:
         assert console.state()["token_file"] == str(tmp_path / "run/state/console.token")
@@ -99,7 +99,7 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
         },
     )
 
-    def are_shown() -> bool:  # of both: one may have been asked before it had them
+    def are_shown() -> bool:  # of both: one may have been read before it had them
         state = console.state()
         return (state["freshness_ms"], state["rows_bytes"]) == (250, 1_000)
 
@@ -111,9 +111,7 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
     assert state["quality"]["open"] == [{"x": 1}]
 
 
-def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_a_dead_service_degrades_the_whole_until_it_returns(world: ConsoleWorld, console: Console) -> None:
     world.fakes["joiner"].stop()
     wait_until("it is noticed", lambda: console.state()["health"] == "degraded", within_s=10)
     state = console.state()
@@ -124,7 +122,7 @@ def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it
     wait_until("it is noticed", lambda: console.state()["health"] == "good", within_s=10)
 
 
-def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Path) -> None:
+def test_a_briefly_busy_service_keeps_its_last_state(tmp_path: Path) -> None:
     busy, clock, fake = threading.Event(), SettableClock(), Fake()
     fake.answers["/status"] = (200, {"samples": 7})
     fake.start()
@@ -146,7 +144,7 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     fake.stop()
 
 
-def test_a_state_of_services_that_cannot_be_read_leaves_them_asked(tmp_path: Path) -> None:
+def test_services_are_queried_without_a_readable_state_file(tmp_path: Path) -> None:
     fake, folder = Fake(), RunFolder(tmp_path).create()
     fake.start()
     services = Services(folder, local_places({"trainer": fake.port}, {}))
@@ -186,9 +184,7 @@ def test_a_service_that_is_not_ready_says_why(world: ConsoleWorld, console: Cons
     assert console.state()["health"] == "starting"
 
 
-def test_a_service_that_answers_nonsense_is_no_reason_to_stop_looking(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_a_service_that_answers_nonsense_stops_no_snapshot(world: ConsoleWorld, console: Console) -> None:
     world.fakes["trainer"].answers["/status"] = (200, [{"samples": "many"}])
     world.fakes["inference"].answers["/status"] = (200, {"rows_next": 3, "version": "x", "requests": {}})
     before = console.state()["now_ms"]
@@ -207,9 +203,7 @@ def test_all_dead_is_down_and_the_console_answers_on(world: ConsoleWorld, consol
     assert len(console.state()["notes"]) == 4
 
 
-def test_lags_are_read_from_the_log_even_while_the_joiner_is_dead(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_lags_are_read_from_the_log_while_the_joiner_is_dead(world: ConsoleWorld, console: Console) -> None:
     world.write(world.topics.joiner, {"kind": "commit", "next": {"served": 1, "action": 0}})
     for _ in range(5):
         world.serve("u1", ["a1"])
@@ -241,7 +235,7 @@ def _look_on(console: Console) -> None:
     wait_until("some time has gone", lambda: console.history()["next"] >= enough, within_s=10)
 
 
-def test_clicks_of_a_simulator_are_written_down_once_across_restarts(world: ConsoleWorld) -> None:
+def test_simulator_clicks_are_recorded_once_across_restarts(world: ConsoleWorld) -> None:
     slates = {s: {"impressions": 10, "clicks": 2} for s in ("model", "random", "best")}
     now = now_ms() // 5_000 * 5_000
     windows = [{"start_ms": now - 5_000 * i, "stop_ms": now - 5_000 * (i - 1), **slates} for i in (3, 2, 1)]
@@ -259,9 +253,7 @@ def test_clicks_of_a_simulator_are_written_down_once_across_restarts(world: Cons
     assert state["simulator"]["seed"] == 7
 
 
-def test_requests_that_were_served_can_be_tried_again_without_what_serving_added(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_served_requests_can_be_tried_without_added_fields(world: ConsoleWorld, console: Console) -> None:
     world.serve("u7", ["a1", "a2"])
     wait_until("it is seen", lambda: len(console.client.get("/api/requests").json()) == 1, within_s=10)
 
@@ -287,7 +279,7 @@ def test_a_served_event_that_cannot_be_read_hides_nothing_else(world: ConsoleWor
     assert not [n for n in console.state()["notes"] if "served events" in n]
 
 
-def test_a_part_of_a_look_that_fails_is_noted_and_the_rest_is_shown(
+def test_a_failed_part_of_a_snapshot_is_noted_the_rest_shown(
     world: ConsoleWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedSample, "look", lambda self: 1 // 0)
@@ -334,7 +326,7 @@ def records(events: Iterator[dict[str, str]], kind: str, count: int) -> list[int
     return found
 
 
-def test_a_page_follows_from_the_history_and_after_a_gap_without_loss_or_repeat(world: ConsoleWorld) -> None:
+def test_a_page_follows_history_and_gaps_without_loss_or_repeat(world: ConsoleWorld) -> None:
     with world.console(console_vitals="1h") as console:
         start = console.history()["next"]
         written = [world.measure({}) for _ in range(3)]
@@ -356,7 +348,7 @@ def test_a_page_goes_on_after_the_console_was_restarted(world: ConsoleWorld) -> 
         assert records(events, "window", 1) == [second]
 
 
-def test_a_page_of_another_log_is_told_to_begin_anew(console: Console) -> None:
+def test_a_page_of_another_log_begins_anew(console: Console) -> None:
     with console.events(last_id=1_000_000) as events:
         kinds = [next(events).get("event") for _ in range(3)]
 
@@ -395,7 +387,7 @@ def test_more_pages_than_allowed_are_refused_with_what_to_do(world: ConsoleWorld
     assert "FRESHET_CONSOLE_MAX_STREAMS" in refused.json()["error"]["hint"]
 
 
-def test_a_page_that_never_reads_delays_nobody(world: ConsoleWorld, console: Console) -> None:
+def test_a_page_that_never_reads_delays_no_other(world: ConsoleWorld, console: Console) -> None:
     host, port = httpx.URL(console.url).host, httpx.URL(console.url).port
     assert port is not None
     with socket.create_connection((host, port)) as sleeper:
@@ -423,7 +415,7 @@ def test_pages_that_come_together_get_one_history(world: ConsoleWorld) -> None:
         assert console.history(span_s=1)["next"] == last + 1
 
 
-def test_what_became_of_versions_while_the_console_was_away_is_told(world: ConsoleWorld) -> None:
+def test_version_changes_during_an_outage_are_shown(world: ConsoleWorld) -> None:
     with world.console(console_vitals="1h") as console, console.events() as events:
         first = world.measure({})
         assert records(events, "window", 1) == [first]
@@ -456,7 +448,7 @@ def test_a_version_is_promoted_and_the_gate_goes_on(world: ConsoleWorld, console
     wait_until("history tells it", told, within_s=10)
 
 
-def test_a_rollback_goes_to_the_last_promoted_version_and_holds_the_gate(
+def test_a_rollback_takes_the_last_promotion_and_holds_the_gate(
     world: ConsoleWorld, console: Console
 ) -> None:
     for number, verdict in enumerate(("promoted", "promoted", "held", "promoted")):
@@ -550,9 +542,7 @@ def test_trying_a_request_logs_and_explores_nothing(world: ConsoleWorld, console
     assert world.fakes["inference"].sent == [("/v1/rank", sent)]
 
 
-def test_what_inference_refuses_is_passed_on_and_nobody_can_turn_the_dry_run_off(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_refusals_are_passed_on_and_tries_stay_dry_runs(world: ConsoleWorld, console: Console) -> None:
     world.fakes["inference"].answers["/v1/rank"] = (400, {"error": {"code": "bad_input"}})
 
     refused = console.client.post("/api/try", json={"candidates": []})
@@ -564,9 +554,7 @@ def test_what_inference_refuses_is_passed_on_and_nobody_can_turn_the_dry_run_off
     assert len(world.fakes["inference"].sent) == 1
 
 
-def test_tries_that_wait_for_inference_are_few_and_delay_nothing_else(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_tries_are_few_at_once_and_delay_nothing_else(world: ConsoleWorld, console: Console) -> None:
     begun, release = threading.Semaphore(0), threading.Event()
 
     def wait() -> None:

@@ -59,7 +59,7 @@ def damage(file: Path) -> None:
         db.execute("UPDATE segments SET body = substr(body, 1, 30) WHERE id = 1")
 
 
-def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
+def test_a_trainer_with_damaged_rows_waits_for_their_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "REPAIR_POLL_S", 0.2)
@@ -99,7 +99,7 @@ def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
     assert failures == []
 
 
-def test_a_trainer_that_waits_for_mending_stops_when_it_is_told(tmp_path: Path) -> None:
+def test_a_trainer_that_waits_for_repair_stops_at_a_signal(tmp_path: Path) -> None:
     spec = trained(tmp_path)
     [port] = lasting_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)

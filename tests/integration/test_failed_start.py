@@ -88,7 +88,7 @@ def test_a_start_that_fails_sends_no_heartbeats(
     assert claims_threads() == before
 
 
-def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
+def test_a_trainer_that_fails_to_start_releases_its_claims(
     world: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "restore_state", fails)

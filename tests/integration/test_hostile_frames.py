@@ -1,5 +1,4 @@
-"""What is no frame, or a frame that means ill, is refused by a shard and an embedder: told, counted, lived
-through."""
+"""A shard and an embedder refuse invalid and hostile frames with a reason, count them, and go on."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
         push_frame(
             4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything
         ),
-        encode_frame(Frame(Kind.ASK, 5)),
+        encode_frame(Frame(Kind.REQUEST, 5)),
         *a_piece(),
     ]
 

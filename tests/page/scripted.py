@@ -26,7 +26,7 @@ CSP = (
 
 
 class Scripted:
-    """Serves the page and a world; can be stopped and started again on its port.
+    """Serves the page and a state; can be stopped and started again on its port.
 
     `state`, `history` and `requests` are sent as they are (text is sent raw, so that a test can break it); a
     state's `now_ms` is kept current if it has one. `publish` sends a record to every page that is connected.

@@ -75,9 +75,7 @@ def test_a_page_of_another_site_sends_no_event(
     page.close()
 
 
-def test_a_name_that_is_made_to_point_here_reads_and_sends_nothing(
-    browser: Browser, start: Callable[..., Running]
-) -> None:
+def test_a_rebound_name_reads_and_sends_nothing(browser: Browser, start: Callable[..., Running]) -> None:
     gateway, event = start(), orjson.dumps(action()).decode()
     port = gateway.url.rpartition(":")[2]
     page = browser.new_page()

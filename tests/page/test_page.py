@@ -110,7 +110,7 @@ def test_a_lost_server_greys_what_is_shown_and_is_found_again(console: Console, 
     expect(page.locator("#say")).to_have_text("Connected.")
 
 
-def test_a_server_that_answers_nothing_at_the_start_is_asked_again(console: Console, opened: Opened) -> None:
+def test_a_server_that_is_silent_at_the_start_is_queried_again(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     server.refuse_api = True
     page = opened(server.url, lost=True)
@@ -146,9 +146,7 @@ def test_a_fleet_is_drawn_by_role_and_listed_by_instance(
     assert overflow(page) <= 0
 
 
-def test_of_many_notes_the_first_are_told_and_how_many_more_there_are(
-    console: Console, opened: Opened
-) -> None:
+def test_the_first_notes_are_shown_with_the_number_of_others(console: Console, opened: Opened) -> None:
     world = worlds.fleet()
     world["state"]["notes"] = [f"gateway-{i}: away" for i in range(20)]
 
@@ -226,7 +224,7 @@ def test_the_theme_is_chosen_by_a_button_and_remembered(console: Console, opened
     assert page.evaluate(ground) != before
 
 
-def test_the_keyboard_goes_through_the_page_in_the_order_of_reading(console: Console, opened: Opened) -> None:
+def test_the_keyboard_follows_the_order_of_reading(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.learning()).url))
     focused = "(({ id, name, textContent }) => id || name || textContent)(document.activeElement)"
 
@@ -264,7 +262,7 @@ def test_promoting_asks_and_teaches_where_the_token_is(console: Console, opened:
     assert [a[1:] for a in server.asked] == [("/api/promote", {"number": 140})] * 2
 
 
-def test_a_token_in_the_address_is_kept_for_the_tab_and_taken_out(console: Console, opened: Opened) -> None:
+def test_a_token_in_the_address_moves_into_the_tab_s_storage(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(f"{server.url}/#token={TOKEN}"))
 
@@ -292,7 +290,7 @@ def test_try_it_ranks_what_is_written_and_gives_curl_and_python(console: Console
     expect(page.locator("#try .wrong")).to_contain_text("not a request yet")
 
 
-def test_what_is_to_be_copied_asks_as_the_door_wants_it(console: Console, opened: Opened) -> None:
+def test_copied_commands_authenticate_as_the_server_requires(console: Console, opened: Opened) -> None:
     """No token stands in it: it comes from a file."""
     world = worlds.learning()
     world["state"]["asking"] = {"scheme": "https", "token": True, "certificate": True}
@@ -321,7 +319,7 @@ def test_what_is_to_be_copied_asks_as_the_door_wants_it(console: Console, opened
         assert part in code
 
 
-def test_what_is_to_be_copied_is_short_where_a_door_wants_nothing(console: Console, opened: Opened) -> None:
+def test_copied_commands_are_short_without_tokens(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.learning()).url))
 
     expect(page.locator("pre").first).to_contain_text("curl -s http://127.0.0.1:")

@@ -21,7 +21,7 @@ def test_another_name_is_an_attribute_error():
     assert not hasattr(freshet, "train")
 
 
-def test_importing_freshet_loads_neither_torch_nor_numpy_nor_the_native_core():
+def test_importing_freshet_loads_no_heavy_package():
     code = (
         "import sys, freshet; print([m for m in ('torch', 'numpy', 'freshet._native') if m in sys.modules])"
     )

@@ -2,8 +2,8 @@
 
 | stream | request | answer |
 |---|---|---|
-| `Take` | TAKE: NUMBERS (feed, fence, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
-| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | GIVEN, flag 1 |
+| `Take` | NEXT_BATCH: NUMBERS (feed, fence, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
+| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | ACCEPTED, flag 1 |
 
 A BATCH holds RANGES, NUMBERS (id, fence), and the columns of the batch; for each store group VALUES,
 POSITIONS, FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). If the
@@ -141,7 +141,7 @@ USED, FLUSH, COUNTED = 1, 2, 4
 """Flags of GRADIENTS: the batch was trained on; a flush without gradients, answered when all earlier pushes
 are acknowledged; rows have several gradients, as COUNTS give."""
 DONE = 1
-"""Flag of GIVEN: the gradients were accepted, or the flush is complete."""
+"""Flag of ACCEPTED: the gradients were accepted, or the flush is complete."""
 EMPTY, REPLAYED, IN_STEPS = 1, 2, 4
 """Flags of BATCH: no batch; partly applied before; its gradients may be COUNTED."""
 
@@ -208,7 +208,7 @@ class Names:
 
 def take_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
     """Encode a request for a batch; `applied` is the dense vector {partition: next offset}."""
-    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_header_sections(header, applied)))
+    return encode_frame(Frame(Kind.NEXT_BATCH, frame_id, sections=_header_sections(header, applied)))
 
 
 def gradients_frame(
@@ -298,11 +298,11 @@ def batch_id_of(frame: Frame) -> int:
 
 def given_frame(frame_id: int, *, done: bool = True) -> bytes:
     """Encode the answer to GRADIENTS."""
-    return encode_frame(Frame(Kind.GIVEN, frame_id, flags=DONE if done else 0))
+    return encode_frame(Frame(Kind.ACCEPTED, frame_id, flags=DONE if done else 0))
 
 
 def empty_frame(frame_id: int) -> bytes:
-    """Encode the answer to TAKE without a batch."""
+    """Encode the answer to NEXT_BATCH without a batch."""
     return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
 
 

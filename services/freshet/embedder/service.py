@@ -135,13 +135,13 @@ class BatchServer:
         server.add_stream(BATCHES, "Give", self.give)
 
     def take(self, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
-        """Answer a TAKE; adds its (lane, feed) to the connection's `feeds`.
+        """Answer NEXT_BATCH; adds its (lane, feed) to the connection's `feeds`.
 
         Raises:
             Fenced: a newer process or quorum replaced the rank.
             Unavailable: this embedder owns no partition of the lane now.
         """
-        header, applied = decode_header(frame, Kind.TAKE)
+        header, applied = decode_header(frame, Kind.NEXT_BATCH)
         stream, feed = self._connect(header, applied)
         feeds.add((header.global_lane, header.feed))
         with self._changed:

@@ -89,12 +89,12 @@ class Kind(enum.IntEnum):
     ROWS = 3
     PUSH = 4  # gradients → PUSHED
     PUSHED = 5
-    TAKE = 6  # permits of a trainer's lane → BATCH, once one is ready
+    NEXT_BATCH = 6  # permits of a trainer's lane → BATCH, once one is ready
     BATCH = 7  # samples to train on
-    GRADIENTS = 8  # of a batch → GIVEN
-    GIVEN = 9
-    ASK = 10  # a call without arguments → its answer
-    TOLD = 11
+    GRADIENTS = 8  # of a batch → ACCEPTED
+    ACCEPTED = 9
+    REQUEST = 10  # a call without arguments → RESPONSE
+    RESPONSE = 11
     PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
 
 

@@ -28,6 +28,7 @@ from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES
 from freshet.tables import KnownPushes
 from freshet.types import BytesColumn, Fence, OffsetRange
+from tests.fixtures.effort import examples
 
 
 def spec_of(dim: int, optimizer: str, longest: int, rows: int) -> Spec:
@@ -82,7 +83,7 @@ def fullest(spec: Spec) -> int:
     return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowCodec.FP32))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     dim=st.integers(1, 32),
     optimizer=st.sampled_from(["sgd", "adam", "rowwise_adagrad", "ftrl"]),

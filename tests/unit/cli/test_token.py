@@ -100,8 +100,8 @@ def test_dropping_what_is_not_there_is_an_error(path: Path) -> None:
 
 
 def audited(path: Path) -> list[tuple[str, str]]:
-    told = read_audit(path, 100)
-    found, damaged = told.lines, told.damaged
+    audit = read_audit(path, 100)
+    found, damaged = audit.lines, audit.damaged
     assert damaged == 0
     assert all(line.who.startswith("user:") for line in found)
     return [(line.action, line.outcome) for line in found]

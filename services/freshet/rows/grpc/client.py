@@ -104,7 +104,7 @@ class Link:
         whole = MessageAssembler(self._transport.whole_bytes)
         frame: Frame | None = None
         try:
-            for data in call(encode_frame(Frame(Kind.ASK)), timeout=timeout_s, metadata=self._metadata):
+            for data in call(encode_frame(Frame(Kind.REQUEST)), timeout=timeout_s, metadata=self._metadata):
                 frame = whole.add_frame(decode_frame(data, max_bytes=self._transport.max_message_bytes))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error

@@ -8,8 +8,8 @@ there are several, MOMENT_OF of each group (the pushes that its rows contain) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
 receiver to own), KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: applied
 before |
-| `Applied` | ASK | `TOLD`: APPLIED (every distinct offset of a partition), NUMBERS (the owned buckets) |
-| `Describe` | ASK | `TOLD`: TEXT (JSON) |
+| `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
+| `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
 
 U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
 M moments at which buckets were read, P partitions.
@@ -243,12 +243,12 @@ def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Seq
         (Part.APPLIED, 0): np.array(pairs, np.int64).reshape(-1, 2),
         (Part.NUMBERS, 0): np.array(held, np.int64),
     }
-    return encode_frame(Frame(Kind.TOLD, frame_id, sections=sections))
+    return encode_frame(Frame(Kind.RESPONSE, frame_id, sections=sections))
 
 
 def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
     """Decode ({partition: distinct offsets}, (K,) int64 owned buckets). Raises BadFrame if malformed."""
-    _expect(frame, Kind.TOLD)
+    _expect(frame, Kind.RESPONSE)
     applied: dict[int, list[int]] = {}
     for partition, offset in frame.array(Part.APPLIED, np.int64, (None, 2)).tolist():
         applied.setdefault(partition, []).append(offset)
@@ -258,12 +258,12 @@ def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
 def described_frame(frame_id: int, described: Described) -> bytes:
     """Encode a shard's description as JSON."""
     text = np.frombuffer(orjson.dumps(asdict(described)), np.uint8)
-    return encode_frame(Frame(Kind.TOLD, frame_id, sections={(Part.TEXT, 0): text}))
+    return encode_frame(Frame(Kind.RESPONSE, frame_id, sections={(Part.TEXT, 0): text}))
 
 
 def described_of(frame: Frame) -> Described:
     """Decode a shard's description. Raises Corrupt if it is malformed."""
-    _expect(frame, Kind.TOLD)
+    _expect(frame, Kind.RESPONSE)
     try:
         fields = orjson.loads(frame.text())
         widths, states = (tuple(int(w) for w in fields[name]) for name in ("widths", "states"))
