@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from freshet.config.settings.parse import SERVICES, variables
+from freshet.config.settings import SERVICES, variables
 from ops.reference.markdown import default_text, escaped, first_paragraph, grid, header
 
 __all__ = ["page"]

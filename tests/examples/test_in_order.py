@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.examples.loading import example
+from tests.fixtures.example_scripts import example
 
 in_order = example("own-topics", "in_order")
 

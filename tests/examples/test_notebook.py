@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.examples.loading import EXAMPLES
+from tests.fixtures.example_scripts import EXAMPLES
 
 
 def test_the_notebook_backtests_prints_and_draws(tmp_path: Path) -> None:

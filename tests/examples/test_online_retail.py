@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from freshet.errors import BadInput
-from tests.examples.loading import example
+from tests.fixtures.example_scripts import example
 
 convert = example("online-retail", "convert")
 retail = example("online-retail", "retail_events")

@@ -22,8 +22,8 @@ from freshet.client import Ack, EventsRefused, Receipt
 from freshet.config.spec import load_spec
 from freshet.errors import BadInput, Unavailable
 from freshet.testing.conditions import wait_until
-from tests.examples.loading import EXAMPLES, example
 from tests.fixtures.commands import status
+from tests.fixtures.example_scripts import EXAMPLES, example
 
 FOLDER = EXAMPLES / "own-topics"
 SPEC = load_spec(FOLDER / "freshet.toml")

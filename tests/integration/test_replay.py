@@ -23,7 +23,7 @@ from freshet.errors import BadInput, ConfigError, Mismatch
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.recordings.sources import events_of_files
 from freshet.types import Append, BytesColumn, TopicPartition
-from tests.examples.loading import example
+from tests.fixtures.example_scripts import example
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RETAIL = EXAMPLES / "online-retail" / "freshet.toml"
@@ -65,7 +65,7 @@ def retail_events(spec, files):
     return events_of_files({"served": impressions, "action": actions}, times)
 
 
-def test_the_retail_stream_goes_through_encoding_joiner_and_trainer(retail):
+def test_the_retail_stream_is_encoded_joined_and_learned(retail):
     outcome = replay_retail(retail, "--lanes", 1)
 
     assert {"samples", "samples_per_s", "auc", "logloss", "ne", "calibration"} <= set(outcome)
@@ -183,7 +183,7 @@ def test_peek_shows_the_fields_of_events_and_the_shape_of_blocks(retail, tmp_pat
     assert all(commit["kind"] == "commit" for commit in peek("online-retail.joiner"))
 
 
-def test_a_range_of_time_in_which_the_log_took_nothing_holds_no_events(retail, tmp_path):
+def test_a_range_of_time_without_records_has_no_events(retail, tmp_path):
     replay_retail(retail, "--lanes", 1, "--keep", tmp_path / "old")
 
     spec = RETAIL
@@ -233,9 +233,7 @@ class _Standing(_Racing):
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_the_same_events_make_the_same_blocks_however_fast_the_machine(
-    retail, tmp_path, monkeypatch, partitions
-):
+def test_equal_events_make_equal_blocks_on_any_machine(retail, tmp_path, monkeypatch, partitions):
     spec = replace(load_spec(RETAIL), partitions=partitions)
     blocks = []
     for clock in (_Racing(), _Standing()):

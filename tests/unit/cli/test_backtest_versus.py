@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import freshet
+from freshet.apps.versus import CENTRED, SETTINGS, Learner, Standardized, lines_of
 from freshet.cli import cli
 from freshet.cli.backtest import curves_svg
 from freshet.config.spec.layout import layout_of
@@ -28,7 +29,6 @@ from freshet.errors import ConfigError
 from freshet.evaluation import LabelKind
 from freshet.evaluation.predictions import Scored
 from freshet.features import Decoded, SampleDecoder
-from freshet.recordings.vowpal import CENTRED, SETTINGS, Learner, Standardized, lines_of
 
 ROWS = 4_000
 LEARNERS = [f"vw {name}{form}" for form in ("", CENTRED) for name in SETTINGS]

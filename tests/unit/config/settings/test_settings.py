@@ -1,4 +1,5 @@
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -51,16 +52,13 @@ def test_variable_overrides_a_default() -> None:
 
 def test_every_setting_is_read() -> None:
     package = Path(freshet.__file__).parent
-    code = "\n".join(
-        path.read_text()
-        for path in package.rglob("*.py")
-        if not path.is_relative_to(package / "config" / "settings")
-    )
-    used = set(re.findall(r"settings\.(\w+)\.(\w+)", code)) | {
-        (service, name)
-        for service in ("common", "gateway", "inference", "console")  # services pass each on as an object
-        for name in re.findall(r"(?:settings|common)\.(\w+)", code)
-    }
+    files = [p for p in package.rglob("*.py") if not p.is_relative_to(package / "config" / "settings")]
+    used: set[tuple[str, str]] = set()
+    for code in (path.read_text() for path in files):
+        of_settings = set(re.findall(r"settings\.(\w+)", code))
+        used |= set(product(of_settings, re.findall(r"\.(\w+)", code)))
+        passed_on = ("common", "gateway", "inference", "console")  # as objects named settings or common
+        used |= set(product(passed_on, of_settings | set(re.findall(r"common\.(\w+)", code))))
     stored = {"log_url", "rows_url", "versions_url", "run_folder"}  # `Common.run` and the stores' URLs
 
     unread = {(v.service, v.option.name) for v in variables() if v.option.name not in stored} - used
