@@ -121,8 +121,7 @@ class Run:
 
 
 class Pushing:
-    """An embedder of one partition after another: begins at what is applied, goes on, begins again when
-    told."""
+    """An embedder of one partition after another, from the applied offsets on, and again on request."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -133,8 +132,7 @@ class Pushing:
         self.longest_wait_s = 0.0
 
     def go_on(self, upto: int, held_up: Callable[[], None] = lambda: None) -> None:
-        """Push until every partition has applied so many samples; `held_up` is told of each push that was
-        Unavailable."""
+        """Push until every partition has applied so many samples; calls `held_up` after each Unavailable."""
         deadline = time.monotonic() + DEADLINE_S
         acknowledged = time.monotonic()
         while not self._next or min(self._next.values()) < upto or self._run.rows.ownership() != self._number:

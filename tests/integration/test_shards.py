@@ -76,7 +76,7 @@ def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_hap
 
 
 @pytest.mark.parametrize("cut", [Process.pause, Process.kill], ids=["silent", "refused"])
-def test_a_link_to_a_shard_that_is_cut_holds_pushes_up_and_every_sum_is_exact(
+def test_sums_are_exact_after_a_reset_link_to_a_shard(
     run: Run, tmp_path: Path, cut: Callable[[Process], None]
 ) -> None:
     (port,) = lasting_ports(1)
@@ -152,7 +152,7 @@ def test_a_shard_joins_and_leaves_while_rows_are_pushed(run: Run) -> None:
     np.testing.assert_array_equal(stored(run), pushing.expected())
 
 
-def test_a_shard_with_a_bound_evicts_the_rows_least_recently_used(run: Run) -> None:
+def test_a_bounded_shard_evicts_the_least_recently_used_rows(run: Run) -> None:
     run.start("a", settings={"FRESHET_PARAMSERVER_EVICT_BYTES": "1000000"})  # a table may have 10,000 rows
     run.wait_for_owners(1, least=SPEC.buckets)
     chance = np.random.default_rng(5)
