@@ -105,7 +105,7 @@ native-test: $(READY_TO_TEST) ## C++ unit tests and a short fuzz run, under the 
 	@ops/native-test "$(SKIP)"
 
 # Measurements named in BENCH, without its options; none stands for all of them.
-MEASURED = $(or $(filter-out --%,$(BENCH)),gateway rank versus_vw)
+MEASURED = $(if $(filter --list,$(BENCH)),,$(or $(filter-out --%,$(BENCH)),gateway rank versus_vw))
 
 bench: build ## Measure; BENCH="--quick --json" in 3 minutes, BENCH="table log" for some of it, BENCH=--list for what there is.
 	@$(if $(filter gateway rank,$(MEASURED)),command -v wrk > /dev/null || ops/install-package wrk 'name measurements that need none: make bench BENCH="table log"')

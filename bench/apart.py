@@ -34,7 +34,7 @@ from freshet.coordination.claims import Claims
 from freshet.embedder.core import embedders_of, rows_of_blocks
 from freshet.log import EventLog
 from freshet.log.context import ModelContext
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from tests.servers.processes import Process, lasting_ports

@@ -28,7 +28,7 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec import Spec
 from freshet.config.spec.layout import layout_of
 from freshet.evaluation import LabelKind
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.features import GroupKeys, SampleDecoder
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.model.native_loop import BUCKETS, NativePass
@@ -138,7 +138,7 @@ def measure(
 ) -> Figures:
     """Measure AUC, logloss and calibration of both ways of emission."""
     spec = spec_of(1, ROWS, None)
-    with tempfile.TemporaryDirectory() as name, Scored([LabelKind("buy", False)]) as scored:
+    with tempfile.TemporaryDirectory() as name, LearnerPredictions([LabelKind("buy", False)]) as scored:
         table = samples_of(file, days, spec).slice(0, min(samples, 30_000) if quick else samples)
         parquet = Path(name, "samples.parquet")
         pyarrow.parquet.write_table(table.drop(["decided_ms"]), parquet)
@@ -157,7 +157,7 @@ def _closed(spec: Spec, samples: Decoded) -> I64:
     return samples.shown_ms + spec.labels[0].window_ms + spec.join.grace_ms
 
 
-def _figures(scored: Scored, learner: str) -> Figures:
+def _figures(scored: LearnerPredictions, learner: str) -> Figures:
     found = scored.figures(learner).all["buy"]
     return {
         "auc_1e_5": round(found["auc"] * 1e5),

@@ -28,7 +28,7 @@ from freshet.adapters import open_eventlog
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
 from freshet.features import SampleColumns, SampleDecoder, encode_blocks, read_blocks
-from freshet.joiner.start import make, pace_of
+from freshet.joiner.start import intervals_of, make
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics
@@ -166,7 +166,7 @@ def joiner_speed(log: EventLog, emit: str, items: int, events: int) -> Figures:
         "as in its frames"
     )
     sent = _send_events(log, topics.served, topics.action, spec.partitions, items, events)
-    joiner = make(spec, log, pace=pace_of(log, commit_interval_ms=0, poll_records=16_384))
+    joiner = make(spec, log, intervals=intervals_of(log, commit_interval_ms=0, poll_records=16_384))
     began = time.perf_counter()
     joiner.open()
     opened, cpu = time.perf_counter(), time.process_time()

@@ -38,9 +38,8 @@ from freshet.embedder.pipeline import BatchPipeline
 from freshet.embedder.service import BatchServer, LaneShape
 from freshet.model import Lane, build_model
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import decode_frame
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec, decode_frame
+from freshet.rpc.server import FrameServer
 from freshet.types import Fence
 
 BATCH = 256
@@ -84,7 +83,7 @@ class Bench:
             return self.stream(partial(applied, 0)), [0]
 
         names = Names.of(self.spec, self.layout)
-        batches, server = BatchServer(names, codec, make), GrpcServer("127.0.0.1:0", Transport())
+        batches, server = BatchServer(names, codec, make), FrameServer("127.0.0.1:0", Transport())
         batches.add_to(server)
         server.start()
         stream = RemoteStream(

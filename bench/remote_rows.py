@@ -29,8 +29,8 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import FrameServer
 from freshet.tables import Plan
 from freshet.types import F32, Fence, OffsetRange, TimeMs
 
@@ -94,7 +94,7 @@ def _measure(rows: int, rounds: int, folder: Path) -> Figures:
 
     with shard_in(folder, spec, Fence(1)) as shard:
         shard.load()
-        server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of(spec.name, "hash"))
+        server = FrameServer("127.0.0.1:0", TRANSPORT, identity=identity_of(spec.name, "hash"))
         described = Described(
             "perf",
             spec.name,

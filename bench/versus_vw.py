@@ -44,7 +44,7 @@ from freshet.apps.backtest import FRESHET, BacktestOptions, backtest_into
 from freshet.config.spec import Spec, load_spec
 from freshet.evaluation import LabelKind
 from freshet.evaluation.descriptors import bins_of
-from freshet.evaluation.predictions import LearnerFigures, Scored
+from freshet.evaluation.predictions import LearnerFigures, LearnerPredictions
 from freshet.terminal import table
 from freshet.types import F32, F64, I64
 
@@ -179,7 +179,7 @@ def compared(stream: _Stream, delay: int, resamples: int) -> Figures:
     kinds = [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
     label = spec.labels[0].name
     began = time.monotonic()
-    with Scored(kinds) as scored:
+    with LearnerPredictions(kinds) as scored:
         options = BacktestOptions(request=stream.request, lanes=1, versus=("vw",))
         outcome = backtest_into(scored, spec, stream.files, options)
         took_s = time.monotonic() - began

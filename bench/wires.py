@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.apart import Apart, Passed
 from bench.modes import log_of, spec_of
 from bench.report import Figures, command
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 
 CODECS = ",".join(codec.name.lower() for codec in RowCodec)
 WAYS = {"shards": 0, "embedders": 1}

@@ -33,7 +33,7 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import GrpcServer
+from freshet.rpc.server import FrameServer
 from freshet.tables import Plan
 from freshet.types import Fence, OffsetRange, TimeMs
 from ops.house.hook.sitecustomize import Entered
@@ -155,7 +155,7 @@ def remote_rows(folder: Path) -> Iterator[tuple[RemoteRows, Callable[[int], Push
 
     with shard_in(folder, spec, Fence(1)) as shard, ExitStack() as ending:
         shard.load()
-        server = GrpcServer("127.0.0.1:0", transport, identity=identity_of(spec.name, "hash"))
+        server = FrameServer("127.0.0.1:0", transport, identity=identity_of(spec.name, "hash"))
         widths = (group.width,), (group.state_floats,)
         described = Described("house", spec.name, "hash", spec.buckets, spec.partitions, *widths)
         serve_rows(server, shard, described)

@@ -8,7 +8,7 @@ import freshet.client
 import freshet.errors
 from freshet.cli import EXITS
 from freshet.errors import FreshetError
-from freshet.http.error_codes import CODES
+from freshet.http.endpoint import CODES
 from ops.reference.markdown import code, escaped, grid, header
 
 __all__ = ["page"]
@@ -43,7 +43,7 @@ STATUS = {
 
 def page() -> str:
     """The whole page."""
-    lines = [header("Errors", "services/freshet/errors.py and http/error_codes.py"), INTRO]
+    lines = [header("Errors", "services/freshet/errors.py and http/endpoint.py"), INTRO]
     families = [
         (code(name), _above(cls), STATUS.get(name, ""), escaped(inspect.getdoc(cls) or ""))
         for name, cls in vars(freshet.errors).items()

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from freshet.http.endpoint import Answer, Body, Endpoint
-from freshet.http.error_codes import ERROR
+from freshet.http.endpoint import ERROR, Answer, Body, Endpoint
 from freshet.release import RELEASE
 
 __all__ = ["document"]

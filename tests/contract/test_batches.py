@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.rpc.pieces import SMALLEST_LIMIT
+from freshet.rpc.pieces import MIN_LIMIT_BYTES
 from freshet.testing.contracts.batches import BatchStreamContract, Scene
 from tests.fixtures.embedder import LocalScene, PipelinedScene, RemoteScene
 
@@ -69,7 +69,7 @@ class TestRemoteStreamInPieces(BatchStreamContract):
     @pytest.fixture
     def scene(self, tmp_path: Path) -> Iterator[Scene]:
         log = SqliteEventLog(tmp_path)
-        scene = RemoteScene(log, read_my_writes=True, max_message_bytes=SMALLEST_LIMIT)
+        scene = RemoteScene(log, read_my_writes=True, max_message_bytes=MIN_LIMIT_BYTES)
         yield scene
         scene.close()
         log.close()

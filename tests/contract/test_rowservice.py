@@ -20,8 +20,8 @@ from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.pieces import SMALLEST_LIMIT
-from freshet.rpc.server import GrpcServer
+from freshet.rpc.pieces import MIN_LIMIT_BYTES
+from freshet.rpc.server import FrameServer
 from freshet.tables import RowSteps
 from freshet.testing.contracts.rowservice import (
     BUCKETS,
@@ -76,7 +76,7 @@ def served(
             mine = range(i * share, (i + 1) * share)
             for bucket in set(range(BUCKETS)) - set(mine):
                 shard.store.drop_bucket(bucket)
-            server = GrpcServer("127.0.0.1:0", transport, identity=identity_of("contract", "hash"))
+            server = FrameServer("127.0.0.1:0", transport, identity=identity_of("contract", "hash"))
             described = Described(f"shard-{i}", "contract", "hash", BUCKETS, PARTITIONS, widths, states)
             serve_rows(server, shard, described)
             server.start()
@@ -113,13 +113,13 @@ class TestTwoRemoteShardsInPieces(Remote):
     """Nearly every message is longer than one may be."""
 
     shards = 2
-    transport = replace(TRANSPORT, max_message_bytes=SMALLEST_LIMIT)
+    transport = replace(TRANSPORT, max_message_bytes=MIN_LIMIT_BYTES)
 
 
 del Remote  # not a suite of its own
 
 
-LIMITS = (SMALLEST_LIMIT, 1000, 4096, MIB)
+LIMITS = (MIN_LIMIT_BYTES, 1000, 4096, MIB)
 """Limits of a message, between the sizes of lookups, their answers with states, and pushes of 118 rows."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from freshet.http.error_codes import CODES
+from freshet.http.endpoint import CODES
 from ops.reference.http_page import APIS, Api, openapi
 
 PACKAGE = Path(__file__).parents[2] / "services" / "freshet"
@@ -48,5 +48,5 @@ def test_every_code_of_an_error_is_described_and_no_other() -> None:
     known = {(c.code, c.status) for c in CODES}
     used = {(code, status): where for where, status, code in codes_used()}
 
-    assert {k: w for k, w in used.items() if k not in known} == {}, "describe it in http/error_codes.py"
+    assert {k: w for k, w in used.items() if k not in known} == {}, "describe it in http/endpoint.py"
     assert known - set(used) == {("events_refused", 422)}  # written by the gateway's own answer

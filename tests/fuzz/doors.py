@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +29,7 @@ from freshet.apps.services import gateway_grpc_listener
 from freshet.config.avro.schema import Record, parse_schema
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
-from freshet.gateway.service import codecs_of, run
+from freshet.gateway.service import Gateway, codecs_of, run
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url
 from freshet.process.ports import free_ports
@@ -172,8 +173,10 @@ def opened(folder: Path, spec: Spec = SPEC, schemas: Mapping[str, Record] = SCHE
 
     def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
         codecs = codecs_of(spec, schemas, log, clock)
-        beside = gateway_grpc_listener(made.gateway, made.common)
-        run(spec, log, codecs, made.gateway, made.common, stop=stop, clock=clock, ready=ready, beside=beside)
+        build = partial(Gateway, spec, log, codecs, made.gateway, clock=clock)
+        grpc_listener = gateway_grpc_listener(made.gateway, made.common)
+        port = made.gateway.port
+        run(build, port, made.common, stop=stop, ready=ready, grpc_listener=grpc_listener)
 
     with running(target) as (url, _):
         doors = Doors(url, port, log)

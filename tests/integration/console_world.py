@@ -22,9 +22,8 @@ from freshet.config.spec.schemas import load_schemas
 from freshet.console.instances import Places, local_places
 from freshet.console.service import Sources, run
 from freshet.features import JsonTranscoder
-from freshet.http.authenticator import Guard, Limits
-from freshet.http.run_token import CONSOLE_HINT, console_entry
-from freshet.http.token_file import TokenFile
+from freshet.http.authenticator import Authenticator, RateLimits
+from freshet.http.token_files import CONSOLE_HINT, TokenFile, console_entry
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.log.topics import ensure_topics
@@ -136,12 +135,12 @@ class ConsoleWorld:
                 made.console,
                 made.common,
                 places=places or local,
-                guard=Guard(
+                authenticator=Authenticator(
                     TokenFile(file) if (file := made.common.tokens_file) else None,
                     more=[console_entry(TOKEN)],
                     hint=CONSOLE_HINT,
                     on_refused=audit.on_refused,
-                    limits=Limits(trusted_proxies=made.common.trusted_proxies),
+                    limits=RateLimits(trusted_proxies=made.common.trusted_proxies),
                 ),
                 audit=audit,
                 stop=stop,

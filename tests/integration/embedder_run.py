@@ -16,8 +16,8 @@ from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.service import Embedder, EmbedderAddress
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_until
 from tests.fixtures.trainers import rank_of, trainer_of
 
@@ -67,7 +67,7 @@ def scene(folder: Path, spec: Spec) -> Iterator[Scene]:
         claims,
         rows.shard,
         BlockDecoders(pipeline.context, pipeline.writer),
-        GrpcServer("127.0.0.1:0", Transport()),
+        FrameServer("127.0.0.1:0", Transport()),
         EmbedderAddress("a", "127.0.0.1"),
         RowCodec.FP32,
     )

@@ -15,14 +15,16 @@ from freshet.adapters import open_eventlog
 from freshet.clock import SYSTEM_CLOCK
 from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import Claims
-from freshet.joiner.service import JoinerService, JoinerStatus, Pace
+from freshet.joiner.service import Intervals, JoinerService, JoinerStatus
 from freshet.process.lifecycle import stop_on_signals
 from tests.fixtures.join_events import label, plan_of
 from tests.fixtures.joiner import World
 
 PARTITIONS = 4
 PLAN = plan_of(label("click", 300), label("buy", 900, given=0), grace_ms=120)
-PACE = Pace(flush_interval_ms=50, commit_interval_ms=50, end_check_interval_ms=10**9, status_interval_ms=50)
+INTERVALS = Intervals(
+    flush_interval_ms=50, commit_interval_ms=50, end_check_interval_ms=10**9, status_interval_ms=50
+)
 """Topics never count as idle, so that no event is late, however long a takeover takes."""
 
 
@@ -36,7 +38,7 @@ def main() -> None:
     claims = Claims(log, "m.control")
     assignment = PartitionAssignment(claims, "joiner", "join", name, name, PARTITIONS, SYSTEM_CLOCK)
     context = replace(world.context(), clock=SYSTEM_CLOCK)
-    JoinerService(context, assignment=assignment, pace=PACE, stop=stop, on_status=say).run()
+    JoinerService(context, assignment=assignment, intervals=INTERVALS, stop=stop, on_status=say).run()
     claims.close()
     log.close()
 

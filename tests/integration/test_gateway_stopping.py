@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.errors import ConfigError
-from freshet.gateway.service import codecs_of, run
+from freshet.gateway.service import Gateway, codecs_of, run
 from freshet.log.sqlite.event_log import open_url
 from freshet.process.lifecycle import KILL_AFTER_S
 from freshet.testing.conditions import wait_for
@@ -67,7 +67,7 @@ class Refused:
     """A listener whose address cannot be had."""
 
     async def start(self) -> None:
-        raise ConfigError("listen", "grpc_port", 1, "a free port of this machine")
+        raise ConfigError("grpc", "address", 1, "a port that is free")
 
     async def serve(self, stop: threading.Event, drain_s: float) -> None:
         raise AssertionError("it was not started")
@@ -78,13 +78,11 @@ def test_a_gateway_that_cannot_listen_leaves_no_thread(tmp_path: Path) -> None:
     codecs = codecs_of(SPEC, SCHEMAS, log)
     with pytest.raises(ConfigError):
         run(
-            SPEC,
-            log,
-            codecs,
-            made.gateway,
+            lambda: Gateway(SPEC, log, codecs, made.gateway),
+            made.gateway.port,
             made.common,
             stop=threading.Event(),
-            beside=lambda _: Refused(),
+            grpc_listener=lambda _: Refused(),
         )
 
     wait_for(lambda: not set(threading.enumerate()) - before)

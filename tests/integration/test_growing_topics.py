@@ -19,7 +19,7 @@ from freshet.config.spec.topics import TopicPlan
 from freshet.errors import Mismatch, Unavailable
 from freshet.joiner.commit import Commit, Ledger
 from freshet.joiner.inputs import PartitionerDetector
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.log.topics import ensure_topic
 from freshet.testing.conditions import wait_until
 from freshet.types import Append, BytesColumn, TopicPartition
@@ -29,7 +29,7 @@ from tests.integration.joiner_process import PLAN
 from tests.servers.kafka import Kafka
 
 WITHIN_S = 60.0
-PACE = Pace(flush_interval_ms=0, count_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)
+INTERVALS = Intervals(flush_interval_ms=0, count_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def world(kafka: Kafka, tmp_path: Path) -> Iterator[World]:
 
 
 def joiner_of(world: World, partitions: int = 2) -> JoinerService:
-    joiner = world.joiner(PACE, replace(world.context(), partitions=range(partitions)))
+    joiner = world.joiner(INTERVALS, replace(world.context(), partitions=range(partitions)))
     joiner.watches_growth = True
     return joiner
 

@@ -25,7 +25,7 @@ from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport, method_name, open_channel
-from freshet.rpc.failures import failure_of
+from freshet.rpc.errors import failure_of
 from freshet.rpc.frames import (
     BadFrame,
     Frame,
@@ -33,12 +33,12 @@ from freshet.rpc.frames import (
     LargeFrame,
     OtherFrame,
     Part,
+    RowCodec,
     decode_frame,
     encode_frame,
 )
-from freshet.rpc.pieces import pieces_of
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.pieces import split_message
+from freshet.rpc.server import FrameServer
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange
 from tests.fixtures.embedder import RemoteScene
@@ -63,7 +63,7 @@ def told(answer: bytes | grpc.RpcError) -> type[FreshetError] | str | None:
     return f"a defect of the listener: {error}" if type(error) is FreshetError else type(error)
 
 
-def check(families: Counter[type[FreshetError] | str | None], server: GrpcServer) -> None:
+def check(families: Counter[type[FreshetError] | str | None], server: FrameServer) -> None:
     """Nothing broke down; nearly all was refused, each of it counted, for reasons of every kind."""
     assert [family for family in families if isinstance(family, str)] == []
     refused = sum(n for family, n in families.items() if family in REFUSALS)
@@ -78,7 +78,7 @@ def check(families: Counter[type[FreshetError] | str | None], server: GrpcServer
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Iterator[GrpcServer]:
+def shard(tmp_path: Path) -> Iterator[FrameServer]:
     spec = parse_spec(SPEC)
     log, rows = SqliteEventLog(tmp_path / "log"), SqliteRowStore(tmp_path / "rows.sqlite")
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def shard(tmp_path: Path) -> Iterator[GrpcServer]:
         stack.callback(rows.close)
         ensure_topics(log, spec)
         made = loaded(log, rows, 10, spec=spec)
-        server = GrpcServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
+        server = FrameServer("127.0.0.1:0", TRANSPORT, identity=identity_of("contract", "hash"))
         groups = layout_of(spec).groups
         widths, states = tuple(g.width for g in groups), tuple(g.state_floats for g in groups)
         serve_rows(server, made, Described("shard", "contract", "hash", BUCKETS, PARTITIONS, widths, states))
@@ -108,7 +108,7 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
         push_frame(
             4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything
         ),
-        encode_frame(Frame(Kind.ASK, 5)),
+        encode_frame(Frame(Kind.REQUEST, 5)),
         *a_piece(),
     ]
 
@@ -120,11 +120,11 @@ def a_piece() -> list[bytes]:
     )
     numbers, zeros = np.array([48, 0]), np.zeros(48, np.uint8)
     alone: dict[tuple[Part, int], NDArray[Any]] = {(Part.NUMBERS, 0): numbers, (Part.BYTES, 0): zeros}
-    return [next(pieces_of(long, 400)), encode_frame(Frame(Kind.PIECE, 7, sections=alone))]
+    return [next(split_message(long, 400)), encode_frame(Frame(Kind.PIECE, 7, sections=alone))]
 
 
 @pytest.mark.long
-def test_a_shard_refuses_hostile_frames_and_lives(shard: GrpcServer) -> None:
+def test_a_shard_refuses_hostile_frames_and_lives(shard: FrameServer) -> None:
     methods = [method_name("Rows", name) for name in ("Lookup", "Push", "Applied", "Describe")]
     chance = random.Random(3)
     good = row_requests(tuple(group.width for group in layout_of(parse_spec(SPEC)).groups))

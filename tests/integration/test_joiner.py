@@ -15,7 +15,7 @@ import pytest
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.joiner.commit import LONG_AGO_MS, Commit, Ledger
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.service import JoinerService, JoinerStatus, Pace
+from freshet.joiner.service import Intervals, JoinerService, JoinerStatus
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, JsonDecoder, Served, label, plan_of
 from tests.fixtures.joiner import LostAnswer, World, random_events
@@ -78,14 +78,14 @@ def run_with_kills(
         world.clock.seconds += chance.random() * 0.3
         if joiner is None:
             kills += 1
-            pace = Pace(
+            intervals = Intervals(
                 flush_interval_ms=0,
                 end_check_interval_ms=10**9,
                 pin_interval_ms=0,
                 poll_records=chance.randrange(1, 60),
             )
             faulty = world.context(lambda name: LostAnswer(world.log.writer(name), chance, 0.1))
-            joiner = world.joiner(pace, faulty)
+            joiner = world.joiner(intervals, faulty)
             joiner.open()
         n = chance.randrange(16)
         world.send(events[at : at + n])
@@ -125,7 +125,7 @@ def test_killed_at_any_moment_it_emits_what_an_unkilled_one_does(
     stormy.close()
 
 
-CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
+CALM = Intervals(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
 
 
 @pytest.fixture
@@ -239,8 +239,8 @@ def test_a_restart_needs_neither_events_nor_commits_before_what_it_keeps(world: 
     events: list[Event] = [Served(f"r{n}", ("a",), 1_000 + 20 * n) for n in range(200)]
     events += [Action(f"r{n}/a", 1_010 + 20 * n) for n in range(0, 200, 3)]
     events.sort(key=lambda e: e.time)
-    pace = replace(CALM, pin_interval_ms=0)
-    joiner = world.joiner(pace)
+    intervals = replace(CALM, pin_interval_ms=0)
+    joiner = world.joiner(intervals)
     joiner.open()
     for n in range(0, len(events) - 20, 10):
         world.send(events[n : n + 10])
@@ -323,7 +323,7 @@ def test_a_joiner_stops_when_told_and_has_committed_what_it_read(world: World) -
             joiner.stop.set()
 
     joiner.on_status = stop
-    joiner.pace = replace(joiner.pace, status_interval_ms=0)
+    joiner.intervals = replace(joiner.intervals, status_interval_ms=0)
     joiner.run()
 
     assert seen[-1] == 1

@@ -23,7 +23,7 @@ from freshet.config.spec.parse import load_spec, parse_spec
 from freshet.errors import ConfigError, Mismatch, Unavailable
 from freshet.features import read_blocks
 from freshet.joiner.decoder import ExternalSchemas
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.joiner.start import make
 from freshet.log import EventLog
 from freshet.log.records import newest
@@ -80,7 +80,7 @@ DEED: dict[str, Any] = {
 }
 REFERENCE = {"name": "shop.Item", "subject": "item", "version": 1}
 DEADLINE_S = 60.0
-CALM = Pace(end_check_interval_ms=10**9, retry_ms=50)
+CALM = Intervals(end_check_interval_ms=10**9, retry_ms=50)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ class Shop:
         assert self._producer.flush(60) == 0
 
     def joiner(self, theirs: ExternalSchemas) -> JoinerService:
-        return make(self.spec, self.log, external_schemas=theirs, pace=CALM)
+        return make(self.spec, self.log, external_schemas=theirs, intervals=CALM)
 
     def values(self) -> list[float]:
         """Return the counts of all samples. A commit is answered before its markers are there; opening the

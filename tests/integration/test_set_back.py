@@ -16,9 +16,9 @@ from freshet.adapters import open_eventlog
 from freshet.clock import CONFIRMED_S
 from freshet.errors import DataLost, Unavailable
 from freshet.joiner.commit import Commit, Ledger
-from freshet.joiner.late import LateJoin, LateJoined, Partition, set_back
+from freshet.joiner.late import LateJoin, LateJoined, SetBackPartition, set_back
 from freshet.joiner.plan import JoinPlan
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.log import EventLog, Writer
 from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.join_events import Action, Event, Served, Shown, label, plan_of
@@ -38,7 +38,7 @@ PLANS = {
         negatives=0.5,
     ),
 }
-CALM = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
+CALM = Intervals(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0)
 
 
 class Scene:
@@ -99,7 +99,7 @@ class Scene:
                 events.append(Shown(f"{request}/a", now))
         return events
 
-    def set_back(self, *, dry_run: bool = False, faults: Faults | None = None) -> list[Partition]:
+    def set_back(self, *, dry_run: bool = False, faults: Faults | None = None) -> list[SetBackPartition]:
         open_writer = (lambda name: faults.of(self.world.log.writer(name))) if faults else None
         return set_back(self.world.context(open_writer), dry_run=dry_run)
 
@@ -194,7 +194,7 @@ def test_a_repeat_of_an_event_read_before_the_set_back_is_known(scene: Scene) ->
     scene.set_back()
     samples = scene.once()
     for _, value in late:  # every served event again, as it was sent
-        scene.world._writer.append([Append("served", 0, BytesColumn.of([value]))])
+        scene.world.writer.append([Append("served", 0, BytesColumn.of([value]))])
     scene.step()
     scene.kill()
     scene.world.send(before)

@@ -20,8 +20,7 @@ from freshet.log.schema_ids import frame
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracing import install
 from freshet.rows.grpc.frames import lookup_frame, span_of
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, decode_frame
 from freshet.testing.conditions import wait_until
 from freshet.types import BytesColumn, TopicPartition
 from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start

@@ -23,7 +23,7 @@ from freshet.apps.ports import BESIDE, PORT_SETTINGS
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import KINDS_OF_TOPICS, topics_of
 from freshet.demo import write_spec
-from freshet.http.authenticator import DOOR_METRICS
+from freshet.http.authenticator import AUTH_METRICS
 from freshet.http.endpoint import Endpoint
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import STORE_METRICS
@@ -147,7 +147,7 @@ def differing(world: World, service: str, described: tuple[Metric, ...]) -> list
     told = {metric.name: metric for metric in (*described, *PROCESS_METRICS)}
     if "freshet_process_memory_limit_bytes" not in found:  # no cgroup limits what runs here
         del told["freshet_process_memory_limit_bytes"]
-    doors = {metric.name for metric in DOOR_METRICS}
+    doors = {metric.name for metric in AUTH_METRICS}
     if not doors & found.keys():  # nobody is asked for a token there, nor held back; test_tokens has some
         told = {name: metric for name, metric in told.items() if name not in doors}
     stores = {metric.name for metric in STORE_METRICS}

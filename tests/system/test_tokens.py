@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from freshet.apps.local import local
-from freshet.http.authenticator import DOOR_METRICS
+from freshet.http.authenticator import AUTH_METRICS
 from tests.fixtures.serving import TOKEN, bearer, write_tokens
 
 pytestmark = pytest.mark.system
@@ -55,7 +55,7 @@ def test_a_run_with_tokens_serves_who_shows_one(tmp_path: Path, monkeypatch: pyt
         assert freshet("version", "rollback", "0", "--folder", str(tmp_path / "run")).returncode == 0
         for url in at.values():
             page = httpx.get(f"{url}/metrics", timeout=30).text
-            assert [m.exposed for m in DOOR_METRICS if f"# TYPE {m.exposed} " not in page] == []
+            assert [m.exposed for m in AUTH_METRICS if f"# TYPE {m.exposed} " not in page] == []
         told = json.loads(freshet("audit", "--folder", str(tmp_path / "run"), "--json").stdout)["lines"]
 
     done = [(line["action"], line["outcome"], line["who"]) for line in told]

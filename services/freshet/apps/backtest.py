@@ -17,7 +17,7 @@ from freshet.apps.versus import check_versus, run_vw
 from freshet.config.spec import Spec
 from freshet.errors import BadInput
 from freshet.evaluation import SOURCES, LabelKind
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.features import SampleColumns, take
 from freshet.features.blocks import block_samples, encode_blocks
 from freshet.model import NATIVE_KINDS
@@ -82,7 +82,9 @@ def backtest(
     versus = (versus,) if isinstance(versus, str) else tuple(dict.fromkeys(versus))
     check_versus(spec, versus, [Path(f) for f in files])
     options = BacktestOptions(request, lanes, keep, window_ms, progress or (lambda share: None), versus)
-    with Scored([LabelKind(label.name, label.loss != "logloss") for label in spec.labels]) as scored:
+    with LearnerPredictions(
+        [LabelKind(label.name, label.loss != "logloss") for label in spec.labels]
+    ) as scored:
         return backtest_into(scored, spec, [Path(f) for f in files], options)
 
 
@@ -102,7 +104,9 @@ class BacktestOptions:
         return self.keep is None and self.lanes in (None, 1) and has_native_loop(spec)
 
 
-def backtest_into(scored: Scored, spec: Spec, files: Sequence[Path], options: BacktestOptions) -> Outcome:
+def backtest_into(
+    scored: LearnerPredictions, spec: Spec, files: Sequence[Path], options: BacktestOptions
+) -> Outcome:
     """Run `backtest` and keep each learner's predictions by sample in `scored`. The caller has run
     `check_versus`; the errors are those of `backtest`."""
     own_share = 1 / (1 + len(options.versus))
@@ -131,7 +135,7 @@ def backtest_into(scored: Scored, spec: Spec, files: Sequence[Path], options: Ba
 class _RenamedLearner:
     """Recorder that stores the model's predictions under the name `freshet`."""
 
-    scored: Scored
+    scored: LearnerPredictions
 
     def add_samples(self, ids: I64, values: F32, times_ms: I64) -> None:
         self.scored.add_samples(ids, values, times_ms)

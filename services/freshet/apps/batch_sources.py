@@ -30,7 +30,7 @@ from freshet.process.lifecycle import within
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.store import RowStore
 from freshet.rpc.channel import Transport
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
 from freshet.trainer.membership import FixedMembership, Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer

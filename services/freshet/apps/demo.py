@@ -28,7 +28,7 @@ from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.demo import UNFINISHED, write_spec
 from freshet.demo.start_time import RunStart, stored_start
 from freshet.errors import ConfigError
-from freshet.http.addresses import reached_by
+from freshet.http.addresses import reachable_host
 from freshet.http.service_client import figures_of
 from freshet.process.lifecycle import stop_on_signals
 from freshet.process.ports import free_ports, owner_of_port
@@ -82,7 +82,7 @@ def run_demo(folder: Path, demo_options: DemoOptions, *, seconds: float | None, 
 
     def simulator(settings: Settings) -> Sequence[Process]:
         command = [sys.executable, "-m", "freshet.cli", "simulate", "--folder", str(folder), *options]
-        host = reached_by(settings.common.bind_address)
+        host = reachable_host(settings.common.bind_address)
         return [Process("simulator", command, settings.simulator.admin_port, host=host, watched=False)]
 
     run = prepare(spec_file, folder, again=demo_options.restart_command(folder), more=simulator)
@@ -147,7 +147,7 @@ class _Reporter:
     def _figures(self, port: int) -> Mapping[str, Any]:
         """Return the answer of /status; empty while the service does not answer."""
         try:
-            return figures_of(port, host=reached_by(self.run.settings.common.bind_address))
+            return figures_of(port, host=reachable_host(self.run.settings.common.bind_address))
         except OSError:
             return {}
 

@@ -19,8 +19,8 @@ from freshet.log.context import ModelContext
 from freshet.process.lifecycle import Cleanup
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
-from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
 __all__ = ["EmbedderProcess", "build_transport"]
 
@@ -60,7 +60,7 @@ class EmbedderProcess:
             cleanup.add("rows", rows.close)
             writer = context.log.writer()
             cleanup.add("writer", writer.close)
-            self.server = GrpcServer(
+            self.server = FrameServer(
                 str(Address(common.bind_address, own.port)),
                 transport,
                 identity=dict(served.metadata),

@@ -23,8 +23,8 @@ from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.identity import render
 from freshet.errors import Unavailable
 from freshet.http import tls
-from freshet.http.addresses import Address, reached_by
-from freshet.http.token_file import read_token
+from freshet.http.addresses import Address, reachable_host
+from freshet.http.token_files import read_token
 from freshet.process.lifecycle import KILL_AFTER_S
 from freshet.process.ports import free_ports
 
@@ -43,7 +43,7 @@ class Local:
         self.folder, self.ports = folder, ports
         settings = load_settings(run_folder=folder)
         tls.use(settings)
-        self._host = reached_by(settings.common.bind_address)
+        self._host = reachable_host(settings.common.bind_address)
         self.client = Client(
             gateway=self._url("gateway"),
             inference=self._url("inference"),

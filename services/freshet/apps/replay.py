@@ -95,10 +95,12 @@ def join_all(spec: Spec, log: EventLog, clock: Clock = SYSTEM_CLOCK) -> JoinerSt
     A block of samples ends with each poll, and ended streams do not advance event time by the clock, so the
     same events give the same blocks on a fast and on a slow machine.
     """
-    from freshet.joiner.service import Pace
+    from freshet.joiner.service import Intervals
     from freshet.joiner.start import make
 
-    joiner = make(spec, log, clock=clock, pace=Pace(flush_interval_ms=0, end_check_interval_ms=DAY_MS))
+    joiner = make(
+        spec, log, clock=clock, intervals=Intervals(flush_interval_ms=0, end_check_interval_ms=DAY_MS)
+    )
     joiner.run(until_end=True)
     assert joiner.status is not None, "a joiner that ran to the end has reported its status"
     return joiner.status

@@ -34,7 +34,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import load_schemas, sample_reader
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.extras import how_to_install
-from freshet.http.addresses import Address, reached_by
+from freshet.http.addresses import Address, reachable_host
 from freshet.http.admin import Admin
 from freshet.observability.metrics import register
 from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse
@@ -44,13 +44,13 @@ from freshet.types import Bucket
 if TYPE_CHECKING:
     from freshet.apps.trainer import TrainerProcess
     from freshet.gateway.service import Gateway
-    from freshet.http.authenticator import Guard
-    from freshet.http.server import Beside
-    from freshet.http.token_file import TokenFile
+    from freshet.http.authenticator import Authenticator
+    from freshet.http.server import Listener
+    from freshet.http.token_files import TokenFile
     from freshet.inference.service import Inference
     from freshet.log.schema_registry import RestRegistry
     from freshet.rows.store import RowStore
-    from freshet.rpc.public_listener import GrpcDoor
+    from freshet.rpc.public_server import PublicServer
 
 __all__ = [
     "RUNNERS",
@@ -67,7 +67,8 @@ Runner = Callable[[Spec, Settings, threading.Event], None]
 
 def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a gateway: events from HTTP and gRPC to the log."""
-    from freshet.gateway.service import codecs_of, run
+    from freshet.gateway.service import Gateway, codecs_of, run
+    from freshet.http.browser_checks import AllowedSites
     from freshet.process.memory import shorten_pauses
 
     with Cleanup(CLOSE_S) as cleanup:
@@ -77,22 +78,23 @@ def run_gateway(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         roles = {s: schemas.of(s) for s in ("served", "shown", "action") if _has(spec, s)}
         codecs = codecs_of(spec, roles, log)
         shorten_pauses()
-        run(
+        build = partial(
+            Gateway,
             spec,
             log,
             codecs,
             settings.gateway,
-            settings.common,
-            stop=stop,
-            beside=gateway_grpc_listener(settings.gateway, settings.common),
-            guard=gateway_authenticator(settings.gateway, settings.common),
+            authenticator=gateway_authenticator(settings.gateway, settings.common),
+            sites=AllowedSites(settings.common.bind_address, settings.common.hosts),
         )
+        grpc_listener = gateway_grpc_listener(settings.gateway, settings.common)
+        run(build, settings.gateway.port, settings.common, stop=stop, grpc_listener=grpc_listener)
 
 
 def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a joiner: events to samples."""
     from freshet.joiner.service import JoinerStatus
-    from freshet.joiner.start import assignment_of, make, pace_of
+    from freshet.joiner.start import assignment_of, intervals_of, make
 
     with Cleanup() as cleanup:
         log = open_eventlog(settings.common.log_url)
@@ -119,7 +121,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             stuck=pulse.stuck,
         )
         cleanup.add("admin", admin.close)
-        pace = pace_of(
+        intervals = intervals_of(
             log,
             commit_interval_ms=settings.joiner.commit_interval_ms,
             poll_records=settings.joiner.read_records,
@@ -129,7 +131,12 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             cleanup.add("claims", shared[0].close)
         external = external_registry(settings)
         joiner = make(
-            spec, log, assignment=shared and shared[1], external_schemas=external, pace=pace, stop=stop
+            spec,
+            log,
+            assignment=shared and shared[1],
+            external_schemas=external,
+            intervals=intervals,
+            stop=stop,
         )
         joiner.pulse, joiner.on_status = pulse, note
         joiner.run()
@@ -192,7 +199,7 @@ def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         reader, own = sample_reader(spec, schemas), settings.trainer
         if own.batches != "own":
             from freshet.apps.embedder import build_transport
-            from freshet.rpc.value_formats import RowCodec
+            from freshet.rpc.frames import RowCodec
 
             wire = Wire(
                 build_transport(settings, spec), RowCodec[own.rows.upper()], RowCodec[own.gradients.upper()]
@@ -400,12 +407,12 @@ def run_inference(spec: Spec, settings: Settings, stop: threading.Event) -> None
             settings.common,
             stop=stop,
             ready=lambda _: shorten_pauses(),
-            beside=inference_grpc_listener(settings.inference, settings.common),
-            guard=inference_authenticator(settings.inference, settings.common),
+            grpc_listener=inference_grpc_listener(settings.inference, settings.common),
+            authenticator=inference_authenticator(settings.inference, settings.common),
         )
 
 
-def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Beside] | None:
+def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable[[Gateway], Listener] | None:
     """Return a factory of the gateway's gRPC listener; None without a port. Raises as
     `inference_grpc_listener`."""
     if not settings.grpc_port:
@@ -414,8 +421,8 @@ def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable
         from freshet.gateway.grpc_service import add_events
     open_listener = _listener_factory(settings, common, "FRESHET_GATEWAY_GRPC_MAX_BODIES_BYTES")
 
-    def build(gateway: Gateway) -> Beside:
-        listener = open_listener(gateway.grpc_counts, guard=gateway.guard)
+    def build(gateway: Gateway) -> Listener:
+        listener = open_listener(gateway.grpc_counts, authenticator=gateway.authenticator)
         add_events(listener, gateway.endpoints)
         return listener
 
@@ -424,7 +431,7 @@ def gateway_grpc_listener(settings: GatewaySettings, common: Common) -> Callable
 
 def inference_grpc_listener(
     settings: InferenceSettings, common: Common
-) -> Callable[[Inference], Beside] | None:
+) -> Callable[[Inference], Listener] | None:
     """Return a factory of inference's gRPC listener; None without a port.
 
     Raises ConfigError if the extra `grpc` is not installed, or certificates cannot be read.
@@ -435,8 +442,8 @@ def inference_grpc_listener(
         from freshet.inference.oip_grpc import add_oip
     open_listener = _listener_factory(settings, common, "FRESHET_INFERENCE_GRPC_MAX_BODIES_BYTES")
 
-    def build(server: Inference) -> Beside:
-        listener = open_listener(server.grpc_counts, guard=server.guard)
+    def build(server: Inference) -> Listener:
+        listener = open_listener(server.grpc_counts, authenticator=server.authenticator)
         add_oip(listener, server.oip)
         return listener
 
@@ -445,25 +452,25 @@ def inference_grpc_listener(
 
 def _listener_factory(
     settings: GatewaySettings | InferenceSettings, common: Common, bytes_setting: str
-) -> partial[GrpcDoor]:
+) -> partial[PublicServer]:
     """Return a factory of a public gRPC listener; it still needs counts and the authenticator."""
     with _needs_grpc():
         from freshet.rpc.channel import transport_of
-        from freshet.rpc.public_listener import GrpcDoor
+        from freshet.rpc.public_server import PublicServer
     transport = transport_of(
         ca_file=settings.grpc_ca_file,
         cert_file=settings.grpc_cert_file,
         key_file=settings.grpc_key_file,
-        for_outsiders=True,
+        external=True,
         max_message_bytes=settings.max_body_bytes,
     )
     return partial(
-        GrpcDoor,
+        PublicServer,
         str(Address(common.bind_address, settings.grpc_port)),
         transport,
         message_timeout_s=settings.body_timeout_ms / 1e3,
-        together_bytes=settings.grpc_max_bodies_bytes,
-        together_setting=bytes_setting,
+        budget_bytes=settings.grpc_max_bodies_bytes,
+        budget_setting=bytes_setting,
     )
 
 
@@ -472,21 +479,21 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     from freshet.apps.ports import optional_ports_of, ports_of
     from freshet.console.instances import listed_places, local_places
     from freshet.console.service import Sources, run
-    from freshet.http.authenticator import Guard, Limits
-    from freshet.http.run_token import CONSOLE_HINT, console_entry, token_of
+    from freshet.http.authenticator import Authenticator, RateLimits
+    from freshet.http.token_files import CONSOLE_HINT, console_entry, console_token
     from freshet.observability.audit import Audit
 
     run_folder = settings.common.run
     audit = Audit(settings.common.audit)
     with Cleanup(CLOSE_S) as cleanup:
         cleanup.add("audit", audit.close)
-        token = token_of(settings.console.token, run_folder.state, settings.console.token_file)
+        token = console_token(settings.console.token, run_folder.state, settings.console.token_file)
         if settings.console.services:
             places = listed_places(settings.console.services)
         else:
             ports = {name: port for name, port in ports_of(settings).items() if name != "console"}
             places = local_places(
-                ports, optional_ports_of(settings), reached_by(settings.common.bind_address)
+                ports, optional_ports_of(settings), reachable_host(settings.common.bind_address)
             )
         log = open_eventlog(settings.common.log_url)
         cleanup.add("log", log.close)
@@ -503,12 +510,12 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             settings.console,
             settings.common,
             places=places,
-            guard=Guard(
+            authenticator=Authenticator(
                 _tokens_of(settings.common),
                 more=[console_entry(token)],
                 hint=CONSOLE_HINT,
                 on_refused=audit.on_refused,
-                limits=Limits(trusted_proxies=settings.common.trusted_proxies),
+                limits=RateLimits(trusted_proxies=settings.common.trusted_proxies),
             ),
             audit=audit,
             stop=stop,
@@ -532,22 +539,24 @@ def build_authenticator(
     *,
     requests_per_s: float = 0.0,
     events_per_s: float = 0.0,
-) -> Guard | None:
+) -> Authenticator | None:
     """Build the authenticator and rate limiter of public requests; None if neither tokens nor limits are set.
 
     Raises ConfigError if the file of tokens is invalid.
     """
-    from freshet.http.authenticator import Guard, Limits
+    from freshet.http.authenticator import Authenticator, RateLimits
 
     tokens = _tokens_of(common, clock)
     if tokens is None and not (requests_per_s or events_per_s):
         return None
-    return Guard(tokens, clock, limits=Limits(requests_per_s, events_per_s, common.trusted_proxies))
+    return Authenticator(
+        tokens, clock, limits=RateLimits(requests_per_s, events_per_s, common.trusted_proxies)
+    )
 
 
 def gateway_authenticator(
     settings: GatewaySettings, common: Common, clock: Clock = SYSTEM_CLOCK
-) -> Guard | None:
+) -> Authenticator | None:
     """Build the gateway's authenticator; see `build_authenticator`."""
     return build_authenticator(
         common,
@@ -559,13 +568,13 @@ def gateway_authenticator(
 
 def inference_authenticator(
     settings: InferenceSettings, common: Common, clock: Clock = SYSTEM_CLOCK
-) -> Guard | None:
+) -> Authenticator | None:
     """Build inference's authenticator; see `build_authenticator`."""
     return build_authenticator(common, clock, requests_per_s=settings.client_requests_per_s)
 
 
 def _tokens_of(common: Common, clock: Clock = SYSTEM_CLOCK) -> TokenFile | None:
-    from freshet.http.token_file import TokenFile
+    from freshet.http.token_files import TokenFile
 
     return TokenFile(common.tokens_file, clock) if common.tokens_file else None
 

@@ -21,9 +21,9 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.schemas import load_schemas
 from freshet.errors import ConfigError
 from freshet.http import tls
-from freshet.http.addresses import Address, reached_by
-from freshet.http.run_token import token_of
+from freshet.http.addresses import Address, reachable_host
 from freshet.http.service_client import why_unready
+from freshet.http.token_files import console_token
 from freshet.observability.logging import configure_logging
 from freshet.process.lifecycle import KILL_AFTER_S, stop_on_signals
 from freshet.process.ports import owner_of_port
@@ -108,7 +108,7 @@ def prepare(
         refuse_another_model(spec, schemas, settings)
         keep_spec(spec, settings)
         if console:
-            token_of(settings.console.token, run.state, settings.console.token_file)
+            console_token(settings.console.token, run.state, settings.console.token_file)
     except BaseException:
         supervisor.close()
         raise
@@ -132,7 +132,7 @@ def run_up(spec_file: Path, folder: Path, *, console: bool, as_json: bool) -> No
 
 def processes(spec_file: Path, folder: Path, settings: Settings, *, console: bool = True) -> list[Process]:
     """Return the processes of a run, in the order of an event's way through them."""
-    ports, host = ports_of(settings), reached_by(settings.common.bind_address)
+    ports, host = ports_of(settings), reachable_host(settings.common.bind_address)
     return [
         Process(
             role,
@@ -192,7 +192,7 @@ def console_address(run: Run) -> str | None:
     if process is None:
         return None
     settings = run.settings
-    token = token_of(settings.console.token, settings.common.run.state, settings.console.token_file)
+    token = console_token(settings.console.token, settings.common.run.state, settings.console.token_file)
     return f"{tls.scheme()}://{Address(process.host, process.port)}/#token={token}"
 
 

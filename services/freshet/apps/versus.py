@@ -24,7 +24,7 @@ from freshet.config.avro.schema import Record
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
 from freshet.errors import BadInput, ConfigError
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.extras import how_to_install
 from freshet.features import ABSENT_KEY, Decoded, SampleDecoder
 from freshet.types import F32, F64, I64
@@ -69,7 +69,7 @@ def run_vw(
     spec: Spec,
     files: Sequence[Path],
     request: str | None,
-    scored: Scored,
+    scored: LearnerPredictions,
     delay_rows: int,
     progress: Callable[[float], None],
 ) -> None:

@@ -2,8 +2,8 @@
 
 | stream | request | answer |
 |---|---|---|
-| `Take` | TAKE: NUMBERS (feed, fence, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
-| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | GIVEN, flag 1 |
+| `Take` | NEXT_BATCH: NUMBERS (feed, fence, rank, ranks, lanes, lane, wait in ms), APPLIED (the dense vector) | BATCH, empty if none came |
+| `Give` | GRADIENTS, id of the batch: NUMBERS as above, APPLIED, VALUES of each group unless it was not used; with flag 4 COUNTS | ACCEPTED, flag 1 |
 
 A BATCH holds RANGES, NUMBERS (id, fence), and the columns of the batch; for each store group VALUES,
 POSITIONS, FEATURE_STARTS, LISTS (u8, a feature: whether it is a list) and LIST_ENDS (lists × samples). If the
@@ -34,9 +34,18 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
-from freshet.rpc.pieces import MOST_PIECES, SMALLEST_LIMIT
-from freshet.rpc.value_formats import RowCodec, value_type
+from freshet.rpc.frames import (
+    BadFrame,
+    Frame,
+    Kind,
+    Part,
+    RowCodec,
+    add_values,
+    encode_frame,
+    read_values,
+    value_type,
+)
+from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 
 __all__ = [
@@ -92,13 +101,13 @@ def largest_batch_bytes(spec: Spec, layout: Layout) -> int:
 def check_messages(spec: Spec, transport: Transport) -> None:
     """Raise ConfigError if the largest batch of the spec exceeds the size of a message in pieces."""
     largest = largest_batch_bytes(spec, layout_of(spec))
-    needed = max(SMALLEST_LIMIT, -(-largest // MOST_PIECES))
+    needed = max(MIN_LIMIT_BYTES, -(-largest // MAX_PIECES))
     if transport.max_message_bytes < needed:
         raise ConfigError(
             "grpc",
             "max_message_bytes",
             transport.max_message_bytes,
-            f"at least {needed}: a batch of {spec.name} may have {largest} bytes, and goes in {MOST_PIECES} "
+            f"at least {needed}: a batch of {spec.name} may have {largest} bytes, and goes in {MAX_PIECES} "
             "messages at most",
             f"raise FRESHET_GRPC_MAX_MESSAGE_BYTES to {needed} on every service of the model, or take fewer "
             "rows in a batch (train.batch.rows, train.batch.behind) or shorter lists (max)",
@@ -132,7 +141,7 @@ USED, FLUSH, COUNTED = 1, 2, 4
 """Flags of GRADIENTS: the batch was trained on; a flush without gradients, answered when all earlier pushes
 are acknowledged; rows have several gradients, as COUNTS give."""
 DONE = 1
-"""Flag of GIVEN: the gradients were accepted, or the flush is complete."""
+"""Flag of ACCEPTED: the gradients were accepted, or the flush is complete."""
 EMPTY, REPLAYED, IN_STEPS = 1, 2, 4
 """Flags of BATCH: no batch; partly applied before; its gradients may be COUNTED."""
 
@@ -199,7 +208,7 @@ class Names:
 
 def take_frame(frame_id: int, header: RequestHeader, applied: Mapping[int, int]) -> bytes:
     """Encode a request for a batch; `applied` is the dense vector {partition: next offset}."""
-    return encode_frame(Frame(Kind.TAKE, frame_id, sections=_header_sections(header, applied)))
+    return encode_frame(Frame(Kind.NEXT_BATCH, frame_id, sections=_header_sections(header, applied)))
 
 
 def gradients_frame(
@@ -277,7 +286,7 @@ def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] 
         if len(values) != rows:  # before the allocation
             raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(values)}", "shape")
         out = np.empty((rows, width), np.float32)
-        values_into(frame, g, out)
+        read_values(frame, g, out)
         gradients.append(out)
     return gradients, counts if counted else None
 
@@ -289,11 +298,11 @@ def batch_id_of(frame: Frame) -> int:
 
 def given_frame(frame_id: int, *, done: bool = True) -> bytes:
     """Encode the answer to GRADIENTS."""
-    return encode_frame(Frame(Kind.GIVEN, frame_id, flags=DONE if done else 0))
+    return encode_frame(Frame(Kind.ACCEPTED, frame_id, flags=DONE if done else 0))
 
 
 def empty_frame(frame_id: int) -> bytes:
-    """Encode the answer to TAKE without a batch."""
+    """Encode the answer to NEXT_BATCH without a batch."""
     return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
 
 
@@ -456,7 +465,7 @@ def _inputs(frame: Frame, size: int, names: Names, memory: Sequence[F32] | None)
         values = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
         fits = memory is not None and len(memory[g]) >= len(values)
         rows = memory[g][: len(values)] if memory is not None and fits else np.empty(values.shape, np.float32)
-        values_into(frame, g, rows)
+        read_values(frame, g, rows)
         groups.append(_group(frame, g, rows, size))
     return ModelInputs(size, groups, dense, labels)
 

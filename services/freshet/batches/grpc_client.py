@@ -31,8 +31,7 @@ from freshet.log.context import ModelContext
 from freshet.model.inputs import ModelInputs
 from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import Frame, decode_frame, encode_frame
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import Frame, RowCodec, decode_frame, encode_frame
 from freshet.types import F32, U32, Fence, TopicPartition
 
 __all__ = ["BATCHES", "RankAssignment", "RemoteStream", "StreamCounts"]

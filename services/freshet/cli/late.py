@@ -18,7 +18,7 @@ from freshet.terminal import emit, table
 
 if TYPE_CHECKING:
     from freshet.config.settings import Settings
-    from freshet.joiner.late import LateJoined, Partition
+    from freshet.joiner.late import LateJoined, SetBackPartition
     from freshet.joiner.service import JoinerService
 
 __all__ = ["command"]
@@ -56,7 +56,7 @@ def set_back_command(spec_file: Path, folder: Path, dry_run: bool, as_json: bool
     emit({"dry_run": dry_run, "partitions": listed}, as_json=as_json, text=_set_back_text(found, dry_run))
 
 
-def _set_back_text(found: Sequence[Partition], dry_run: bool) -> str:
+def _set_back_text(found: Sequence[SetBackPartition], dry_run: bool) -> str:
     rows = [
         [
             one.partition,
@@ -130,7 +130,7 @@ _LEFT = {
 event; or it no longer holds all samples of their time, so that they may have been joined before."""
 
 
-def _from(one: Partition) -> str:
+def _from(one: SetBackPartition) -> str:
     return ", ".join(f"{role} from offset {offset}" for role, offset in one.next.items()) or "all events"
 
 

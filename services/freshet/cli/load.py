@@ -178,7 +178,7 @@ def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
     from freshet.clock import SYSTEM_CLOCK
     from freshet.config.spec.schemas import load_schemas
     from freshet.http import tls
-    from freshet.http.token_file import read_token
+    from freshet.http.token_files import read_token
     from freshet.load.connections import Connections
     from freshet.load.open_loop import Lane
     from freshet.load.requests import Events, Ranks, read_requests
@@ -245,13 +245,13 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 def _servers(option: str, urls: tuple[str, ...], settings: Settings) -> list[Server]:
     from freshet.http import tls
-    from freshet.http.addresses import Address, reached_by
+    from freshet.http.addresses import Address, reachable_host
     from freshet.load.connections import Server, server_at
 
     if urls:
         return [server_at(option, url) for url in urls]
     port = settings.gateway.port if option == "--gateway" else settings.inference.port
-    return [Server(Address(reached_by(settings.common.bind_address), port), tls.scheme() == "https")]
+    return [Server(Address(reachable_host(settings.common.bind_address), port), tls.scheme() == "https")]
 
 
 def _sized(text: str) -> tuple[str, int]:

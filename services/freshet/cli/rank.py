@@ -49,7 +49,7 @@ def command(
     from freshet.client import Client
     from freshet.config.settings import load_settings
     from freshet.http import tls
-    from freshet.http.token_file import read_token
+    from freshet.http.token_files import read_token
 
     if request_file.name == "<stdin>" and sys.stdin.isatty():
         click.echo('type {"context": {...}, "candidates": [{...}]} and end with Ctrl-D', err=True)

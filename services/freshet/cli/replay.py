@@ -160,7 +160,7 @@ def _run(
     from freshet.apps.results import outcome_text
     from freshet.config.settings import load_settings
     from freshet.http import tls
-    from freshet.http.token_file import read_token
+    from freshet.http.token_files import read_token
 
     if options.gateway and options.direct:
         raise ConfigError("replay", "--gateway", options.gateway, "either --gateway or --direct")

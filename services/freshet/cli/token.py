@@ -61,7 +61,7 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
     missing file is created, readable by its owner only.
     """
     from freshet.clock import SYSTEM_CLOCK
-    from freshet.http.token_editor import edited
+    from freshet.http.token_files import edit_tokens
     from freshet.http.tokens import TokenEntry, digest_of, new_token, time_text
     from freshet.observability.audit import os_user
 
@@ -69,7 +69,7 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
     token = new_token()
     entry = TokenEntry(_name(name), _scopes(scopes), digest_of(token.encode()), expires_ms)
     with _audit(path).of("token new", os_user(), {"file": str(path), **_value(entry)}):
-        edited(path, lambda lines: ([*lines, entry], None))
+        edit_tokens(path, lambda lines: ([*lines, entry], None))
     until = "" if expires_ms is None else f", until {time_text(expires_ms)}"
     click.echo(f"{name} may {scopes.replace(',', ', ')}{until}; {path} has its hash", err=True)
     emit({**_value(entry), "token": token}, as_json=as_json, text=token)
@@ -81,7 +81,7 @@ def new(name: str, scopes: str, expires: str | None, path: Path, as_json: bool) 
 def list_tokens(path: Path, as_json: bool) -> None:
     """List the tokens of the file with scopes and expiry."""
     from freshet.clock import SYSTEM_CLOCK
-    from freshet.http.token_file import read_tokens
+    from freshet.http.token_files import read_tokens
 
     entries, now_ms = read_tokens(path), SYSTEM_CLOCK.now_ms()
     rows = [
@@ -104,7 +104,7 @@ def list_tokens(path: Path, as_json: bool) -> None:
 @json_option
 def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
     """Remove a name's tokens, or one of them, from the file; services then refuse requests with them."""
-    from freshet.http.token_editor import edited
+    from freshet.http.token_files import edit_tokens
     from freshet.observability.audit import os_user
 
     def without(entries: Sequence[TokenEntry]) -> tuple[list[TokenEntry], list[TokenEntry]]:
@@ -115,7 +115,7 @@ def drop(name: str, id_: str | None, path: Path, as_json: bool) -> None:
     if not path.exists():
         raise ConfigError("token", "--file", str(path), "a file of tokens", "`freshet token new` creates one")
     with _audit(path).of("token drop", os_user(), details):
-        gone = edited(path, without, must_exist=True)
+        gone = edit_tokens(path, without, must_exist=True)
         details["ids"] = [entry.id for entry in gone]
         if not gone:
             raise ConfigError(
@@ -154,12 +154,10 @@ def _scopes(text: str) -> frozenset[Any]:
 
 
 def _duration_ms(text: str) -> int:
-    from freshet.config.options import Duration, Wrong
+    from freshet.config.options import Duration, Section
 
-    try:
-        return int(Duration(1_000, 100 * 365 * 86_400_000).read(text) or 0)
-    except Wrong as wrong:
-        raise ConfigError("token", "--expires", text, wrong.expected, wrong.hint) from None
+    longest = Duration(1_000, 100 * 365 * 86_400_000)
+    return int(Section("token", "", {"--expires": text}).read_value("--expires", longest))
 
 
 def _value(entry: TokenEntry) -> dict[str, Any]:

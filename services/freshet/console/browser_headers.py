@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from freshet.http.responses import Headers
+from freshet.http.messages import Headers
 
 __all__ = ["HEADERS", "SITE_SETTINGS"]
 

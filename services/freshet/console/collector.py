@@ -35,7 +35,7 @@ from freshet.console.tracing import Traces
 from freshet.console.versions import Versions
 from freshet.errors import ConfigError, FreshetError
 from freshet.http import tls
-from freshet.http.run_token import TOKEN_FILE
+from freshet.http.token_files import CONSOLE_TOKEN_FILE
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.release import RELEASE
@@ -71,7 +71,7 @@ class Sources:
 
     def token_place(self) -> str:
         """Path of the file that holds the console's token."""
-        return str((self.token_file or self.folder / "state" / TOKEN_FILE).absolute())
+        return str((self.token_file or self.folder / "state" / CONSOLE_TOKEN_FILE).absolute())
 
 
 @dataclass(slots=True, eq=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from freshet.http.authenticator import DOOR_METRICS
-from freshet.http.metrics import HTTP_METRICS
+from freshet.http.app import HTTP_METRICS
+from freshet.http.authenticator import AUTH_METRICS
 from freshet.observability.metrics import Metric
 
 __all__ = ["LOOKS", "LOOK_SECONDS", "METRICS", "UNREADABLE"]
@@ -28,4 +28,4 @@ UNREADABLE = Metric(
     "events",
     "Served events at which the console looked and that it cannot show.",
 )
-METRICS = (*HTTP_METRICS, *DOOR_METRICS, LOOKS, LOOK_SECONDS, UNREADABLE)
+METRICS = (*HTTP_METRICS, *AUTH_METRICS, LOOKS, LOOK_SECONDS, UNREADABLE)

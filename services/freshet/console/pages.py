@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.http.request import Request
-from freshet.http.responses import Response
+from freshet.http.messages import Request, Response
 
 __all__ = ["PAGE", "Page", "read_pages"]
 

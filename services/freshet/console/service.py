@@ -29,15 +29,12 @@ from freshet.console.services import Services
 from freshet.console.tracer import Tracer
 from freshet.console.try_it import asked, body_of
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
-from freshet.http.app import App
-from freshet.http.authenticator import Guard
-from freshet.http.browser_checks import Sites, require_json
+from freshet.http.app import App, Handler
+from freshet.http.authenticator import Authenticator
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
-from freshet.http.listener import Face
-from freshet.http.request import Request
-from freshet.http.responses import HttpError, Response, json_response
-from freshet.http.routes import Handler
-from freshet.http.server import run_server
+from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response, require_json
+from freshet.http.server import HttpListener, run_server
 from freshet.observability.audit import Actor, Audit
 from freshet.observability.skipped import skipped_status
 from freshet.process.lifecycle import LAST_S, join_all
@@ -73,8 +70,8 @@ class Console:
         sources: Sources,
         settings: Settings,
         places: Places,
-        sites: Sites,
-        guard: Guard,
+        sites: AllowedSites,
+        authenticator: Authenticator,
         audit: Audit,
         *,
         client_token_file: str = "",
@@ -119,12 +116,10 @@ class Console:
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="move")
         self.app = App(
             registry,
-            max_body_bytes=settings.max_body_bytes,
-            max_bodies_bytes=settings.max_bodies_bytes,
-            body_timeout_s=settings.body_timeout_ms / 1e3,
+            BodyLimits(settings.max_body_bytes, settings.body_timeout_ms / 1e3, settings.max_bodies_bytes),
             headers=HEADERS,
-            admit=sites.admit,
-            guard=guard,
+            check=sites.check,
+            authenticator=authenticator,
             max_streams=settings.max_streams,
             streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
         )
@@ -237,7 +232,7 @@ class Console:
         return number
 
     async def _moved(self, request: Request, number: Callable[[], int], *, pinned: bool) -> Response:
-        actor, what = Actor(f"token:{request.who}", request.peer), dict[str, object]()
+        actor, what = Actor(f"token:{request.token_name}", request.peer), dict[str, object]()
 
         def do() -> Mapping[str, object]:
             with self._audit.of("rollback" if pinned else "promote", actor, what):
@@ -268,7 +263,7 @@ class Console:
             version=record["number"],
             pinned=record["pinned"],
             by=record["by"],
-            holder=request.who,
+            holder=request.token_name,
             client=request.peer,
         )
         self._collector.look_soon()
@@ -326,7 +321,7 @@ def run(
     common: Common,
     *,
     places: Places,
-    guard: Guard,
+    authenticator: Authenticator,
     audit: Audit,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
@@ -334,21 +329,21 @@ def run(
 ) -> None:
     """Serve on the calling thread until `stop` is set; streams end then, at once.
 
-    `guard` asks for tokens where something is changed, and `audit` is told who has. `ready` is called with
-    the address once connections are taken. Signals are the caller's.
+    `authenticator` requires tokens for changes, which `audit` records. `ready` is called with the address
+    once connections are accepted. Signals are the caller's.
 
     Raises:
         ConfigError: the port cannot be had.
     """
     left_s = 0.0
 
-    with Face(common, settings.port) as face:
+    with HttpListener(common, settings.port) as listener:
         console = Console(
             sources,
             settings,
             places,
-            Sites(common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS),
-            guard,
+            AllowedSites(common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS),
+            authenticator,
             audit,
             client_token_file=common.client_token_file,
             tokens_asked=bool(common.tokens_file),
@@ -358,7 +353,7 @@ def run(
 
         async def main() -> None:
             nonlocal left_s
-            left_s = await face.serve(console.app, stop, ready)
+            left_s = await listener.serve(console.app, stop, ready)
 
         threads = console.start(stop_threads)
         try:

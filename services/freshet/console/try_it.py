@@ -12,9 +12,9 @@ import orjson
 from freshet.errors import BadInput, Unavailable
 from freshet.http import tls
 from freshet.http.addresses import Address
-from freshet.http.responses import Response
+from freshet.http.messages import Response
 from freshet.http.service_client import whole_body
-from freshet.http.token_file import token_headers
+from freshet.http.token_files import token_headers
 from freshet.json_text import kind_of, written
 
 __all__ = ["asked", "body_of"]

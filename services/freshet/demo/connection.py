@@ -13,7 +13,7 @@ from typing import Protocol
 from freshet.errors import Unavailable
 from freshet.http import tls
 from freshet.http.addresses import Address
-from freshet.http.token_file import token_headers
+from freshet.http.token_files import token_headers
 
 __all__ = ["Connection", "HttpConnection"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from freshet.config.settings import Settings
 from freshet.errors import ConfigError
 from freshet.http import tls
-from freshet.http.addresses import Address, address_in, reached_by
+from freshet.http.addresses import Address, address_in, reachable_host
 
 __all__ = ["Targets", "server_of", "targets_by"]
 
@@ -26,7 +26,7 @@ def targets_by(settings: Settings, gateways: Sequence[str] = (), inferences: Seq
 
     Raises ConfigError if a URL names no server.
     """
-    host = reached_by(settings.common.bind_address)
+    host = reachable_host(settings.common.bind_address)
     return Targets(
         tuple(server_of("--gateway", url) for url in gateways) or (Address(host, settings.gateway.port),),
         tuple(server_of("--inference", url) for url in inferences)

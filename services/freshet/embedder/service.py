@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import grpc
 import structlog
 
 from freshet.batches.frames import (
@@ -38,9 +38,8 @@ from freshet.log.context import ModelContext
 from freshet.observability.cached_gauge import Newest
 from freshet.observability.metrics import Metric, Reading
 from freshet.rows.service import RowService
-from freshet.rpc.frames import Frame, Kind
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import Frame, Kind, RowCodec
+from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
 
 __all__ = ["EMBEDDER_METRICS", "BatchServer", "Embedder", "EmbedderAddress", "LaneShape", "embedder_readings"]
@@ -120,28 +119,29 @@ class BatchServer:
         self.served_batches = self.served_samples = self.served_bytes = 0
         self.rewinds = self.void_rows = 0  # of streams that have ended
 
-    def add_to(self, server: GrpcServer) -> None:
+    def add_to(self, server: FrameServer) -> None:
         """Add the methods of `Batches` to a listener."""
 
-        def take(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        @contextmanager
+        def taking() -> Iterator[Answer]:
             feeds: set[tuple[int, int]] = set()
             try:
-                yield from server.answers("Take", requests, lambda frame: self.take(frame, feeds), context)
+                yield lambda frame: self.take(frame, feeds)
             finally:
                 for place, feed in feeds:
                     self.leave(place, feed)
 
-        server.add(BATCHES, "Take", grpc.stream_stream_rpc_method_handler(take))
-        server.answered(BATCHES, "Give", self.give)
+        server.add_sessions(BATCHES, "Take", taking)
+        server.add_stream(BATCHES, "Give", self.give)
 
     def take(self, frame: Frame, feeds: set[tuple[int, int]]) -> bytes:
-        """Answer a TAKE; adds its (lane, feed) to the connection's `feeds`.
+        """Answer NEXT_BATCH; adds its (lane, feed) to the connection's `feeds`.
 
         Raises:
             Fenced: a newer process or quorum replaced the rank.
             Unavailable: this embedder owns no partition of the lane now.
         """
-        header, applied = decode_header(frame, Kind.TAKE)
+        header, applied = decode_header(frame, Kind.NEXT_BATCH)
         stream, feed = self._connect(header, applied)
         feeds.add((header.global_lane, header.feed))
         with self._changed:
@@ -311,7 +311,7 @@ class Embedder:
         claims: Claims,
         rows: RowService,
         decoders: BlockDecoders,
-        server: GrpcServer,
+        server: FrameServer,
         place: EmbedderAddress,
         codec: RowCodec,
     ) -> None:

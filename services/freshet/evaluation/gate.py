@@ -15,7 +15,7 @@ from freshet.evaluation.descriptors import outlier_bound, winsor_bound
 from freshet.evaluation.progressive import PROBABILITY_FLOOR
 from freshet.types import F32, F64, U8, Bool
 
-__all__ = ["Scored", "Verdict", "judge"]
+__all__ = ["Verdict", "VersionPredictions", "judge"]
 
 NOISE = 2.0
 """Standard errors by which a figure must miss its bound before the gate holds a version. With 20 true samples
@@ -23,7 +23,7 @@ in 2,000, calibration is uncertain by 22 %: without this margin the gate would h
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class VersionPredictions:
     """Predictions of one version for the newest samples, with the samples' labels."""
 
     predictions: F32  # (B, L)
@@ -40,7 +40,9 @@ class Verdict:
     reason: str
 
 
-def judge(spec: Spec, candidate: Scored, stable: Scored | None, *, untrained: bool = False) -> Verdict:
+def judge(
+    spec: Spec, candidate: VersionPredictions, stable: VersionPredictions | None, *, untrained: bool = False
+) -> Verdict:
     """Compare a candidate with `stable` on the same samples (None: no version serves yet).
 
     The gate holds the candidate if
@@ -92,7 +94,7 @@ class _Head:
     most: float = float("inf")  # losses are clipped to this
 
     @classmethod
-    def select(cls, scored: Scored, label: Label, mine: Bool) -> _Head:
+    def select(cls, scored: VersionPredictions, label: Label, mine: Bool) -> _Head:
         p = scored.predictions[mine, label.index].astype(np.float64)
         y, w = scored.value[mine].astype(np.float64), scored.weight[mine].astype(np.float64)
         return cls(p, y, w, label.loss != "logloss")

@@ -1,8 +1,8 @@
 """Predictions of several learners over one pass, and their figures: over all, after a fifth, by windows.
 
 The end of the first fifth is known only after the pass, so predictions stay in unnamed files until then: 13
-bytes a sample, and 4 more for each learner. Shape letters: B samples, H nonempty bins of a histogram, L
-labels, E edges of W windows. A cell is a window and a label.
+bytes a sample, and 4 more for each learner. Shape letters: B samples, L labels, E
+edges of W windows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from freshet.evaluation.descriptors import MEASURES, Cells, bins_of_logits
-from freshet.evaluation.progressive import PROBABILITY_FLOOR, LabelKind
-from freshet.types import F32, F64, I64, U8, Bool
+from freshet.evaluation.progressive import LabelKind, ScoredSamples, Table, measures_of, table_of
+from freshet.types import F32, I64, U8
 
-__all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "Scored"]
+__all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "LearnerPredictions"]
 
 FIRST_SHARE = 0.2
 """Share of a pass that `after_first` excludes: the rest shows a model that has trained for a while."""
@@ -32,10 +31,6 @@ MOST_WINDOWS = 50
 BLOCK = 1 << 18
 """Samples read at a time."""
 
-SLICE = 1 << 14
-"""Samples added up at a time: their arrays fit the CPU's cache."""
-
-BINS = int(bins_of_logits(np.array([np.inf]))[0]) + 1
 FIRST_CAPACITY = 1 << 16
 """Samples that a new column's file has space for."""
 
@@ -78,7 +73,7 @@ class LearnerFigures:
         }
 
 
-class Scored:
+class LearnerPredictions:
     """Predictions by learner and sample. Not thread-safe; close it after use.
 
     The id of a sample is the row of the file times L, plus the index of its label. Ids may come in any order
@@ -163,28 +158,40 @@ class Scored:
 
     def figures(self, learner: str) -> LearnerFigures:
         """Compute a learner's figures for the labels that it predicts. Raises KeyError if it is unknown."""
-        column, labels = self._predictions[learner], len(self.labels)
-        samples = len(self)
-        edges, later = _edges(samples)
-        cells = [_Sums() for _ in range((len(edges) - 1) * labels)]
-        times_ms = np.zeros((len(edges) - 1, 2), np.int64)
+        column, predicted = self._predictions[learner], self._predicted[learner]
+        edges, later = _edges(len(self))
+        inner, windows = np.array(edges[1:-1], np.int64), len(edges) - 1
+        number = np.array([label.number for label in self.labels])
+        times_ms = np.zeros((windows, 2), np.int64)  # of each window's first and last sample
+        tables = [Table.zeros(windows, len(self.labels))]
         at = 0
         for ids in self._ids(BLOCK):
-            predictions, values = column.read_at(ids), self._values.read_at(ids)
-            when = self._times_ms.read_at(ids)
-            for window in range(len(edges) - 1):
-                first, stop = (int(np.clip(edge - at, 0, len(ids))) for edge in edges[window : window + 2])
-                if first == stop:
-                    continue
-                if first + at == edges[window]:
-                    times_ms[window, 0] = when[first]
-                times_ms[window, 1] = when[stop - 1]
-                own = slice(first, stop)
-                for index, label in enumerate(self.labels):
-                    mine = ids[own] % labels == index if labels > 1 else slice(None)
-                    cells[window * labels + index].add(predictions[own][mine], values[own][mine], label)
+            window = np.searchsorted(inner, np.arange(at, at + len(ids)), side="right")
+            when, label = self._times_ms.read_at(ids), (ids % len(self.labels)).astype(np.uint8)
+            ones = np.ones(len(ids), np.float32)
+            samples = ScoredSamples(when, label, column.read_at(ids), self._values.read_at(ids), ones, ())
+            tables.append(table_of(samples, window, number, ()))
+            begins = np.flatnonzero(np.diff(window, prepend=-1))
+            begun = begins[np.isin(begins + at, edges)]
+            times_ms[window[begun], 0] = when[begun]
+            times_ms[window[begins], 1] = when[np.append(begins[1:], len(window)) - 1]
             at += len(ids)
-        return self._figures(self._predicted[learner], cells, edges, times_ms, later)
+        table = Table.merge(tables)
+        whole = measures_of(table.moved_to(0), number)
+        after = measures_of(table.where(table.keys["window"] >= later).moved_to(0), number)
+        by_window = measures_of(table, number)  # window by window, each with all labels
+        spans = [(first, last) for first, last in times_ms.tolist()]
+        learned = [(i, label.name) for i, label in enumerate(self.labels) if i in predicted]
+        curves = {
+            name: [
+                Curve(first, stop, *span, by_window[w * len(self.labels) + i])
+                for w, (first, stop, span) in enumerate(zip(edges, edges[1:], spans, strict=False))
+            ]
+            for i, name in learned
+        }
+        return LearnerFigures(
+            {name: whole[i] for i, name in learned}, {name: after[i] for i, name in learned}, curves
+        )
 
     def arrays(self, learner: str) -> tuple[F32, F32, U8]:
         """Return a learner's predictions, values and label indexes, (B,) each, in the order of the pass.
@@ -220,27 +227,6 @@ class Scored:
         if held:
             yield np.concatenate(waiting)
 
-    def _figures(
-        self, predicted: set[int], cells: Sequence[_Sums], edges: Sequence[int], times_ms: I64, later: int
-    ) -> LearnerFigures:
-        labels = len(self.labels)
-        windows = len(edges) - 1
-        every, after = {}, {}
-        curve: dict[str, list[Curve]] = {}
-        for index, label in enumerate(self.labels):
-            if index not in predicted:
-                continue
-            mine = [cells[window * labels + index] for window in range(windows)]
-            measured = _measures_of(mine, label)
-            every[label.name], after[label.name] = _measures_of(
-                [_Sums.merge(mine), _Sums.merge(mine[later:])], label
-            )
-            curve[label.name] = [
-                Curve(edges[w], edges[w + 1], int(times_ms[w, 0]), int(times_ms[w, 1]), measured[w])
-                for w in range(windows)
-            ]
-        return LearnerFigures(every, after, curve)
-
 
 def _edges(samples: int) -> tuple[list[int], int]:
     """Return the edges (E,) of the windows of a pass, and the first window after the first fifth.
@@ -253,91 +239,6 @@ def _edges(samples: int) -> tuple[list[int], int]:
     rest = max(1, windows - first)
     before = [cut * i // first for i in range(first)] if first else []
     return [*before, *(cut + (samples - cut) * i // rest for i in range(rest)), samples], first
-
-
-class _Sums:
-    """Sums and histogram of one cell, for `Cells`; each sample has weight 1."""
-
-    def __init__(self) -> None:
-        self.n = self.not_finite = 0
-        self.predicted = self.labelled = self.loss = self.squares = self.absolute = 0.0
-        self.counts = np.zeros((2, 0))  # (2, BINS) all and true samples, allocated with the first
-
-    def add(self, predictions: F32, values: F32, label: LabelKind) -> None:
-        """Add samples: predictions and values (B,)."""
-        for first in range(0, len(predictions), SLICE):
-            own = slice(first, first + SLICE)
-            self._add(predictions[own], values[own], label)
-
-    def _add(self, predictions: F32, values: F32, label: LabelKind) -> None:
-        p, y = predictions.astype(np.float64), values.astype(np.float64)
-        finite: Bool = np.isfinite(p + y)
-        if not finite.all():
-            self.not_finite += len(finite) - int(np.count_nonzero(finite))
-            p, y = p[finite], y[finite]
-        error = p - y
-        self.n += len(p)
-        self.predicted += float(p.sum())
-        self.labelled += float(y.sum())
-        self.squares += float((error * error).sum())
-        self.absolute += float(np.abs(error).sum())
-        if label.number or not len(p):
-            return
-        np.clip(p, PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR, out=p)
-        of_true, of_false = np.log(p), np.log(1 - p)
-        logits = of_true - of_false
-        self.loss -= float((y * logits + of_false).sum())
-        bins = bins_of_logits(logits)
-        if not self.counts.size:
-            self.counts = np.zeros((2, BINS))
-        self.counts[0] += np.bincount(bins, minlength=BINS)
-        self.counts[1] += np.bincount(bins, y, minlength=BINS)
-
-    def histogram(self) -> tuple[I64, F64, F64]:
-        """Return the nonempty bins, rising, and the true and the false samples of each, (H,)."""
-        if not self.counts.size:
-            return np.empty(0, np.int64), np.empty(0), np.empty(0)
-        every, positive = self.counts
-        used = np.flatnonzero(every)
-        return used, positive[used], every[used] - positive[used]
-
-    @classmethod
-    def merge(cls, parts: Sequence[_Sums]) -> _Sums:
-        """Add up all parts."""
-        merged = cls()
-        for part in parts:
-            for name in ("n", "not_finite", "predicted", "labelled", "loss", "squares", "absolute"):
-                setattr(merged, name, getattr(merged, name) + getattr(part, name))
-            if part.counts.size:
-                merged.counts = merged.counts + part.counts if merged.counts.size else part.counts
-        return merged
-
-
-def _measures_of(sums: Sequence[_Sums], label: LabelKind) -> list[dict[str, float]]:
-    """Compute the measures of each cell of one label."""
-
-    def column(name: str) -> F64:
-        return np.array([getattr(part, name) for part in sums], np.float64)
-
-    bins, positive, negative = zip(*(part.histogram() for part in sums), strict=True)
-    cells = Cells(
-        n=column("n"),
-        weight=column("n"),
-        predicted=column("predicted"),
-        labelled=column("labelled"),
-        loss=column("loss"),
-        squares=column("squares"),
-        absolute=column("absolute"),
-        not_finite=column("not_finite"),
-        weight_squares=column("n"),
-        cell=np.repeat(np.arange(len(sums)), [len(part) for part in bins]),
-        bins=np.concatenate(bins),
-        positive=np.concatenate(positive),
-        negative=np.concatenate(negative),
-    )
-    kind = "number" if label.number else "logloss"
-    computed = {m.name: m.compute(cells).tolist() for m in MEASURES if m.of in ("any", kind)}
-    return [{name: values[i] for name, values in computed.items()} for i in range(len(sums))]
 
 
 class _Column:

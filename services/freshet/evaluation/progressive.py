@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet import _native
-from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, Measure, bins_of_logits, logits_of
+from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, bins_of_logits, logits_of
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
 __all__ = [
@@ -34,9 +34,10 @@ __all__ = [
     "LabelKind",
     "Measures",
     "Reliability",
-    "Samples",
+    "ScoredSamples",
     "Table",
     "figures_of",
+    "measures_of",
     "reliability",
     "sum_by_group",
     "table_of",
@@ -50,7 +51,7 @@ PROBABILITY_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class ScoredSamples:
     """B samples that are not grouped yet; each column has the shape (B,)."""
 
     times_ms: I64
@@ -61,7 +62,7 @@ class Samples:
     segments: tuple[U64, ...]  # per segment field
 
     @classmethod
-    def concat(cls, parts: list[Samples]) -> Samples:
+    def concat(cls, parts: list[ScoredSamples]) -> ScoredSamples:
         """Concatenate samples in the order of the parts."""
         return cls(
             np.concatenate([s.times_ms for s in parts]),
@@ -73,7 +74,7 @@ class Samples:
         )
 
 
-def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
+def table_of(samples: ScoredSamples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
     """Group samples: each counts in the cell of all samples and in one cell of each segment field.
 
     Args:
@@ -99,7 +100,7 @@ def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64])
     return Table(keys, added, cell, bin_, both)
 
 
-def _terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
+def _terms(samples: ScoredSamples, number: Bool) -> tuple[F64, I64, F64]:
     """Return the samples' summands (S, B), bins (B,) and positive and negative weights (2, B).
 
     The weights are 0 for labels that are numbers: these have no histogram.
@@ -150,16 +151,11 @@ def figures_of(
     """Compute the figures of all cells, in the order of their keys."""
     if not len(table.keys):
         return []
-    positive, negative = table.counts.T
-    sums = dict(zip(SUMS, table.sums.T, strict=True))
-    cells = Cells(**sums, cell=table.cell, bins=table.bin, positive=positive, negative=negative)
-    computed = {measure: measure.compute(cells).tolist() for measure in MEASURES}
-    by_kind = [_rows(computed, of) for of in ("logloss", "number")]
-    number = np.array([label.number for label in labels])[table.keys["label"]]
-    curves = _curves(table, ~number & (table.keys["field"] == 0))
+    number = np.array([label.number for label in labels])
+    measures = measures_of(table, number)
+    curves = _curves(table, ~number[table.keys["label"]] & (table.keys["field"] == 0))
     figures = []
     for i, (window, label, field, value) in enumerate(table.keys.tolist()):
-        names, rows = by_kind[labels[label].number]
         start = None if window == TOTAL else window
         figures.append(
             Figures(
@@ -168,19 +164,31 @@ def figures_of(
                 labels[label].name,
                 segments[field - 1] if field else None,
                 value if field else None,
-                dict(zip(names, rows[i], strict=True)),
+                measures[i],
                 curves.get(i),
             )
         )
     return figures
 
 
-def _rows(
-    computed: Mapping[Measure, list[float]], of: str
-) -> tuple[Sequence[str], Sequence[tuple[float, ...]]]:
-    """Return the names of the measures defined for a kind of label, and a tuple of their values per cell."""
-    kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", of)}
-    return list(kept), list(zip(*kept.values(), strict=True))
+def measures_of(table: Table, number: Bool) -> list[dict[str, float]]:
+    """Compute the measures of all cells, by name, in the order of their keys.
+
+    Args:
+        table: C cells.
+        number: (L,) whether a label is a number; a kind of label has the measures defined for it.
+    """
+    positive, negative = table.counts.T
+    sums = dict(zip(SUMS, table.sums.T, strict=True))
+    cells = Cells(**sums, cell=table.cell, bins=table.bin, positive=positive, negative=negative)
+    computed = {measure: measure.compute(cells).tolist() for measure in MEASURES}
+    names, rows = [], []
+    for kind in ("logloss", "number"):
+        kept = {measure.name: column for measure, column in computed.items() if measure.of in ("any", kind)}
+        names.append(list(kept))
+        rows.append(list(zip(*kept.values(), strict=True)))
+    kinds = number[table.keys["label"]].tolist()
+    return [dict(zip(names[kind], rows[kind][i], strict=True)) for i, kind in enumerate(kinds)]
 
 
 def _curves(table: Table, wanted: Bool) -> Mapping[int, Reliability]:
@@ -269,6 +277,14 @@ class Table:
         """Return a table without cells."""
         none = np.empty(0, np.int64)
         return cls(np.empty(0, KEY), np.empty((0, len(SUMS))), none, none, np.empty((0, 2)))
+
+    @classmethod
+    def zeros(cls, windows: int, labels: int) -> Table:
+        """Return a table with a cell without samples for each label in the windows 0, 1, …"""
+        keys = np.zeros(windows * labels, KEY)
+        keys["window"], keys["label"] = np.divmod(np.arange(windows * labels), labels)
+        none = np.empty(0, np.int64)
+        return cls(keys, np.zeros((len(keys), len(SUMS))), none, none, np.empty((0, 2)))
 
     @classmethod
     def merge(cls, tables: list[Table]) -> Table:
@@ -369,7 +385,7 @@ class Measures:
         self._number = np.array([label.number for label in labels])
         self._table = Table.empty()
         self._fresh: list[Table] = []  # groups to merge into the table, in order
-        self._waiting: list[Samples] = []
+        self._waiting: list[ScoredSamples] = []
         self._waiting_count = 0
         self._known = [np.empty(0, np.uint64) for _ in segments]
         self._newest_ms = TOTAL
@@ -402,7 +418,7 @@ class Measures:
         none = np.zeros(size, np.uint64)
         columns = tuple(given.get(name, none).copy() for name in self.segments)
         self._waiting.append(
-            Samples(times_ms.copy(), label.copy(), own, value.copy(), weight.copy(), columns)
+            ScoredSamples(times_ms.copy(), label.copy(), own, value.copy(), weight.copy(), columns)
         )
         self._newest_ms = max(self._newest_ms, int(times_ms.max()))
         self._waiting_count += size
@@ -544,7 +560,7 @@ class Measures:
         """Group the waiting samples into a table."""
         if not self._waiting:
             return
-        samples, sizes = Samples.concat(self._waiting), [len(part.label) for part in self._waiting]
+        samples, sizes = ScoredSamples.concat(self._waiting), [len(part.label) for part in self._waiting]
         values = [self._learn_values(i, column, sizes) for i, column in enumerate(samples.segments)]
         window = samples.times_ms - samples.times_ms % self.window_ms
         window[window < self._closed_ms] = TOTAL

@@ -31,16 +31,17 @@ from freshet.features.hashing import (
 from freshet.features.program import written_path
 from freshet.features.requests import DecodedRequests, RequestDecoder
 from freshet.features.transcode import (
+    AcceptedBodies,
     AvroValidator,
     EventIntake,
     JsonTranscoder,
     RefusedEvent,
-    TakenBodies,
     Transcoded,
 )
 
 __all__ = [
     "ABSENT_KEY",
+    "AcceptedBodies",
     "AvroValidator",
     "BlockColumns",
     "Column",
@@ -58,7 +59,6 @@ __all__ = [
     "RequestDecoder",
     "SampleColumns",
     "SampleDecoder",
-    "TakenBodies",
     "Transcoded",
     "add_frames",
     "cross_seed",

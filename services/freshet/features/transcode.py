@@ -29,7 +29,7 @@ from freshet.features.program import compile_program
 from freshet.features.writer import Writer, compile_writer
 from freshet.types import I32, I64, Append, BytesColumn
 
-__all__ = ["AvroValidator", "EventIntake", "JsonTranscoder", "RefusedEvent", "TakenBodies", "Transcoded"]
+__all__ = ["AcceptedBodies", "AvroValidator", "EventIntake", "JsonTranscoder", "RefusedEvent", "Transcoded"]
 
 # --- Validation of Avro from clients, before it is acknowledged
 
@@ -64,7 +64,7 @@ class AvroValidator:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TakenBodies:
+class AcceptedBodies:
     """The N events of the accepted ones among R bodies, by partition."""
 
     counts: I64  # (R,) events of each body; -1: the body was skipped
@@ -127,7 +127,7 @@ class EventIntake:
 
     def json(
         self, transcoder: JsonTranscoder, bodies: list[bytes], *, latest_ms: int, keep_text: bool
-    ) -> TakenBodies:
+    ) -> AcceptedBodies:
         """Convert bodies of JSON: an object, an array of objects, or an object per line.
 
         Args:
@@ -141,9 +141,9 @@ class EventIntake:
             self._plan, self._program, writer, bodies, ignore_unknown, prefix, keep_text,
             self._partitions, latest_ms, self._max_events,
         )  # fmt: skip
-        return _taken(result)
+        return _accepted(result)
 
-    def avro(self, bodies: list[bytes], *, latest_ms: int, lengths: bool) -> TakenBodies:
+    def avro(self, bodies: list[bytes], *, latest_ms: int, lengths: bool) -> AcceptedBodies:
         """Convert bodies of framed Avro; records stay byte for byte.
 
         A body is one record; with `lengths` any number of records, each after its length (u32, big-endian).
@@ -152,12 +152,12 @@ class EventIntake:
             self._plan, self._program, self._schema_id, bodies, lengths,
             self._partitions, latest_ms, self._max_events,
         )  # fmt: skip
-        return _taken(result)
+        return _accepted(result)
 
 
-def _taken(result: _native.IntakeTuple) -> TakenBodies:
+def _accepted(result: _native.IntakeTuple) -> AcceptedBodies:
     counts, partitions, positions, starts, records, keys = result
-    return TakenBodies(counts, partitions, positions, starts, BytesColumn(*records), BytesColumn(*keys))
+    return AcceptedBodies(counts, partitions, positions, starts, BytesColumn(*records), BytesColumn(*keys))
 
 
 # JsonWhy in json_avro.hpp

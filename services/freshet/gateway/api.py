@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from freshet.http.endpoint import (
+    ERROR,
     TOKEN_CODES,
     Answer,
     Body,
@@ -20,7 +21,6 @@ from freshet.http.endpoint import (
     status_page,
     text,
 )
-from freshet.http.error_codes import ERROR
 
 __all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "READY", "ROLES", "STATUS", "events"]
 

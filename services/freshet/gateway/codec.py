@@ -8,31 +8,59 @@ bodies event by event, for the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from freshet.config.avro.schema import Record, Written
 from freshet.config.spec.model import Stream
-from freshet.errors import ConfigError, Unavailable
+from freshet.errors import BadInput, ConfigError, TooLarge, Unavailable
 from freshet.features import (
+    AcceptedBodies,
     EventExtractor,
     EventIntake,
     JsonTranscoder,
-    TakenBodies,
     frame_ids,
     rows_by_id,
     take,
 )
-from freshet.gateway.core import Refusal, check_count, refusal_of
+from freshet.log.records import letter
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry
 from freshet.types import I64, U64, BytesColumn
 
-__all__ = ["Accepted", "Checked", "StreamCodec"]
+__all__ = [
+    "Accepted",
+    "Checked",
+    "Refusal",
+    "StreamCodec",
+    "answer",
+    "check_count",
+    "dead_letter",
+    "refusal_of",
+    "split_avro_batch",
+    "too_far_ahead",
+]
 
 LENGTH_BYTES = 4
 """Bytes of the length (u32, big-endian) before each record of an Avro batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One refused event of a request, with the reason."""
+
+    index: int  # position of the event in the request
+    path: str  # field; "" for the whole event
+    expected: str
+    found: str
+    raw: bytes = b""  # the event as it was sent, for the dead letter
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the members that the client receives."""
+        return {"index": self.index, "path": self.path, "expected": self.expected, "found": self.found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +120,7 @@ class StreamCodec:
         )
         self._extractors[self.schema_id] = EventExtractor(stream, schema, reader=self._reader)
 
-    def accept_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> TakenBodies:
+    def accept_json(self, bodies: list[bytes], *, latest_ms: int, max_events: int) -> AcceptedBodies:
         """Encode JSON bodies of at most `max_events` events, all valid and dated up to `latest_ms`.
 
         Other bodies have a negative count in the result.
@@ -103,7 +131,7 @@ class StreamCodec:
 
     def accept_avro(
         self, bodies: list[bytes], *, lengths: bool, latest_ms: int, max_events: int
-    ) -> TakenBodies | None:
+    ) -> AcceptedBodies | None:
         """Accept bodies of framed Avro without an invalid event; `lengths`: a length precedes each record.
 
         All are read with the schema of the first record; bodies of another schema are not accepted. Returns
@@ -291,3 +319,88 @@ class StreamCodec:
         return Refusal(
             index, time.path, f"a time since 1970 (unit {time.unit})", f"{-time_ms} ms before 1970", sent
         )
+
+
+def check_count(count: int, max_events: int) -> None:
+    """Raises BadInput if a request holds no event, TooLarge if it holds more than `max_events`."""
+    if count == 0:
+        raise BadInput(f"expected from 1 to {max_events} events in a request, found 0")
+    if count > max_events:
+        raise TooLarge(f"expected at most {max_events} events in a request, found more")
+
+
+def split_avro_batch(body: bytes, max_events: int) -> list[bytes]:
+    """Split a batch into records: each a length (u32, big-endian) and its bytes.
+
+    Raises BadInput if the lengths do not add up to the body or there is no record, TooLarge if too many.
+    """
+    records: list[bytes] = []
+    at = 0
+    while at < len(body):
+        if at + 4 > len(body):
+            raise BadInput(
+                "expected records, each a 4-byte big-endian length and its bytes; "
+                f"found {len(body) - at} bytes after record {len(records)}"
+            )
+        check_count(len(records) + 1, max_events)
+        size = int.from_bytes(body[at : at + 4], "big")
+        if at + 4 + size > len(body):
+            raise BadInput(
+                f"record {len(records)} at byte {at} says it is {size} bytes long, "
+                f"but only {len(body) - at - 4} follow"
+            )
+        records.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    check_count(len(records), max_events)
+    return records
+
+
+def too_far_ahead(time_ms: int, now_ms: int, max_ahead_ms: int) -> bool:
+    """Return whether an event is dated further ahead than the joiner accepts (PROTOCOL 19)."""
+    return time_ms > now_ms + max_ahead_ms
+
+
+def refusal_of(index: int, why: str, raw: bytes) -> Refusal:
+    """Parse a reason of the native core, such as `record 3: user.id (long): found a text, at byte 12`."""
+    match = _WHY.fullmatch(why)
+    if match is None:
+        return Refusal(index, "", "an event that fits the schema", why, raw)
+    path, type_, found = match.groups()
+    return Refusal(index, path or "", type_ or "an event that fits the schema", found, raw)
+
+
+_WHY = re.compile(r"record \d+: (?:(\S+) \((.*?)\): )?(.*)", re.DOTALL)
+
+
+def dead_letter(refusal: Refusal, *, topic: str, now_ms: int, max_bytes: int) -> bytes:
+    """Encode a refused event with the reason and its intended topic, in at most `max_bytes`."""
+    head = {
+        "v": 1,
+        "kind": "refused",
+        "time_ms": now_ms,
+        "topic": topic,
+        "index": refusal.index,
+        "path": refusal.path,
+        "expected": refusal.expected,
+        "found": refusal.found,
+    }
+    return letter(head, refusal.raw, key="value", max_bytes=max_bytes)
+
+
+def answer(
+    accepted: Sequence[Mapping[str, Any]], refusals: Sequence[Refusal], *, total: int
+) -> tuple[int, dict[str, Any]]:
+    """Return status and body: 202 if all events are accepted, else 422 with the reasons."""
+    body: dict[str, Any] = {"accepted": len(accepted), "acks": list(accepted)}
+    if not refusals:
+        return 202, body
+    first = refusals[0]
+    body["error"] = {
+        "code": "events_refused",
+        "message": f"{len(refusals)} of {total} events were refused; the others are accepted and durable",
+        "expected": first.expected,
+        "found": first.found,
+        "hint": "correct the events listed in `refused` and send only these again",
+    }
+    body["refused"] = [r.as_json() for r in sorted(refusals, key=lambda r: r.index)]
+    return 422, body

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,12 +20,11 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, TooLarge, Unavailable
 from freshet.gateway import metrics
-from freshet.gateway.core import Limits, QueueAccount
 from freshet.log import Writer
 from freshet.log.records import append_gathered
-from freshet.types import Append
+from freshet.types import Append, BytesColumn
 
-__all__ = ["Committer", "Done"]
+__all__ = ["Committer", "Done", "Entry", "QueueAccount", "QueueLimits", "group_entries", "offsets_of"]
 
 Done = Callable[[Sequence[int] | Exception], None]
 """Called once, on the loop, with the first offset of each durable append, or with the error."""
@@ -37,6 +36,78 @@ logger = structlog.get_logger(__name__)
 
 HEALTHY_AGAIN_S = 5.0
 """Seconds for which a failed append makes the gateway unready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record to append."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the queue's limit."""
+        return len(self.key) + len(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Bounds of the queue before the log."""
+
+    events: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class QueueAccount:
+    """Events and bytes that wait for the log's acknowledgement, within limits."""
+
+    limits: QueueLimits
+    events: int = 0
+    bytes: int = 0
+
+    def reserve(self, events: int, size: int) -> bool:
+        """Add events and bytes; False, without a change, if a limit is exceeded. An empty queue has none."""
+        if self.events and (
+            self.events + events > self.limits.events or self.bytes + size > self.limits.bytes
+        ):
+            return False
+        self.events += events
+        self.bytes += size
+        return True
+
+    def release(self, events: int, size: int) -> None:
+        """Subtract events and bytes that were reserved."""
+        self.events -= events
+        self.bytes -= size
+
+
+def group_entries(entries: Sequence[Entry]) -> tuple[list[Append], list[tuple[int, int]]]:
+    """Group entries into one append per partition, in order.
+
+    Returns the appends, and (append, position in it) of each entry.
+    """
+    members: dict[tuple[str, int], list[Entry]] = {}
+    order: dict[tuple[str, int], int] = {}
+    places: list[tuple[int, int]] = []
+    for entry in entries:
+        where = (entry.topic, entry.partition)
+        list_ = members.setdefault(where, [])
+        places.append((order.setdefault(where, len(order)), len(list_)))
+        list_.append(entry)
+    appends = [
+        Append(topic, partition, BytesColumn.of(e.value for e in group), BytesColumn.of(e.key for e in group))
+        for (topic, partition), group in members.items()
+    ]
+    return appends, places
+
+
+def offsets_of(first: Sequence[int], places: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the offset of each entry, given the first offset of each append."""
+    return [first[append] + position for append, position in places]
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +164,7 @@ class Committer:
     def __init__(
         self,
         writer: Writer,
-        limits: Limits,
+        limits: QueueLimits,
         registry: CollectorRegistry,
         *,
         wait_s: float,

@@ -9,10 +9,10 @@ from typing import Any
 from freshet.errors import BadInput
 from freshet.gateway.api import AVRO, AVRO_BATCH, ROLES
 from freshet.gateway.stream_endpoint import JSON, Acks, StreamEndpoint
-from freshet.http.authenticator import Guest
+from freshet.http.authenticator import Principal
+from freshet.rpc.errors import CallStatus
 from freshet.rpc.protobuf import GATEWAY, messages, parse
-from freshet.rpc.public_listener import GrpcDoor
-from freshet.rpc.status_codes import Told
+from freshet.rpc.public_server import PublicServer
 
 __all__ = ["add_events"]
 
@@ -21,11 +21,11 @@ _ROLES = dict(enumerate(ROLES, 1))
 _KINDS = {1: JSON, 2: JSON, 3: AVRO, 4: AVRO_BATCH}
 
 
-def add_events(listener: GrpcDoor, endpoints: Mapping[str, StreamEndpoint]) -> None:
+def add_events(listener: PublicServer, endpoints: Mapping[str, StreamEndpoint]) -> None:
     """Serve `Put` and `PutStream`. `endpoints`: by the role of their stream."""
     m = messages(GATEWAY)
 
-    async def put(data: bytes, principal: Guest) -> bytes:
+    async def put(data: bytes, principal: Principal) -> bytes:
         request = parse(m.PutRequest, data)
         role, kind = _ROLES.get(request.stream), _KINDS.get(request.encoding)
         if role is None or role not in endpoints:
@@ -36,7 +36,7 @@ def add_events(listener: GrpcDoor, endpoints: Mapping[str, StreamEndpoint]) -> N
                 f"encoding: expected JSON, JSON_LINES, AVRO or AVRO_BATCH; found {request.encoding}"
             )
         client = _Call()
-        endpoints[role].submit_body(request.body, kind, client, principal.payer)
+        endpoints[role].submit_body(request.body, kind, client, principal.allowance)
         acks = await client.outcome
         response = m.PutResponse(id=request.id, topic=endpoints[role].topic)
         response.partitions.extend(acks.partitions)
@@ -45,12 +45,12 @@ def add_events(listener: GrpcDoor, endpoints: Mapping[str, StreamEndpoint]) -> N
             response.refused.add(**refused.as_json())
         return bytes(response.SerializeToString())
 
-    def failed(data: bytes, status: Told) -> bytes:
+    def failed(data: bytes, status: CallStatus) -> bytes:
         error = {"code": status.code, "message": status.text, "retry_after_ms": status.retry_after_ms}
         return bytes(m.PutResponse(id=_id_of(m.PutRequest, data), error=error).SerializeToString())
 
-    listener.call(SERVICE, "Put", put, scope="send")
-    listener.stream(SERVICE, "PutStream", put, failed, scope="send")
+    listener.add_call(SERVICE, "Put", put, scope="send")
+    listener.add_stream(SERVICE, "PutStream", put, failed, scope="send")
 
 
 class _Call:

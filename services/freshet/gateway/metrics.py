@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from freshet.http.authenticator import DOOR_METRICS
-from freshet.http.metrics import HTTP_METRICS
-from freshet.observability.grpc_metrics import GRPC_DOOR_METRICS
+from freshet.http.app import HTTP_METRICS
+from freshet.http.authenticator import AUTH_METRICS
+from freshet.observability.grpc_metrics import PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 
 __all__ = ["APPENDED", "APPEND_FAILURES", "APPEND_SECONDS", "EVENTS", "METRICS", "QUEUED"]
@@ -35,8 +35,8 @@ APPEND_SECONDS = Metric(
 
 METRICS = (
     *HTTP_METRICS,
-    *DOOR_METRICS,
-    *GRPC_DOOR_METRICS,
+    *AUTH_METRICS,
+    *PUBLIC_GRPC_METRICS,
     EVENTS,
     QUEUED,
     APPENDED,

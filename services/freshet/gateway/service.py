@@ -21,20 +21,17 @@ from freshet.features import written_path
 from freshet.features.decoder import columns_of
 from freshet.gateway import api, metrics
 from freshet.gateway.codec import StreamCodec
-from freshet.gateway.core import Limits
-from freshet.gateway.group_commit import Committer
+from freshet.gateway.group_commit import Committer, QueueLimits
 from freshet.gateway.stream_endpoint import Rules, StreamEndpoint
 from freshet.http.app import App
-from freshet.http.authenticator import Guard
-from freshet.http.browser_checks import Sites
-from freshet.http.listener import Face
-from freshet.http.request import Request
-from freshet.http.responses import Response, json_response
-from freshet.http.server import Beside, run_server
+from freshet.http.authenticator import Authenticator
+from freshet.http.browser_checks import AllowedSites
+from freshet.http.messages import BodyLimits, Request, Response, json_response
+from freshet.http.server import HttpListener, Listener, run_server
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topic
-from freshet.observability.grpc_metrics import door_counts
+from freshet.observability.grpc_metrics import public_counts
 from freshet.observability.skipped import skipped_status
 from freshet.process.lifecycle import LAST_S
 from freshet.process.metrics import service_registry
@@ -56,14 +53,14 @@ class Gateway:
         settings: Settings,
         *,
         clock: Clock = STEADY_CLOCK,
-        guard: Guard | None = None,
-        sites: Sites | None = None,
+        authenticator: Authenticator | None = None,
+        sites: AllowedSites | None = None,
     ) -> None:
         """Create missing topics, the queue and the routes.
 
         Args:
             codecs: one per stream of the spec, by role (`served`, `shown`, `action`).
-            guard: authenticator of clients; None: tokens are not required.
+            authenticator: authenticator of clients; None: tokens are not required.
             sites: accepted host names and origins.
         """
         self._spec, self._log, self._codecs = spec, log, codecs
@@ -77,26 +74,23 @@ class Gateway:
         self._writer = log.writer()
         self.committer = Committer(
             self._writer,
-            Limits(settings.queue_events, settings.queue_bytes),
+            QueueLimits(settings.queue_events, settings.queue_bytes),
             registry,
             wait_s=settings.append_wait_ms / 1e3,
             batch_events=settings.append_events,
             retry_after_s=settings.retry_after_ms / 1e3,
         )
         self._events = metrics.EVENTS.counter(registry)
-        self._counts = {role: {"accepted": 0, "refused": 0} for role in codecs}
         self.app = App(
             registry,
-            max_body_bytes=settings.max_body_bytes,
-            max_bodies_bytes=settings.max_bodies_bytes,
-            body_timeout_s=settings.body_timeout_ms / 1e3,
-            admit=(sites or Sites()).admit,
-            guard=guard,
+            BodyLimits(settings.max_body_bytes, settings.body_timeout_ms / 1e3, settings.max_bodies_bytes),
+            check=(sites or AllowedSites()).check,
+            authenticator=authenticator,
             role="gateway",
         )
-        self.guard = guard
+        self.authenticator = authenticator
         self.endpoints: dict[str, StreamEndpoint] = {}  # by role of the stream
-        self.grpc_counts = door_counts(registry)
+        self.grpc_counts = public_counts(registry)
         events = spec.events
         for stream in (events.served, events.shown, events.action):
             if stream is not None and not stream.external:
@@ -111,29 +105,28 @@ class Gateway:
             self._writer.close()
 
     def _make_endpoint(self, stream: Stream) -> StreamEndpoint:
-        settings, counts = self._settings, self._counts[stream.role]
-        counters = {outcome: self._events.labels(stream.role, outcome) for outcome in counts}
-
-        def count(outcome: str, events: int) -> None:
-            counts[outcome] += events
-            counters[outcome].inc(events)
-
         rules = Rules(
             partitions=self._spec.partitions,
             refused_topic=self._topics.refused,
-            max_events=settings.max_events,
+            max_events=self._settings.max_events,
             max_ahead_ms=self._spec.join.max_ahead_ms,
             limits=self._limits,
             labels=len(self._spec.labels),
         )
-        codec = self._codecs[stream.role]
-        charge = {} if self.guard is None else {"charge": self.guard.pay}
-        return StreamEndpoint(stream, codec, self.committer, rules, clock=self._clock, count=count, **charge)
+        charge = {} if self.authenticator is None else {"charge": self.authenticator.charge_events}
+        return StreamEndpoint(
+            stream,
+            self._codecs[stream.role],
+            self.committer,
+            rules,
+            clock=self._clock,
+            counter=self._events,
+            **charge,
+        )
 
     async def _status(self, _request: Request) -> Response:
-        return json_response(
-            200, {**self.committer.figures(), "events": self._counts, "skipped": skipped_status()}
-        )
+        events = {role: endpoint.counts for role, endpoint in self.endpoints.items()}
+        return json_response(200, {**self.committer.figures(), "events": events, "skipped": skipped_status()})
 
     async def _ready(self, _request: Request) -> Response:
         probe = TopicPartition(self._topics.served, 0)
@@ -190,46 +183,34 @@ def codecs_of(
 
 
 def run(
-    spec: Spec,
-    log: EventLog,
-    codecs: Mapping[str, StreamCodec],
-    settings: Settings,
+    build: Callable[[], Gateway],
+    port: int,
     common: Common,
     *,
     stop: threading.Event,
-    clock: Clock = STEADY_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
-    beside: Callable[[Gateway], Beside] | None = None,
-    guard: Guard | None = None,
+    grpc_listener: Callable[[Gateway], Listener] | None = None,
 ) -> None:
     """Serve on the calling thread until `stop` is set, then append queued events. Installs no signal handler.
 
     Args:
+        build: makes the gateway, once the port is bound.
         ready: called with the address once the listener accepts connections.
-        beside: makes a second listener.
-        guard: authenticator of clients.
+        grpc_listener: makes a second listener.
 
     Raises:
         ConfigError: the port cannot be bound.
         Mismatch: a topic exists with other partitions or limits.
     """
-    with Face(common, settings.port) as face:
-        gateway = Gateway(
-            spec,
-            log,
-            codecs,
-            settings,
-            clock=clock,
-            guard=guard,
-            sites=Sites(common.bind_address, common.hosts),
-        )
+    with HttpListener(common, port) as listener:
+        gateway = build()
 
         async def main() -> None:
             gateway.committer.start()
             left_s = 0.0
             try:
-                other = beside(gateway) if beside is not None else None
-                left_s = await face.serve(gateway.app, stop, ready, other)
+                second = grpc_listener(gateway) if grpc_listener is not None else None
+                left_s = await listener.serve(gateway.app, stop, ready, second)
             finally:
                 failed = await gateway.committer.close(left_s, LAST_S)
             logger.info("gateway stopped", events_cut_off=failed, append_left=gateway.committer.appending)

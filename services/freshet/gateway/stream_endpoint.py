@@ -14,31 +14,36 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import orjson
 import structlog
+from prometheus_client import Counter
 
 from freshet.clock import Clock, latest_ms
 from freshet.config.spec.inputs import unit_hint, written_in_larger_unit
 from freshet.config.spec.model import Stream
 from freshet.config.spec.topics import MAX_ELEMENTS, RecordLimits
 from freshet.errors import BadInput, Overloaded
-from freshet.features import TakenBodies, partition_of
+from freshet.features import AcceptedBodies, partition_of
 from freshet.gateway.api import AVRO, AVRO_BATCH, AVRO_RAW
-from freshet.gateway.codec import Accepted, Checked, StreamCodec
-from freshet.gateway.core import (
-    Entry,
+from freshet.gateway.codec import (
+    Accepted,
+    Checked,
     Refusal,
+    StreamCodec,
     answer,
     dead_letter,
-    group_entries,
-    offsets_of,
     split_avro_batch,
     too_far_ahead,
 )
-from freshet.gateway.group_commit import Committer
-from freshet.http.browser_checks import require_identity, wrong_type
-from freshet.http.rate_limits import Payer
-from freshet.http.request import Request
-from freshet.http.responses import Response, error_response, json_response
-from freshet.http.routes import Reply
+from freshet.gateway.group_commit import Committer, Entry, group_entries, offsets_of
+from freshet.http.app import Reply
+from freshet.http.authenticator import EventAllowance
+from freshet.http.messages import (
+    Request,
+    Response,
+    error_response,
+    json_response,
+    require_identity,
+    wrong_type,
+)
 from freshet.log.schema_ids import frame
 from freshet.observability.spans import EventSend, end_event_sends, start_event_send
 from freshet.observability.tracing import Context, now_ns, traced
@@ -53,8 +58,7 @@ log = structlog.get_logger(__name__)
 
 JSON = "application/json"
 JSON_LINES = ("application/x-ndjson", "application/jsonl")
-Count = Callable[[str, int], None]  # outcome, events
-Charge = Callable[[Payer | None, int], None]  # rate limit, events
+Charge = Callable[[EventAllowance | None, int], None]  # allowance, events
 
 CHECK_BYTES = 32 << 10
 """Queued bytes that are validated at once, while an append runs: about 0.2 ms of work."""
@@ -100,7 +104,6 @@ class Client(Protocol):
 class _HttpClient:
     topic: str
     reply: Reply
-    span: Context | None = None
     in_columns = False
 
     def acknowledged(self, body: bytes) -> None:
@@ -122,7 +125,7 @@ class _Queued:
     body: bytes
     kind: str  # encoding of the body: JSON, AVRO or AVRO_BATCH
     client: Client
-    payer: Payer | None  # rate limit of its events; None: unlimited
+    allowance: EventAllowance | None  # that its events are charged to; None: unlimited
     came_ns: int = 0  # wall clock; 0: tracing is off
     span: Context | None = None  # of the request in its client's trace
 
@@ -138,18 +141,20 @@ class StreamEndpoint:
         rules: Rules,
         *,
         clock: Clock,
-        count: Count,
-        charge: Charge = lambda payer, events: None,
+        counter: Counter,
+        charge: Charge = lambda allowance, events: None,
     ) -> None:
         """Queue no request yet.
 
         Args:
-            count: called with an outcome (`accepted`, `refused`) and a number of events once durable.
-            charge: called with a rate limit and a number of events as they are submitted to the log.
+            counter: counts durable events, by stream and outcome (`accepted`, `refused`).
+            charge: called with an allowance and a number of events as they are submitted to the log.
         """
         self._charge = charge
+        self.counts = {"accepted": 0, "refused": 0}  # durable events
+        self._counters = {outcome: counter.labels(stream.role, outcome) for outcome in self.counts}
         self._stream, self._codec, self._committer, self._rules = stream, codec, committer, rules
-        self._clock, self._count = clock, count
+        self._clock = clock
         self._topic = orjson.dumps(stream.topic).decode()
         # No record derived from an event of at most so many bytes exceeds a limit.
         self._safe_bytes = rules.limits.event_bytes[stream.role]
@@ -174,10 +179,15 @@ class StreamEndpoint:
         `Committer.reserve_unchecked`.
         """
         body, kind = _events_of(request)
-        self.submit_body(body, kind, _HttpClient(self._stream.topic, reply), request.payer, request.span)
+        self.submit_body(body, kind, _HttpClient(self._stream.topic, reply), request.allowance, request.span)
 
     def submit_body(
-        self, body: bytes, kind: str, client: Client, payer: Payer | None = None, span: Context | None = None
+        self,
+        body: bytes,
+        kind: str,
+        client: Client,
+        allowance: EventAllowance | None = None,
+        span: Context | None = None,
     ) -> None:
         """Queue the events of a request of any protocol. Raises as `Committer.reserve_unchecked`.
 
@@ -185,16 +195,20 @@ class StreamEndpoint:
             body: the events.
             kind: encoding of the body: JSON, AVRO or AVRO_BATCH.
             client: receives the outcome.
-            payer: rate limit of the events.
+            allowance: allowance of the client's events.
             span: of the request in its client's trace.
         """
-        queued = _Queued(body, kind, client, payer, now_ns(), span)
+        queued = _Queued(body, kind, client, allowance, now_ns(), span)
         self._committer.reserve_unchecked(len(body), self._check)
         self._gathered.setdefault((kind, client.in_columns), []).append(queued)
         before = self._gathered_bytes
         self._gathered_bytes += len(body)
         if before < CHECK_BYTES <= self._gathered_bytes:
             asyncio.get_running_loop().call_soon(self._check)
+
+    def _count(self, outcome: str, events: int) -> None:
+        self.counts[outcome] += events
+        self._counters[outcome].inc(events)
 
     def _check(self) -> None:
         gathered, self._gathered = self._gathered, {}
@@ -208,13 +222,13 @@ class StreamEndpoint:
 
     def _submit(self, requests: Sequence[_Queued]) -> None:
         """Submit the events of requests of one kind."""
-        taken = self._accept(requests)
-        if taken is None:
+        accepted = self._accept(requests)
+        if accepted is None:
             for request in requests:
                 self._submit_by_event(request)
             return
-        if len(taken.partitions):
-            if self._holds_too_large(taken):
+        if len(accepted.partitions):
+            if self._holds_too_large(accepted):
                 if len(requests) > 1:
                     for request in requests:  # only one that holds a too large event is read by event
                         self._submit([request])
@@ -222,17 +236,17 @@ class StreamEndpoint:
                     self._submit_by_event(requests[0])
                 return
             try:
-                self._append(requests, taken)
+                self._append(requests, accepted)
             except Overloaded as error:
                 if len(requests) == 1:
                     raise
                 self._submit_singly(requests, error)
                 return
-        if (taken.counts < 0).any():
-            for i in (taken.counts < 0).nonzero()[0].tolist():
+        if (accepted.counts < 0).any():
+            for i in (accepted.counts < 0).nonzero()[0].tolist():
                 self._submit_by_event(requests[i])
 
-    def _accept(self, requests: Sequence[_Queued]) -> TakenBodies | None:
+    def _accept(self, requests: Sequence[_Queued]) -> AcceptedBodies | None:
         bodies = [request.body for request in requests]
         latest = latest_ms(self._clock) + self._rules.max_ahead_ms
         if requests[0].kind in (AVRO, AVRO_BATCH):
@@ -244,15 +258,15 @@ class StreamEndpoint:
             )
         return self._codec.accept_json(bodies, latest_ms=latest, max_events=self._rules.max_events)
 
-    def _holds_too_large(self, taken: TakenBodies) -> bool:
+    def _holds_too_large(self, accepted: AcceptedBodies) -> bool:
         """Return whether a record derived from one of these events would exceed its topic's limit."""
-        if taken.size <= self._safe_bytes:
+        if accepted.size <= self._safe_bytes:
             return False
-        sizes = np.diff(taken.records.ends, prepend=0) + np.diff(taken.keys.ends, prepend=0)
+        sizes = np.diff(accepted.records.ends, prepend=0) + np.diff(accepted.keys.ends, prepend=0)
         if int(sizes.max()) <= self._safe_bytes:
             return False
         large = np.flatnonzero(sizes > self._safe_bytes)
-        return any(self._too_large(taken.records[i], len(taken.keys[i])) for i in large.tolist())
+        return any(self._too_large(accepted.records[i], len(accepted.keys[i])) for i in large.tolist())
 
     def _too_large(self, record: bytes, key_bytes: int) -> tuple[str, str] | None:
         """Return (expected, found) if a record derived from this event would exceed its topic's limit."""
@@ -278,40 +292,42 @@ class StreamEndpoint:
             return expected, _bytes(together)
         return None
 
-    def _append(self, requests: Sequence[_Queued], taken: TakenBodies) -> None:
-        events = len(taken.partitions)
-        sends = _sends_of_bodies(self._codec, self.topic, taken, requests)
+    def _append(self, requests: Sequence[_Queued], accepted: AcceptedBodies) -> None:
+        events = len(accepted.partitions)
+        sends = _sends_of_bodies(self._codec, self.topic, accepted, requests)
 
         def done(outcome: Sequence[int] | Exception) -> None:
             if sends:
-                offsets = outcome if isinstance(outcome, Exception) else taken.offsets(outcome)
+                offsets = outcome if isinstance(outcome, Exception) else accepted.offsets(outcome)
                 end_event_sends(sends, offsets)
             if isinstance(outcome, Exception):
-                _fail([r for r, n in zip(requests, taken.counts.tolist(), strict=True) if n >= 0], outcome)
+                _fail([r for r, n in zip(requests, accepted.counts.tolist(), strict=True) if n >= 0], outcome)
                 return
             self._count("accepted", events)
             if requests[0].client.in_columns:
-                self._acknowledge_in_columns(requests, taken, outcome)
+                self._acknowledge_in_columns(requests, accepted, outcome)
                 return
-            for request, body in zip(requests, taken.answers(self._topic, outcome), strict=True):
+            for request, body in zip(requests, accepted.answers(self._topic, outcome), strict=True):
                 if body:
                     try:
                         request.client.acknowledged(body)
                     except Exception as error:
                         _log_unanswered(error)
 
-        self._committer.submit(taken.appends(self._stream.topic), events=events, size=taken.size, done=done)
+        self._committer.submit(
+            accepted.appends(self._stream.topic), events=events, size=accepted.size, done=done
+        )
         for i, request in enumerate(requests):
-            if request.payer is not None and taken.counts[i] > 0:
-                self._charge(request.payer, int(taken.counts[i]))
+            if request.allowance is not None and accepted.counts[i] > 0:
+                self._charge(request.allowance, int(accepted.counts[i]))
 
     @staticmethod
     def _acknowledge_in_columns(
-        requests: Sequence[_Queued], taken: TakenBodies, firsts: Sequence[int]
+        requests: Sequence[_Queued], accepted: AcceptedBodies, firsts: Sequence[int]
     ) -> None:
-        partitions, offsets = taken.partitions.tolist(), taken.offsets(firsts).tolist()
+        partitions, offsets = accepted.partitions.tolist(), accepted.offsets(firsts).tolist()
         at = 0
-        for request, events in zip(requests, taken.counts.tolist(), strict=True):
+        for request, events in zip(requests, accepted.counts.tolist(), strict=True):
             if events >= 0:
                 acks = Acks(partitions[at : at + events], offsets[at : at + events], ())
                 at += events
@@ -383,7 +399,7 @@ class StreamEndpoint:
 
         size = sum(e.size for e in entries) + sum(e.size for e in dead_letters)
         self._committer.submit(appends, events=len(places), size=size, done=done)
-        self._charge(request.payer, len(places))  # refused events cost as much as accepted ones
+        self._charge(request.allowance, len(places))  # refused events cost as much as accepted ones
 
     def _validate(self, request: _Queued) -> Checked:
         limit = self._rules.max_events
@@ -460,30 +476,32 @@ def _events_of(request: Request) -> tuple[bytes, str]:
 
 @traced
 def _sends_of_bodies(
-    tracer: Tracer, codec: StreamCodec, topic: str, taken: TakenBodies, asked: Sequence[_Queued]
+    tracer: Tracer, codec: StreamCodec, topic: str, accepted: AcceptedBodies, queued: Sequence[_Queued]
 ) -> list[EventSend]:
-    """Start the spans of the traced events of bodies that were taken together."""
-    requests = codec.requests(taken.records)
-    rows = taken.starts[:-1][taken.partitions] + taken.positions  # of each event, in the order of arrival
-    bodies = np.repeat(np.arange(len(taken.counts)), np.maximum(taken.counts, 0))
+    """Start the spans of the traced events of bodies that were accepted together."""
+    requests = codec.requests(accepted.records)
+    rows = (
+        accepted.starts[:-1][accepted.partitions] + accepted.positions
+    )  # of each event, in the order of arrival
+    bodies = np.repeat(np.arange(len(accepted.counts)), np.maximum(accepted.counts, 0))
     sends = []
     for at in np.flatnonzero(tracer.ids.sampled(requests[rows])).tolist():
-        row, one = int(rows[at]), asked[int(bodies[at])]
-        event = int(requests[row]), taken.keys[row], int(taken.partitions[at])
+        row, one = int(rows[at]), queued[int(bodies[at])]
+        event = int(requests[row]), accepted.keys[row], int(accepted.partitions[at])
         sends.append((start_event_send(tracer, codec.role, topic, event, one.came_ns, one.span), at))
     return sends
 
 
 @traced
 def _sends_of_entries(
-    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], asked: _Queued
+    tracer: Tracer, codec: StreamCodec, topic: str, entries: Sequence[Entry], queued: _Queued
 ) -> list[EventSend]:
     """Start the spans of the traced events of a request that was validated event by event."""
     requests = codec.requests(BytesColumn.of(entry.value for entry in entries))
     sends = []
     for at in np.flatnonzero(tracer.ids.sampled(requests)).tolist():
         event = int(requests[at]), entries[at].key, entries[at].partition
-        sends.append((start_event_send(tracer, codec.role, topic, event, asked.came_ns, asked.span), at))
+        sends.append((start_event_send(tracer, codec.role, topic, event, queued.came_ns, queued.span), at))
     return sends
 
 

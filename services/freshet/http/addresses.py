@@ -1,4 +1,4 @@
-"""Where something answers: a host and a port, as settings, options and errors write it."""
+"""Addresses of listeners and clients: a host and a port in settings, options and errors; proxies."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "address_in", "address_of", "reached_by"]
+__all__ = ["Address", "address_in", "address_of", "client_key", "forwarded_address", "reachable_host"]
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # `_` as container names have it
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 
+IPV6_CLIENT_BITS = 64
+"""Bits of an IPv6 address that identify a client."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host, by name or number, and a port of it."""
+    """A host name or IP address, and a port."""
 
     host: str  # without brackets
     port: int
@@ -26,10 +29,7 @@ class Address:
 
 
 def address_of(text: str) -> Address:
-    """The address that a text writes: `host:port`, with IPv6 in brackets.
-
-    Raises ValueError, which says what was expected.
-    """
+    """Parse `host:port`, with an IPv6 host in brackets. Raises ValueError with the expected form."""
     host, colon, digits = text.rpartition(":")
     if not colon:
         raise ValueError("host:port")
@@ -48,21 +48,21 @@ def address_of(text: str) -> Address:
 
 
 def address_in(url: str, *schemes: str) -> tuple[str, Address]:
-    """The scheme, one of these, and the server that a URL names, by the scheme's own port if it gives none.
+    """Return scheme and server of a URL with one of these schemes; the port may be the scheme's default.
 
-    Raises ValueError, which says what was expected.
+    Raises ValueError with the expected form.
     """
     parts = urlsplit(url)
     if parts.scheme not in schemes or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(
             f"{' or '.join(f'{one}://' for one in schemes)}, a host and a port, and nothing behind them"
         )
-    bare = parts.netloc.rpartition("]")[2]  # of an IPv6 address, what stands behind its bracket
+    bare = parts.netloc.rpartition("]")[2]  # after the bracket of an IPv6 address
     return parts.scheme, address_of(parts.netloc if ":" in bare else f"{parts.netloc}:{_PORTS[parts.scheme]}")
 
 
-def reached_by(bind_address: str) -> str:
-    """How a process of this machine reaches what listens on that address: 0.0.0.0 and :: are every one."""
+def reachable_host(bind_address: str) -> str:
+    """Return a host by which this machine reaches a listener: loopback for 0.0.0.0 and ::."""
     try:
         every = ip_address(bind_address)
     except ValueError:
@@ -70,3 +70,37 @@ def reached_by(bind_address: str) -> str:
     if not every.is_unspecified:
         return bind_address
     return "::1" if every.version == 6 else "127.0.0.1"
+
+
+def client_key(address: str) -> str:
+    """Return the part of an address that identifies a client: an IPv6 client has all addresses of a /64."""
+    if ":" not in address:
+        return address
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    host_bits = 128 - IPV6_CLIENT_BITS
+    return str(IPv6Address(int(found) >> host_bits << host_bits))
+
+
+def forwarded_address(peer: str, forwarded: bytes | None, proxies: int) -> str:
+    """Return the address that the outermost trusted proxy has seen.
+
+    Each proxy appends its client's address to X-Forwarded-For; entries before those are the client's own. If
+    there are fewer entries than proxies, the request did not pass them, and the peer itself is the client.
+    """
+    if not proxies or not forwarded:
+        return peer
+    entries = forwarded.decode("latin-1").split(",")
+    if len(entries) < proxies:
+        return peer
+    entry = entries[-proxies].strip()
+    try:
+        return str(ip_address(entry.strip("[]")))
+    except ValueError:
+        return peer

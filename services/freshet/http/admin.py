@@ -1,8 +1,4 @@
-"""Health and metrics of services that speak no HTTP otherwise: a small server on a thread of its own.
-
-`/health/live` while the process runs, `/health/ready` with the reason while it is not, `/metrics` for
-Prometheus, `/status` as JSON for `freshet status`.
-"""
+"""The admin port of services without other HTTP endpoints: health, metrics and status, in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from freshet.http import tls
-from freshet.http.browser_checks import Sites
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import (
     LIVE,
     METRICS_PAGE,
@@ -33,7 +29,7 @@ from freshet.http.endpoint import (
     refusals,
     status_page,
 )
-from freshet.http.responses import HttpError, error_response
+from freshet.http.messages import HttpError, error_response
 from freshet.observability.skipped import skipped_status
 from freshet.process.ports import cannot_listen
 
@@ -73,19 +69,18 @@ PROGRESS = Endpoint(
     "whose rows are in shards has `applied` alone, a shard the others. Only trainer and paramserver have it.",
 )
 ENDPOINTS: tuple[Endpoint, ...] = (LIVE, READY, METRICS_PAGE, STATUS)
-"""What every service answers on its admin port."""
+"""Endpoints of every admin port."""
 
 
-LOOK_S = 0.1
-"""Between two looks whether it is to stop: a process's end waits for the next."""
+STOP_CHECK_S = 0.1
+"""Seconds between two checks of the stop: the end of a process waits for the next."""
 
 HANDSHAKE_S = 10.0
-"""A client whose TLS handshake takes longer is let go."""
+"""Longest TLS handshake; the connection is closed after it."""
 
 
-MOST_CONNECTIONS = 64
-"""At once, a thread each. One more, and the one that has been there longest is let go: who asks has
-a page in a moment."""
+MAX_CONNECTIONS = 64
+"""Open connections, a thread each. A further one closes the oldest: a response takes a moment only."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -94,34 +89,34 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, None] = {}  # the longest there first
+        self._open: dict[socket.socket, None] = {}  # the oldest first
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give it a thread."""
+        """Serve a connection in a thread; close the oldest one beyond the limit."""
         with self._lock:
-            if len(self._open) >= MOST_CONNECTIONS:
-                longest = next(iter(self._open))
-                del self._open[longest]
+            if len(self._open) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
                 with contextlib.suppress(OSError):
-                    longest.shutdown(socket.SHUT_RDWR)
+                    oldest.shutdown(socket.SHUT_RDWR)
             self._open[request] = None
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """A handshake is of the connection's own thread, so that a slow one keeps nobody waiting."""
-        secure = tls.listening()
+        """Make the handshake in the connection's thread, so that a slow one delays no other connection."""
+        secure = tls.listener_tls()
         if secure is not None:
             request.settimeout(HANDSHAKE_S)
             try:
-                wrapped = secure.listener().wrap_socket(
+                wrapped = secure.server_context().wrap_socket(
                     request, server_side=True, do_handshake_on_connect=False
                 )
             except OSError:
                 self.shutdown_request(request)
                 return
-            with self._lock:  # the former has given its socket away
+            with self._lock:  # `wrap_socket` detached the former
                 self._open = {wrapped if one is request else one: None for one in self._open}
             request = wrapped
             try:
@@ -132,20 +127,20 @@ class _Server(ThreadingHTTPServer):
         super().process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """The connection ends."""
+        """Close a connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or sends what is no TLS, is no news; other errors are."""
+        """Log errors, except those of connections, which clients cause."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("request failed", exc_info=error)
 
 
 class Admin:
-    """Serves until closed. `ready` returns None, or why the service is not ready."""
+    """The server of an admin port, which serves until it is closed."""
 
     def __init__(
         self,
@@ -162,14 +157,18 @@ class Admin:
         """Start to serve.
 
         Args:
-            registry: gets the metrics of the process, too: its memory, when it began, its files.
-            hosts: names by which the port may be asked, besides its address: FRESHET_COMMON_HOSTS.
-            stuck: returns None, or why the process should be started again: see `freshet.process.lifecycle`.
+            registry: metrics; those of the process are added.
+            ready: returns None, or the reason for which the service is not ready.
+            status: returns the figures of `/status`.
+            progress: returns the figures of `/progress`; None: no such endpoint.
+            hosts: further host names of the port (FRESHET_COMMON_HOSTS).
+            stuck: returns None, or the reason to restart the process (`freshet.process.lifecycle`).
 
-        Raises ConfigError if the address cannot be had, naming who has the port.
+        Raises:
+            ConfigError: the address cannot be bound; names the process that has the port.
         """
         ProcessCollector(registry=registry)
-        sites = Sites(address, hosts)
+        sites = AllowedSites(address, hosts)
         routes: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             LIVE.path: lambda: _liveness(stuck()),
             READY.path: lambda: _readiness(ready()),
@@ -180,7 +179,7 @@ class Admin:
             routes[PROGRESS.path] = lambda: (200, "application/json", _json(progress()))
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # seconds; a client that says nothing holds no thread for ever
+            timeout = 10  # seconds, so that a silent client does not keep its thread
 
             def do_GET(self) -> None:
                 self._answer("GET")
@@ -207,7 +206,7 @@ class Admin:
                 path = self.path.partition("?")[0]
                 headers: Sequence[tuple[bytes, bytes]] = ()
                 try:
-                    sites.admit(
+                    sites.check(
                         {name.lower().encode(): value.encode() for name, value in self.headers.items()}
                     )
                     if path not in routes:
@@ -218,9 +217,10 @@ class Admin:
                         raise _not_allowed(path, self.command)
                     else:
                         code, kind, body = routes[path]()
-                except Exception as error:  # told as every service tells it; the log has the whole of it
-                    told = error_response(error)
-                    code, kind, body, headers = told.status, "application/json", told.body, told.headers
+                except Exception as error:
+                    response = error_response(error)
+                    code, body, headers = response.status, response.body, response.headers
+                    kind = "application/json"
                 self.send_response(code)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
@@ -231,19 +231,19 @@ class Admin:
                     self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing: a scrape every few seconds is no news."""
+                """Log no request: Prometheus sends one every few seconds."""
 
         try:
             self._server = _Server((address, port), Handler)
         except OSError as error:
             raise cannot_listen("admin", address, port, "FRESHET_<SERVICE>_ADMIN_PORT", error) from None
-        serving = partial(self._server.serve_forever, poll_interval=LOOK_S)
+        serving = partial(self._server.serve_forever, poll_interval=STOP_CHECK_S)
         self._thread = threading.Thread(target=serving, name="admin", daemon=True)
         self._thread.start()
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """The bound port."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:

@@ -5,33 +5,31 @@ from __future__ import annotations
 import zlib
 
 from freshet.errors import BadInput
-from freshet.http.responses import HttpError
+from freshet.http.messages import HttpError
 
 __all__ = ["CODINGS", "accepted_coding", "compressed", "decompressed"]
 
 CODINGS = ("gzip", "deflate")
-"""Those that are read and written, the preferred one first."""
+"""Supported codings, the preferred one first."""
 
 _GZIP, _ZLIB, _RAW = 31, 15, -15
 """Values of zlib's `wbits`."""
 
 _LEVEL = 1
-"""Answers are numbers, which higher levels make hardly smaller."""
+"""Responses are numbers, which higher levels hardly compress further."""
 
 
 def decompressed(body: bytes, coding: str, most_bytes: int) -> bytes:
-    """A body without its coding.
-
-    A body of `most_bytes` may stand for a thousand times as many, so decompression ends at that length.
+    """Decompress a body, up to `most_bytes`: a body may expand to a thousand times its size.
 
     Args:
-        body: as it was sent.
+        body: the body as it was sent.
         coding: value of Content-Encoding.
-        most_bytes: that the body may have without its coding.
+        most_bytes: limit of the decompressed body.
 
     Raises:
-        HttpError: 415, the coding is another one; 413, the body is longer than that.
-        BadInput: the body is not of that coding, is cut off, or something follows it.
+        HttpError: 415 for another coding; 413 above the limit.
+        BadInput: the body does not have the coding, is truncated, or other bytes follow it.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
@@ -60,9 +58,9 @@ def decompressed(body: bytes, coding: str, most_bytes: int) -> bytes:
 
 
 def accepted_coding(accept: str) -> str:
-    """The coding of ours that a value of Accept-Encoding weighs most; empty for none of them.
+    """Return the supported coding with the highest weight in Accept-Encoding; empty for none.
 
-    `*` counts for those that the value does not name; a weight that is no number counts as 0.
+    `*` stands for codings that are not listed; a malformed weight counts as 0.
     """
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
@@ -78,11 +76,11 @@ def accepted_coding(accept: str) -> str:
 
 
 def compressed(body: bytes, coding: str) -> bytes:
-    """A body in one of `CODINGS`."""
+    """Compress a body by one of `CODINGS`."""
     encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP if coding == "gzip" else _ZLIB)
     return encoder.compress(body) + encoder.flush()
 
 
 def _has_zlib_header(body: bytes) -> bool:
-    """Whether a body of deflate has the zlib format of RFC 9110; some clients send the data without it."""
+    """Return whether a deflate body has the zlib format of RFC 9110; some clients send raw data."""
     return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0

@@ -1,8 +1,11 @@
-"""What a route takes and answers, said beside the route: `App` routes nothing that is not described.
+"""Descriptions of endpoints and of error codes; `App` serves only described endpoints.
 
-docs/reference/http.md and the OpenAPI documents are written from these, and tests hold running services to
-them. Bodies are described by JSON Schema (2020-12, as OpenAPI 3.1 has it); the functions below spell the
-usual ones, and a shape with a title is written once and referred to.
+docs/reference/http.md and the OpenAPI documents are generated from the descriptions, and tests compare
+running services with them. Bodies are described by JSON Schema (2020-12, as in OpenAPI 3.1); the functions
+below build the usual schemas, and a schema with a title is written once and referred to.
+
+Every error is `{"error": {code, message, expected, found, hint}}`. The meaning of a code never changes; texts
+may. A test finds codes that are not described here.
 """
 
 from __future__ import annotations
@@ -11,20 +14,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from freshet.http.error_codes import ERROR, by_status
 from freshet.http.tokens import Scope
 
 __all__ = [
+    "CODES",
+    "ERROR",
     "LIVE",
     "METRICS_PAGE",
     "TOKEN_CODES",
     "Answer",
     "Body",
     "Endpoint",
+    "ErrorCode",
     "Parameter",
     "Shape",
     "array",
     "boolean",
+    "by_status",
     "integer",
     "json",
     "mapping",
@@ -44,26 +50,26 @@ Shape = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One form that a request or an answer may have."""
+    """A form of a request or a response."""
 
     media_type: str
-    shape: Shape | None = None  # None: bytes that JSON Schema cannot say more of
+    shape: Shape | None = None  # None: bytes without a schema
     example: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What comes back under one status."""
+    """A response with one status."""
 
     status: int
     doc: str
     bodies: tuple[Body, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)  # name: meaning
+    headers: Mapping[str, str] = field(default_factory=dict)  # meanings by name
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What stands in the path, the query or a header."""
+    """A value in the path, the query or a header."""
 
     name: str
     where: Literal["path", "query", "header"]
@@ -74,7 +80,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path. `{name}` in the path stands for anything but a slash."""
+    """A method of a path. `{name}` in the path matches any text without a slash."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -82,31 +88,134 @@ class Endpoint:
     answers: tuple[Answer, ...]
     doc: str = ""
     parameters: tuple[Parameter, ...] = ()
-    bodies: tuple[Body, ...] = ()  # any one of them; none: no body is read
-    scope: Scope | None = None  # that a token must have, where tokens are asked for; None: open to all
-    or_scope: Scope | None = None  # is as good
+    bodies: tuple[Body, ...] = ()  # alternatives; none: no body is read
+    scope: Scope | None = None  # that a token must have, where required; None: no token
+    or_scope: Scope | None = None  # another sufficient scope
 
     @property
     def pattern(self) -> str:
-        """The path as `App` matches it: `*` for each `{name}`."""
+        """The path with `*` for each `{name}`, as in metrics."""
         return "/".join("*" if part.startswith("{") else part for part in self.path.split("/"))
 
     def at(self, path: str, *more: Parameter) -> Endpoint:
-        """The same under another path."""
+        """Return the same endpoint at another path."""
         return replace(self, path=path, parameters=(*self.parameters, *more))
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """One code of an HTTP error."""
+
+    code: str
+    status: int
+    means: str
+    do: str  # advice to the client
+
+
+CODES = (
+    ErrorCode("bad_input", 400, "the request cannot be understood", "mend it; the message says where"),
+    ErrorCode(
+        "token_missing",
+        401,
+        "a token is asked for, and none was sent",
+        "send `Authorization: Bearer TOKEN`; the operator makes them, and the console takes that of "
+        "state/console.token in the run folder, too",
+    ),
+    ErrorCode("token_unknown", 401, "the token is not known here", "ask the operator for one that is"),
+    ErrorCode("token_expired", 401, "the token has expired", "ask the operator for another"),
+    ErrorCode("token_scope", 403, "the token is for other things", "use one with the scope in `expected`"),
+    ErrorCode(
+        "host",
+        403,
+        "the port does not have this name",
+        "use localhost, or add it to FRESHET_COMMON_HOSTS",
+    ),
+    ErrorCode(
+        "origin",
+        403,
+        "a page of another site asks",
+        "ask from a program, or add the site to FRESHET_COMMON_HOSTS",
+    ),
+    ErrorCode("not_found", 404, "there is no such path", "see `expected` for the paths there are"),
+    ErrorCode("no_model", 404, "another model is served here", "use the name in `expected`"),
+    ErrorCode(
+        "no_version", 404, "another version is served", "leave the version out, or move `stable` to it"
+    ),
+    ErrorCode("no_such_version", 404, "no such version is stored", "see `expected` for those there are"),
+    ErrorCode("method_not_allowed", 405, "the path has no such method", "use one that `Allow` names"),
+    ErrorCode("body_timeout", 408, "the body did not arrive in time", "send it again, in smaller pieces"),
+    ErrorCode("version_damaged", 409, "the version's weights cannot be read", "choose another version"),
+    ErrorCode("body_too_large", 413, "the body has too many bytes", "send smaller batches"),
+    ErrorCode("too_large", 413, "too many events or candidates at once", "send smaller batches"),
+    ErrorCode("content_type", 415, "bodies of this kind are not taken", "use one of those in `expected`"),
+    ErrorCode("encoding", 415, "bodies of this coding are not taken", "use one that `expected` names"),
+    ErrorCode(
+        "events_refused",
+        422,
+        "some events do not fit their schema, or are dated too far ahead; the others are durable",
+        "mend those that `refused` lists, and send only these again",
+    ),
+    ErrorCode("too_often", 429, "more than this client may", "wait `Retry-After`, send it again"),
+    ErrorCode("overloaded", 429, "a queue is full; nothing was taken", "wait `Retry-After`, send it again"),
+    ErrorCode("internal", 500, "an unforeseen error", "read the service's log; report it"),
+    ErrorCode(
+        "connections", 503, "too many connections are open", "use connections again; wait `Retry-After`"
+    ),
+    ErrorCode("bodies", 503, "too many bytes of requests are under way", "wait `Retry-After`, send it again"),
+    ErrorCode("streams", 503, "too many pages are open", "close some, or raise the limit in `hint`"),
+    ErrorCode(
+        "unavailable",
+        503,
+        "a part is not ready or cannot be reached; nothing is known to be done",
+        "wait `Retry-After`, send it again: events carry ids, so a repeat counts once",
+    ),
+)
+
+_ANY: Mapping[str, Any] = {"description": "text, a number, a list of these, or null"}
+
+ERROR: Mapping[str, Any] = {
+    "title": "Error",
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "expected", "found", "hint"],
+            "additionalProperties": False,
+            "properties": {
+                "code": {"type": "string", "enum": [c.code for c in CODES]},
+                "message": {"type": "string", "description": "what is wrong, for people"},
+                "expected": {**_ANY},
+                "found": {**_ANY},
+                "hint": {"type": ["string", "null"], "description": "what to do"},
+            },
+        }
+    },
+}
+"""The schema of every error."""
+
+
+def by_status(codes: Iterable[str]) -> Mapping[int, str]:
+    """Return the statuses of codes, each with the codes' meanings. Raises KeyError for an unknown code."""
+    known = {c.code: c for c in CODES}
+    meanings: dict[int, list[str]] = {}
+    for code in codes:
+        meanings.setdefault(known[code].status, []).append(f"`{code}`: {known[code].means}")
+    return {status: "; ".join(texts) for status, texts in sorted(meanings.items())}
+
+
 TOKEN_CODES = ("token_missing", "token_unknown", "token_expired", "token_scope", "too_often")
-"""The errors of a route with a scope."""
+"""Errors of an endpoint with a scope."""
 
 
 def json(shape: Shape, example: Any = None) -> Body:
-    """A body of JSON."""
+    """Return a JSON body."""
     return Body("application/json", shape, example)
 
 
 def refusals(*codes: str) -> tuple[Answer, ...]:
-    """The answers of errors, by the codes that a route may give, as `HttpError` writes them."""
+    """Return the error responses for the codes of an endpoint."""
     retry = {"Retry-After": "seconds to wait before trying again"}
     return tuple(
         Answer(status, means, (json(ERROR),), retry if status in (429, 503) else {})
@@ -115,7 +224,7 @@ def refusals(*codes: str) -> tuple[Answer, ...]:
 
 
 def record(title: str, required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
-    """An object of just these keys. A title names it in the documents; "" leaves it where it stands."""
+    """Return an object of these keys only. A title names it in the documents; "" leaves it inline."""
     return {
         **({"title": title} if title else {}),
         "type": "object",
@@ -126,48 +235,48 @@ def record(title: str, required: Mapping[str, Shape], optional: Mapping[str, Sha
 
 
 def mapping(values: Shape, doc: str = "") -> Shape:
-    """An object with any keys and values of one shape."""
-    return _told({"type": "object", "additionalProperties": values}, doc)
+    """Return an object with any keys and values of one schema."""
+    return _described({"type": "object", "additionalProperties": values}, doc)
 
 
 def array(items: Shape, doc: str = "") -> Shape:
-    """A list."""
-    return _told({"type": "array", "items": items}, doc)
+    """Return a list."""
+    return _described({"type": "array", "items": items}, doc)
 
 
 def text(doc: str = "") -> Shape:
-    """Any text."""
-    return _told({"type": "string"}, doc)
+    """Return a text."""
+    return _described({"type": "string"}, doc)
 
 
 def words(options: Iterable[str], doc: str = "") -> Shape:
-    """One of a few words."""
-    return _told({"type": "string", "enum": list(options)}, doc)
+    """Return a text with these options."""
+    return _described({"type": "string", "enum": list(options)}, doc)
 
 
 def integer(doc: str = "", **more: Any) -> Shape:
-    """A whole number; `more`: minimum, maximum."""
-    return _told({"type": "integer", **more}, doc)
+    """Return an integer; `more`: minimum, maximum."""
+    return _described({"type": "integer", **more}, doc)
 
 
 def number(doc: str = "", **more: Any) -> Shape:
-    """A number; `more`: minimum, maximum."""
-    return _told({"type": "number", **more}, doc)
+    """Return a number; `more`: minimum, maximum."""
+    return _described({"type": "number", **more}, doc)
 
 
 def boolean(doc: str = "") -> Shape:
-    """True or false."""
-    return _told({"type": "boolean"}, doc)
+    """Return a boolean."""
+    return _described({"type": "boolean"}, doc)
 
 
 def nullable(shape: Shape, doc: str = "") -> Shape:
-    """The shape, or null for what is not known."""
+    """Return the schema, or null for an unknown value."""
     if isinstance(shape.get("type"), str) and "enum" not in shape and "title" not in shape:
-        return _told({**shape, "type": [shape["type"], "null"]}, doc)
-    return _told({"anyOf": [shape, {"type": "null"}]}, doc)
+        return _described({**shape, "type": [shape["type"], "null"]}, doc)
+    return _described({"anyOf": [shape, {"type": "null"}]}, doc)
 
 
-def _told(shape: Shape, doc: str) -> Shape:
+def _described(shape: Shape, doc: str) -> Shape:
     return {**shape, "description": doc} if doc else shape
 
 
@@ -195,7 +304,7 @@ METRICS_PAGE = Endpoint(
 
 
 def ready_page(title: str, figures: Mapping[str, Shape] | None = None) -> Endpoint:
-    """Whether the service does its work; with `figures`, those of its status come along."""
+    """Return the readiness endpoint; `figures` of the service's status may be added to its body."""
     more = dict(figures or {})
     reason = text('why not; "" once it is')
     good = record(f"{title}Ready", {"status": words(["ready"])}, {"reason": reason, **more})
@@ -229,7 +338,7 @@ def _with_skipped(figures: Shape) -> Shape:
 
 
 def status_page(figures: Shape) -> Endpoint:
-    """The figures of a service, as `freshet status` and the console read them."""
+    """Return the endpoint with a service's figures, which `freshet status` and the console read."""
     return Endpoint(
         "GET",
         "/status",

@@ -9,19 +9,22 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
 
 import structlog
 import uvicorn
 import uvloop
 
+from freshet.config.settings import Common
 from freshet.errors import ConfigError
 from freshet.http import tls
+from freshet.http.addresses import Address
 from freshet.http.app import App
 from freshet.process.lifecycle import Drain
 from freshet.process.ports import cannot_listen
 
-__all__ = ["BACKLOG", "UVICORN", "Beside", "bind", "run_server", "serve"]
+__all__ = ["BACKLOG", "UVICORN", "HttpListener", "Listener", "bind", "run_server", "serve"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,20 +42,67 @@ UVICORN: Mapping[str, Any] = {
     "backlog": BACKLOG,
     "timeout_keep_alive": 30,
 }
-"""Of every server; the benchmark's bare server takes the same, so that only our own work differs."""
+"""Options of every server; the benchmark's bare server has the same, so that only our own work differs."""
+
 MAX_CONNECTIONS = 2_000
 """Default of `serve`."""
 
 SPARE_FILES = 256
-"""Descriptors that a process needs for other things than connections."""
+"""File descriptors that a process needs besides connections."""
 
-LOOK_S = 0.1
-"""Between two looks whether the server is to stop."""
+STOP_CHECK_S = 0.1
+"""Seconds between two checks of the stop event."""
+
+
+class Listener(Protocol):
+    """A second listener on the same loop."""
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if the address cannot be bound."""
+
+    async def serve(self, stop: threading.Event, drain_s: float) -> None:
+        """Answer calls until `stop` is set, then open calls for at most `drain_s`."""
+
+
+class HttpListener:
+    """An address that is bound at once and refuses connections until `serve` runs.
+
+    So a proxy of several servers tries the next one immediately, instead of waiting for one that starts.
+    """
+
+    def __init__(self, common: Common, port: int) -> None:
+        """Bind the address. Raises ConfigError if it cannot be bound."""
+        self._common, self._sock = common, bind(common.bind_address, port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sock.close()
+
+    async def serve(
+        self, app: App, stop: threading.Event, ready: Callable[[str], None], second: Listener | None = None
+    ) -> float:
+        """Serve an app until `stop` is set, then drain; returns the remaining seconds of the drain.
+
+        `ready` is called with the URL once connections are accepted; `second` is as in `serve`.
+        """
+        host, port = self._sock.getsockname()[:2]
+        return await serve(
+            app,
+            self._sock,
+            stop,
+            started=lambda: ready(f"{tls.scheme()}://{Address(host, port)}"),
+            drain_s=self._common.drain_ms / 1e3,
+            max_connections=self._common.max_connections,
+            second=second,
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """An address of ours that nobody listens at yet: until `serve` does, clients are refused, and go to
-    another server at once. Port 0 takes a free one. Raises ConfigError if it cannot be had."""
+    """Bind an address without listening; port 0 takes a free one. Raises ConfigError if that fails."""
     sock: socket.socket | None = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -67,7 +117,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _listen(sock: socket.socket) -> None:
-    """Take connections from now on. Raises ConfigError: somebody else does at this address by now."""
+    """Accept connections. Raises ConfigError if another process listens at the address by now."""
     try:
         sock.listen(BACKLOG)
     except OSError as error:
@@ -79,16 +129,6 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     return cannot_listen("listen", host, port, "FRESHET_<SERVICE>_PORT", error)
 
 
-class Beside(Protocol):
-    """Another listener on the same loop."""
-
-    async def start(self) -> None:
-        """Begin to listen. Raises ConfigError if its address cannot be had."""
-
-    async def serve(self, stop: threading.Event, drain_s: float) -> None:
-        """Answer until `stop` is set; then what is in work, for at most `drain_s`."""
-
-
 async def serve(
     app: App,
     sock: socket.socket,
@@ -96,50 +136,55 @@ async def serve(
     *,
     started: Callable[[], None] = lambda: None,
     drain_s: float = 10.0,
-    beside: Beside | None = None,
+    second: Listener | None = None,
     max_connections: int = MAX_CONNECTIONS,
 ) -> float:
-    """Answer requests until `stop` is set; then those begun, for at most `drain_s`; returns how many seconds
-    of these are left for what the service has to do after that. Raises ConfigError: another process has begun
-    to listen at the address since it was bound.
+    """Answer requests until `stop` is set, then open requests for at most `drain_s`.
 
-    `beside`: another listener, which answers before `started` is called and drains at the same time. While
-    there are more connections than `max_connections`, each request is answered with 503 and its connection
-    closed.
+    Args:
+        started: called once connections are accepted.
+        second: another listener; it listens before `started` is called, and drains at the same time.
+        max_connections: beyond it, each request is answered with 503 and its connection closed.
+
+    Returns:
+        The remaining seconds of the drain, for the rest of the service's shutdown.
+
+    Raises:
+        ConfigError: another process has begun to listen at the address since it was bound.
     """
-    secure = tls.listening()
+    secure = tls.listener_tls()
     config = uvicorn.Config(
         app,
-        timeout_graceful_shutdown=cast(int, drain_s),  # uvicorn takes parts of seconds, and does not say so
-        ssl_context_factory=None if secure is None else lambda config, default: secure.listener(),
+        timeout_graceful_shutdown=cast(int, drain_s),  # uvicorn accepts fractions, but its type does not
+        ssl_context_factory=None if secure is None else lambda config, default: secure.server_context(),
         **UVICORN,
     )
     server, drain = uvicorn.Server(config), Drain(drain_s)
     app.bound_connections(lambda: len(server.server_state.connections), _with_files(max_connections))
     _listen(sock)
-    if beside is not None:
-        await beside.start()
+    if second is not None:
+        await second.start()
     with _signals_kept():
         serving = asyncio.create_task(server.serve([sock]))
-        await asyncio.sleep(0)  # by now uvicorn has taken the signals
-    started()  # the kernel takes connections since the socket listens
+        await asyncio.sleep(0)  # uvicorn installs its signal handlers
+    started()  # the kernel accepts connections since the socket listens
 
     async def end_with_stop() -> None:
         while not (stop.is_set() or serving.done()):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STOP_CHECK_S)
         drain.begin()
         app.end_streams()
         server.should_exit = True
 
-    others = [] if beside is None else [beside.serve(stop, drain_s)]
+    others = [] if second is None else [second.serve(stop, drain_s)]
     await asyncio.gather(serving, end_with_stop(), *others)
     return drain.left_s()
 
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the handlers of signals that uvicorn takes over: the caller's stop the process by `stop`."""
-    if threading.current_thread() is not threading.main_thread():  # uvicorn takes none there
+    """Restore the signal handlers that uvicorn replaces: those of the caller set `stop`."""
+    if threading.current_thread() is not threading.main_thread():  # uvicorn replaces none there
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -149,7 +194,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _with_files(connections: int) -> int:
-    """As many connections, or as many as this process may have descriptors for."""
+    """Return the number of connections, or fewer if the limit of file descriptors does not allow as many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard) or soft >= connections + SPARE_FILES:
         return connections

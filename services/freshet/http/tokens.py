@@ -1,11 +1,11 @@
-"""Tokens with scopes: what a file of them says, and which of them was shown. No I/O.
+"""Tokens with scopes: the lines of their file, and the entry of a given token. No I/O.
 
-A line of the file is one token, never the token itself but its SHA-256; what follows is optional:
+A line holds the SHA-256 of one token, never the token itself; the words after it are optional:
 
     web-shop  send,rank  sha256:9f86d081…  expires=2027-02-20T00:00:00Z  requests_per_s=500  events_per_s=5000
 
-Several lines may have the same name, so that a new token is valid before the old one is dropped. Tokens are
-made at random with 256 bits (`new_token`), so a plain hash is enough: there is nothing to guess.
+Several lines may have the same name, so that a new token is valid before the old one is removed. A token has
+256 random bits (`new_token`), so that a plain hash suffices: it cannot be guessed.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from typing import Literal, get_args
 from freshet.errors import ConfigError
 
 __all__ = [
-    "MOST_TOKENS",
+    "MAX_TOKENS",
     "SCOPES",
     "Scope",
     "TokenEntry",
     "bearer",
     "digest_of",
     "line_of",
+    "matching_entry",
     "new_token",
     "parse_tokens",
-    "shown",
     "time_text",
 ]
 
 Scope = Literal["send", "rank", "operate"]
-"""What a token lets its holder do: send events to the gateway; have inference rank, score and explain; change
-what is served, at the console."""
+"""Rights of a token: to send events to the gateway; to rank, score and explain at inference; to change the
+served version at the console."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-MOST_TOKENS = 1_000
-"""Of one file: each request is compared with all of them, at about 0.2 µs each."""
+MAX_TOKENS = 1_000
+"""Tokens of a file: each request is compared with all of them, at about 0.2 µs each."""
 
-LONGEST_SHOWN = 1_000
-"""Bytes of a token; what is longer is none of ours, and is not hashed."""
+MAX_TOKEN_BYTES = 1_000
+"""A longer token is unknown, and is not hashed."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 NAME_TEXT = "1 to 60 letters, digits, . - and _, the first of them a letter or digit"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 TOKEN = re.compile(r"freshet_[A-Za-z0-9_-]{43}")
-"""What `new_token` makes."""
+"""Tokens of `new_token`."""
 
 RATE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,3})?")
 TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -59,40 +59,40 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token that is known here."""
+    """One valid token."""
 
-    name: str  # of who holds it; several tokens may have it
+    name: str  # of its holder; several tokens may have the same
     scopes: frozenset[Scope]
     digest: bytes  # SHA-256
     expires_ms: int | None = None  # since the Unix epoch; None: never
-    requests_per_s: float | None = None  # None: as the door's setting says; 0: no limit
+    requests_per_s: float | None = None  # None: the listener's setting; 0: no limit
     events_per_s: float | None = None
 
     @property
     def id(self) -> str:
-        """Tells tokens of one name apart."""
+        """Distinguishes tokens of one name."""
         return self.digest.hex()[:8]
 
 
 def new_token() -> str:
-    """A token of 256 random bits. Its beginning lets scanners find one that was committed somewhere."""
+    """Make a token of 256 random bits. Scanners of repositories find it by its prefix."""
     return "freshet_" + secrets.token_urlsafe(32)
 
 
 def digest_of(token: bytes) -> bytes:
-    """What is kept of a token."""
+    """Return the hash that is stored for a token."""
     return sha256(token).digest()
 
 
 def bearer(authorization: bytes | None) -> bytes:
-    """The token of an `Authorization` header; empty if it holds none."""
+    """Return the token of an `Authorization` header; empty if it has none."""
     scheme, _, token = (authorization or b"").strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 
-def shown(token: bytes, entries: Iterable[TokenEntry]) -> TokenEntry | None:
-    """The entry of a token; None: it is unknown. Takes as long whichever it is."""
-    if len(token) > LONGEST_SHOWN:
+def matching_entry(token: bytes, entries: Iterable[TokenEntry]) -> TokenEntry | None:
+    """Return the entry of a token, or None if it is unknown, in a time that does not depend on the entry."""
+    if len(token) > MAX_TOKEN_BYTES:
         return None
     digest, found = sha256(token).digest(), None
     for entry in entries:
@@ -102,9 +102,9 @@ def shown(token: bytes, entries: Iterable[TokenEntry]) -> TokenEntry | None:
 
 
 def parse_tokens(text: str, where: str) -> tuple[TokenEntry, ...]:
-    """The tokens of a file. Empty lines and those that begin with # say nothing.
+    """Parse a file of tokens; empty lines and those that begin with # are skipped.
 
-    Raises ConfigError, with file and line, for a line that is none, or a token that is there twice.
+    Raises ConfigError, with file and line, for a wrong line or a repeated token.
     """
     entries: list[TokenEntry] = []
     lines: dict[bytes, int] = {}
@@ -120,16 +120,16 @@ def parse_tokens(text: str, where: str) -> tuple[TokenEntry, ...]:
                 "take one of the two lines away",
             )  # fmt: skip
         entries.append(entry)
-        if len(entries) > MOST_TOKENS:
+        if len(entries) > MAX_TOKENS:
             raise ConfigError(
-                where, "", f"more than {MOST_TOKENS} tokens", f"at most {MOST_TOKENS}",
+                where, "", f"more than {MAX_TOKENS} tokens", f"at most {MAX_TOKENS}",
                 "drop those that have expired: `freshet token list` shows them",
             )  # fmt: skip
     return tuple(entries)
 
 
 def _entry(words: Sequence[str], where: str) -> TokenEntry:
-    """Any word may be a token that slipped in, so errors say which word is wrong, and repeat none."""
+    """Parse a line. Any word may be a token by mistake, so errors give its position instead of the word."""
     if len(words) < 3:
         raise ConfigError(
             where, "", f"{len(words)} words", "NAME SCOPES sha256:HASH and what else is said of the token",
@@ -140,7 +140,7 @@ def _entry(words: Sequence[str], where: str) -> TokenEntry:
     if TOKEN.fullmatch(name):
         raise ConfigError(
             where, "", "the first word is a token itself", f"a name: {NAME_TEXT}",
-            "whoever has read the file may use that token: make another, and drop it",
+            "all readers of the file know that token: make another, and drop it",
         )  # fmt: skip
     if not NAME.fullmatch(name):
         raise ConfigError(where, "", "the first word is no name", NAME_TEXT)
@@ -154,23 +154,23 @@ def _entry(words: Sequence[str], where: str) -> TokenEntry:
             where, "", "the third word is no hash", "sha256: and 64 hexadecimal digits in lower case",
             "of the token, without a line's end; never the token itself",
         )  # fmt: skip
-    said: dict[str, float | int] = {}
+    options: dict[str, float | int] = {}
     for number, word in enumerate(more, 4):
         key, equals, value = word.partition("=")
-        if not equals or key not in _READERS or key in said:
+        if not equals or key not in _READERS or key in options:
             raise ConfigError(
                 where, "", f"word {number} is none of these, or is there twice",
                 f"{', '.join(f'{k}=…' for k in _READERS)}, each once at most",
             )  # fmt: skip
-        said[key] = _READERS[key](value, where, f"word {number}, {key}=…,")
-    expires = said.get("expires")
+        options[key] = _READERS[key](value, where, f"word {number}, {key}=…,")
+    expires = options.get("expires")
     return TokenEntry(
         name,
         scopes,
         bytes.fromhex(digest[1]),
         None if expires is None else int(expires),
-        said.get("requests_per_s"),
-        said.get("events_per_s"),
+        options.get("requests_per_s"),
+        options.get("events_per_s"),
     )
 
 
@@ -194,7 +194,7 @@ _READERS = {"expires": _time, "requests_per_s": _rate, "events_per_s": _rate}
 
 
 def line_of(entry: TokenEntry) -> str:
-    """An entry as its file says it."""
+    """Return the line of an entry."""
     scopes = ",".join(scope for scope in SCOPES if scope in entry.scopes)
     words = [entry.name, scopes, f"sha256:{entry.digest.hex()}"]
     if entry.expires_ms is not None:
@@ -207,5 +207,5 @@ def line_of(entry: TokenEntry) -> str:
 
 
 def time_text(ms: int) -> str:
-    """A moment as the file says it, to the second."""
+    """Return a time as files write it, in seconds."""
     return datetime.fromtimestamp(ms // 1000, UTC).strftime(TIME)

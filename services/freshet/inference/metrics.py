@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from freshet.http.authenticator import DOOR_METRICS
-from freshet.http.metrics import HTTP_METRICS
-from freshet.observability.grpc_metrics import GRPC_DOOR_METRICS
+from freshet.http.app import HTTP_METRICS
+from freshet.http.authenticator import AUTH_METRICS
+from freshet.observability.grpc_metrics import PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 
 __all__ = [
@@ -132,9 +132,9 @@ SERVED_QUEUE_BYTES = Metric(
 )
 
 METRICS = (
-    *GRPC_DOOR_METRICS,
+    *PUBLIC_GRPC_METRICS,
     *HTTP_METRICS,
-    *DOOR_METRICS,
+    *AUTH_METRICS,
     BATCH_REQUESTS,
     SHED,
     CANDIDATES,

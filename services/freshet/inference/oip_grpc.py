@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import BadInput
-from freshet.http.authenticator import Guest
+from freshet.http.authenticator import Principal
 from freshet.inference.oip import (
     InferRequest,
     InputLimits,
@@ -26,14 +26,9 @@ from freshet.inference.oip import (
 from freshet.inference.oip_model import OipModel, Output
 from freshet.release import RELEASE
 from freshet.rpc.protobuf import OIP, messages, parse
-from freshet.rpc.public_listener import GrpcDoor
+from freshet.rpc.public_server import PublicServer
 
-__all__ = [
-    "add_oip",
-    "check_message",
-    "read_infer",
-    "write_infer",
-]
+__all__ = ["add_oip", "check_message", "read_infer", "write_infer"]
 
 _INPUT, _OUTPUT = 5, 6
 """Fields of inference.ModelInferRequest."""
@@ -129,20 +124,20 @@ _CONTENTS = {
 }
 
 
-def add_oip(listener: GrpcDoor, model: OipModel) -> None:
+def add_oip(listener: PublicServer, model: OipModel) -> None:
     """Serve the protocol's six methods."""
     m = messages(OIP)
 
     def open_route(method: str, answer: Callable[[], Any]) -> None:
-        listener.open(SERVICE, method, lambda: bytes(answer().SerializeToString()))
+        listener.add_open_call(SERVICE, method, lambda: bytes(answer().SerializeToString()))
 
     def route(method: str, answer: Callable[[Any], Any]) -> None:
         request_class = getattr(m, f"{method}Request")
 
-        async def answered(data: bytes, _: Guest) -> bytes:
+        async def answered(data: bytes, _: Principal) -> bytes:
             return bytes(answer(parse(request_class, data)).SerializeToString())
 
-        listener.call(SERVICE, method, answered, scope="rank")
+        listener.add_call(SERVICE, method, answered, scope="rank")
 
     def model_ready(request: Any) -> Any:
         model.check(request.name, request.version)
@@ -157,7 +152,7 @@ def add_oip(listener: GrpcDoor, model: OipModel) -> None:
         model.check(message.model_name, message.model_version)
         return read_infer(message, model.limits)
 
-    async def infer(data: bytes, _: Guest) -> bytes:
+    async def infer(data: bytes, _: Principal) -> bytes:
         outputs, request, number = await model.infer(lambda: read(data))
         return bytes(write_infer(model.spec.name, number, request.id, outputs).SerializeToString())
 
@@ -166,7 +161,7 @@ def add_oip(listener: GrpcDoor, model: OipModel) -> None:
     open_route("ServerMetadata", lambda: m.ServerMetadataResponse(name="freshet", version=RELEASE))
     route("ModelReady", model_ready)
     route("ModelMetadata", metadata)
-    listener.call(SERVICE, "ModelInfer", infer, scope="rank")
+    listener.add_call(SERVICE, "ModelInfer", infer, scope="rank")
 
 
 def read_infer(message: Any, limits: InputLimits) -> InferRequest:

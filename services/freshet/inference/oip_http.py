@@ -13,9 +13,9 @@ import orjson
 
 from freshet.errors import BadInput
 from freshet.http.app import App
-from freshet.http.browser_checks import FORM_TYPES, wrong_type
 from freshet.http.content_encoding import accepted_coding, compressed, decompressed
 from freshet.http.endpoint import (
+    ERROR,
     TOKEN_CODES,
     Answer,
     Body,
@@ -23,6 +23,7 @@ from freshet.http.endpoint import (
     Parameter,
     array,
     boolean,
+    by_status,
     integer,
     json,
     record,
@@ -30,9 +31,7 @@ from freshet.http.endpoint import (
     text,
     words,
 )
-from freshet.http.error_codes import ERROR, by_status
-from freshet.http.request import Request
-from freshet.http.responses import Headers, Response, json_response
+from freshet.http.messages import FORM_TYPES, Headers, Request, Response, json_response, wrong_type
 from freshet.inference.oip import InferRequest, parse_infer, write_infer
 from freshet.inference.oip_model import OipModel, model_config
 from freshet.release import RELEASE

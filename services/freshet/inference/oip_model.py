@@ -25,7 +25,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput
 from freshet.features import Decoded, JsonTranscoder, SampleDecoder
-from freshet.http.responses import HttpError
+from freshet.http.messages import HttpError
 from freshet.inference.oip import InferRequest, InputLimits, Tensor
 from freshet.inference.pipeline import avro_of, unreadable
 from freshet.inference.requests import time_ms_of
@@ -318,7 +318,7 @@ class OipModel:
         request = read()
         count = max((len(tensor.values) for tensor in request.tensors.values()), default=0)
         scored, serving = await self._scoring.score_samples(count, lambda: self._decoded(request))
-        self._scoring.tally.scored(scored)
+        self._scoring.counts.scored(scored)
         values = {SCORE: scored.scores}
         for i, label in enumerate(self.spec.labels):
             values[label.name] = scored.predictions[:, i]

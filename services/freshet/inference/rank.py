@@ -21,10 +21,8 @@ from freshet.config.avro.schema import SERVED_FIELD
 from freshet.config.settings import Inference as Settings
 from freshet.config.spec.model import Explore, Spec
 from freshet.features import JsonTranscoder
-from freshet.http.browser_checks import require_json
-from freshet.http.request import Request
-from freshet.http.responses import Response, error_response, json_response
-from freshet.http.routes import Reply
+from freshet.http.app import Reply
+from freshet.http.messages import Request, Response, error_response, json_response, require_json
 from freshet.inference.pipeline import Encoded, Scored, explained
 from freshet.inference.requests import (
     Filling,
@@ -44,11 +42,7 @@ from freshet.observability.spans import RankAnswer, rank_answer
 from freshet.observability.tracing import Context, active, now_ns
 from freshet.types import BytesColumn
 
-__all__ = [
-    "FastPath",
-    "FastRequest",
-    "Ranker",
-]
+__all__ = ["FastPath", "FastRequest", "Ranker"]
 
 _NOTHING_LOGGED: NativeRules = (None, None, None, 0)
 _NO_ID = '""'
@@ -190,7 +184,7 @@ class Ranker:
             loggable: checks impressions before scoring; None if the spec logs none.
         """
         self._spec, self._scoring, self._filling, self._settings = spec, scoring, filling, settings
-        self._live, self._tally, self._pipeline = scoring.live, scoring.tally, scoring.pipeline
+        self._live, self._counts, self._pipeline = scoring.live, scoring.counts, scoring.pipeline
         self._logger, self._loggable, self._clock, self._rng = logger, loggable, clock, rng
         self._traces = active() is not None
         self._labels = [label.name for label in spec.labels]
@@ -287,10 +281,10 @@ class Ranker:
 
     def _ordered(self, scored: Scored, k: int, *, dry_run: bool) -> Order:
         """Order the best k candidates, and count the request."""
-        self._tally.scored(scored)
+        self._counts.scored(scored)
         found = order(scored.scores, k, Explore() if dry_run else self._spec.serve.explore, self._rng)
         if found.explored:
-            self._tally.explored()
+            self._counts.explored()
         return found
 
     def _ranked(self, ranking: _Ranking, scored: Scored, serving: ServingVersion) -> dict[str, Any]:

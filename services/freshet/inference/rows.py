@@ -53,14 +53,7 @@ from freshet.types import (
     bucket_of,
 )
 
-__all__ = [
-    "BucketView",
-    "Damage",
-    "RowFollower",
-    "RowSink",
-    "RowsState",
-    "ServingTable",
-]
+__all__ = ["BucketView", "Damage", "FollowedTable", "RowFollower", "RowSink", "RowsState", "ServingTable"]
 
 NEVER_LATER_S = 0xFFFFFFFF
 """Latest second that a row can hold, in 2106."""
@@ -275,7 +268,7 @@ class RowFollower:
                 )
             )
         old = self.state
-        table = _Table(
+        table = FollowedTable(
             self._make_sink(), BucketView(identity.buckets), old.corrupt, old.not_finite, self._end_of_fences
         )
         self._bootstrap(table, stop)
@@ -287,7 +280,7 @@ class RowFollower:
                 self._report(f"rows cannot be followed: {error}")
                 stop.wait(RETRY_S)
 
-    def _bootstrap(self, table: _Table, stop: threading.Event) -> None:
+    def _bootstrap(self, table: FollowedTable, stop: threading.Event) -> None:
         """Read every bucket, and set `table.next` to the offsets to follow `rows` from.
 
         Raises Corrupt if more than MOST_DAMAGED of the buckets are damaged.
@@ -321,7 +314,7 @@ class RowFollower:
             table.follow_from(number, self._log.bounds(at).start)
             skip("row_page", f"bucket {number} of the row store", damage.reason, max(damage.rows, 1))
 
-    def _metas(self, group: Sequence[Bucket], table: _Table) -> Mapping[Bucket, BucketMeta]:
+    def _metas(self, group: Sequence[Bucket], table: FollowedTable) -> Mapping[Bucket, BucketMeta]:
         """Return the readable metas, and record the other buckets as damaged."""
         try:
             return self._store.metas(group)
@@ -334,7 +327,7 @@ class RowFollower:
                     table.damaged[bucket] = Damage(0, str(error))
             return found
 
-    def _bootstrap_alone(self, bucket: Bucket, meta: BucketMeta | None, table: _Table) -> None:
+    def _bootstrap_alone(self, bucket: Bucket, meta: BucketMeta | None, table: FollowedTable) -> None:
         """Read the intact pages of one bucket."""
         try:
             for runs in self._store.scan([bucket]):
@@ -355,7 +348,7 @@ class RowFollower:
         missing = max((meta.rows if meta is not None else 0) - rows, wrong)
         table.damaged[bucket] = Damage(missing, "; ".join(reasons)[:1000])
 
-    def _check_damage(self, table: _Table) -> None:
+    def _check_damage(self, table: FollowedTable) -> None:
         """Raises _Readable if all damaged buckets can be read again.
 
         They are not imported into the present table: the store is behind the deltas applied since.
@@ -373,7 +366,7 @@ class RowFollower:
             return
         raise _Readable
 
-    def _read(self, table: _Table, stop: threading.Event) -> None:
+    def _read(self, table: FollowedTable, stop: threading.Event) -> None:
         """Follow the log from the table's offsets; serve the table once it has reached the log's end."""
         reader = self._log.reader()
         try:
@@ -383,7 +376,9 @@ class RowFollower:
         finally:
             reader.close()
 
-    def _apply(self, reader: Reader, table: _Table, ends: Mapping[int, int], stop: threading.Event) -> None:
+    def _apply(
+        self, reader: Reader, table: FollowedTable, ends: Mapping[int, int], stop: threading.Event
+    ) -> None:
         """Apply deltas until `stop` is set."""
         caught_up = False
         while not stop.is_set():
@@ -401,7 +396,7 @@ class RowFollower:
 
 
 @dataclass(slots=True)
-class _Table:
+class FollowedTable:
     """A table of rows with the state of its buckets."""
 
     sink: RowSink

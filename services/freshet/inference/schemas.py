@@ -14,10 +14,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import ConfigError
 
-__all__ = [
-    "request_schema",
-    "row_schema",
-]
+__all__ = ["request_schema", "row_schema"]
 
 _NULL = Primitive("null")
 

@@ -23,7 +23,7 @@ from freshet.clock import Clock
 from freshet.config.settings import Inference as Settings
 from freshet.errors import Overloaded, Unavailable
 from freshet.features import Decoded
-from freshet.http.responses import ClientGoneError
+from freshet.http.messages import ClientGoneError
 from freshet.inference import metrics
 from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
 from freshet.inference.rows import RowFollower
@@ -31,14 +31,14 @@ from freshet.inference.versions import ServingVersion, VersionFollower
 
 __all__ = [
     "SHED_WHYS",
+    "BatchBudget",
     "Batcher",
     "ByVersion",
     "Outcome",
-    "Pace",
+    "RequestCounts",
     "Scoring",
     "ServingState",
     "Solo",
-    "Tally",
     "Throughput",
     "Totals",
     "Watch",
@@ -102,7 +102,7 @@ SLOWEST = 5.0
 """Limit of a measured cost, as a multiple of the estimate: one pause raises the estimate by half."""
 
 
-class Pace:
+class BatchBudget:
     """Estimates the seconds per candidate, and how many requests fit a time budget."""
 
     def __init__(self, budget_s: float) -> None:
@@ -178,7 +178,7 @@ class Batcher(Generic[Result]):
             shed: called per unscored request: "wait" if refused, "gone" if its client has disconnected.
         """
         self._score, self._observe, self._shed, self._clock = score, observe, shed, clock
-        self._pace, self._throughput, self._most_wait_s = Pace(budget_s), Throughput(), most_wait_s
+        self._budget, self._throughput, self._most_wait_s = BatchBudget(budget_s), Throughput(), most_wait_s
         self._candidates = 0  # of waiting requests
         self._bytes, self._most_bytes = 0, most_bytes
         self._solo = self._solo_candidates = 0  # of waiting `Solo` requests
@@ -230,7 +230,7 @@ class Batcher(Generic[Result]):
         if not waiting:
             return
         batched = self._candidates - self._solo_candidates
-        turns = self._solo + self._pace.turns(waiting - self._solo, batched)
+        turns = self._solo + self._budget.turns(waiting - self._solo, batched)
         wait_s = self._throughput.wait_s(turns, self._candidates)
         if wait_s > self._most_wait_s:
             self._shed("wait")
@@ -278,7 +278,7 @@ class Batcher(Generic[Result]):
     def _next_batch(self) -> list[_Waiting[Result]]:
         """Return the next batch or `Solo` request, without requests of clients that have disconnected."""
         together = takewhile(lambda one: not isinstance(one.request, Solo), self._waiting)
-        fit = self._pace.fits(one.request.candidates for one in together)
+        fit = self._budget.fits(one.request.candidates for one in together)
         taken = []
         for _ in range(max(1, fit)):
             one = self._waiting.popleft()
@@ -300,7 +300,7 @@ class Batcher(Generic[Result]):
                 return [error]
         started = self._clock()
         results = self._score_or_split([one.request for one in taken if not isinstance(one.request, Solo)])
-        self._pace.observe(candidates, self._clock() - started)
+        self._budget.observe(candidates, self._clock() - started)
         self._observe(len(taken))
         return results
 
@@ -366,7 +366,7 @@ class Totals:
     explored: int = 0  # requests ordered at random
 
 
-class Tally:
+class RequestCounts:
     """Counts scored requests for `/status` (`totals`) and Prometheus."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -410,7 +410,7 @@ class Scoring:
         self, pipeline: Pipeline, live: ServingState, settings: Settings, registry: CollectorRegistry
     ) -> None:
         """Register the metrics of the queue and of scored requests."""
-        self.pipeline, self.live, self.tally = pipeline, live, Tally(registry)
+        self.pipeline, self.live, self.counts = pipeline, live, RequestCounts(registry)
         shed = metrics.SHED.counter(registry)
         counted = {why: shed.labels(why).inc for why in SHED_WHYS}
         self.queue: Batcher[ByVersion] = Batcher(

@@ -28,12 +28,10 @@ from freshet.config.spec.transforms import check_outcomes
 from freshet.errors import BadInput, Overloaded
 from freshet.features import EventExtractor, JsonTranscoder
 from freshet.http.app import App
-from freshet.http.authenticator import Guard
-from freshet.http.browser_checks import Sites
-from freshet.http.listener import Face
-from freshet.http.request import Request
-from freshet.http.responses import Response, json_response
-from freshet.http.server import Beside, run_server
+from freshet.http.authenticator import Authenticator
+from freshet.http.browser_checks import AllowedSites
+from freshet.http.messages import BodyLimits, Request, Response, json_response
+from freshet.http.server import HttpListener, Listener, run_server
 from freshet.inference import api, metrics
 from freshet.inference.oip_http import OipRoutes
 from freshet.inference.oip_model import OipModel
@@ -49,7 +47,7 @@ from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topic
 from freshet.model import SERVING_PREFIXES, build_model
-from freshet.observability.grpc_metrics import door_counts
+from freshet.observability.grpc_metrics import public_counts
 from freshet.observability.skipped import skipped_status
 from freshet.observability.tracing import active
 from freshet.process.lifecycle import CLOSE_S, LAST_S, join_all, within
@@ -90,8 +88,8 @@ class Inference:
         parts: Parts,
         settings: Settings,
         *,
-        guard: Guard | None = None,
-        sites: Sites | None = None,
+        authenticator: Authenticator | None = None,
+        sites: AllowedSites | None = None,
     ) -> None:
         """Create missing topics, the followers and the routes.
 
@@ -160,7 +158,7 @@ class Inference:
         self._live = ServingState(self.rows, self.versions, clock)
         self._measure(registry, spec)
         scoring = Scoring(pipeline, self._live, settings, registry)
-        self._tally = scoring.tally
+        self._counts = scoring.counts
         ranker = Ranker(
             spec,
             scoring,
@@ -173,21 +171,19 @@ class Inference:
         )
         self.app = App(
             registry,
-            max_body_bytes=settings.max_body_bytes,
-            max_bodies_bytes=settings.max_bodies_bytes,
-            body_timeout_s=settings.body_timeout_ms / 1e3,
-            admit=(sites or Sites()).admit,
-            guard=guard,
+            BodyLimits(settings.max_body_bytes, settings.body_timeout_ms / 1e3, settings.max_bodies_bytes),
+            check=(sites or AllowedSites()).check,
+            authenticator=authenticator,
             role="inference",
         )
-        self.guard = guard
+        self.authenticator = authenticator
         self.app.route_hot(api.RANK, ranker.handle)
         self.app.route(api.PROGRESS, self._progressed)
         self.app.route(api.READY, self._ready)
         self.app.route(api.STATUS, self._status)
         self.oip = OipModel(spec, parts.served, scoring, clock=clock, max_rows=settings.max_candidates)
         OipRoutes(self.oip, settings.max_body_bytes).add_to(self.app)
-        self.grpc_counts = door_counts(registry)
+        self.grpc_counts = public_counts(registry)
 
     def _measure(self, registry: CollectorRegistry, spec: Spec) -> None:
         metrics.VERSION.gauge(registry, self._served_number)
@@ -283,7 +279,7 @@ class Inference:
             "corrupt_deltas": rows.corrupt,
             "not_finite_rows": rows.not_finite,
             "missing_rows": self._missing_rows(),
-            **asdict(self._tally.totals),
+            **asdict(self._counts.totals),
             "rows_next": {str(p): n for p, n in rows.next.items()},
             "rows": rows.reason or self.rows_watch.reason,
             "versions": self.versions.state.reason,
@@ -299,8 +295,8 @@ def run(
     *,
     stop: threading.Event,
     ready: Callable[[str], None] = lambda url: None,
-    beside: Callable[[Inference], Beside] | None = None,
-    guard: Guard | None = None,
+    grpc_listener: Callable[[Inference], Listener] | None = None,
+    authenticator: Authenticator | None = None,
 ) -> None:
     """Serve on the calling thread until `stop` is set, then append queued impressions within the drain time.
 
@@ -308,8 +304,8 @@ def run(
 
     Args:
         ready: called with the address once the listener accepts connections.
-        beside: makes a second listener.
-        guard: authenticator of clients.
+        grpc_listener: makes a second listener.
+        authenticator: authenticator of clients.
 
     Raises:
         ConfigError: the port cannot be bound, or the spec does not fit the schema.
@@ -319,15 +315,15 @@ def run(
     def rest_s() -> float:
         return max(left_s, LAST_S)
 
-    with Face(common, settings.port) as face:
-        sites = Sites(common.bind_address, common.hosts)
-        server = Inference(parts, settings, guard=guard, sites=sites)
+    with HttpListener(common, settings.port) as listener:
+        sites = AllowedSites(common.bind_address, common.hosts)
+        server = Inference(parts, settings, authenticator=authenticator, sites=sites)
         stop_threads = threading.Event()  # set after `stop`: open requests are still scored and logged
 
         async def main() -> None:
             nonlocal left_s
-            other = beside(server) if beside is not None else None
-            left_s = await face.serve(server.app, stop, ready, other)
+            second = grpc_listener(server) if grpc_listener is not None else None
+            left_s = await listener.serve(server.app, stop, ready, second)
 
         threads = server.start(stop_threads, rest_s)
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from freshet import _native
-from freshet.errors import DataLost, Unavailable
+from freshet.errors import DataLost
 from freshet.features.blocks import read_blocks
 from freshet.joiner.commit import Commit, ReplayExclusions, WatermarkSetBack
 from freshet.joiner.core import (
@@ -31,7 +31,7 @@ from freshet.joiner.decoder import Refused
 from freshet.joiner.partition import READY_BYTES, Task
 from freshet.joiner.plan import JoinContext
 from freshet.joiner.replay import last_commits, stream
-from freshet.log import EventLog, Writer
+from freshet.log import Writer
 from freshet.types import I64, Append, Bool, BytesColumn, Records, TopicPartition
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "SET_BACK_MARGIN_MS",
     "LateJoin",
     "LateJoined",
-    "Partition",
+    "SetBackPartition",
     "set_back",
     "time_at",
 ]
@@ -48,11 +48,9 @@ __all__ = [
 SET_BACK_MARGIN_MS = 3_600_000
 """Largest difference between an event's time and the log's time of its record, by which events are found."""
 
-_STALLED_POLLS = 30
-
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class SetBackPartition:
     """Watermark of one partition, before and after."""
 
     partition: int
@@ -67,7 +65,7 @@ class Partition:
         return bool(self.recall)
 
 
-def set_back(context: JoinContext, *, dry_run: bool) -> list[Partition]:
+def set_back(context: JoinContext, *, dry_run: bool) -> list[SetBackPartition]:
     """Set back the watermark of every partition that is ahead of the clock, to the present, or to the time of
     the oldest unread event.
 
@@ -86,7 +84,7 @@ def set_back(context: JoinContext, *, dry_run: bool) -> list[Partition]:
         Unavailable: the log cannot be reached.
     """
     horizon_ms = Joiner(context.plan).horizon_ms
-    done: list[Partition] = []
+    done: list[SetBackPartition] = []
     for group in context.groups(context.partitions):
         writer = None if dry_run else context.writer_of(group)
         try:
@@ -103,16 +101,16 @@ def set_back(context: JoinContext, *, dry_run: bool) -> list[Partition]:
 
 def _judge(
     context: JoinContext, horizon_ms: int, partition: int, last: tuple[int, Commit] | None
-) -> Partition:
+) -> SetBackPartition:
     log, now_ms = context.log, context.clock.now_ms()
     commit = None if last is None else last[1]
     if commit is None or commit.watermark_ms is None:
-        return Partition(partition, None, None, {}, {} if commit is None else commit.next)
+        return SetBackPartition(partition, None, None, {}, {} if commit is None else commit.next)
     was_ms = commit.watermark_ms
     if max(was_ms, min(commit.clocks.values(), default=was_ms)) <= now_ms:
-        return Partition(partition, was_ms, was_ms, {}, commit.next)
+        return SetBackPartition(partition, was_ms, was_ms, {}, commit.next)
     places = {role: TopicPartition(topic, partition) for role, topic in context.topics.inputs.items()}
-    unread = [time_at(log, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
+    unread = [time_at(context, at, commit.next[role], log.bounds(at).end) for role, at in places.items()]
     to_ms = min([now_ms, was_ms, *(time_ms for time_ms in unread if time_ms is not None)])
     # Later events are no longer late, so their ids must be known.
     from_ms = to_ms - horizon_ms
@@ -121,7 +119,7 @@ def _judge(
         start = log.bounds(at).start
         recall[role] = min(max(log.offset_at(at, from_ms - SET_BACK_MARGIN_MS), start), commit.next[role])
         if recall[role] == start > commit.start[role]:
-            oldest_ms = time_at(log, at, start, commit.next[role])
+            oldest_ms = time_at(context, at, start, commit.next[role])
             if oldest_ms is not None and oldest_ms > from_ms:
                 raise DataLost(
                     f"{at}: expected the events of the {horizon_ms / 1000:.0f} s (window + 2 grace) before "
@@ -129,13 +127,13 @@ def _judge(
                     "  duplicates of removed events would be joined again: wait until the clock has reached "
                     f"{oldest_ms + horizon_ms}, and repeat the command"
                 )
-    return Partition(partition, was_ms, to_ms, recall, commit.next)
+    return SetBackPartition(partition, was_ms, to_ms, recall, commit.next)
 
 
 def _write(
     context: JoinContext,
     writer: Writer,
-    found: Sequence[Partition],
+    found: Sequence[SetBackPartition],
     last: Mapping[int, tuple[int, Commit] | None],
 ) -> None:
     topics, now_ms = context.topics, context.clock.now_ms()
@@ -169,29 +167,15 @@ def _write(
     writer.append(appends)
 
 
-def time_at(log: EventLog, at: TopicPartition, start: int, stop: int) -> int | None:
+def time_at(context: JoinContext, at: TopicPartition, start: int, stop: int) -> int | None:
     """Return the log's time of the first record in [start, stop); None if there is none.
 
-    Raises Unavailable if no record comes within 30 polls.
+    Raises Unavailable if the log does not answer.
     """
-    reader = log.reader()
-    try:
-        position, empty = max(start, log.bounds(at).start), 0
-        if position >= stop:
-            return None
-        reader.assign({at: position})
-        while position < stop:
-            polled = reader.poll(1, 1.0)
-            for _, records in polled:
-                if len(records):
-                    return int(records.times_ms[0]) if int(records.offsets[0]) < stop else None
-                position = records.next_offset
-            empty = 0 if polled else empty + 1
-            if empty == _STALLED_POLLS:
-                raise Unavailable(f"{at}: expected records up to {stop}, found none after {position}")
-        return None
-    finally:
-        reader.close()
+    for records in stream(context.log, at, start, stop, context.clock):
+        if len(records):
+            return int(records.times_ms[0])
+    return None
 
 
 ROUND_BYTES = 256 << 20
@@ -281,7 +265,7 @@ class LateJoin:
         bounds = log.bounds(out)
         end = bounds.end
         if bounds.start > 0:
-            oldest_ms = time_at(log, out, bounds.start, end)
+            oldest_ms = time_at(self.context, out, bounds.start, end)
             gone = np.ones(len(ids), bool) if oldest_ms is None else times <= oldest_ms + LATE_JOIN_MARGIN_MS
             done.left["samples_gone"] += int(gone.sum())
             ids, times = ids[~gone], times[~gone]

@@ -28,13 +28,13 @@ from freshet.observability.losses import JOINER_FIGURES, RECENT_S, Recent, count
 from freshet.process.lifecycle import Pulse
 from freshet.types import Records, TopicPartition
 
-__all__ = ["JoinerService", "JoinerStatus", "Pace"]
+__all__ = ["Intervals", "JoinerService", "JoinerStatus"]
 
 _log = structlog.get_logger("freshet.joiner")
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Intervals:
     """Intervals of the loop; `pace_of` chooses them for a log."""
 
     flush_interval_ms: int = 20  # longest wait of a decided sample for its block
@@ -87,7 +87,7 @@ class JoinerService:
     context: JoinContext
     watches_growth: bool = False  # whether to join new partitions of the inputs, once all inputs have them
     assignment: PartitionAssignment | None = None  # None: this process has all partitions
-    pace: Pace = field(default_factory=Pace)
+    intervals: Intervals = field(default_factory=Intervals)
     stop: Event = field(default_factory=Event)
     on_status: Callable[[JoinerStatus], None] | None = None
     pulse: Pulse = field(default_factory=Pulse)
@@ -160,7 +160,7 @@ class JoinerService:
             except Unavailable as error:
                 # The last append may or may not be written, so the log decides.
                 _log.warning("restarting from the log", reason=str(error))
-                if self.stop.wait(self.pace.retry_ms / 1000) and until_end:
+                if self.stop.wait(self.intervals.retry_ms / 1000) and until_end:
                     raise
             finally:
                 self.close()
@@ -186,34 +186,34 @@ class JoinerService:
         """Poll once, join, and flush if a flush is due."""
         assert self._reader is not None, "open() comes first"
         self.pulse.beat()
-        if self.watches_growth and self._due("count", self.pace.count_interval_ms):
+        if self.watches_growth and self._due("count", self.intervals.count_interval_ms):
             self._count_partitions()
-        if self.assignment is not None and self._due("assignment", self.pace.assignment_interval_ms):
+        if self.assignment is not None and self._due("assignment", self.intervals.assignment_interval_ms):
             self.update_assignment()
             if not self.tasks:
                 self.report_status()
-                self.stop.wait(self.pace.assignment_interval_ms / 1000)
+                self.stop.wait(self.intervals.assignment_interval_ms / 1000)
                 return
-        if self._due("retry", self.pace.retry_ms) and self.clocks.paused:
+        if self._due("retry", self.intervals.retry_ms) and self.clocks.paused:
             self.clocks.paused.clear()  # the clocks judge their records anew
             self._assign()
-        slow_s = self.context.clock.monotonic() - self.pace.slow_append_ms / 1000
+        slow_s = self.context.clock.monotonic() - self.intervals.slow_append_ms / 1000
         self.partitions.complete_flushes(self.partitions.appending_since(slow_s))
-        self._join_polled(self._reader.poll(self.pace.poll_records, self._wait_s()))
-        if self._due("end check", self.pace.end_check_interval_ms):
+        self._join_polled(self._reader.poll(self.intervals.poll_records, self._wait_s()))
+        if self._due("end check", self.intervals.end_check_interval_ms):
             self._check_ends()
-        if self._due("flush", self.pace.flush_interval_ms, mark=False):
-            self._begin_flushes(commit_all=self._due("commit", self.pace.commit_interval_ms))
+        if self._due("flush", self.intervals.flush_interval_ms, mark=False):
+            self._begin_flushes(commit_all=self._due("commit", self.intervals.commit_interval_ms))
         self.partitions.complete_flushes()
-        if self._due("pin", self.pace.pin_interval_ms):
+        if self._due("pin", self.intervals.pin_interval_ms):
             self._pin_retention()
-        if self._due("status", self.pace.status_interval_ms):
+        if self._due("status", self.intervals.status_interval_ms):
             self.report_status()
 
     def flush(self, *, only_due: bool = True) -> None:
         """Append the outputs and commits, one atomic append per writer, and wait for them."""
         self.partitions.complete_flushes(self.tasks)
-        self._begin_flushes(commit_all=not only_due or self._due("commit", self.pace.commit_interval_ms))
+        self._begin_flushes(commit_all=not only_due or self._due("commit", self.intervals.commit_interval_ms))
         self.partitions.complete_flushes(self.tasks)
 
     def finish(self) -> None:
@@ -264,7 +264,7 @@ class JoinerService:
         if waiting:
             reason = str(next(iter(waiting.values())))
             _log.warning("events wait for their schema", topics=sorted(map(str, waiting)), reason=reason)
-            self.stop.wait(self.pace.retry_ms / 1000)
+            self.stop.wait(self.intervals.retry_ms / 1000)
         if waiting or disputed:
             self._assign()
 
@@ -414,7 +414,7 @@ class JoinerService:
 
     def _wait_s(self) -> float:
         """Return how long a poll may wait: until the next flush if samples are ready."""
-        interval = self.pace.flush_interval_ms / 1000
+        interval = self.intervals.flush_interval_ms / 1000
         if not any(task.has_output for task in self.tasks.values()):
             return interval
         return max(0.0, self._done.get("flush", 0.0) + interval - self.context.clock.monotonic())

@@ -21,22 +21,22 @@ from freshet.errors import ConfigError
 from freshet.features import hash_text
 from freshet.joiner.decoder import ExternalSchemas, SpecDecoder
 from freshet.joiner.plan import JoinContext, Topics, join_plan
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics, limits_of
 
-__all__ = ["assignment_of", "make", "pace_of"]
+__all__ = ["assignment_of", "intervals_of", "make"]
 
 _log = structlog.get_logger("freshet.joiner")
 
 
-def pace_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Pace:
-    """Return the pace for a log; a `commit_interval_ms` of 0 takes the interval that suits the log."""
+def intervals_of(log: EventLog, *, commit_interval_ms: int, poll_records: int) -> Intervals:
+    """Return the intervals for a log; a `commit_interval_ms` of 0 takes the interval that suits the log."""
     every_ms = commit_interval_ms or log.traits.append_every_ms
-    return Pace(
+    return Intervals(
         flush_interval_ms=every_ms,
-        commit_interval_ms=max(every_ms, Pace().commit_interval_ms),
+        commit_interval_ms=max(every_ms, Intervals().commit_interval_ms),
         poll_records=poll_records,
     )
 
@@ -74,7 +74,7 @@ def make(
     assignment: PartitionAssignment | None = None,
     external_schemas: ExternalSchemas | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    pace: Pace | None = None,
+    intervals: Intervals | None = None,
     stop: Event | None = None,
 ) -> JoinerService:
     """Make the joiner of a spec's partitions; creates missing topics.
@@ -90,7 +90,7 @@ def make(
         assignment: the partition assignment among joiners; None: this joiner has all partitions.
         external_schemas: schemas of topics in the format confluent.
         clock: wall-clock and monotonic time.
-        pace: intervals of the loop.
+        intervals: intervals of the loop.
         stop: ends `run` when set.
 
     Raises:
@@ -156,7 +156,7 @@ def make(
         context,
         watches_growth=partitions is None and log.traits.many_hosts,
         assignment=assignment,
-        pace=pace or Pace(),
+        intervals=intervals or Intervals(),
         log_time_counts=not by_writers,
         stop=stop or Event(),
     )

@@ -98,10 +98,10 @@ class HedgeDense:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of the dense state."""
-        state = self._weights("weights", self.native.array("weights"))
+        state = self.named_weights("weights", self.native.array("weights"))
         if self.training:
-            state |= self._weights("optimizer/first", self.native.array("first_moment"))
-            state |= self._weights("optimizer/second", self.native.array("second_moment"))
+            state |= self.named_weights("optimizer/first", self.native.array("first_moment"))
+            state |= self.named_weights("optimizer/second", self.native.array("second_moment"))
             state["optimizer/bias_squares"] = self._heads("bias_squares").copy()
             state["optimizer/step"] = np.array([self.native.steps], np.int64)
         state["weights/bias"] = self._heads("bias").copy()
@@ -167,7 +167,8 @@ class HedgeDense:
         layers.append(("mlp/head", slice(at, at + self.labels * width), (self.labels, width), (rows, real)))
         return layers
 
-    def _weights(self, prefix: str, flat: F32) -> dict[str, NDArray[Any]]:
+    def named_weights(self, prefix: str, flat: F32) -> dict[str, NDArray[Any]]:
+        """Return matrices and biases by name, without padding, from `flat` (N,), the padded weights."""
         parts = {}
         for name, place, shape, real in self._layers():
             parts[f"{prefix}/{name}"] = flat[place].reshape(shape)[real]

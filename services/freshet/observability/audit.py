@@ -130,7 +130,7 @@ class Audit:
         self._refusals.add(_Refusal(action, actor, why), (action, actor.who, why))
 
     def on_refused(self, scope: str, name: str, peer: str, why: str) -> None:
-        """As a `Guard` tells it."""
+        """Called by an `Authenticator`."""
         self.refused(scope, Actor(f"token:{name}" if name else "", peer), why)
 
     def close(self) -> None:

@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry, Histogram
 from freshet.observability.metrics import ANSWER_BUCKETS, Metric, Reading, register
 
 __all__ = [
-    "GRPC_DOOR_METRICS",
     "GRPC_METRICS",
+    "PUBLIC_GRPC_METRICS",
     "QUIET",
     "REFUSALS",
     "ListenerCounts",
-    "door_counts",
-    "grpc_door_readings",
     "grpc_readings",
+    "public_counts",
+    "public_readings",
 ]
 
 GRPC_METRICS = (
@@ -71,7 +71,7 @@ ANSWER_SECONDS = Metric(
     ("method",),
     buckets=ANSWER_BUCKETS,
 )
-GRPC_DOOR_METRICS = (*_READ, ANSWER_SECONDS)
+PUBLIC_GRPC_METRICS = (*_READ, ANSWER_SECONDS)
 """Of a listener for clients from outside; `freshet_http_requests` and `…_request_seconds` are the same of
 HTTP."""
 
@@ -123,10 +123,10 @@ class ListenerCounts:
             self.seconds.labels(method).observe(seconds)
 
 
-def door_counts(registry: CollectorRegistry) -> ListenerCounts:
-    """Counts of a door for clients from outside, which the registry shows as GRPC_DOOR_METRICS."""
+def public_counts(registry: CollectorRegistry) -> ListenerCounts:
+    """Counts of a door for clients from outside, which the registry shows as PUBLIC_GRPC_METRICS."""
     counts = ListenerCounts(seconds=ANSWER_SECONDS.histogram(registry))
-    register(registry, _READ, lambda: grpc_door_readings(counts))
+    register(registry, _READ, lambda: public_readings(counts))
     return counts
 
 
@@ -142,8 +142,8 @@ def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[s
     return {**labelled, "freshet_grpc_handshakes": float(counts.handshakes)}
 
 
-def grpc_door_readings(counts: ListenerCounts) -> dict[str, Reading]:
-    """GRPC_DOOR_METRICS now, but for times."""
+def public_readings(counts: ListenerCounts) -> dict[str, Reading]:
+    """PUBLIC_GRPC_METRICS now, but for times."""
     answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
     held = float(counts.held_bytes())
     return {

@@ -24,7 +24,7 @@ from freshet.rows.grpc.frames import (
 )
 from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.rpc.frames import BadFrame, Frame
-from freshet.rpc.server import GrpcServer
+from freshet.rpc.server import FrameServer
 from freshet.types import F32, F64, I64, U32, Bucket
 
 __all__ = ["ROWS", "LoadMeter", "MeteredRows", "OwnedRows", "identity_of", "serve_rows"]
@@ -123,17 +123,17 @@ def identity_of(model: str, spec_hash: str) -> dict[str, str]:
     return {"freshet-model": model, "freshet-spec": spec_hash}
 
 
-def serve_rows(server: GrpcServer, rows: OwnedRows, described: Described) -> None:
+def serve_rows(server: FrameServer, rows: OwnedRows, described: Described) -> None:
     """Register the methods of `Rows` with a gRPC server."""
     served = _Rows(rows, described, server)
-    server.answered(ROWS, "Lookup", served.lookup)
-    server.answered(ROWS, "Push", served.push)
-    server.answered_once(ROWS, "Applied", served.applied)
-    server.answered_once(ROWS, "Describe", served.describe)
+    server.add_stream(ROWS, "Lookup", served.lookup)
+    server.add_stream(ROWS, "Push", served.push)
+    server.add_call(ROWS, "Applied", served.applied)
+    server.add_call(ROWS, "Describe", served.describe)
 
 
 class _Rows:
-    def __init__(self, rows: OwnedRows, described: Described, server: GrpcServer) -> None:
+    def __init__(self, rows: OwnedRows, described: Described, server: FrameServer) -> None:
         self._rows, self._described, self._server = rows, described, server
 
     def lookup(self, frame: Frame) -> bytes:
@@ -148,7 +148,7 @@ class _Rows:
         widths = self._described.widths
         if any(g.group >= len(widths) for g in groups):
             raise BadFrame(f"lookup: expected store groups below {len(widths)}", "shape")
-        with self._server.making(self._answer_bytes(groups, with_states=with_states)):
+        with self._server.reserve_answer(self._answer_bytes(groups, with_states=with_states)):
             return self._lookup_rows(frame, groups, create=create, with_states=with_states)
 
     def _answer_bytes(self, groups: Sequence[KeyGroup], *, with_states: bool) -> int:

@@ -28,7 +28,7 @@ from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
 from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import STREAMS, WORK_BYTES, GrpcServer
+from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
 __all__ = ["PARAMSERVER_METRICS", "STORE_METRICS", "ParamServer", "ShardAddress", "StoreWatch"]
 
@@ -242,7 +242,7 @@ class ParamServer:
         self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
         layout = context.layout
         self.shard = Shard(context, rows, name=place.name, most_bytes=evict_bytes)
-        self.server = GrpcServer(
+        self.server = FrameServer(
             str(Address(place.host, place.port)),
             transport,
             identity=identity_of(spec.name, spec_hash),

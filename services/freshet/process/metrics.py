@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
-from freshet.http.certificates import seconds_left
-from freshet.http.tls import HANDSHAKES, handshakes
+from freshet.http.tls import HANDSHAKES, handshakes, seconds_left
 from freshet.observability.metrics import Metric, Reading, register
 from freshet.observability.skipped import skipped
 from freshet.observability.tombstones import tombstones

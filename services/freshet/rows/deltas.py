@@ -16,7 +16,7 @@ import numpy as np
 from freshet import _native
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt
-from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values, value_type
+from freshet.rpc.frames import RowCodec, pack_values, unpack_values, value_type
 from freshet.tables import Published
 from freshet.types import F32, I64, U64, Append, BytesColumn, Fence, TimeMs, bucket_of
 

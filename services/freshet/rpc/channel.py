@@ -1,103 +1,165 @@
-"""How our services speak gRPC with each other: the same limits, certificates and token at both ends.
+"""Connections between our services: size limits, certificates and tokens of both ends; channels of clients.
 
-The server's side is `freshet.rpc.server`. Connections are TLS where certificates are given, and
-mutual: each side shows one that the common authority has signed. The token is asked for besides. A listener
-for clients from outside may leave the authority out: then it shows its certificate, and asks for none.
+Connections use TLS where certificates are given, and mutual TLS: each side shows a certificate that the
+common authority has signed. The token is required in addition. A listener for external clients may omit the
+authority; it then shows its certificate and requires none. The server's side is `freshet.rpc.server`.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
-from freshet.errors import BadInput, ConfigError, FreshetError, Mismatch, Overloaded, TooLarge, Unavailable
-from freshet.http.certificates import CertificateFiles, Pems
-from freshet.rpc.peer_tokens import Patience, PeerTokens
-from freshet.rpc.pieces import MOST_PIECES
+from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import ConfigError
+from freshet.http.tls import CertificateFiles, Pems
+from freshet.rpc.pieces import MAX_PIECES
 
 __all__ = [
     "MIB",
+    "RETRY_AFTER_S",
+    "PeerTokens",
     "Transport",
-    "cut",
-    "door_options",
-    "error_of",
-    "listen_credentials",
+    "message_options",
     "method_name",
     "open_channel",
-    "shared_options",
+    "peer_options",
     "transport_of",
 ]
 
 MIB = 1 << 20
-ROOM = 64 << 10
-"""Bytes beyond our own limit that gRPC lets pass, so that a frame a little too long is refused by us, by
-name."""
+MARGIN_BYTES = 64 << 10
+"""Bytes above our own limit that gRPC accepts, so that we refuse a frame slightly above it by name."""
 
 KEEPALIVE_MS = 2_000
-"""A peer whose machine is gone is noticed after this and the timeout, without traffic too."""
 KEEPALIVE_TIMEOUT_MS = 2_000
-
-DOOR_KEEPALIVE_MS = 30_000
-DOOR_KEEPALIVE_TIMEOUT_MS = 60_000
-"""Of clients from outside. The answer to a ping waits behind what its client is sending: over 1 Mbit/s that
-may be most of a minute for one large message, and the connection must not end for it."""
-DOOR_CLIENT_PING_MS = 10_000
-"""Clients that ping more often than this, with nothing to send, are told that they ping too much."""
-
-DOOR_WINDOW_BYTES = 64 << 10
-"""Of one call, that a client may send before its message is read. gRPC would let it grow with the link's
-delay and rate, to many MiB; one that is being read gets the room that it needs in any case."""
+"""After both together, a connection to a machine that is gone is closed, also without traffic."""
 
 HTTP2_FRAME_BYTES = 4 * MIB
-"""Frames of HTTP/2: a batch's rows are half a megabyte, and 16 KiB pieces of it cost more than the copy."""
+"""HTTP/2 frames: the rows of a batch have 0.5 MB, and splitting them at 16 KiB costs more than the copy."""
 
 RECONNECT_MS = (50, 500)
-"""First and longest wait between two attempts: who takes over buckets is there within seconds."""
+"""First and longest wait between two attempts: the next owner of buckets is up within seconds."""
 
 CONNECT_MS = 2_000
-"""Of one attempt, its TLS handshake included: three round trips, on a machine that may be busy."""
-
-TEXT_BYTES = 2_000
-"""Of an error that ends a call: it goes in a header, where each may become three, of which clients take 8
-KiB; beyond that they tell of their own limit instead of the error."""
+"""Longest attempt, with its TLS handshake: three round trips, on a machine that may be busy."""
 
 RETRY_AFTER_S = 0.2
-"""For a peer that does not say itself."""
+"""Delay before a retry, for a peer that is refused as overloaded."""
+
+TOKENS_CHECK_S = 1.0
+"""Seconds between two checks of the tokens' file: a change takes at most so long."""
+
+MAX_TOKENS = 8
+"""Tokens of a file: each call is compared with all of them."""
+
+MAX_TOKENS_BYTES = 64 << 10
+
+log = structlog.get_logger("freshet.tokens")
+
+
+class PeerTokens:
+    """The tokens of a file, read again when it changes. Thread-safe.
+
+    A file may hold several tokens, one a line: clients send the first, listeners accept each. So a token is
+    replaced without an interruption: the new one second everywhere, then first everywhere, then alone. If the
+    file is gone or wrong, the former tokens stay valid.
+    """
+
+    def __init__(self, path: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Read the file. Raises ConfigError if it cannot be read or holds no token."""
+        self._path, self._clock = path, clock
+        self._lock = threading.Lock()
+        self._stamp = self._file_stamp()
+        self._tokens = _read_tokens(path)
+        self._next_check = clock.monotonic() + TOKENS_CHECK_S
+
+    def now(self) -> tuple[str, ...]:
+        """Return the tokens as the file had them within the last second; clients send the first."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if now >= self._next_check:
+                self._next_check = now + TOKENS_CHECK_S
+                self._read_again()
+            return self._tokens
+
+    def _read_again(self) -> None:
+        stamp = self._file_stamp()
+        if stamp == self._stamp:
+            return
+        try:
+            self._tokens = _read_tokens(self._path)
+        except ConfigError as error:  # read again at the next check, as the file may be half written
+            log.error("the file of tokens cannot be used; the former tokens stay valid", reason=str(error))
+            return
+        self._stamp = stamp
+        log.info("tokens read again", path=self._path, tokens_known=len(self._tokens))
+
+    def _file_stamp(self) -> tuple[int, ...]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return ()
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _read_tokens(path: str) -> tuple[str, ...]:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_TOKENS_BYTES + 1)
+    except OSError as error:
+        raise ConfigError("grpc", "token_file", path, "a file that can be read", str(error)) from error
+    text = content.decode("ascii", "replace") if len(content) <= MAX_TOKENS_BYTES else ""
+    tokens = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    usable = all(token.isascii() and token.isprintable() and " " not in token for token in tokens)
+    if not usable or not 1 <= len(tokens) <= MAX_TOKENS:
+        raise ConfigError(
+            "grpc",
+            "token_file",
+            path,
+            f"a file with one token of letters and digits a line, at most {MAX_TOKENS}",
+            "the first is shown to others, each is taken from them",
+        )
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What a connection needs: texts of PEM files and the token itself."""
+    """Size limit, certificates (texts of PEM files) and token of a connection's own side."""
 
-    ca: bytes = b""  # who signs the other side's certificate; empty: none is asked for
+    ca: bytes = b""  # signs the other side's certificate; empty: none is required
     cert: bytes = b""  # empty: no TLS
     key: bytes = field(default=b"", repr=False)
-    token: str = field(default="", repr=False)  # empty: none is asked for, or `tokens` has them
-    max_message_bytes: int = 64 * MIB  # what is longer goes in pieces
-    files: CertificateFiles | None = None  # where the texts come from, and new ones; None: they stay
-    tokens: PeerTokens | None = None  # the same of the token; None: it stays
+    token: str = field(default="", repr=False)  # empty: none is required, or `tokens` has them
+    max_message_bytes: int = 64 * MIB  # longer messages are sent in pieces
+    files: CertificateFiles | None = None  # source of the texts and of renewed ones; None: they stay
+    tokens: PeerTokens | None = None  # source of the token and of changed ones; None: it stays
 
     @property
     def whole_bytes(self) -> int:
-        """Of a message with all its pieces (`freshet.rpc.pieces`)."""
-        return MOST_PIECES * self.max_message_bytes
+        """Size of the longest message, all its pieces together (`freshet.rpc.pieces`)."""
+        return MAX_PIECES * self.max_message_bytes
 
     @property
     def secure(self) -> bool:
-        """Whether connections are TLS."""
+        """Whether connections use TLS."""
         return bool(self.ca or self.cert)
 
     def tokens_now(self) -> tuple[str, ...]:
-        """Those that are taken; the first is shown. Empty: none is asked for."""
+        """Return the valid tokens; clients send the first. Empty: none is required."""
         if self.tokens is not None:
             return self.tokens.now()
         return (self.token,) if self.token else ()
 
     def pems(self) -> Pems:
-        """The certificates as they are now: files are read again when they change."""
+        """Return the current certificates; changed files are read again."""
         return self.files.now() if self.files else Pems(self.ca, self.cert, self.key)
 
 
@@ -108,23 +170,27 @@ def transport_of(
     key_file: str = "",
     token_file: str = "",
     max_message_bytes: int,
-    for_outsiders: bool = False,
+    external: bool = False,
 ) -> Transport:
     """Read certificates and token.
 
     Args:
-        for_outsiders: a listener that may do without `ca_file`, and then asks no client for a certificate.
+        external: whether it is for a listener for external clients; without `ca_file` such a listener
+            requires no client certificate.
 
-    Raises ConfigError: a file cannot be read, or some of the three certificate files are given and others
-    not.
+    Raises:
+        ConfigError: a file cannot be read, or only some of the three certificate files are given.
     """
     files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
     missing = [name for name, path in files.items() if not path]
-    if 0 < len(missing) < len(files) and not (for_outsiders and missing == ["ca_file"]):
+    if 0 < len(missing) < len(files) and not (external and missing == ["ca_file"]):
         raise ConfigError(
-            "grpc", missing[0], "", "all of ca_file, cert_file and key_file, or none of them",
+            "grpc",
+            missing[0],
+            "",
+            "all of ca_file, cert_file and key_file, or none of them",
             "both sides of a connection show a certificate that ca_file has signed",
-        )  # fmt: skip
+        )
     given = CertificateFiles("grpc", **files) if cert_file else None
     pems = given.now() if given else Pems(b"", b"", b"")
     tokens = PeerTokens(token_file) if token_file else None
@@ -132,41 +198,28 @@ def transport_of(
 
 
 def method_name(service: str, method: str) -> str:
-    """What gRPC calls a method of ours."""
+    """Return gRPC's name of a method between our services."""
     return f"/freshet.wire.v1.{service}/{method}"
 
 
-def _message_options(transport: Transport) -> list[tuple[str, int]]:
+def message_options(transport: Transport) -> list[tuple[str, int]]:
+    """Return the channel arguments for messages: size limit, no compression, large HTTP/2 frames."""
     return [
-        ("grpc.max_send_message_length", transport.max_message_bytes + ROOM),
-        ("grpc.max_receive_message_length", transport.max_message_bytes + ROOM),
-        # Nothing compressed is taken: some versions of gRPC expand a message before they look at its size.
+        ("grpc.max_send_message_length", transport.max_message_bytes + MARGIN_BYTES),
+        ("grpc.max_receive_message_length", transport.max_message_bytes + MARGIN_BYTES),
+        # Compressed messages are refused: some versions of gRPC expand a message before they check its size.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.http2.max_frame_size", HTTP2_FRAME_BYTES),
     ]
 
 
-def door_options(transport: Transport) -> list[tuple[str, int]]:
-    """Arguments of a listener for clients from outside, over whatever links they have."""
+def peer_options(transport: Transport) -> list[tuple[str, int]]:
+    """Return the channel arguments of both sides where both are our services, within one network."""
     return [
-        *_message_options(transport),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", DOOR_WINDOW_BYTES),
-        ("grpc.keepalive_time_ms", DOOR_KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", DOOR_KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", DOOR_KEEPALIVE_TIMEOUT_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", DOOR_CLIENT_PING_MS),
-    ]
-
-
-def shared_options(transport: Transport) -> list[tuple[str, int]]:
-    """Channel arguments of both sides, where both are ours and within one network."""
-    return [
-        *_message_options(transport),
+        *message_options(transport),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # without it a frozen peer is waited for 60 s
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # otherwise 60 s for a frozen peer
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),
@@ -174,52 +227,14 @@ def shared_options(transport: Transport) -> list[tuple[str, int]]:
     ]
 
 
-def cut(text: str) -> str:
-    """An error's text, as long as one may be that ends a call."""
-    data = text.encode(errors="replace")
-    if len(data) <= TEXT_BYTES:
-        return text
-    return data[: TEXT_BYTES - 3].decode(errors="ignore") + "…"
-
-
-def listen_credentials(transport: Transport, begun: Callable[[], None]) -> grpc.ServerCredentials | None:
-    """Of a listener; None: no TLS.
-
-    `begun` is called, from gRPC's threads, whenever a client has connected and the handshake begins. How it
-    ends gRPC tells nobody: a client with a wrong certificate is seen as handshakes without calls.
-    """
-    if not transport.secure:
-        return None
-    last = transport.pems()
-
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal last  # of handshakes that come at once, each may show the new one first: it is the same
-        begun()
-        pems = transport.pems()
-        if pems is last or pems == last:
-            return None
-        last = pems
-        return _shown(pems)
-
-    return grpc.dynamic_ssl_server_credentials(
-        _shown(last), renewed, require_client_authentication=bool(transport.ca)
-    )
-
-
-def _shown(pems: Pems) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration(
-        [(pems.key, pems.cert)], root_certificates=pems.ca or None
-    )
-
-
 def open_channel(address: str, transport: Transport) -> grpc.Channel:
-    """A channel to `host:port`; it connects when it is used, again and again, with today's certificates."""
+    """Open a channel to `host:port`, with the current certificates; it connects at its first call."""
     options = [
-        *shared_options(transport),
+        *peer_options(transport),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
-        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # what gRPC calls so is how long one attempt may take
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # gRPC's name for the longest time of one attempt
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
-        ("grpc.use_local_subchannel_pool", 1),  # a new channel to a restarted peer starts without its past
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel does not inherit the backoff of an old one
     ]
     if transport.secure:
         pems = transport.pems()
@@ -232,54 +247,18 @@ def open_channel(address: str, transport: Transport) -> grpc.Channel:
     return grpc.intercept_channel(channel, _WithToken(transport.tokens_now))
 
 
-_PATIENCE = Patience()
-"""Of all links of the process: each refusal of a token is told once for each call that it ended."""
-
-
-def error_of(error: grpc.RpcError, where: str, patience: Patience = _PATIENCE) -> FreshetError:
-    """Our error for a call that gRPC ended; `where` names the peer."""
-    code, details = error.code(), error.details() or ""
-    text = f"{where}: {details or code.name}"
-    if code is grpc.StatusCode.UNAUTHENTICATED:
-        return patience.refused(where, details)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        too_large = "larger than max" in details
-        return TooLarge(text) if too_large else Overloaded(text, RETRY_AFTER_S)
-    for found, hint in _TLS_HINTS.items():
-        if found in details:
-            text += f"\n  {hint.format(host=where.rpartition(':')[0])}"
-            break
-    return _FAMILIES.get(code, Unavailable)(text)
-
-
-_TLS_HINTS = {
-    "certificate has expired": "renew the certificate of {host}, as docs/security.md says",
-    "Hostname Verification": "the certificate there is not for {host}: make one that is, as "
-    "docs/security.md says, or advertise a host that it names",
-    "CERTIFICATE_VERIFY_FAILED": "FRESHET_GRPC_CA_FILE here has not signed the certificate of {host}",
-    "WRONG_VERSION_NUMBER": "what answers there speaks no TLS: FRESHET_GRPC_CERT_FILE is set here, not there",
-}
-"""What gRPC says of a handshake that failed on our side, and what to do about it; the first that is found."""
-
-_FAMILIES: dict[grpc.StatusCode, Callable[[str], FreshetError]] = {
-    grpc.StatusCode.FAILED_PRECONDITION: Mismatch,
-    grpc.StatusCode.UNIMPLEMENTED: Mismatch,
-    grpc.StatusCode.INVALID_ARGUMENT: BadInput,
-}
-
-
 class _WithToken(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Shows the token with every call: the one that there is then."""
+    """Sends the current token with every call."""
 
     def __init__(self, tokens: Callable[[], tuple[str, ...]]) -> None:
         self._tokens = tokens
 
-    # One for all four: what differs is what `continuation` takes and returns.
+    # One method for all four: only the types of `continuation` differ.
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
         return continuation(self._with_token(details), request)
 

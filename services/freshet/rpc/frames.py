@@ -1,9 +1,11 @@
-"""Frames: the messages of our gRPC streams, arrays with a header, checked before anything is believed.
+"""Frames: the messages between our services, which are arrays with a header; and the codecs of rows in them.
 
-The layout is in `schemas/README.md`: a header, a directory that says part, group, type and shape of each
-array, then the arrays, padded to 8 bytes. A decoded frame's arrays are read-only views of the message. What a
-message of a kind must hold is asked for by `Frame.array`, which checks type and shape again: every length
-that is used was checked by somebody.
+The layout is in `schemas/README.md`: a header, a directory with part, group, type and shape of each array,
+then the arrays, padded to 8 bytes. Decoding checks every length before it is used; the arrays of a decoded
+frame are read-only views of the message. `Frame.array` checks that an array has the type and shape that a
+message of its kind needs.
+
+Letters: N rows, S floats of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.errors import Corrupt, Mismatch, TooLarge
-from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values, value_type
 from freshet.types import F32
 
 __all__ = [
@@ -33,12 +34,16 @@ __all__ = [
     "OtherFrame",
     "Part",
     "Reason",
+    "RowCodec",
     "add_values",
     "decode_frame",
     "encode_frame",
     "encoded_bytes",
     "frame_id_of",
-    "values_into",
+    "pack_values",
+    "read_values",
+    "unpack_values",
+    "value_type",
 ]
 
 MAGIC = 0xB5
@@ -53,11 +58,11 @@ _ENTRY = np.dtype(
 _ALIGN = 8
 
 Reason = Literal["truncated", "oversized", "magic", "version", "crc", "shape"]
-"""Why a frame was refused: the label of the counters."""
+"""Reason for which a frame was refused: the label of the counters."""
 
 
 class BadFrame(Corrupt):
-    """A message that is no frame, or does not hold what its kind must."""
+    """A message that is not a frame, or lacks data of its kind."""
 
     def __init__(self, message: str, reason: Reason) -> None:
         super().__init__(message)
@@ -65,50 +70,58 @@ class BadFrame(Corrupt):
 
 
 class LargeFrame(TooLarge):
-    """A frame beyond the limit of its receiver."""
+    """A frame above the size limit of its receiver."""
 
     reason: Reason = "oversized"
 
 
 class OtherFrame(Mismatch):
-    """A frame of a version that this release does not read."""
+    """A frame of a version that this release cannot read."""
 
     reason: Reason = "version"
 
 
 class Kind(enum.IntEnum):
-    """What a message is. An answer carries the id of what it answers."""
+    """Kinds of messages. An answer carries the id of its request."""
 
-    FAILURE = 1  # the answer to anything: see `freshet.rpc.failures`
+    FAILURE = 1  # answer to a failed request: see `freshet.rpc.errors`
     LOOKUP = 2  # keys → ROWS
     ROWS = 3
     PUSH = 4  # gradients → PUSHED
     PUSHED = 5
-    TAKE = 6  # credits of a trainer's lane → BATCH, when there is one
-    BATCH = 7  # what to train on
-    GRADIENTS = 8  # of a batch → GIVEN
-    GIVEN = 9
-    ASK = 10  # a call without arguments → TOLD
-    TOLD = 11
-    PIECE = 12  # of a message that is longer than one may be: see `freshet.rpc.pieces`
+    NEXT_BATCH = 6  # permits of a trainer's lane → BATCH, once one is ready
+    BATCH = 7  # samples to train on
+    GRADIENTS = 8  # of a batch → ACCEPTED
+    ACCEPTED = 9
+    REQUEST = 10  # a call without arguments → RESPONSE
+    RESPONSE = 11
+    PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
+
+
+class RowCodec(enum.IntEnum):
+    """Encodings of rows' values. Lossy ones round to nearest, ties to even; NaN stays NaN."""
+
+    FP32 = 0
+    BF16 = 1
+    FP16 = 2  # beyond ±65504: infinite, so only for tables with rows known to be small
+    INT8 = 3  # scale of a row: its largest magnitude / 127; a row that is not finite is decoded as NaN
 
 
 class Part(enum.IntEnum):
-    """What an array of a frame is. Letters: U unique rows, S floats of a row, N whatever the message
-    counts."""
+    """Meanings of a frame's arrays. Letters: U unique rows, S floats of a row, N elements by the message."""
 
     TEXT = 1  # (N,) u8: UTF-8
     APPLIED = 2  # (N, 2) i64: partition, offset
     RANGES = 3  # (N, 3) i64: partition, start, stop
-    NUMBERS = 4  # (N,) i64: fences, clocks; the message says which
+    NUMBERS = 4  # (N,) i64: fences, clocks, by the message
     REALS = 5  # (N,) f64
     KEYS = 6  # (U,) u64, of a store group
     TABLES = 7  # (U,) u8
     VALUES = 8  # (U, S) rows or gradients, in the frame's codec
-    SCALES = 9  # (U,) f32: what the codec int8 multiplies each row by
+    SCALES = 9  # (U,) f32: factors of rows in the codec int8
     POSITIONS = 10  # (N,) i32: row of each occurrence, -1: none
-    FEATURE_STARTS = 11  # (features + 1,) where each feature's occurrences start
-    LIST_ENDS = 12  # (lists, B): where each sample's occurrences end
+    FEATURE_STARTS = 11  # (features + 1,) start of each feature's occurrences
+    LIST_ENDS = 12  # (lists, B): end of each sample's occurrences
     DENSE = 13  # (B, D) f32
     LABEL_INDEX = 14
     LABEL_VALUE = 15
@@ -120,14 +133,14 @@ class Part(enum.IntEnum):
     SERVED = 21  # one a group
     EXPLORED = 22
     ITEMS = 23
-    LISTS = 24  # (features,) u8: which features of a group are lists
+    LISTS = 24  # (features,) u8: 1 for features that are lists
     STATES = 25  # (U, T) f32: optimiser state of rows
     OWNED = 26  # (B / 8,) u8: a bit for each bucket, the lowest first
     BYTES = 27  # (N,) u8: of another message
-    MOMENTS = 28  # (M, P) i64: what buckets had applied of each partition when their rows were read
-    MOMENT_OF = 29  # (B,) u32: which of them, of a store group's buckets; where M is above 1
-    SPAN = 30  # (3,) u64: trace id, its upper half first, and span id of what the message is part of
-    COUNTS = 31  # (U,) u16: how many of a store group's gradients are each row's, one behind the other
+    MOMENTS = 28  # (M, P) i64: offsets that buckets had applied when their rows were read
+    MOMENT_OF = 29  # (B,) u32: index into MOMENTS for each bucket of a store group, if M > 1
+    SPAN = 30  # (3,) u64: upper and lower half of the trace id, and the span id of the request
+    COUNTS = 31  # (U,) u16: number of consecutive gradients of each row of a store group
 
 
 _TYPES: Mapping[int, np.dtype[Any]] = {
@@ -153,22 +166,22 @@ Sections = Mapping[tuple[Any, int], NDArray[Any]]
 class Frame:
     """One message."""
 
-    kind: int  # a Kind; unknown ones are left to the receiver to refuse
-    id: int = 0  # chosen by who asks, repeated by who answers
+    kind: int  # a Kind; receivers refuse unknown ones
+    id: int = 0  # chosen by the client, repeated in the answer
     codec: RowCodec = RowCodec.FP32  # of VALUES
-    flags: int = 0  # the kind says what they mean
+    flags: int = 0  # their meaning depends on the kind
     sections: Sections = field(default_factory=dict)
 
     def has(self, part: Part, group: int = 0) -> bool:
-        """Whether the frame holds such an array."""
+        """Return whether the frame has this array."""
         return (part, group) in self.sections
 
     def array(
         self, part: Part, dtype: Any, shape: Sequence[int | None] = (None,), *, group: int = 0
     ) -> NDArray[Any]:
-        """The array of this part and group, of this type and shape; None stands for any length.
+        """Return the array of a part and group; None in `shape` accepts any length.
 
-        Raises BadFrame if it is missing or of another type or shape.
+        Raises BadFrame if it is missing, or of another type or shape.
         """
         found = self.sections.get((part, group))
         expected = np.dtype(dtype)
@@ -185,7 +198,7 @@ class Frame:
         return found
 
     def text(self, part: Part = Part.TEXT) -> str:
-        """A text that the frame holds. Raises BadFrame if it is missing or no UTF-8."""
+        """Return a text of the frame. Raises BadFrame if it is missing or not UTF-8."""
         try:
             return self.array(part, np.uint8).tobytes().decode()
         except UnicodeDecodeError as error:
@@ -196,15 +209,14 @@ class Frame:
 
 
 def encoded_bytes(sections: Sections) -> int:
-    """How long a frame of these arrays is."""
+    """Return the length of a frame of these arrays."""
     return HEADER_BYTES + len(sections) * _ENTRY.itemsize + sum(_padded(a.nbytes) for a in sections.values())
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The message; each array is copied once.
+    """Encode a frame; each array is copied once.
 
-    Raises ValueError for an array that a frame cannot hold: of another type, or of no, three or more
-    dimensions.
+    Raises ValueError for an array of an unsupported type, or not of one or two dimensions.
     """
     directory = np.empty(len(frame.sections), _ENTRY)
     pieces: list[NDArray[np.uint8]] = []
@@ -231,12 +243,12 @@ _ZEROS = np.zeros(_ALIGN, np.uint8)
 
 
 def decode_frame(data: bytes, *, max_bytes: int) -> Frame:
-    """Read a message; its arrays are read-only views of it.
+    """Decode a message; the arrays are read-only views of it.
 
     Raises:
         LargeFrame: it is longer than `max_bytes`.
-        OtherFrame: another version.
-        BadFrame: it is no whole frame: magic, lengths, types, checksum.
+        OtherFrame: it has another version.
+        BadFrame: its magic number, lengths, types or checksum are wrong.
     """
     size = len(data)
     if size > max_bytes:
@@ -268,22 +280,63 @@ def decode_frame(data: bytes, *, max_bytes: int) -> Frame:
 
 
 def frame_id_of(data: bytes) -> int:
-    """The id of a message that we have encoded ourselves."""
+    """Return the id of a message of `encode_frame`."""
     return int(_REST.unpack_from(data, _CRC_FROM)[-1])
+
+
+_VALUE_TYPES: Mapping[RowCodec, np.dtype[Any]] = {
+    RowCodec.FP32: np.dtype("<f4"),
+    RowCodec.BF16: np.dtype("<u2"),
+    RowCodec.FP16: np.dtype("<f2"),
+    RowCodec.INT8: np.dtype("i1"),
+}
+
+
+def value_type(codec: RowCodec) -> np.dtype[Any]:
+    """Return the type of the array of encoded values."""
+    return _VALUE_TYPES[codec]
+
+
+def pack_values(values: F32, codec: RowCodec) -> tuple[NDArray[Any], F32 | None]:
+    """Encode values (N, S); returns them (N, S), and their scales (N,) if the codec has scales."""
+    plain = np.ascontiguousarray(values, "<f4")
+    if codec is RowCodec.FP32:
+        return plain, None
+    packed = np.empty(plain.shape, _VALUE_TYPES[codec])
+    if codec is RowCodec.INT8:
+        scales = np.empty(len(plain), np.float32)
+        _native.pack_int8(plain, packed, scales)
+        return packed, scales
+    pack = _native.pack_fp16 if codec is RowCodec.FP16 else _native.pack_bf16
+    pack(plain, packed.view("<u2"))
+    return packed, None
+
+
+def unpack_values(packed: NDArray[Any], codec: RowCodec, scales: F32 | None, out: F32) -> None:
+    """Decode values into `out` (N, S), contiguous. Raises ValueError if shapes do not agree."""
+    if codec is RowCodec.FP32:
+        out[...] = packed
+    elif codec is RowCodec.INT8:
+        if scales is None:
+            raise ValueError("values in int8 need their scales")
+        _native.unpack_int8(packed, scales, out)
+    else:
+        unpack = _native.unpack_fp16 if codec is RowCodec.FP16 else _native.unpack_bf16
+        unpack(packed.view("<u2"), out)
 
 
 def add_values(
     sections: MutableMapping[tuple[Any, int], NDArray[Any]], group: int, values: F32, codec: RowCodec
 ) -> None:
-    """Put (N, S) values of a group into a frame's sections, with their scales where the codec has some."""
+    """Add values (N, S) of a group to a frame's sections, with their scales if the codec has scales."""
     packed, scales = pack_values(values, codec)
     sections[Part.VALUES, group] = packed
     if scales is not None:
         sections[Part.SCALES, group] = scales
 
 
-def values_into(frame: Frame, group: int, out: F32) -> None:
-    """Read what `add_values` put there into (N, S) floats. Raises BadFrame."""
+def read_values(frame: Frame, group: int, out: F32) -> None:
+    """Read the values of a group into `out` (N, S). Raises BadFrame."""
     packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
     scales = None
     if frame.codec is RowCodec.INT8:

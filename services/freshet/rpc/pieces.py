@@ -1,7 +1,7 @@
-"""Messages that are longer than one may be go in pieces, each of them a frame of its own.
+"""Messages above the size limit are sent in pieces, each a frame of its own.
 
-A PIECE carries the id of its message, NUMBERS (the message's length, where the piece starts in it) and BYTES.
-The pieces of a message follow each other on their stream, nothing between them.
+A PIECE carries the id of its message, NUMBERS (the message's length, the offset of the piece) and BYTES. The
+pieces of a message follow each other on their stream without other frames in between.
 """
 
 from __future__ import annotations
@@ -23,97 +23,102 @@ from freshet.rpc.frames import (
     frame_id_of,
 )
 
-__all__ = ["MOST_PIECES", "SMALLEST_LIMIT", "Whole", "check_whole", "pieces_of"]
+__all__ = ["MAX_PIECES", "MIN_LIMIT_BYTES", "MessageAssembler", "check_message_size", "split_message"]
 
-MOST_PIECES = 64
-"""What a receiver puts together at most, in messages of its limit: 4 GiB by default."""
+MAX_PIECES = 64
+"""The longest message, in multiples of the size limit: 4 GiB by default."""
 
 _NUMBERS = np.zeros(2, np.int64)
-_AROUND = encoded_bytes({(Part.NUMBERS, 0): _NUMBERS, (Part.BYTES, 0): np.zeros(0, np.uint8)})
+_OVERHEAD_BYTES = encoded_bytes({(Part.NUMBERS, 0): _NUMBERS, (Part.BYTES, 0): np.zeros(0, np.uint8)})
 
-SMALLEST_LIMIT = 2 * _AROUND
-"""Of a message, below which pieces are mostly their own headers."""
+MIN_LIMIT_BYTES = 2 * _OVERHEAD_BYTES
+"""With a smaller size limit, pieces would be mostly headers."""
 
 
-def pieces_of(data: bytes, max_bytes: int) -> Iterator[bytes]:
-    """The message as it is, if it has `max_bytes` at most; else pieces of it that have."""
+def split_message(data: bytes, max_bytes: int) -> Iterator[bytes]:
+    """Yield the message itself if it has at most `max_bytes`, else its pieces of at most that size.
+
+    Raises ValueError if `max_bytes` is below `MIN_LIMIT_BYTES`.
+    """
     if len(data) <= max_bytes:
         yield data
         return
-    if max_bytes < SMALLEST_LIMIT:
-        raise ValueError(f"messages of at least {SMALLEST_LIMIT} bytes must be allowed, found {max_bytes}")
+    if max_bytes < MIN_LIMIT_BYTES:
+        raise ValueError(f"messages of at least {MIN_LIMIT_BYTES} bytes must be allowed, found {max_bytes}")
     frame_id, all_bytes = frame_id_of(data), np.frombuffer(data, np.uint8)
-    room = (max_bytes - _AROUND) // 8 * 8
-    for at in range(0, len(data), room):
+    piece_bytes = (max_bytes - _OVERHEAD_BYTES) // 8 * 8
+    for at in range(0, len(data), piece_bytes):
         sections: dict[tuple[Part, int], NDArray[np.int64] | NDArray[np.uint8]] = {
             (Part.NUMBERS, 0): np.array([len(data), at], np.int64),
-            (Part.BYTES, 0): all_bytes[at : at + room],
+            (Part.BYTES, 0): all_bytes[at : at + piece_bytes],
         }
         yield encode_frame(Frame(Kind.PIECE, frame_id, sections=sections))
 
 
-def check_whole(size: int, max_bytes: int) -> None:
-    """Raise LargeFrame if no pieces of `max_bytes` can carry a message of this many bytes."""
-    if size > MOST_PIECES * max_bytes:
+def check_message_size(size: int, max_bytes: int) -> None:
+    """Raises LargeFrame if a message of `size` bytes does not fit in `MAX_PIECES` pieces of `max_bytes`."""
+    if size > MAX_PIECES * max_bytes:
         raise LargeFrame(
-            f"message: expected at most {MOST_PIECES * max_bytes} bytes, found {size}\n"
-            f"  raise FRESHET_GRPC_MAX_MESSAGE_BYTES ({max_bytes}) to {-(-size // MOST_PIECES)} on both "
+            f"message: expected at most {MAX_PIECES * max_bytes} bytes, found {size}\n"
+            f"  raise FRESHET_GRPC_MAX_MESSAGE_BYTES ({max_bytes}) to {-(-size // MAX_PIECES)} on both "
             "sides, or take fewer rows in a batch"
         )
 
 
-class Whole:
-    """Puts the messages of one stream together. Holds no more than what has come of one."""
+class MessageAssembler:
+    """Assembles the messages of one stream from frames. Holds only the received pieces of one message."""
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes`: of a message with all its pieces."""
+        """`max_bytes`: size of the longest message, all its pieces together."""
         self._max = max_bytes
-        self._id = self.size = self._come = 0
+        self._id = self._size = self._received = 0
         self._parts: list[NDArray[np.uint8]] = []
-        self._dropped = False
+        self._discarded = False
 
     @property
-    def begun(self) -> bool:
-        """Whether some of a message is still to come; its length is `size`."""
-        return self._come > 0
+    def incomplete(self) -> bool:
+        """Whether more pieces of a message must follow."""
+        return self._received > 0
 
-    def drop(self) -> None:
-        """Keep nothing of the message that has begun: `take` gives its last piece back as it is."""
-        self._dropped, self._parts = True, []
+    def discard(self) -> None:
+        """Keep no piece of the incomplete message; `add_frame` will return its last piece instead of it."""
+        self._discarded, self._parts = True, []
 
-    def take(self, frame: Frame) -> Frame | None:
-        """The next frame of the stream: what it is, or None while more of it is to come.
+    def add_frame(self, frame: Frame) -> Frame | None:
+        """Add the next frame of the stream; returns a complete message, or None while pieces are missing.
 
         Raises:
-            LargeFrame: a message of which this is a piece is longer than `max_bytes`.
-            BadFrame: it is no piece of what has begun, or the whole is no frame.
+            LargeFrame: the message of this piece is longer than `max_bytes`.
+            BadFrame: the frame does not continue the incomplete message, or the pieces are not a frame.
         """
         if frame.kind != Kind.PIECE:
-            if self.begun:
+            if self.incomplete:
                 raise BadFrame(f"expected more of message {self._id}, found kind {frame.kind}", "shape")
             return frame
         size, at = frame.array(Part.NUMBERS, np.int64, (2,)).tolist()
         part = frame.array(Part.BYTES, np.uint8)
-        if not self.begun:
+        if not self.incomplete:
             if size > self._max:
                 raise LargeFrame(f"message: expected at most {self._max} bytes in pieces, found {size}")
-            self._id, self.size, self._dropped = frame.id, size, False
-        if (frame.id, size, at) != (self._id, self.size, self._come) or not 0 < len(part) <= size - at:
+            self._id, self._size, self._discarded = frame.id, size, False
+        if (frame.id, size, at) != (self._id, self._size, self._received) or not 0 < len(part) <= size - at:
             raise BadFrame(
-                f"piece: expected bytes of message {self._id} from {self._come} of {self.size}, found "
+                f"piece: expected bytes of message {self._id} from {self._received} of {self._size}, found "
                 f"{len(part)} of message {frame.id} from {at} of {size}",
                 "shape",
             )
-        self._come += len(part)
-        if not self._dropped:
+        self._received += len(part)
+        if not self._discarded:
             self._parts.append(part)
-        return self._ended(frame) if self._come == size else None
+        return self._assemble(frame) if self._received == size else None
 
-    def _ended(self, last: Frame) -> Frame:
-        parts, self._parts, self._come = self._parts, [], 0
-        if self._dropped:
+    def _assemble(self, last: Frame) -> Frame:
+        parts, self._parts, self._received = self._parts, [], 0
+        if self._discarded:
             return last
-        whole = decode_frame(b"".join(part.data for part in parts), max_bytes=self._max)
-        if whole.kind == Kind.PIECE or whole.id != last.id:
-            raise BadFrame(f"pieces of message {last.id} hold kind {whole.kind} of id {whole.id}", "shape")
-        return whole
+        message = decode_frame(b"".join(part.data for part in parts), max_bytes=self._max)
+        if message.kind == Kind.PIECE or message.id != last.id:
+            raise BadFrame(
+                f"pieces of message {last.id} hold kind {message.kind} of id {message.id}", "shape"
+            )
+        return message

@@ -1,8 +1,8 @@
 """Messages of the .proto files in `schemas/`, from compiled descriptors beside this module.
 
-They live in a pool of their own: `tritonclient` and `kserve` bring descriptors of the same names, and one
-process may hold all of them. Classes are made by protobuf's runtime, so that no generated code ties us to one
-release of it. `python -m ops.protos` compiles anew; a test says when that is due.
+The descriptors have their own pool, as `tritonclient` and `kserve` register the same names in the default.
+Protobuf's runtime makes the classes, so that no generated code requires one release of protobuf.
+`python -m ops.protos` compiles the descriptors; a test fails when they are stale.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from freshet.errors import BadInput
 __all__ = ["DESCRIPTORS", "GATEWAY", "OIP", "Messages", "messages", "parse"]
 
 DESCRIPTORS = Path(__file__).with_name("protobuf.binpb")
-"""A FileDescriptorSet of all of them."""
+"""A FileDescriptorSet of all .proto files."""
 
 OIP, GATEWAY = "inference", "freshet.wire.v1"
-"""Packages."""
+"""Packages of the .proto files."""
 
 
 class Messages:
-    """The message classes of one package, as attributes; their fields are as the .proto file names them."""
+    """The message classes of one package as attributes, with the fields of the .proto file."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -42,12 +42,12 @@ class Messages:
 
 @cache
 def messages(package: str) -> Messages:
-    """The messages of OIP or GATEWAY."""
+    """Return the messages of OIP or GATEWAY."""
     return Messages(package)
 
 
 def parse(message_class: Any, data: bytes) -> Any:
-    """A message from its bytes; fields that are not known are ignored. Raises BadInput."""
+    """Parse a message; unknown fields are ignored. Raises BadInput."""
     try:
         return message_class.FromString(data)
     except DecodeError:

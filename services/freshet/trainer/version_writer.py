@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from freshet.config.spec.identity import explain_defaults
 from freshet.config.spec.transforms import Outcomes, outcomes_of
 from freshet.errors import Corrupt, FreshetError, Mismatch
-from freshet.evaluation.gate import Scored, Verdict, judge
+from freshet.evaluation.gate import Verdict, VersionPredictions, judge
 from freshet.log import EventLog, Writer
 from freshet.log.context import ModelContext
 from freshet.model import DenseModel
@@ -329,7 +329,9 @@ class VersionWriter:
             except (FreshetError, KeyError, ValueError) as error:
                 log.warning("the gate's samples cannot be read", version=number, reason=str(error))
 
-    def _scored_stable(self, stable: Version | None, inputs: Sequence[ModelInputs]) -> Scored | None:
+    def _scored_stable(
+        self, stable: Version | None, inputs: Sequence[ModelInputs]
+    ) -> VersionPredictions | None:
         """Score the stable version; None if there is none, or its weights do not fit the model."""
         if stable is None:
             return None
@@ -354,14 +356,14 @@ class VersionWriter:
             skip("version", f"version {number}", f"stable cannot be read: {error}")
             return None
 
-    def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> Scored:
+    def _score(self, tensors: Tensors, inputs: Sequence[ModelInputs]) -> VersionPredictions:
         model = self.scorer()
         model.load_state(tensors, weights_only=True)
         lane = model.lane()
         predictions = [lane.score(batch).copy() for batch in inputs]
         labels = [batch.labels for batch in inputs if batch.labels is not None]
         heads = len(self.context.spec.labels)
-        return Scored(
+        return VersionPredictions(
             predictions=np.concatenate(predictions) if predictions else np.empty((0, heads), np.float32),
             label=np.concatenate([x.index for x in labels]) if labels else np.empty(0, np.uint8),
             value=np.concatenate([x.value for x in labels]) if labels else np.empty(0, np.float32),

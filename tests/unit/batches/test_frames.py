@@ -23,8 +23,7 @@ from freshet.batches.stream import TrainBatch
 from freshet.errors import ConfigError, FreshetError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.service import KeyGroup, RowStates
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, decode_frame, encode_frame
 from freshet.tables import KnownPushes
 from freshet.types import F32, U64, Fence, OffsetRange, bucket_of
 
@@ -141,7 +140,7 @@ def test_empty_answer_decodes_to_none():
 
 def test_request_header_and_dense_vector_arrive():
     header, applied = decode_header(
-        decode_frame(take_frame(5, HEADER, {0: 7, 3: 9}), max_bytes=MAX), Kind.TAKE
+        decode_frame(take_frame(5, HEADER, {0: 7, 3: 9}), max_bytes=MAX), Kind.NEXT_BATCH
     )
     assert (header, applied) == (HEADER, {0: 7, 3: 9})
     assert header.global_lane == 5
@@ -308,7 +307,7 @@ def test_any_header_names_a_possible_lane_or_is_refused(part, numbers):
     good = decode_frame(take_frame(5, HEADER, {0: 7}), max_bytes=MAX)
     bad = Frame(good.kind, 1, good.codec, 0, {**good.sections, (part, 0): np.array(numbers, np.int64)})
     try:
-        header, _ = decode_header(bad, Kind.TAKE)
+        header, _ = decode_header(bad, Kind.NEXT_BATCH)
     except FreshetError:
         return
     assert 0 <= header.rank < header.ranks

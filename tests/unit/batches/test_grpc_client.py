@@ -8,9 +8,8 @@ import pytest
 from freshet.embedder.service import BatchServer
 from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.rpc.frames import Frame
-from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens
+from freshet.rpc.frames import Frame, RowCodec
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import await_any_batch, await_batch, flush, gradients_of, spans
@@ -141,7 +140,7 @@ def test_rank_continues_once_the_embedder_knows_its_token(scene, tmp_path):
         lambda: stream.next_batch(0, 0.01) is None and embedder.server.counts.refused["token"] > 1, DEADLINE_S
     )
     theirs.write_text("new\nold\n")
-    clock.advance(LOOK_S)
+    clock.advance(TOKENS_CHECK_S)
 
     assert drain(scene, stream, {0: 1, 1: 0}) == [7]
 
@@ -195,7 +194,7 @@ def test_overload_keeps_batches_that_are_out(scene, monkeypatch):
     embedder = scene.embedder(range(PARTITIONS))
     owners = dict.fromkeys(range(PARTITIONS), embedder.address)
     stream, left = scene.rank(lambda: owners), [1, 1]
-    count = embedder.server._refused
+    count = embedder.server._reserve
 
     def refuse(size: int, own: int) -> Unavailable | None:
         if left:
@@ -204,7 +203,7 @@ def test_overload_keeps_batches_that_are_out(scene, monkeypatch):
         counted: Unavailable | None = count(size, own)
         return counted
 
-    monkeypatch.setattr(embedder.server, "_refused", refuse)
+    monkeypatch.setattr(embedder.server, "_reserve", refuse)
     assert drain(scene, stream, {0: 4, 1: 0}) == [0, 1, 2, 3]
     assert (left, stream.counts.broken) == ([], 0)
 

@@ -23,9 +23,9 @@ from freshet.features import Decoded, GroupKeys
 from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.pieces import MOST_PIECES
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES
-from freshet.rpc.value_formats import RowCodec
 from freshet.tables import KnownPushes
 from freshet.types import BytesColumn, Fence, OffsetRange
 
@@ -97,7 +97,7 @@ def test_largest_batch_size_is_a_tight_bound(dim, optimizer, longest, rows):
 
 def test_too_small_message_limit_fails_with_the_needed_limit():
     spec = spec_of(16, "adam", 5000, 4096)
-    needed = -(-largest_batch_bytes(spec, layout_of(spec)) // MOST_PIECES)
+    needed = -(-largest_batch_bytes(spec, layout_of(spec)) // MAX_PIECES)
     with pytest.raises(
         ConfigError, match=f"raise FRESHET_GRPC_MAX_MESSAGE_BYTES to {needed} on every service"
     ):

@@ -27,7 +27,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import load_spec
 from freshet.errors import ConfigError
 from freshet.evaluation import LabelKind
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 from freshet.features import Decoded, SampleDecoder
 
 ROWS = 4_000
@@ -95,14 +95,14 @@ def run(*words: object) -> Any:
 def test_one_command_compares_with_vowpal_wabbit(samples: Path, tmp_path: Path) -> None:
     plot = tmp_path / "curves.svg"
 
-    told = run(spec_file(tmp_path), samples, "--request", "request", "--versus", "vw", "--plot", plot)
+    result = run(spec_file(tmp_path), samples, "--request", "request", "--versus", "vw", "--plot", plot)
     as_json = run(spec_file(tmp_path), samples, "--request", "request", "--versus", "vw", "--json")
 
-    assert (told.exit_code, as_json.exit_code) == (0, 0), told.output
+    assert (result.exit_code, as_json.exit_code) == (0, 0), result.output
     found = json.loads(as_json.stdout.strip().splitlines()[-1])
     assert list(found["learners"]) == ["freshet", "popularity", *LEARNERS]
     for name, learner in found["learners"].items():
-        assert name in told.output
+        assert name in result.output
         assert learner["labels"]["click"]["n"] == ROWS
         assert learner["after_first_fifth"]["click"]["n"] == ROWS - ROWS // 5
         assert learner["labels"]["click"]["auc"] > 0.6  # items distinguish two thirds from one third
@@ -252,14 +252,14 @@ def test_numbers_are_standardised_by_the_batches_before(dense: Any, data: st.Dat
         known, batch = dense[:start].astype(np.float64), dense[start : start + size]
         for column in range(2):
             seen = known[np.isfinite(known[:, column]), column]
-            told = np.concatenate(found)[start : start + size, column]
+            shown = np.concatenate(found)[start : start + size, column]
             missing = ~np.isfinite(batch[:, column])
-            assert (np.isnan(told) == missing).all()
+            assert (np.isnan(shown) == missing).all()
             if len(seen) < 2:
-                assert not told[~missing].any()
+                assert not shown[~missing].any()
             elif seen.std() > 1e-3 * max(1.0, np.abs(seen).max()):
                 expected = np.clip((batch[:, column] - seen.mean()) / seen.std(), -10, 10)
-                assert told[~missing] == pytest.approx(expected[~missing], rel=1e-3, abs=1e-3)
+                assert shown[~missing] == pytest.approx(expected[~missing], rel=1e-3, abs=1e-3)
         start += size
 
 
@@ -274,11 +274,11 @@ def test_without_the_package_the_error_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vowpalwabbit", None)
 
-    told = run(spec_file(tmp_path), samples, "--versus", "vw")
+    result = run(spec_file(tmp_path), samples, "--versus", "vw")
 
-    assert told.exit_code == 1
-    assert "vowpalwabbit is not installed" in str(told.exception)
-    assert "pip install vowpalwabbit" in str(told.exception)
+    assert result.exit_code == 1
+    assert "vowpalwabbit is not installed" in str(result.exception)
+    assert "pip install vowpalwabbit" in str(result.exception)
 
 
 def test_numbers_alone_are_not_compared(samples: Path, tmp_path: Path) -> None:
@@ -303,16 +303,16 @@ def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written_is_refused_first(samples: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.svg").mkdir()
 
-    told = run(spec_file(tmp_path), samples, "--plot", tmp_path / name)
+    result = run(spec_file(tmp_path), samples, "--plot", tmp_path / name)
 
-    assert told.exit_code == 1
-    assert "--plot" in str(told.exception)
-    assert "training" not in told.output
+    assert result.exit_code == 1
+    assert "--plot" in str(result.exception)
+    assert "training" not in result.output
 
 
 def test_the_legend_of_many_learners_stays_within_the_page() -> None:
     names = [f"a learner with a long name {i}" for i in range(9)]
-    with Scored([LabelKind("click", False)]) as scored:
+    with LearnerPredictions([LabelKind("click", False)]) as scored:
         ids = np.arange(4)
         scored.add_samples(ids, np.array([0, 1, 0, 1], np.float32), ids)
         for name in names:
@@ -330,7 +330,7 @@ def test_the_legend_of_many_learners_stays_within_the_page() -> None:
 
 def test_curves_of_any_names_and_figures_are_one_document() -> None:
     kinds = [LabelKind("a<&>\"'\x00\u2028", False), LabelKind("watch", True)]
-    with Scored(kinds) as scored:
+    with LearnerPredictions(kinds) as scored:
         ids = np.arange(6)
         scored.add_samples(ids, np.zeros(6, np.float32), np.full(6, -(1 << 62)))
         scored.add_predictions("x<y>&", ids, np.array([0.5, np.nan, np.inf, 1, 0, 3], np.float32))

@@ -318,29 +318,29 @@ def test_every_comparison_says_how_to_go_on(
 ) -> None:
     own, before = hashes()
 
-    with pytest.raises(Mismatch) as told:
+    with pytest.raises(Mismatch) as raised:
         place(own, before, settings)
 
-    assert " ".join(WHAT_TO_DO.split()) in " ".join(str(told.value).split())
+    assert " ".join(WHAT_TO_DO.split()) in " ".join(str(raised.value).split())
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_other_spec_gets_no_hint_about_defaults(
     place: Callable[[str, str, Settings], None], settings: Settings
 ) -> None:
-    with pytest.raises(Mismatch) as told:
+    with pytest.raises(Mismatch) as raised:
         place(hashes()[0], "0" * 64, settings)
 
-    assert "defaults" not in str(told.value)
+    assert "defaults" not in str(raised.value)
 
 
 def test_the_whole_message_of_a_start() -> None:
     own, before = hashes()
 
-    with pytest.raises(Mismatch) as told:
+    with pytest.raises(Mismatch) as raised:
         check_identity("sqlite:rows", _identity(own), _identity(before))
 
-    assert str(told.value) == (
+    assert str(raised.value) == (
         "sqlite:rows: the row store belongs to another model, spec or log:\n"
         f"  spec_hash: expected '{own}', found '{before}'\n{WHAT_TO_DO}"
     )
@@ -365,8 +365,8 @@ def test_a_kept_spec_without_a_generation_means_the_first(settings: Settings) ->
     path = kept_spec(settings)
     path.write_text(path.read_text().replace("defaults = 1\n", ""))
 
-    told = CliRunner().invoke(check, [str(QUICKSTART), "--against", str(path)])
+    result = CliRunner().invoke(check, [str(QUICKSTART), "--against", str(path)])
 
     assert load_kept(path).defaults == 1
-    assert told.exit_code == 3
-    assert told.output.startswith("defaults: 1 -> 2 (identity): needs a new model")
+    assert result.exit_code == 3
+    assert result.output.startswith("defaults: 1 -> 2 (identity): needs a new model")

@@ -57,11 +57,11 @@ def test_rows_of_another_model_are_refused(tmp_path: Path) -> None:
     )
     rows.close()
 
-    with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'") as told:
+    with pytest.raises(Mismatch, match=r"expected rows of model 'demo'.*found those of 'news'") as raised:
         prepared(tmp_path)
 
     for way in ("another run folder", "another name at the end of the URL", 'compose.md, "Another model"'):
-        assert way in str(told.value)
+        assert way in str(raised.value)
     assert "### Another model\n" in (ROOT / "docs" / "compose.md").read_text()
 
 

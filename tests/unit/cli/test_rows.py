@@ -33,7 +33,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(command, [*arguments])
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def json_of(*arguments: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(run(*arguments, "--json").output)
     return answer
 
@@ -48,7 +48,7 @@ def test_a_sound_store_is_said_to_be_sound(file: Path) -> None:
 
     assert done.exit_code == 0, done.output
     assert f"all {BUCKETS} buckets can be read" in done.output
-    assert told("mend") == {"buckets": BUCKETS, "damaged": []}
+    assert json_of("mend") == {"buckets": BUCKETS, "damaged": []}
 
 
 @pytest.mark.parametrize("to", ["x''", "substr(body, 1, 30)", "randomblob(900)"])
@@ -56,7 +56,7 @@ def test_damaged_rows_are_named_and_nothing_is_changed(file: Path, to: str) -> N
     damage(file, f"UPDATE segments SET body = {to} WHERE id = 1")
     before = file.read_bytes()
 
-    done, found = run("check"), told("check")["damaged"]
+    done, found = run("check"), json_of("check")["damaged"]
 
     assert done.exit_code == 1
     assert 0 < len(found) < BUCKETS
@@ -67,7 +67,7 @@ def test_damaged_rows_are_named_and_nothing_is_changed(file: Path, to: str) -> N
 
 def test_damaged_rows_are_given_up_and_the_bucket_works(file: Path) -> None:
     damage(file, "UPDATE segments SET body = x'' WHERE id = 1")
-    (bucket, *_) = [one["bucket"] for one in told("check")["damaged"]]
+    (bucket, *_) = [one["bucket"] for one in json_of("check")["damaged"]]
     store = SqliteRowStore(file)
     meta = store.metas([Bucket(bucket)])[Bucket(bucket)]
     with pytest.raises(Corrupt):
@@ -76,7 +76,7 @@ def test_damaged_rows_are_given_up_and_the_bucket_works(file: Path) -> None:
     done = run("mend", "--give-up-rows")
 
     assert done.exit_code == 0, done.output
-    assert told("check")["damaged"] == []
+    assert json_of("check")["damaged"] == []
     mended = store.metas([Bucket(bucket)])[Bucket(bucket)]
     assert (mended.rows, mended.applied, mended.fence) == (0, meta.applied, meta.fence)
     assert mended.seq > meta.seq + 1, "an owner that still has the rows writes them whole"
@@ -87,6 +87,6 @@ def test_damaged_rows_are_given_up_and_the_bucket_works(file: Path) -> None:
 def test_damaged_meta_is_reported_and_not_repaired(file: Path) -> None:
     damage(file, "UPDATE metas SET applied = 'x' WHERE bucket = 2")
 
-    assert [(one["bucket"], one["rows"]) for one in told("check")["damaged"]] == [(2, None)]
+    assert [(one["bucket"], one["rows"]) for one in json_of("check")["damaged"]] == [(2, None)]
     done = run("mend", "--give-up-rows")
     assert isinstance(done.exception, Corrupt)

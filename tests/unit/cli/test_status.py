@@ -178,11 +178,11 @@ def test_listed_services_are_queried_at_their_addresses(monkeypatch, tmp_path):
         )
         monkeypatch.setenv("FRESHET_CONSOLE_SERVICES", listed)
         (tmp_path / DEFAULT_FOLDER).mkdir()  # a container has one, too, in which nothing ran
-        told = CliRunner().invoke(command, ["--json"])
+        result = CliRunner().invoke(command, ["--json"])
         shown = CliRunner().invoke(command, [])
 
-    assert told.exit_code == shown.exit_code == 0, told.output + shown.output
-    services = json.loads(told.output)["services"]
+    assert result.exit_code == shown.exit_code == 0, result.output + shown.output
+    services = json.loads(result.output)["services"]
     assert {name: one["state"] for name, one in services.items()} == {
         "joiner": "ready",
         "trainer-0": "ready",
@@ -198,6 +198,6 @@ def test_listed_services_are_queried_at_their_addresses(monkeypatch, tmp_path):
 
 
 def test_invalid_list_is_refused_with_the_format(tmp_path):
-    told = CliRunner().invoke(command, ["--services", "joiner:7010"])
-    assert isinstance(told.exception, ConfigError)
-    assert "role=host:port" in str(told.exception)
+    result = CliRunner().invoke(command, ["--services", "joiner:7010"])
+    assert isinstance(result.exception, ConfigError)
+    assert "role=host:port" in str(result.exception)

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from freshet.cli.audit import command as audit
 from freshet.cli.token import command
 from freshet.errors import ConfigError
-from freshet.http.authenticator import Guard
-from freshet.http.responses import HttpError
-from freshet.http.token_file import TokenFile
+from freshet.http.authenticator import Authenticator
+from freshet.http.messages import HttpError
+from freshet.http.token_files import TokenFile
 from freshet.observability.audit import read_audit
 
 
@@ -33,7 +33,7 @@ def made(path: Path, name: str, scopes: str, *more: str) -> str:
 
 def may(path: Path, scope: str, token: str) -> bool:
     try:
-        Guard(TokenFile(str(path))).admit(scope, f"Bearer {token}".encode(), "")  # type: ignore[arg-type]
+        Authenticator(TokenFile(str(path))).authenticate(scope, f"Bearer {token}".encode(), "")  # type: ignore[arg-type]
     except HttpError:
         return False
     return True
@@ -100,8 +100,8 @@ def test_dropping_what_is_not_there_is_an_error(path: Path) -> None:
 
 
 def audited(path: Path) -> list[tuple[str, str]]:
-    told = read_audit(path, 100)
-    found, damaged = told.lines, told.damaged
+    audit = read_audit(path, 100)
+    found, damaged = audit.lines, audit.damaged
     assert damaged == 0
     assert all(line.who.startswith("user:") for line in found)
     return [(line.action, line.outcome) for line in found]

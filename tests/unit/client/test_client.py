@@ -17,8 +17,7 @@ from freshet.client import Ack, AsyncClient, Client, EventsRefused, Receipt, Ret
 from freshet.errors import BadInput, ConfigError, Overloaded, Unavailable
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import Response, json_response
+from freshet.http.messages import BodyLimits, Request, Response, json_response
 from tests.fixtures.serving import answering
 
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.001, longest_pause_s=0.01)
@@ -46,7 +45,7 @@ class Scripted:
 @pytest.fixture(scope="module")
 def running() -> Iterator[Scripted]:
     script = Scripted()
-    app = App(CollectorRegistry(), max_body_bytes=10_000, body_timeout_s=20)
+    app = App(CollectorRegistry(), BodyLimits(10_000, 20))
     for path in ("/v1/impressions", "/v1/shown", "/v1/actions", "/v1/rank"):
         app.route(Endpoint("POST", path, "Scripted.", ()), script)
     app.route(Endpoint("GET", "/v1/progress", "Scripted.", ()), script)

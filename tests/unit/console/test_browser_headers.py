@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import ConfigError
-from freshet.http.authenticator import Guard
-from freshet.http.responses import HttpError
-from freshet.http.run_token import CONSOLE_HINT, console_entry, token_of
+from freshet.http.authenticator import Authenticator
+from freshet.http.messages import HttpError
+from freshet.http.token_files import CONSOLE_HINT, console_entry, console_token
 
 TOKEN = "a-token-of-this-run"
-GUARD = Guard(more=[console_entry(TOKEN)], hint=CONSOLE_HINT)
+AUTHENTICATOR = Authenticator(more=[console_entry(TOKEN)], hint=CONSOLE_HINT)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ GUARD = Guard(more=[console_entry(TOKEN)], hint=CONSOLE_HINT)
 )
 def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
     with pytest.raises(HttpError) as caught:
-        GUARD.admit("operate", shown, "")
+        AUTHENTICATOR.authenticate("operate", shown, "")
 
     assert caught.value.status == 401
     assert "console.token" in str(caught.value.content["hint"])
@@ -33,7 +33,7 @@ def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
 )
 def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
     with pytest.raises(HttpError) as caught:
-        GUARD.admit("operate", b"Bearer " + shown, "")
+        AUTHENTICATOR.authenticate("operate", b"Bearer " + shown, "")
 
     assert caught.value.status == 401
     assert TOKEN not in str(caught.value.content)
@@ -41,29 +41,29 @@ def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
 def test_the_token_lets_in(scheme: bytes) -> None:
-    assert GUARD.admit("operate", scheme + TOKEN.encode(), "").who == "console"
+    assert AUTHENTICATOR.authenticate("operate", scheme + TOKEN.encode(), "").name == "console"
 
 
 def test_a_token_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
-    first = token_of("", tmp_path)
+    first = console_token("", tmp_path)
 
-    assert token_of("", tmp_path) == first
+    assert console_token("", tmp_path) == first
     assert len(first) >= 32
     assert stat.S_IMODE((tmp_path / "console.token").stat().st_mode) == 0o600
     assert [p.name for p in tmp_path.iterdir()] == ["console.token"]
 
 
 def test_a_token_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    token_of("", tmp_path)
+    console_token("", tmp_path)
     (tmp_path / "console.token").chmod(0o644)
 
-    token_of("", tmp_path)
+    console_token("", tmp_path)
 
     assert stat.S_IMODE((tmp_path / "console.token").stat().st_mode) == 0o600
 
 
 def test_a_token_that_is_given_needs_no_file(tmp_path: Path) -> None:
-    assert token_of("given-by-the-settings", tmp_path) == "given-by-the-settings"
+    assert console_token("given-by-the-settings", tmp_path) == "given-by-the-settings"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,12 +72,12 @@ def test_a_file_that_holds_no_token_stops_the_start_and_says_what_to_do(tmp_path
     (tmp_path / "console.token").write_text(content)
 
     with pytest.raises(ConfigError, match="delete the file"):
-        token_of("", tmp_path)
+        console_token("", tmp_path)
 
 
 def test_a_folder_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a file that can be read and written"):
-        token_of("", tmp_path / "nowhere")
+        console_token("", tmp_path / "nowhere")
 
 
 def test_a_token_that_cannot_be_written_leaves_nothing_behind(
@@ -86,10 +86,10 @@ def test_a_token_that_cannot_be_written_leaves_nothing_behind(
     def no_space(_bytes: int) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("freshet.http.run_token.secrets.token_urlsafe", no_space)
+    monkeypatch.setattr("freshet.http.token_files.secrets.token_urlsafe", no_space)
 
     with pytest.raises(ConfigError, match="No space left"):
-        token_of("", tmp_path)
+        console_token("", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,7 +98,7 @@ def test_a_token_may_stand_in_a_file_of_a_secret_which_is_only_read(tmp_path: Pa
     secret.write_text(f"{TOKEN}\n")
     secret.chmod(0o444)
 
-    assert token_of("", state, str(secret)) == TOKEN
+    assert console_token("", state, str(secret)) == TOKEN
     assert stat.S_IMODE(secret.stat().st_mode) == 0o444
     assert not state.exists()
 
@@ -109,16 +109,16 @@ def test_a_file_that_holds_no_token_stops_the_start(tmp_path: Path, content: str
     secret.write_text(content)
 
     with pytest.raises(ConfigError, match="secret"):
-        token_of("", tmp_path, str(secret))
+        console_token("", tmp_path, str(secret))
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="secret"):
-        token_of("", tmp_path, str(tmp_path / "secret"))
+        console_token("", tmp_path, str(tmp_path / "secret"))
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_token_and_a_file_of_one_are_one_too_many(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FRESHET_CONSOLE_TOKEN_FILE"):
-        token_of(TOKEN, tmp_path, str(tmp_path / "secret"))
+        console_token(TOKEN, tmp_path, str(tmp_path / "secret"))

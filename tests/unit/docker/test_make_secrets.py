@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from freshet.http.certificates import CertificateFiles
-from freshet.http.token_file import read_tokens
-from freshet.http.tokens import shown
+from freshet.http.tls import CertificateFiles
+from freshet.http.token_files import read_tokens
+from freshet.http.tokens import matching_entry
 from freshet.log.kafka.connection import parse_url
 from freshet.observability.audit import read_audit
 
@@ -197,7 +197,7 @@ def test_two_at_once_agree(tmp_path: Path) -> None:
     assert sorted(map(bool, said)) == [False, False, True]
     entries = read_tokens(tmp_path / "secrets" / "doors" / "tokens")
     token = (tmp_path / "secrets" / "client" / "client.token").read_bytes().strip()
-    assert shown(token, entries) is not None
+    assert matching_entry(token, entries) is not None
 
 
 # --- tokens of clients
@@ -218,7 +218,7 @@ def test_each_token_is_known_by_its_name_and_scopes(folder: Path) -> None:
         ("client", {"send", "rank"}),
     ):
         path = folder / ("client" if name == "client" else "operator") / f"{name}.token"
-        found = shown(path.read_bytes().strip(), entries)
+        found = matching_entry(path.read_bytes().strip(), entries)
         assert found is not None
         assert (found.name, set(found.scopes)) == (name, scopes)
         assert path.stat().st_mode & 0o777 == 0o440
@@ -246,10 +246,10 @@ def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_know
 
     assert made(tmp_path, "kafka") == "put client.token into tokens\nmade client.token\n"
 
-    found = shown(token.read_bytes().strip(), read_tokens(file))
+    found = matching_entry(token.read_bytes().strip(), read_tokens(file))
     assert found is not None
     assert (found.name, set(found.scopes), found.requests_per_s) == ("client", {"send", "rank"}, 5.0)
-    assert shown(former, read_tokens(file)) is None
+    assert matching_entry(former, read_tokens(file)) is None
     assert len(read_tokens(file)) == 4
     assert file.read_text().startswith("# NAME")
     assert made(tmp_path, "kafka") == ""

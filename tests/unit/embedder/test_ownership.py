@@ -10,8 +10,8 @@ from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
 from freshet.errors import Fenced
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
@@ -33,7 +33,7 @@ class Process:
         self, scene: RemoteScene, name: str, *, heartbeat_s: float = 0.1, lease_s: float = 8.0
     ) -> None:
         self.claims = Claims(scene.log, "control", lease_s=lease_s, heartbeat_s=heartbeat_s)
-        self.server = GrpcServer("127.0.0.1:0", Transport())
+        self.server = FrameServer("127.0.0.1:0", Transport())
         self.embedder = Embedder(
             scene.context(),
             self.claims,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.evaluation.descriptors import COARSE_BITS, bins_of
-from freshet.evaluation.progressive import KEY, PROBABILITY_FLOOR, Samples, Table
+from freshet.evaluation.progressive import KEY, PROBABILITY_FLOOR, ScoredSamples, Table
 from freshet.types import F64, I64, U64, Bool
 
 __all__ = ["coarse", "merge", "same_bits", "table_of"]
@@ -23,7 +23,7 @@ def coarse(bins: I64) -> I64:
     return middles
 
 
-def table_of(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
+def table_of(samples: ScoredSamples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
     """Group samples as `cells.table_of`."""
     sums, bins, counts = terms(samples, number)
     parts = []
@@ -87,7 +87,7 @@ def sum_rows(rows: F64, group: I64, groups: int) -> F64:
     return total
 
 
-def terms(samples: Samples, number: Bool) -> tuple[F64, I64, F64]:
+def terms(samples: ScoredSamples, number: Bool) -> tuple[F64, I64, F64]:
     """Return the summands, bins and histogram weights of samples."""
     p, y, w = (column.astype(np.float64) for column in (samples.prediction, samples.value, samples.weight))
     finite = np.isfinite(p) & np.isfinite(y)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from freshet.evaluation.gate import Scored, judge
+from freshet.evaluation.gate import VersionPredictions, judge
 from tests.fixtures.specs import make_spec
 
 SPEC = make_spec()
@@ -16,13 +16,13 @@ FEW = replace(SPEC, serve=replace(SPEC.serve, gate=replace(SPEC.serve.gate, floo
 
 def scored(
     n: int = 2000, *, factor: float = 1.0, noise: float = 0.0, rate: float = 0.3, seed: int = 0
-) -> Scored:
+) -> VersionPredictions:
     """Return predictions that are right but for a factor and noise; labels depend on the seed only."""
     rng = np.random.default_rng(seed)
     logit = rng.normal(size=n) + np.log(rate / (1 - rate))
     y = (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     p = np.clip(factor / (1 + np.exp(-logit - noise * rng.normal(size=n))), 0, 1)
-    return Scored(p[:, None].astype(np.float32), np.zeros(n, np.uint8), y, np.ones(n, np.float32))
+    return VersionPredictions(p[:, None].astype(np.float32), np.zeros(n, np.uint8), y, np.ones(n, np.float32))
 
 
 def test_candidate_equal_to_stable_is_promoted_with_figures() -> None:
@@ -72,7 +72,7 @@ def test_rare_label_is_judged_by_its_own_samples() -> None:
     spec = make_spec(losses=("logloss", "logloss"))
     rare = (np.arange(2000) < 60).astype(np.uint8)
 
-    def both(seed: int, noise: float) -> Scored:
+    def both(seed: int, noise: float) -> VersionPredictions:
         """Return predictions that are right for the first label, and noisy for the second."""
         first, second = scored(seed=seed), scored(noise=noise, seed=seed)
         return replace(first, predictions=np.hstack([first.predictions, second.predictions]), label=rare)
@@ -110,9 +110,9 @@ def test_few_extreme_labels_do_not_promote_a_bad_version(extreme: float, times: 
     wrong = y.copy()
     wrong[rng.choice(2000, times, replace=False)] = extreme
 
-    def number(error: float, factor: float = 1.0) -> Scored:
+    def number(error: float, factor: float = 1.0) -> VersionPredictions:
         p = (factor * y + rng.normal(size=2000) * error)[:, None].astype(np.float32)
-        return Scored(p, np.zeros(2000, np.uint8), wrong, np.ones(2000, np.float32))
+        return VersionPredictions(p, np.zeros(2000, np.uint8), wrong, np.ones(2000, np.float32))
 
     assert judge(NUMBER, number(1.0), number(1.0)).promote
     assert not judge(NUMBER, number(8.0), number(1.0)).promote
@@ -132,9 +132,9 @@ def test_a_number_is_judged_by_its_squared_error() -> None:
     rng = np.random.default_rng(0)
     y = (rng.normal(size=3000) * 5 + 30).astype(np.float32)
 
-    def number(error: float) -> Scored:
+    def number(error: float) -> VersionPredictions:
         p = (y + rng.normal(size=3000) * error)[:, None].astype(np.float32)
-        return Scored(p, np.zeros(3000, np.uint8), y, np.ones(3000, np.float32))
+        return VersionPredictions(p, np.zeros(3000, np.uint8), y, np.ones(3000, np.float32))
 
     assert judge(spec, number(1.0), number(2.0)).promote
     verdict = judge(spec, number(2.0), number(1.0))
@@ -145,7 +145,7 @@ def test_a_number_is_judged_by_its_squared_error() -> None:
 def test_one_bad_label_of_two_holds_a_version() -> None:
     spec = make_spec(losses=("logloss", "logloss"))
     good, bad = scored(), scored(factor=1.5)
-    both = Scored(
+    both = VersionPredictions(
         np.concatenate([np.tile(good.predictions, 2), np.tile(bad.predictions, 2)]),
         np.repeat(np.array([0, 1], np.uint8), 2000),
         np.concatenate([good.value, bad.value]),

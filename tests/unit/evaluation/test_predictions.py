@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freshet.evaluation import LabelKind, Measures, auc
-from freshet.evaluation.predictions import Scored
+from freshet.evaluation.predictions import LearnerPredictions
 
 CLICK, BUY, WATCH = LabelKind("click", False), LabelKind("buy", False), LabelKind("watch", True)
 
@@ -42,7 +42,7 @@ def test_figures_are_those_of_the_samples(
     p, y, times = p[: len(ids)], y[: len(ids)], times[: len(ids)]
     kinds = [LabelKind(f"label{i}", False) for i in range(labels)]
 
-    with Scored(kinds) as scored:
+    with LearnerPredictions(kinds) as scored:
         for part in np.array_split(rng.permutation(len(ids)), pieces):  # lanes finish in any order
             scored.add_samples(ids[part], y[part], times[part])
             scored.add_predictions("model", ids[part], p[part])
@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_live_measures() -> None:
     measures = Measures([CLICK])
     measures.add(p, np.zeros(len(p), np.uint8), y, np.ones(len(p), np.float32), times)
 
-    with Scored([CLICK]) as scored:
+    with LearnerPredictions([CLICK]) as scored:
         scored.add_samples(np.arange(len(p)), y, times)
         scored.add_predictions("model", np.arange(len(p)), p)
         figures = scored.figures("model")
@@ -79,7 +79,7 @@ def test_figures_are_those_of_the_live_measures() -> None:
 def test_windows_follow_each_other_and_hold_all_samples() -> None:
     p, y, times = stream(30_007)
 
-    with Scored([CLICK]) as scored:
+    with LearnerPredictions([CLICK]) as scored:
         scored.add_samples(np.arange(len(p)), y, times)
         scored.add_predictions("model", np.arange(len(p)), p)
         curve = scored.figures("model").curve["click"]
@@ -97,7 +97,7 @@ def test_mean_is_over_the_batches_before_its_own(delay_rows: int) -> None:
     _, y, times = stream(3_001)
     label = np.arange(len(y)) % 2
 
-    with Scored([CLICK, BUY]) as scored:
+    with LearnerPredictions([CLICK, BUY]) as scored:
         scored.add_samples(np.arange(len(y)), y, times)
         scored.add_means("mean", delay_rows)
         means, _, found = scored.arrays("mean")
@@ -113,7 +113,7 @@ def test_numbers_have_squared_errors_and_no_auc() -> None:
     value = (rng.normal(size=5_000) * 5 + 20).astype(np.float32)
     value[7] = np.nan
 
-    with Scored([WATCH]) as scored:
+    with LearnerPredictions([WATCH]) as scored:
         scored.add_samples(np.arange(len(value)), value, np.arange(len(value)))
         scored.add_predictions("model", np.arange(len(value)), np.full(len(value), 20.0, np.float32))
         scored.add_means("mean", 10)
@@ -127,7 +127,7 @@ def test_numbers_have_squared_errors_and_no_auc() -> None:
 
 
 def test_pass_without_samples_has_empty_figures() -> None:
-    with Scored([CLICK]) as scored:
+    with LearnerPredictions([CLICK]) as scored:
         scored.add_means("mean", 10)
 
         assert len(scored) == 0

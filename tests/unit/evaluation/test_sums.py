@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.evaluation import LabelKind, Measures, progressive
-from freshet.evaluation.progressive import Samples, Table, table_of
+from freshet.evaluation.progressive import ScoredSamples, Table, table_of
 from freshet.types import I64, U64, Bool
 from tests.unit.evaluation import by_sorting
 
@@ -20,12 +20,12 @@ VALUES = (np.array([0, 3, 5, 9], np.uint64), np.array([0], np.uint64))
 """Values with a cell of their own, of two segment fields; the second has none."""
 
 
-def draw(rng: np.random.Generator, n: int) -> Samples:
+def draw(rng: np.random.Generator, n: int) -> ScoredSamples:
     """Draw samples with number and true/false labels, odd weights, and predictions that are not finite."""
     label = rng.integers(0, 3, n).astype(np.uint8)
     prediction = np.where(NUMBER[label], rng.normal(20, 5, n), rng.random(n) ** 3)
     prediction[rng.random(n) < 0.02] = rng.choice([np.nan, np.inf])
-    return Samples(
+    return ScoredSamples(
         rng.integers(0, 100_000, n),
         label,
         prediction.astype(np.float32),
@@ -35,7 +35,7 @@ def draw(rng: np.random.Generator, n: int) -> Samples:
     )
 
 
-def grouped(samples: Samples, window_ms: int) -> Table:
+def grouped(samples: ScoredSamples, window_ms: int) -> Table:
     return table_of(samples, samples.times_ms - samples.times_ms % window_ms, NUMBER, VALUES)
 
 
@@ -90,7 +90,7 @@ def test_state_equals_that_of_sorting_and_merging_at_once(seed: int, monkeypatch
         assert {k: v.tobytes() for k, v in one.items()} == {k: v.tobytes() for k, v in other.items()}
 
 
-def table_by_sorting(samples: Samples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
+def table_by_sorting(samples: ScoredSamples, window: I64, number: Bool, values: Sequence[U64]) -> Table:
     return by_sorting.table_of(samples, window, number, values)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freshet.config.avro.schema import parse_schema
 from freshet.config.spec.model import Stream, TimeField
-from freshet.features import EventExtractor, EventIntake, JsonTranscoder, TakenBodies, partition_of
+from freshet.features import AcceptedBodies, EventExtractor, EventIntake, JsonTranscoder, partition_of
 from freshet.types import BytesColumn
 
 SCHEMA = parse_schema(
@@ -42,12 +42,12 @@ def event(request: str = "r", ts: int = 1, **more: Any) -> dict[str, Any]:
     return {"request": request, "item": 1, "ts": ts, **more}
 
 
-def taken(*bodies: object, keep_text: bool = False) -> TakenBodies:
+def taken(*bodies: object, keep_text: bool = False) -> AcceptedBodies:
     texts = [b if isinstance(b, bytes) else orjson.dumps(b) for b in bodies]
     return INTAKE.json(TRANSCODER, texts, latest_ms=LATEST, keep_text=keep_text)
 
 
-def placed(made: TakenBodies, firsts: dict[int, int] | None = None) -> list[tuple[int, int, bytes, bytes]]:
+def placed(made: AcceptedBodies, firsts: dict[int, int] | None = None) -> list[tuple[int, int, bytes, bytes]]:
     """(partition, offset, key, value) of each event, in the order in which they came."""
     rows = []
     for partition, position in zip(made.partitions.tolist(), made.positions.tolist(), strict=True):

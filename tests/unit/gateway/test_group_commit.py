@@ -14,8 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import Overloaded, TooLarge, Unavailable
-from freshet.gateway.core import Entry, Limits, group_entries, offsets_of
-from freshet.gateway.group_commit import Committer
+from freshet.gateway.group_commit import Committer, Entry, QueueLimits, group_entries, offsets_of
 from freshet.log import EventLog, Writer
 from freshet.log.sqlite.event_log import open_url
 from freshet.types import Append, TopicPartition
@@ -50,7 +49,7 @@ class Held:
 
 
 def committer(writer: Writer, *, events: int = 100, size: int = 10_000, batch: int = 100) -> Committer:
-    made = Committer(writer, Limits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
+    made = Committer(writer, QueueLimits(events, size), CollectorRegistry(), wait_s=0.0, batch_events=batch)
     made.start()
     return made
 
@@ -154,7 +153,7 @@ def test_a_full_queue_refuses_at_once_and_takes_again_later(log: EventLog, event
     assert values(log) == [b"a", b"b", b"c"]
 
 
-def test_a_failed_append_fails_its_requests_and_the_next_succeeds(log: EventLog) -> None:
+def test_a_failed_append_fails_only_its_requests(log: EventLog) -> None:
     writer = Held(log.writer())
     writer.gate.set()
 
@@ -228,7 +227,7 @@ def test_a_check_that_raises_does_not_stop_other_checks(log: EventLog) -> None:
     run(main())
 
 
-def test_a_full_queue_lets_in_nothing_unseen(log: EventLog) -> None:
+def test_a_full_queue_refuses_unchecked_requests(log: EventLog) -> None:
     writer = Held(log.writer())
 
     async def main() -> None:
@@ -245,7 +244,7 @@ def test_a_full_queue_lets_in_nothing_unseen(log: EventLog) -> None:
     run(main())
 
 
-def test_closing_writes_what_waits_and_takes_no_more(log: EventLog) -> None:
+def test_closing_writes_queued_events_and_accepts_no_more(log: EventLog) -> None:
     writer = Held(log.writer())
 
     async def main() -> None:
@@ -264,7 +263,7 @@ def test_closing_writes_what_waits_and_takes_no_more(log: EventLog) -> None:
     assert values(log) == [b"a"]
 
 
-def test_what_a_stop_cuts_off_is_told_that_it_is_not_written(log: EventLog) -> None:
+def test_requests_cancelled_by_a_stop_fail_as_unwritten(log: EventLog) -> None:
     writer = Held(log.writer())
 
     async def main() -> None:
@@ -289,7 +288,7 @@ def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -
     async def main() -> None:
         commit = committer(writer)
         under_way = asyncio.ensure_future(append(commit, [entry(b"a")]))
-        under_way.add_done_callback(lambda _: writer.gate.set())  # told at the drain's end, and no earlier
+        under_way.add_done_callback(lambda _: writer.gate.set())  # cancelled at the end of the drain
         while not commit.appending:
             await asyncio.sleep(0)
         assert await commit.close(0.01, last_s=10) == 1
@@ -304,15 +303,14 @@ def test_an_append_that_ends_soon_after_the_drain_is_waited_for(log: EventLog) -
 HANGS = """
 import asyncio, threading
 from prometheus_client import CollectorRegistry
-from freshet.gateway.group_commit import Committer
-from freshet.gateway.core import Limits
+from freshet.gateway.group_commit import Committer, QueueLimits
 
 class Hanging:
     def append(self, appends):
         threading.Event().wait()
 
 async def main():
-    commit = Committer(Hanging(), Limits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
+    commit = Committer(Hanging(), QueueLimits(9, 9), CollectorRegistry(), wait_s=0.0, batch_events=9)
     commit.start()
     commit.submit([], events=1, size=1, done=lambda outcome: None)
     while not commit.appending:
@@ -323,7 +321,7 @@ asyncio.run(main())
 """
 
 
-def test_an_append_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
+def test_a_hanging_append_does_not_delay_the_process_end() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30, check=False
     )

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput
-from freshet.http.app import App
-from freshet.http.browser_checks import Sites
+from freshet.http.app import App, Reply
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import Response
-from freshet.http.routes import Reply
+from freshet.http.messages import BodyLimits, Request, Response
 from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
 
@@ -73,7 +71,7 @@ class Running:
 @contextmanager
 def running_server(*, body_timeout_s: float = 20.0, drain_s: float = 1.0) -> Iterator[Running]:
     made = Running()
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=body_timeout_s, admit=Sites().admit)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, body_timeout_s), check=AllowedSites().check)
     app.route_hot(Endpoint("POST", "/now", "At once.", ()), made.now)
     app.route_hot(Endpoint("POST", "/later", "When told.", ()), made.later)
     app.route_hot(Endpoint("POST", "/watched", "When told.", ()), made.watched)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.http.addresses import Address, address_of, reached_by
+from freshet.http.addresses import Address, address_of, reachable_host
 
 LABELS = st.from_regex(r"[a-z0-9]([a-z0-9_-]{0,20}[a-z0-9])?", fullmatch=True)
 NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
@@ -14,7 +14,7 @@ HOSTS = NAMES | st.ip_addresses().map(str)
 
 
 @given(HOSTS, st.integers(1, 65_535))
-def test_what_is_written_is_read(host: str, port: int) -> None:
+def test_written_text_is_parsed_again(host: str, port: int) -> None:
     assert address_of(str(Address(host, port))) == Address(host, port)
 
 
@@ -38,13 +38,13 @@ def test_what_is_written_is_read(host: str, port: int) -> None:
         ("[gateway]:7000", "between the brackets"),
     ],
 )
-def test_what_is_no_address_is_refused_with_what_was_expected(text: str, expected: str) -> None:
+def test_a_wrong_address_is_refused_with_the_expected_form(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         address_of(text)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_an_address_that_can_be_asked_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         address = address_of(text)
     except ValueError:
@@ -57,5 +57,5 @@ def test_any_text_is_an_address_that_can_be_asked_or_refused(text: str) -> None:
     ("bound", "host"),
     [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.5", "10.0.0.5"), ("gateway-0", "gateway-0")],
 )
-def test_what_listens_everywhere_is_reached_on_this_machine(bound: str, host: str) -> None:
-    assert reached_by(bound) == host
+def test_an_unspecified_address_is_reached_by_loopback(bound: str, host: str) -> None:
+    assert reachable_host(bound) == host

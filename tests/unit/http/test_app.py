@@ -1,4 +1,4 @@
-"""The HTTP face of services, over real sockets: errors in words, bounded bodies, drains."""
+"""`App` over real sockets: errors as JSON, bounded bodies, drains."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from prometheus_client import CollectorRegistry
 
 from freshet.errors import BadInput, ConfigError, Overloaded, TooLarge, Unavailable
 from freshet.http.app import App
-from freshet.http.authenticator import Guard, Limits
+from freshet.http.authenticator import Authenticator, RateLimits
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import HttpError, Response, json_response
+from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response
 from freshet.http.server import bind, run_server, serve
 from tests.fixtures.asgi import answered
 from tests.fixtures.serving import answering
@@ -66,7 +65,7 @@ ERRORS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=20)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 20))
     app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
     app.route(Endpoint("GET", "/things/{name}", "One.", ()), named)
     app.route(Endpoint("GET", "/things/{name}/parts/{part}", "A part.", ()), named)
@@ -92,12 +91,11 @@ def test_every_error_is_json_with_a_code_and_a_message(server: Running, name: st
     assert answer.json()["error"].keys() == {"code", "message", "expected", "found", "hint"}
 
 
-def test_behind_a_trusted_proxy_every_route_is_told_who_asked_it() -> None:
+def test_every_route_gets_the_address_behind_a_trusted_proxy() -> None:
     app = App(
         CollectorRegistry(),
-        max_body_bytes=LIMIT,
-        body_timeout_s=1,
-        guard=Guard(limits=Limits(trusted_proxies=1)),
+        BodyLimits(LIMIT, 1),
+        authenticator=Authenticator(limits=RateLimits(trusted_proxies=1)),
     )
     peers = []
 
@@ -114,7 +112,7 @@ def test_behind_a_trusted_proxy_every_route_is_told_who_asked_it() -> None:
     assert peers == ["203.0.113.9", "203.0.113.9"]
 
 
-def test_an_unforeseen_error_tells_no_details(server: Running) -> None:
+def test_an_unexpected_error_is_sent_without_details(server: Running) -> None:
     assert "secret" not in server.get("/errors/bug").text
 
 
@@ -154,35 +152,35 @@ def test_options_lists_methods_and_permits_no_other_site(server: Running) -> Non
     assert httpx.options(server.url + "/nowhere").status_code == 404
 
 
-def test_parts_of_a_path_are_handed_over_decoded_and_never_split_again(server: Running) -> None:
+def test_path_arguments_are_decoded_and_not_split(server: Running) -> None:
     assert server.get("/things/a%20b").json() == ["a b"]
     assert server.get("/things/..%2f..%2fetc").json() == ["../../etc"]
     assert server.get("/things/x/parts/y").json() == ["x", "y"]
     assert server.get("/things/x/y").status_code == 404
 
 
-def test_a_body_beyond_the_limit_is_refused_by_its_declared_length(server: Running) -> None:
+def test_a_too_large_declared_length_is_refused(server: Running) -> None:
     answer = httpx.post(server.url + "/echo", content=b"x" * (LIMIT + 1))
 
     assert answer.status_code == 413
     assert answer.json()["error"]["expected"] == f"at most {LIMIT} bytes"
 
 
-def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(server: Running) -> None:
+def test_a_chunked_body_is_cut_off_at_the_limit(server: Running) -> None:
     answer = httpx.post(server.url + "/echo", content=iter([b"x" * 600, b"x" * 600]))
 
     assert answer.status_code == 413
 
 
 def test_a_client_that_stops_sending_gets_408() -> None:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=0.3)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 0.3))
     app.route(Endpoint("POST", "/echo", "Echo.", ()), echo)
     with answering(app) as at, socket.create_connection(("127.0.0.1", at.port), timeout=20) as client:
         client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
 
 
-def test_a_client_that_goes_away_harms_nobody(server: Running) -> None:
+def test_a_disconnect_does_not_affect_other_clients(server: Running) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
         client.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
 
@@ -212,8 +210,8 @@ def test_a_port_in_use_is_a_config_error(server: Running) -> None:
         bind("127.0.0.1", server.port)
 
 
-def test_until_it_is_served_an_address_is_ours_and_refuses_clients() -> None:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+def test_a_bound_address_refuses_clients_until_served() -> None:
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     sock = bind("127.0.0.1", 0)
     address = sock.getsockname()
     with pytest.raises(ConnectionRefusedError):
@@ -223,8 +221,8 @@ def test_until_it_is_served_an_address_is_ours_and_refuses_clients() -> None:
         socket.create_connection(address, timeout=5).close()
 
 
-def test_an_address_that_another_listens_at_by_now_is_a_config_error() -> None:
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+def test_an_address_taken_by_another_is_a_config_error() -> None:
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     with bind("127.0.0.1", 0) as sock, bind("127.0.0.1", sock.getsockname()[1]) as quicker:
         quicker.listen()
 
@@ -244,7 +242,7 @@ def test_the_drain_is_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch, drain_
     monkeypatch.setattr(uvicorn, "Config", watched)
     stop, left = threading.Event(), list[float]()
     stop.set()
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
 
     async def main() -> None:
         left.append(await serve(app, bind("127.0.0.1", 0), stop, drain_s=drain_s))
@@ -262,7 +260,7 @@ def test_a_request_begun_before_the_stop_is_answered() -> None:
         await asyncio.get_running_loop().run_in_executor(None, gate.wait, 10)
         return json_response(200, "late")
 
-    app = App(CollectorRegistry(), max_body_bytes=LIMIT, body_timeout_s=1)
+    app = App(CollectorRegistry(), BodyLimits(LIMIT, 1))
     app.route(Endpoint("GET", "/slow", "Slow.", ()), slow)
     answers: list[httpx.Response] = []
     with answering(app) as at:

@@ -1,4 +1,4 @@
-"""Pages of other sites: by which names a port may be asked, by which pages, with which content types."""
+"""Host names, origins and content types that HTTP ports accept."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.http.browser_checks import Sites, is_this_machine, name_of, require_json
-from freshet.http.request import Request
-from freshet.http.responses import HttpError
+from freshet.http.browser_checks import AllowedSites, host_name, is_this_machine
+from freshet.http.messages import HttpError, Request, require_json
 
-SITES = Sites("10.1.2.3", "shop.example, .cluster.local,News.Example.", "fd00::5,")
+SITES = AllowedSites("10.1.2.3", "shop.example, .cluster.local,News.Example.", "fd00::5,")
 
 
-def refusal(headers: dict[bytes, bytes], sites: Sites = SITES) -> str | None:
+def refusal(headers: dict[bytes, bytes], sites: AllowedSites = SITES) -> str | None:
     try:
-        sites.admit(headers)
+        sites.check(headers)
     except HttpError as error:
         return str(error.content["code"])
     return None
 
 
-def test_a_refusal_names_the_setting_that_lets_in() -> None:
+def test_a_refusal_names_the_setting() -> None:
     for headers in ({b"host": b"evil.example"}, {b"origin": b"null"}):
         with pytest.raises(HttpError) as caught:
-            SITES.admit(headers)
+            SITES.check(headers)
         assert caught.value.status == 403
         assert "FRESHET_COMMON_HOSTS" in str(caught.value.content["hint"])
         assert "shop.example" in str(caught.value.content["expected"])
@@ -53,7 +52,7 @@ def test_a_refusal_names_the_setting_that_lets_in() -> None:
         socket.gethostname(),
     ],
 )
-def test_names_that_no_page_can_have_or_that_are_set_may_be_asked(host: str) -> None:
+def test_safe_and_configured_host_names_are_accepted(host: str) -> None:
     assert refusal({b"host": host.encode()}) is None
 
 
@@ -93,11 +92,11 @@ def test_pages_of_other_sites_are_refused(origin: str, host: bytes) -> None:
         (b"gateway", b"https://a.cluster.local"),
     ],
 )
-def test_pages_of_the_ports_own_name_and_those_that_are_set_may_ask(host: bytes, origin: bytes) -> None:
+def test_pages_of_own_and_configured_sites_are_accepted(host: bytes, origin: bytes) -> None:
     assert refusal({b"host": host, b"origin": origin, b"sec-fetch-site": b"cross-site"}) is None
 
 
-def test_a_picture_of_another_page_is_refused_and_a_link_followed() -> None:
+def test_cross_site_images_are_refused_and_links_accepted() -> None:
     headers = {b"host": b"localhost", b"sec-fetch-site": b"cross-site"}
     assert refusal({**headers, b"sec-fetch-mode": b"no-cors"}) == "origin"
     assert refusal(headers) == "origin"
@@ -107,12 +106,12 @@ def test_a_picture_of_another_page_is_refused_and_a_link_followed() -> None:
 
 @given(st.binary(max_size=60))
 def test_no_bytes_of_a_header_break_the_check(text: bytes) -> None:
-    assert refusal({b"host": text, b"origin": text}, Sites()) in (None, "host", "origin")
+    assert refusal({b"host": text, b"origin": text}, AllowedSites()) in (None, "host", "origin")
 
 
 @given(st.text(max_size=40))
-def test_a_name_is_never_longer_than_what_it_was_read_from(host: str) -> None:
-    assert len(name_of(host)) <= len(host.lower())
+def test_a_name_is_never_longer_than_its_header(host: str) -> None:
+    assert len(host_name(host)) <= len(host.lower())
 
 
 @pytest.mark.parametrize("name", ["", "localhost.example", "127.0.0.1.example", "10.0.0.1", "::2"])
@@ -123,7 +122,7 @@ def test_other_names_are_other_machines(name: str) -> None:
 @pytest.mark.parametrize(
     "kind", [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data; boundary=x", None]
 )
-def test_what_a_form_could_post_is_refused_with_what_to_send(kind: bytes | None) -> None:
+def test_content_types_of_forms_are_refused_with_a_hint(kind: bytes | None) -> None:
     headers = {} if kind is None else {b"content-type": kind}
     with pytest.raises(HttpError) as caught:
         require_json(Request("POST", "/", "", headers, b"{}"))

@@ -1,4 +1,4 @@
-"""Certificates that are read again when their files change, and when they expire."""
+"""Certificates: changed files are read again, expiry is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trustme
 from cryptography import x509
 
 from freshet.errors import ConfigError
-from freshet.http.certificates import CertificateFiles, expiry_of, seconds_left
+from freshet.http.tls import CertificateFiles, expiry_of, seconds_left
 from tests.servers.certificates import Files, issued
 
 
@@ -58,7 +58,7 @@ def test_new_files_are_taken_once_they_fit(tmp_path: Path) -> None:
     assert files.now() is taken  # nothing changed since
 
 
-def test_files_that_go_away_leave_what_there_was(tmp_path: Path) -> None:
+def test_removed_files_leave_the_former_certificates(tmp_path: Path) -> None:
     files = read(issued(trustme.CA(), tmp_path))
     first = files.now()
 
@@ -67,7 +67,7 @@ def test_files_that_go_away_leave_what_there_was(tmp_path: Path) -> None:
     assert files.now() is first
 
 
-def test_a_process_tells_how_long_what_it_shows_is_valid(tmp_path: Path) -> None:
+def test_the_remaining_validity_is_reported(tmp_path: Path) -> None:
     authority = trustme.CA()
     soon = authority.issue_cert("here", not_after=datetime.fromtimestamp(time.time() + 1000, UTC))
     paths = issued(authority, tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import BadInput
 from freshet.http.content_encoding import CODINGS, accepted_coding, compressed, decompressed
-from freshet.http.responses import HttpError
+from freshet.http.messages import HttpError
 
 MOST = 10_000
 
@@ -39,7 +39,7 @@ def test_a_small_body_of_a_large_one_is_refused(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_what_is_cut_or_followed_is_refused(coding: str) -> None:
+def test_truncated_and_trailing_bytes_are_refused(coding: str) -> None:
     whole = compressed(b"some bytes", coding)
     with pytest.raises(BadInput, match="cut off"):
         decompressed(whole[:-1], coding, MOST)

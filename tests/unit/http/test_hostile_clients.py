@@ -1,4 +1,4 @@
-"""What a client may send or leave unread without harm to the server or to anybody else's answer."""
+"""Clients that send wrong bytes or leave responses unread do not harm the server or other clients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request, header_map
-from freshet.http.responses import Response
+from freshet.http.messages import BodyLimits, Request, Response, header_map
 from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
 from tests.unit.http.hot_server import Running, asking, bodies, running_server
@@ -49,7 +48,7 @@ def test_bytes_that_are_no_http_get_400(hot_server: Running) -> None:
     is_well(hot_server)
 
 
-def test_a_body_that_is_no_http_is_told_so_too(hot_server: Running) -> None:
+def test_a_malformed_body_is_answered_with_400(hot_server: Running) -> None:
     with hot_server.connect() as client:
         client.sendall(b"POST /routed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
         client.sendall(b"no length\r\n")
@@ -60,7 +59,7 @@ def test_a_body_that_is_no_http_is_told_so_too(hot_server: Running) -> None:
 
 @pytest.mark.parametrize("between", [b"", b"GET /h HTTP/1.1\r\nhost: x\r\n\r\n"])
 def test_an_answer_that_has_nowhere_to_go_is_dropped(hot_server: Running, between: bytes) -> None:
-    """Nobody else's, and whoever gives it is not told by an exception."""
+    """A late reply is dropped, without an exception in its handler."""
     with hot_server.connect() as client:
         client.sendall(asking("/later", b"x") + between + b"\x00bad\r\n\r\n")
         assert answered(client).startswith(b"HTTP/1.1 400")
@@ -97,7 +96,7 @@ def test_nothing_behind_the_end_of_a_connection_is_carried_out(hot_server: Runni
 
 @pytest.mark.parametrize("path", ["/now", "/routed", "/nowhere"])
 @pytest.mark.parametrize("how", ["connection: close", "connection: keep-alive", "transfer-encoding: chunked"])
-def test_who_sends_all_before_reading_sees_the_refusal(hot_server: Running, path: str, how: str) -> None:
+def test_a_client_that_sends_all_first_gets_the_error(hot_server: Running, path: str, how: str) -> None:
     """Clients of Python do; a connection closed on a body that is on its way would be reset."""
     body = b"x" * 30_000_000  # more than the kernel holds between the two
     if how.startswith("transfer"):
@@ -111,7 +110,7 @@ def test_who_sends_all_before_reading_sees_the_refusal(hot_server: Running, path
     is_well(hot_server)
 
 
-def test_a_length_of_thousands_of_digits_is_a_number_like_any_other(hot_server: Running) -> None:
+def test_a_length_of_thousands_of_digits_is_refused(hot_server: Running) -> None:
     with hot_server.connect() as client:
         head = b"POST /routed HTTP/1.1\r\nhost: x\r\ncontent-length: "
         client.sendall(head + b"0" * 5_000 + b"2\r\n\r\nab")
@@ -138,9 +137,7 @@ PIECES = [
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), min_size=1, max_size=4),
     st.integers(0, 1 << 30),
 )
-def test_whatever_is_sent_behind_one_another_the_server_stays_well(
-    flood: Running, sent: list[list[bytes]], seed: int
-) -> None:
+def test_the_server_survives_any_pipelined_bytes(flood: Running, sent: list[list[bytes]], seed: int) -> None:
     rng = random.Random(seed)
     clients = [flood.connect() for _ in sent]
     for client, pieces in zip(clients, sent, strict=True):
@@ -177,7 +174,7 @@ def flood() -> Iterator[Running]:
 def holding() -> Iterator[Running]:
     """Holds bodies of 100,000 bytes together."""
     made = Running()
-    app = App(CollectorRegistry(), max_body_bytes=60_000, body_timeout_s=5, max_bodies_bytes=TOGETHER)
+    app = App(CollectorRegistry(), BodyLimits(60_000, 5, TOGETHER))
     release = asyncio.Event()
 
     async def waits(request: Request) -> Response:
@@ -205,7 +202,7 @@ def test_bodies_are_bounded_together(holding: Running) -> None:
     first.close()
 
 
-def test_addresses_of_all_proxies_count_however_many_lines_they_stand_in() -> None:
+def test_proxy_addresses_are_joined_over_header_lines() -> None:
     lines = [(b"host", b"x"), (b"x-forwarded-for", b"1.1.1.1"), (b"x-forwarded-for", b"2.2.2.2, 3.3.3.3")]
     assert header_map(lines)[b"x-forwarded-for"] == b"1.1.1.1,2.2.2.2, 3.3.3.3"
     assert header_map(lines[:2]) == {b"host": b"x", b"x-forwarded-for": b"1.1.1.1"}

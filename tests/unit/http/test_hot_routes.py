@@ -1,4 +1,4 @@
-"""Hot routes, which the router does not find, answer as every other route does, however the bytes arrive."""
+"""Hot routes, which bypass the router, answer as other routes do, however the bytes arrive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_body_that_does_not_come_is_408() -> None:
         assert b"408" in client.recv(100)
 
 
-def test_answers_come_in_the_order_of_requests_whatever_takes_longest(hot_server: Running) -> None:
+def test_answers_keep_the_order_of_requests(hot_server: Running) -> None:
     with hot_server.connect() as client:
         client.sendall(
             asking("/later", b"1") + asking("/now", b"2") + asking("/routed", b"3") + asking("/later", b"4")
@@ -66,7 +66,7 @@ def test_answers_come_in_the_order_of_requests_whatever_takes_longest(hot_server
         assert bodies(client, 4) == [b"later 1", b"now 2", b"routed 3", b"later 4"]
 
 
-def test_a_client_that_wants_the_connection_closed_gets_it_closed(hot_server: Running) -> None:
+def test_a_connection_closes_on_the_clients_wish(hot_server: Running) -> None:
     with hot_server.connect() as client:
         client.sendall(asking("/now", b"x", "connection: close"))
         read = b""
@@ -109,7 +109,7 @@ def test_a_stop_waits_for_an_answer_and_then_closes() -> None:
     assert b"connection: close" in read
 
 
-def test_what_is_not_answered_when_the_drain_is_over_is_503(hot_server: Running) -> None:
+def test_requests_open_at_the_end_of_the_drain_get_503(hot_server: Running) -> None:
     with hot_server.connect() as client:
         client.sendall(asking("/later", b"x"))
         wait_for(lambda: bool(hot_server.held))

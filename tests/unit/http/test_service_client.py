@@ -66,12 +66,12 @@ def test_a_service_that_is_ready_has_no_reason_not_to_be(serve: Serve) -> None:
         (b"no json", "/health/ready answers 503"),
     ],
 )
-def test_a_service_that_is_not_ready_is_asked_why(serve: Serve, body: bytes, reason: str) -> None:
+def test_the_reason_of_an_unready_service_is_returned(serve: Serve, body: bytes, reason: str) -> None:
     assert why_unready(serve(http_answer("503 Unavailable", body))) == reason
 
 
 @pytest.mark.parametrize("answer", [http_answer("200 OK", b"[1]"), http_answer("404 Not Found", b'{"a":1}')])
-def test_what_is_no_status_has_no_figures(serve: Serve, answer: bytes) -> None:
+def test_a_wrong_status_has_no_figures(serve: Serve, answer: bytes) -> None:
     assert figures_of(serve(answer)) == {}
 
 
@@ -79,19 +79,19 @@ CUT_OFF = http_answer("200 OK", b'{"samples":3} ')[:-1]
 
 
 @pytest.mark.parametrize("answer", [b"220 mail.example ESMTP\r\n", b"", CUT_OFF])
-def test_what_speaks_no_http_is_no_answer(serve: Serve, answer: bytes) -> None:
+def test_a_server_without_http_is_an_error(serve: Serve, answer: bytes) -> None:
     with pytest.raises(OSError, match="does not speak HTTP"):
         ask(serve(answer), "/status")
 
 
-def test_a_proxy_of_the_environment_is_not_asked(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
 
     assert figures_of(serve(http_answer("200 OK", b'{"samples":3}'))) == {"samples": 3}
 
 
-def test_a_process_is_told_from_another_of_its_id(tmp_path: Path) -> None:
+def test_a_process_differs_from_another_with_its_id(tmp_path: Path) -> None:
     script = tmp_path / "freshet" / "freshet.py"  # the path of a program says nothing of whose it is
     script.parent.mkdir()
     script.write_text("input()")

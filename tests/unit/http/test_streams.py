@@ -1,4 +1,4 @@
-"""Answers that come piece by piece, over real sockets: who ends them, and what an unread one costs."""
+"""Streamed responses over real sockets: their end, and the cost of unread ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 from freshet.errors import BadInput
 from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
+from freshet.http.messages import BodyLimits, Request
 from freshet.testing.conditions import wait_until
 from tests.fixtures.serving import answering
 
@@ -94,9 +94,9 @@ class Running:
         return time.monotonic() - began
 
 
-def admit(headers: object) -> None:
+def check(headers: object) -> None:
     if b"x-refused" in dict(headers):  # type: ignore[call-overload]
-        raise BadInput("not by this door")
+        raise BadInput("not by this listener")
 
 
 @pytest.fixture
@@ -104,10 +104,9 @@ def server() -> Iterator[Running]:
     running = Running()
     app = App(
         CollectorRegistry(),
-        max_body_bytes=1_000,
-        body_timeout_s=1,
+        BodyLimits(1_000, 1),
         headers=((b"x-with-all", b"yes"),),
-        admit=admit,
+        check=check,
         max_streams=MAX_STREAMS,
         streams_setting="FRESHET_TEST_MAX_STREAMS",
     )
@@ -144,7 +143,7 @@ def test_pieces_arrive_as_they_are_made_and_the_end_is_the_end(server: Running) 
     assert (answer.headers["x-own"], answer.headers["x-with-all"]) == ("1", "yes")
 
 
-def test_every_answer_has_the_common_headers_also_errors_and_refusals_at_the_door(server: Running) -> None:
+def test_all_answers_have_the_common_headers(server: Running) -> None:
     missing = httpx.get(server.url + "/nowhere")
     refused = httpx.get(server.url + "/three", headers={"x-refused": "1"})
 
@@ -181,7 +180,7 @@ def test_a_client_that_does_not_read_makes_no_pieces(server: Running) -> None:
     wait_until("the pieces are closed", lambda: server.closed == 1, within_s=5)
 
 
-def test_streams_that_are_asked_for_together_are_counted_one_by_one(server: Running) -> None:
+def test_simultaneous_streams_are_counted_one_by_one(server: Running) -> None:
     many = 3 * MAX_STREAMS
     clients = [unread(server, "/held_back") for _ in range(many)]
     try:
@@ -217,7 +216,7 @@ def test_a_stop_ends_streams_at_once(server: Running) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed resource <TCPTransport:ResourceWarning")
-def test_a_stop_ends_the_stream_of_a_client_that_does_not_read_and_its_connection_with_the_drain(
+def test_a_stop_ends_the_stream_of_a_client_that_does_not_read(
     server: Running,
 ) -> None:
     client = unread(server, "/flood")
@@ -231,7 +230,7 @@ def test_a_stop_ends_the_stream_of_a_client_that_does_not_read_and_its_connectio
         client.close()
 
 
-def test_a_stream_that_breaks_off_is_no_whole_answer_and_tells_no_details(server: Running) -> None:
+def test_a_broken_stream_is_incomplete_and_without_details(server: Running) -> None:
     seen: list[bytes] = []
 
     def read() -> None:

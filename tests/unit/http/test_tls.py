@@ -1,4 +1,4 @@
-"""HTTPS of every listener: who is let in and who is not, certificates that are renewed, and slow clients."""
+"""HTTPS of every listener: client certificates, renewed certificates, slow clients."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from freshet.errors import BadInput, ConfigError, Unavailable
 from freshet.http import admin as admin_module
 from freshet.http import tls
 from freshet.http.admin import Admin
-from freshet.http.app import App
-from freshet.http.certificates import seconds_left
+from freshet.http.app import App, Reply
 from freshet.http.endpoint import LIVE, Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import Response
-from freshet.http.routes import Reply
+from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.service_client import ask
+from freshet.http.tls import seconds_left
 from freshet.process.metrics import service_registry
 from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
@@ -90,7 +88,7 @@ def listening(kind: str) -> Iterator[int]:
         ) as admin:
             yield admin.port
         return
-    app = App(CollectorRegistry(), max_body_bytes=1 << 20, body_timeout_s=5)
+    app = App(CollectorRegistry(), BodyLimits(1 << 20, 5))
     app.route(LIVE, live)
     app.route_hot(Endpoint("POST", "/echo", "As it came.", ()), echo)
     with answering(app) as at:
@@ -109,7 +107,7 @@ def ended(outcome: str) -> float:
     return tls.handshakes().get((outcome,), 0)
 
 
-def test_a_service_with_a_certificate_is_let_in(listener: int) -> None:
+def test_a_service_with_a_certificate_connects(listener: int) -> None:
     done = ended("done")
 
     assert ask(listener, "/health/live") == (200, {"status": "live"})
@@ -127,7 +125,7 @@ def test_a_service_with_a_certificate_is_let_in(listener: int) -> None:
         ("does not believe us", "not_believed"),
     ],
 )
-def test_who_is_not_let_in_is_counted_and_others_go_on(
+def test_refused_handshakes_are_counted_and_others_succeed(
     listener: int, authority: trustme.CA, files: Path, tmp_path: Path, wrong: str, outcome: str
 ) -> None:
     before = ended(outcome)
@@ -149,7 +147,7 @@ def test_who_is_not_let_in_is_counted_and_others_go_on(
     assert ask(listener, "/health/live")[0] == 200
 
 
-def test_a_listener_that_shows_another_name_is_not_asked(
+def test_a_listener_of_another_name_is_not_trusted(
     authority: trustme.CA, files: Path, tmp_path: Path
 ) -> None:
     write(files, authority, "elsewhere.example")
@@ -158,14 +156,14 @@ def test_a_listener_that_shows_another_name_is_not_asked(
         ask(port, "/health/live")
 
 
-def test_a_listener_without_tls_is_not_asked(files: Path) -> None:
+def test_a_listener_without_tls_is_not_trusted(files: Path) -> None:
     with listening("app") as port:
         use(files)
         with pytest.raises(OSError, match=r"(?i)wrong.version.number|record layer"):
             ask(port, "/health/live")
 
 
-def test_an_optional_certificate_may_be_left_out_but_not_be_wrong(files: Path, tmp_path: Path) -> None:
+def test_an_optional_certificate_may_be_missing_but_not_wrong(files: Path, tmp_path: Path) -> None:
     use(files, client_certs="optional")
     with listening("app") as port:
         url = f"https://127.0.0.1:{port}/health/live"
@@ -189,7 +187,7 @@ def test_a_hot_route_answers_over_tls_too(files: Path) -> None:
 
 
 def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, files: Path) -> None:
-    """Of another authority, so that one that was not taken would be refused; no request fails for it."""
+    """New certificates have another authority, so that a former one would be refused; no request fails."""
     failed: list[Exception] = []
     stop, asked = threading.Event(), threading.Semaphore(0)
 
@@ -225,10 +223,10 @@ def test_renewed_certificates_are_taken_while_requests_go_on(listener: int, file
 
 
 @pytest.mark.parametrize("half_written", ["cert", "key", "ca"])
-def test_certificates_that_were_taken_serve_while_the_next_are_half_written(
+def test_certificates_stay_while_new_ones_are_half_written(
     listener: int, files: Path, half_written: str
 ) -> None:
-    """Two renewals without a handshake between; the first was read when somebody asked how long it lasts."""
+    """Two renewals without a handshake in between; the metric has read the first."""
     write(files, trustme.CA())
     first = {name: (files / name).read_bytes() for name in ("ca", "cert", "key")}
     assert seconds_left()
@@ -258,7 +256,7 @@ def test_a_stop_does_not_wait_for_idle_clients_to_end_tls(files: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["optional", "required"])
 @pytest.mark.parametrize("kind", ["app", "admin"])
-def test_a_session_of_an_authority_that_was_replaced_lets_nobody_in(
+def test_a_session_of_a_former_authority_is_refused(
     files: Path, tmp_path: Path, kind: str, asked: str
 ) -> None:
     use(files, client_certs=asked)
@@ -278,7 +276,7 @@ def test_a_session_of_an_authority_that_was_replaced_lets_nobody_in(
 
 
 @pytest.mark.parametrize("asked", ["optional", "required"])
-def test_who_asks_for_certificates_speaks_no_tls_whose_sessions_need_none(files: Path, asked: str) -> None:
+def test_required_certificates_exclude_resumable_tls(files: Path, asked: str) -> None:
     """TLS 1.2 resumes by numbers of sessions, too."""
     context = ssl.create_default_context(cafile=str(files / "ca"))
     context.load_cert_chain(files / "cert", files / "key")
@@ -323,7 +321,7 @@ def listener_keeps_connections(port: int) -> bool:
         return connection.getresponse().version == 11
 
 
-def test_clients_that_say_nothing_keep_nobody_waiting_and_are_let_go(
+def test_silent_clients_delay_no_others_and_are_closed(
     listener: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = [socket.create_connection(("127.0.0.1", listener)) for _ in range(20)]
@@ -334,9 +332,7 @@ def test_clients_that_say_nothing_keep_nobody_waiting_and_are_let_go(
             one.close()
 
 
-def test_a_handshake_that_takes_too_long_ends_the_connection_of_an_admin_port(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_handshake_at_an_admin_port_is_closed(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "HANDSHAKE_S", 0.2)
     use(files)
     with listening("admin") as port, socket.create_connection(("127.0.0.1", port)) as silent:
@@ -360,7 +356,7 @@ def test_files_are_given_whole(files: Path, given: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("asked", ["optional", "required"])
 @pytest.mark.parametrize("given", [(), ("ca",), ("ca", "key")])
-def test_certificates_are_not_asked_for_without_any_of_ours(
+def test_client_certificates_need_a_certificate_of_ours(
     files: Path, asked: str, given: tuple[str, ...]
 ) -> None:
     """Else all would be answered over plain HTTP."""
@@ -369,7 +365,7 @@ def test_certificates_are_not_asked_for_without_any_of_ours(
 
 
 @pytest.mark.parametrize("asked", ["none", "optional", "required"])
-def test_clients_are_told_to_show_a_certificate_where_they_must(files: Path, asked: str) -> None:
+def test_required_client_certificates_are_reported(files: Path, asked: str) -> None:
     use(files, client_certs=asked)
 
     assert tls.certificate_required() == (asked == "required")
@@ -384,7 +380,7 @@ def test_handshakes_are_a_metric(listener: int) -> None:
     assert 'freshet_certificate_seconds_left{of="http"}' in told
 
 
-def test_the_python_client_believes_the_authority_and_shows_its_certificate(files: Path) -> None:
+def test_the_python_client_uses_authority_and_certificate(files: Path) -> None:
     use(files, client_certs="required")
     once = RetryPolicy(attempts=1)
     with listening("app") as port:
@@ -395,7 +391,7 @@ def test_the_python_client_believes_the_authority_and_shows_its_certificate(file
         )
         with (
             Client(url, url, ca_file=ca, cert_file=pair[0], key_file=pair[1], retries=once) as good,
-            pytest.raises(BadInput, match="404"),  # it was let in: there is only no such path
+            pytest.raises(BadInput, match="404"),  # connected, but there is no such path
         ):
             good.rank({}, [])
         for believed in (ca, ""):

@@ -1,4 +1,4 @@
-"""What a file of tokens says, which token was shown, and what a guard lets in."""
+"""Files of tokens, entries of given tokens, and decisions of the authenticator."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import ConfigError
-from freshet.http.authenticator import Guard
-from freshet.http.responses import HttpError
-from freshet.http.token_editor import edited
-from freshet.http.token_file import TokenFile, read_token
+from freshet.http.authenticator import Authenticator
+from freshet.http.messages import HttpError
+from freshet.http.token_files import TokenFile, edit_tokens, read_token
 from freshet.http.tokens import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     SCOPES,
     Scope,
     TokenEntry,
     bearer,
     digest_of,
     line_of,
+    matching_entry,
     new_token,
     parse_tokens,
-    shown,
 )
 from freshet.testing.clock import SettableClock
 
@@ -52,7 +51,7 @@ ENTRIES = st.builds(
 
 
 @given(st.lists(ENTRIES, max_size=5, unique_by=lambda e: e.digest))
-def test_what_is_written_is_read(entries: list[TokenEntry]) -> None:
+def test_written_text_is_parsed_again(entries: list[TokenEntry]) -> None:
     text = "# ours\n\n" + "".join(f"  {line_of(e)}\n" for e in entries)
 
     assert parse_tokens(text, "tokens") == tuple(entries)
@@ -101,7 +100,7 @@ def test_words_in_any_order_are_one_token_none_or_refused(words: list[str]) -> N
         (f"shop send {HASH}\nweb rank {HASH}", "not in line 1"),
     ],
 )
-def test_a_line_that_is_none_is_refused_with_what_was_expected(line: str, expected: str) -> None:
+def test_a_wrong_line_is_refused_with_the_expected_form(line: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=r"tokens:[12]") as caught:
         parse_tokens(line, "tokens")
 
@@ -110,9 +109,9 @@ def test_a_line_that_is_none_is_refused_with_what_was_expected(line: str, expect
 
 
 def test_too_many_tokens_are_refused() -> None:
-    lines = [line_of(entry(token=str(i))) for i in range(MOST_TOKENS + 1)]
+    lines = [line_of(entry(token=str(i))) for i in range(MAX_TOKENS + 1)]
 
-    assert len(parse_tokens("\n".join(lines[:-1]), "tokens")) == MOST_TOKENS
+    assert len(parse_tokens("\n".join(lines[:-1]), "tokens")) == MAX_TOKENS
     with pytest.raises(ConfigError, match="at most"):
         parse_tokens("\n".join(lines), "tokens")
 
@@ -122,18 +121,18 @@ def test_new_tokens_differ_and_are_shown_as_they_are() -> None:
     known = entry(token=one)
 
     assert one != other
-    assert shown(one.encode(), [entry(token="x"), known, entry(token="y")]) is known
-    assert shown(other.encode(), [known]) is None
+    assert matching_entry(one.encode(), [entry(token="x"), known, entry(token="y")]) is known
+    assert matching_entry(other.encode(), [known]) is None
 
 
 @given(st.binary(max_size=2000), st.lists(ENTRIES, max_size=3))
-def test_no_bytes_of_the_header_let_anybody_in_by_chance(header: bytes, entries: list[TokenEntry]) -> None:
-    assert shown(bearer(header), entries) is None
-    assert shown(bearer(b"Bearer " + header), entries) is None
+def test_random_headers_match_no_token(header: bytes, entries: list[TokenEntry]) -> None:
+    assert matching_entry(bearer(header), entries) is None
+    assert matching_entry(bearer(b"Bearer " + header), entries) is None
 
 
 @given(st.binary(max_size=50))
-def test_a_bearer_is_read_whatever_the_case_and_the_space_around_it(token: bytes) -> None:
+def test_a_bearer_is_read_in_any_case_and_spacing(token: bytes) -> None:
     assert bearer(b"bEARER   " + token + b" ") == token.strip()
     assert bearer(b"Basic " + token) == b""
 
@@ -160,7 +159,7 @@ def test_a_change_is_taken_up_at_the_next_look_and_not_before(tmp_path: Path) ->
     assert names(file) == ["a", "b"]
 
 
-def test_a_file_is_followed_when_it_is_replaced_and_when_a_link_is_turned(tmp_path: Path) -> None:
+def test_a_replaced_file_and_a_turned_link_are_read_again(tmp_path: Path) -> None:
     """As Kubernetes does it: the file is a link through a folder that is a link, which is replaced."""
     clock = SettableClock()
     for folder, name in (("..1", "a"), ("..2", "b")):
@@ -177,7 +176,7 @@ def test_a_file_is_followed_when_it_is_replaced_and_when_a_link_is_turned(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["gone", "wrong", "a folder", "binary", "huge"])
-def test_a_file_that_turns_bad_leaves_the_former_tokens_until_it_is_mended(tmp_path: Path, how: str) -> None:
+def test_a_wrong_file_leaves_the_former_tokens_valid(tmp_path: Path, how: str) -> None:
     clock, path = SettableClock(), tmp_path / "tokens"
     write(path, entry("a"))
     file = TokenFile(str(path), clock)
@@ -196,7 +195,7 @@ def test_a_file_that_turns_bad_leaves_the_former_tokens_until_it_is_mended(tmp_p
     assert (names(file), file.wrong) == (["b"], False)
 
 
-def test_a_read_that_fails_is_tried_again_though_the_file_has_not_changed(
+def test_a_failed_read_of_an_unchanged_file_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, clock = tmp_path / "tokens", SettableClock()
@@ -222,7 +221,7 @@ def test_a_file_that_is_bad_from_the_start_stops_the_start(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two words\n", "two\nlines\n", "\x07\n"])
-def test_what_is_to_be_sent_must_be_one_token(tmp_path: Path, content: str) -> None:
+def test_a_clients_file_must_hold_one_token(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     with pytest.raises(ConfigError, match="CLIENT_TOKEN_FILE"):
         read_token(str(tmp_path / "token"))
@@ -234,16 +233,14 @@ def test_an_edit_keeps_comments_order_and_rights(tmp_path: Path) -> None:
     path.write_text(f"# ours\n{line_of(first)}\n\n  {line_of(second)}\n")
     path.chmod(0o640)
 
-    edited(path, lambda now: ([*[e for e in now if e.name != "a"], third], None))
+    edit_tokens(path, lambda now: ([*[e for e in now if e.name != "a"], third], None))
 
     assert path.read_text() == f"# ours\n\n  {line_of(second)}\n{line_of(third)}\n"
     assert path.stat().st_mode & 0o777 == 0o640
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
 
 
-def test_who_was_killed_while_it_wrote_is_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_edit_does_not_block_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def add(now: Sequence[TokenEntry]) -> tuple[Sequence[TokenEntry], None]:
         return [*now, entry()], None
 
@@ -251,32 +248,32 @@ def test_who_was_killed_while_it_wrote_is_in_nobodys_way(
         killed.setattr(Path, "replace", lambda path, to: (_ for _ in ()).throw(SystemError))
         killed.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         with pytest.raises(SystemError):
-            edited(tmp_path / "tokens", add)
+            edit_tokens(tmp_path / "tokens", add)
     assert len(list(tmp_path.iterdir())) == 1
 
-    edited(tmp_path / "tokens", add)
+    edit_tokens(tmp_path / "tokens", add)
 
     assert [p.name for p in tmp_path.iterdir()] == ["tokens"]
 
 
-def test_a_new_file_is_its_owners_alone_and_a_wrong_one_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_new_file_is_private_and_a_wrong_one_is_kept(tmp_path: Path) -> None:
     def add(now: Sequence[TokenEntry]) -> tuple[Sequence[TokenEntry], None]:
         return [*now, entry()], None
 
-    edited(tmp_path / "tokens", add)
+    edit_tokens(tmp_path / "tokens", add)
     assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o600
     (tmp_path / "tokens").write_text("shop\n")
     with pytest.raises(ConfigError, match="tokens:1"):
-        edited(tmp_path / "tokens", add)
+        edit_tokens(tmp_path / "tokens", add)
     assert (tmp_path / "tokens").read_text() == "shop\n"
 
 
-# --- the guard
+# --- the authenticator
 
 
-def code_of(guard: Guard, scope: Scope, header: bytes | None) -> str:
+def code_of(authenticator: Authenticator, scope: Scope, header: bytes | None) -> str:
     try:
-        return guard.admit(scope, header, "192.0.2.7").who
+        return authenticator.authenticate(scope, header, "192.0.2.7").name
     except HttpError as error:
         challenge = dict(error.headers)[b"www-authenticate"]
         return (
@@ -284,7 +281,7 @@ def code_of(guard: Guard, scope: Scope, header: bytes | None) -> str:
         )
 
 
-def test_scopes_times_and_names_decide_who_comes_in(tmp_path: Path) -> None:
+def test_scopes_and_times_decide_on_requests(tmp_path: Path) -> None:
     clock = SettableClock(NOW_MS)
     write(
         tmp_path / "tokens",
@@ -292,17 +289,25 @@ def test_scopes_times_and_names_decide_who_comes_in(tmp_path: Path) -> None:
         entry("ada", "two", "operate", "rank"),
         entry("old", "three", "send", expires_ms=NOW_MS + 2000),
     )
-    guard = Guard(TokenFile(str(tmp_path / "tokens"), clock), clock)
+    authenticator = Authenticator(TokenFile(str(tmp_path / "tokens"), clock), clock)
 
-    assert code_of(guard, "send", b"Bearer one") == "shop"
-    assert code_of(guard, "rank", b"Bearer one") == "403 token_scope"
-    assert code_of(guard, "operate", b"Bearer two") == code_of(guard, "rank", b"Bearer two") == "ada"
-    assert code_of(guard, "send", None) == code_of(guard, "send", b"Basic one") == "401 token_missing"
-    assert code_of(guard, "send", b"Bearer One") == "401 token_unknown"
-    assert code_of(guard, "send", b"Bearer three") == "old"
+    assert code_of(authenticator, "send", b"Bearer one") == "shop"
+    assert code_of(authenticator, "rank", b"Bearer one") == "403 token_scope"
+    assert (
+        code_of(authenticator, "operate", b"Bearer two")
+        == code_of(authenticator, "rank", b"Bearer two")
+        == "ada"
+    )
+    assert (
+        code_of(authenticator, "send", None)
+        == code_of(authenticator, "send", b"Basic one")
+        == "401 token_missing"
+    )
+    assert code_of(authenticator, "send", b"Bearer One") == "401 token_unknown"
+    assert code_of(authenticator, "send", b"Bearer three") == "old"
     clock.advance(2)
-    assert code_of(guard, "send", b"Bearer three") == "401 token_expired"
-    assert guard.readings() == {
+    assert code_of(authenticator, "send", b"Bearer three") == "401 token_expired"
+    assert authenticator.readings() == {
         "freshet_door_clients": 0,
         "freshet_door_requests": {("shop",): 1, ("ada",): 2, ("old",): 1},
         "freshet_door_refused": {
@@ -316,50 +321,57 @@ def test_scopes_times_and_names_decide_who_comes_in(tmp_path: Path) -> None:
     }
 
 
-def test_two_tokens_of_one_name_are_both_valid_until_one_is_dropped(tmp_path: Path) -> None:
+def test_tokens_of_one_name_are_valid_until_removed(tmp_path: Path) -> None:
     clock = SettableClock(NOW_MS)
     old, new = entry("shop", "old"), entry("shop", "new")
     write(tmp_path / "tokens", old, new)
-    guard = Guard(TokenFile(str(tmp_path / "tokens"), clock), clock)
+    authenticator = Authenticator(TokenFile(str(tmp_path / "tokens"), clock), clock)
 
-    assert code_of(guard, "send", b"Bearer old") == code_of(guard, "send", b"Bearer new") == "shop"
+    assert (
+        code_of(authenticator, "send", b"Bearer old")
+        == code_of(authenticator, "send", b"Bearer new")
+        == "shop"
+    )
     write(tmp_path / "tokens", new)
     clock.advance(1)
-    assert code_of(guard, "send", b"Bearer old") == "401 token_unknown"
-    assert code_of(guard, "send", b"Bearer new") == "shop"
+    assert code_of(authenticator, "send", b"Bearer old") == "401 token_unknown"
+    assert code_of(authenticator, "send", b"Bearer new") == "shop"
 
 
 @pytest.mark.parametrize("token", [None, b"Bearer other", b"Bearer old", b"Bearer one"])
-def test_who_is_refused_is_told_where_tokens_of_this_door_come_from(token: bytes | None) -> None:
+def test_a_refusal_says_where_tokens_come_from(token: bytes | None) -> None:
     entries = [entry("shop", "one", "send"), entry("shop", "old", "operate", expires_ms=NOW_MS)]
-    guard = Guard(None, SettableClock(NOW_MS), more=entries, hint="ask Ada")
+    authenticator = Authenticator(None, SettableClock(NOW_MS), more=entries, hint="ask Ada")
 
     with pytest.raises(HttpError) as refused:
-        guard.admit("operate", token, "192.0.2.7")
+        authenticator.authenticate("operate", token, "192.0.2.7")
 
     assert refused.value.content["hint"] == "ask Ada"
 
 
 def test_either_of_two_scopes_is_enough_where_a_route_says_so() -> None:
     entries = [entry(name, name, name) for name in SCOPES]
-    guard = Guard(None, SettableClock(NOW_MS), more=entries)
+    authenticator = Authenticator(None, SettableClock(NOW_MS), more=entries)
 
     for name in ("send", "rank"):
-        assert guard.admit("rank", f"Bearer {name}".encode(), "", None, "send").who == name
+        assert authenticator.authenticate("rank", f"Bearer {name}".encode(), "", None, "send").name == name
     with pytest.raises(HttpError, match="may not rank or send"):
-        guard.admit("rank", b"Bearer operate", "", None, "send")
+        authenticator.authenticate("rank", b"Bearer operate", "", None, "send")
 
 
-def test_a_guard_without_tokens_asks_nobody() -> None:
+def test_without_tokens_none_is_required() -> None:
     registry = CollectorRegistry()
-    guard = Guard()
-    guard.register(registry)
+    authenticator = Authenticator()
+    authenticator.register(registry)
 
-    assert code_of(guard, "operate", None) == ""
+    assert code_of(authenticator, "operate", None) == ""
     assert {s.value for f in registry.collect() for s in f.samples} <= {0.0}
 
 
-def test_an_empty_file_lets_nobody_in(tmp_path: Path) -> None:
+def test_an_empty_file_refuses_all_requests(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("# none yet\n")
 
-    assert code_of(Guard(TokenFile(str(tmp_path / "tokens"))), "send", b"Bearer one") == "401 token_unknown"
+    assert (
+        code_of(Authenticator(TokenFile(str(tmp_path / "tokens"))), "send", b"Bearer one")
+        == "401 token_unknown"
+    )

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from freshet.errors import BadInput, Overloaded
-from freshet.http.responses import ClientGoneError
+from freshet.http.messages import ClientGoneError
 from freshet.inference.pipeline import Encoded
-from freshet.inference.scoring import Batcher, Pace, Solo, Throughput
+from freshet.inference.scoring import BatchBudget, Batcher, Solo, Throughput
 from freshet.types import BytesColumn
 
 NOTHING = BytesColumn.of([])
@@ -62,7 +62,7 @@ def ask(batcher: Batcher[int], *sizes: int) -> list[int | Exception]:
     return asyncio.run(together())
 
 
-def test_requests_that_wait_are_one_batch_and_each_gets_its_own_answer() -> None:
+def test_waiting_requests_are_one_batch_with_an_answer_each() -> None:
     scorer = Scorer()
 
     assert ask(scorer.batcher(), 1, 2, 3) == [1, 2, 3]
@@ -103,7 +103,7 @@ def test_a_batch_that_raises_is_tried_one_by_one() -> None:
     assert scorer.batches == [[1, 666, 3], [1], [666], [3]]
 
 
-def test_a_callback_that_raises_is_logged_and_harms_no_other_request() -> None:
+def test_failing_callback_is_logged_and_others_are_answered() -> None:
     scorer = Scorer()
     batcher = scorer.batcher(budget_s=0.0)
 
@@ -120,7 +120,7 @@ def test_a_callback_that_raises_is_logged_and_harms_no_other_request() -> None:
     assert [str(entry["exc_info"]) for entry in logs] == ["no connection"]
 
 
-def test_the_others_of_a_batch_are_answered_when_a_callback_raises() -> None:
+def test_failing_callback_does_not_end_its_batch() -> None:
     scorer = Scorer()
     batcher = scorer.batcher()
 
@@ -175,7 +175,7 @@ def test_a_budget_of_nothing_scores_one_by_one() -> None:
 
 @pytest.mark.parametrize("candidates", [1, 10_000])
 def test_a_request_larger_than_the_budget_is_taken_solo(candidates: int) -> None:
-    pace = Pace(1e-9)
+    pace = BatchBudget(1e-9)
 
     assert pace.fits([candidates, 1]) == 1
 
@@ -205,7 +205,7 @@ def test_who_would_wait_too_long_is_refused_at_once_and_counted() -> None:
     assert refused[0].retry_after_s > 0
 
 
-def test_a_pause_of_the_process_sheds_nobody_who_is_answered_in_time() -> None:
+def test_pause_of_the_process_sheds_no_request_in_time() -> None:
     scorer = Scorer(candidate_s=1e-4, turn_s=1e-3)
     batcher = scorer.batcher(budget_s=5e-3, most_wait_s=1.0)
     ask(batcher, *[10] * 100)
@@ -257,7 +257,7 @@ def test_small_requests_alone_do_not_say_what_large_ones_cost() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 1_000])
-def test_a_server_that_has_become_slow_is_believed_within_some_turns(size: int) -> None:
+def test_estimate_follows_a_slower_server_within_some_turns(size: int) -> None:
     throughput = Throughput()
     for _ in range(100):
         throughput.observe(size, 1e-4 + 1e-6 * size)
@@ -313,7 +313,7 @@ def test_who_has_gone_is_not_scored_and_the_others_are() -> None:
     assert ask(batcher, 4) == [4]
 
 
-def test_clients_are_watched_once_their_request_has_waited_a_turn() -> None:
+def test_client_is_watched_once_its_request_has_waited_a_turn() -> None:
     scorer, watched = Scorer(), list[int]()
     batcher = scorer.batcher(budget_s=0.0)
 
@@ -370,7 +370,7 @@ def test_a_solo_request_ends_the_batch_before_it() -> None:
     assert scorer.batches == [[1, 2], [3, 4]]
 
 
-def test_what_is_scored_alone_and_fails_is_told_so_and_harms_no_other() -> None:
+def test_failing_solo_request_gets_its_error_alone() -> None:
     batcher = Scorer().batcher()
     told: list[object] = []
 
@@ -443,5 +443,5 @@ def test_a_batch_is_found_without_looking_at_all_that_wait() -> None:
     looked: list[int] = []
     waiting = (looked.append(n) or 10 for n in range(1_000))  # type: ignore[func-returns-value]
 
-    assert Pace(0.0).fits(waiting) == 1
+    assert BatchBudget(0.0).fits(waiting) == 1
     assert len(looked) == 2

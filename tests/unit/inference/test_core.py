@@ -81,7 +81,7 @@ def test_k_beyond_the_candidates_is_all_of_them() -> None:
     assert parse_rank(asked(k=7), 10).k == 2
 
 
-def test_a_request_is_served_in_earnest_and_not_explained_unless_it_says_so() -> None:
+def test_request_is_logged_and_not_explained_by_default() -> None:
     assert (parse_rank(asked(), 10).dry_run, parse_rank(asked(), 10).explain) == (False, False)
     asking = parse_rank(asked(dry_run=True, explain=True), 10)
     assert (asking.dry_run, asking.explain) == (True, True)
@@ -127,7 +127,7 @@ def test_what_is_nested_deep_is_shown_by_its_beginning(key: str) -> None:
     assert len(str(refused.value)) < 200
 
 
-def test_context_and_candidate_nested_alike_are_refused_not_a_fault() -> None:
+def test_deeply_nested_context_and_candidate_are_refused() -> None:
     deep = nested(b'{"a":', b"}")
     request = parse_rank(b'{"context":%b,"candidates":[%b]}' % (deep, deep), 10)
     with pytest.raises(BadInput, match="context and a candidate: nested too deep"):
@@ -170,7 +170,7 @@ def test_any_json_is_a_request_or_bad_input(tree: Any) -> None:
     assert 1 <= request.k <= len(request.candidates)
 
 
-def test_paths_are_read_and_written_without_touching_the_original() -> None:
+def test_paths_are_set_without_changing_the_original() -> None:
     tree = {"a": {"b": 1}}
 
     made = set_path(set_path(tree, "a.c", 2), "d.e", 3)
@@ -193,7 +193,7 @@ def test_candidates_stand_in_the_exploded_array() -> None:
     ]
 
 
-def test_without_explode_each_candidate_is_an_event_with_the_context() -> None:
+def test_without_explode_each_candidate_makes_an_event() -> None:
     assert events_of(
         spec(explode=False), {"user": 1, "n": {"a": 1}}, [{"id": 1, "n": {"b": 2}}, {"id": 2}]
     ) == [
@@ -292,7 +292,7 @@ def test_an_explored_order_is_a_permutation(count: int, seed: int) -> None:
     np.testing.assert_allclose(found.propensity, 1 / count, rtol=1e-6)
 
 
-def test_freshness_counts_from_the_newest_event_of_rows_and_dense() -> None:
+def test_freshness_is_that_of_the_newest_event_learned() -> None:
     assert freshness_ms(1_000, 400, 900) == 100
     assert freshness_ms(1_000, 2_000, 900) == 0
     assert freshness_ms(1_000, 0, 0) is None

@@ -131,13 +131,11 @@ def check_one(body: bytes) -> bool:
 
 
 @given(BODIES, st.booleans(), st.integers(0, 2))
-def test_what_is_taken_is_what_reading_member_by_member_makes_of_it(
-    body: dict[str, Any], escaped: bool, indent: int
-) -> None:
+def test_fast_path_equals_reading_member_by_member(body: dict[str, Any], escaped: bool, indent: int) -> None:
     check_one(json.dumps(body, ensure_ascii=escaped, indent=indent or None).encode("utf-8", "surrogatepass"))
 
 
-def test_an_ordinary_request_is_plain_with_or_without_id_and_time() -> None:
+def test_usual_request_takes_the_fast_path() -> None:
     candidates = [{"id": 1, "age_s": 2.5, "pos": 4}, {"id": 2, "ctr_1h": 1}]
     for context in ({"user": USER}, {"user": USER, "ts": NOW_MS, "request_id": 9}, {}):
         for more in ({}, {"k": 1}, {"dry_run": True}, {"explain": False}):
@@ -228,7 +226,7 @@ def test_line_breaks_outside_of_what_is_logged_are_plain() -> None:
         b'{"candidates":[{"id":1}],"k":%b}',
     ],
 )
-def test_a_number_that_is_not_finite_is_refused_wherever_it_stands(body: bytes, number: bytes) -> None:
+def test_number_that_is_not_finite_is_refused_anywhere(body: bytes, number: bytes) -> None:
     assert PLAIN.read(body % number, NOW_MS) is None
     with pytest.raises(BadInput):
         member_by_member(body % number)

@@ -16,7 +16,7 @@ from freshet.config.spec.parse import load_spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import BadInput, ConfigError
 from freshet.inference.oip import Tensor, parse_infer
-from freshet.inference.oip_model import inputs_of, limits_of, metadata, model_config, rows_of
+from freshet.inference.oip_model import Input, inputs_of, limits_of, metadata, model_config, rows_of
 from freshet.inference.schemas import request_schema, row_schema
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -39,7 +39,7 @@ def rows(*tensors: Tensor) -> list[dict[str, Any]]:
     return rows_of({t.name: t for t in tensors}, INPUTS, 10)
 
 
-def test_a_request_needs_the_fields_of_features_key_and_time_only() -> None:
+def test_request_schema_has_features_key_and_time_only() -> None:
     schema = request_schema(FEED, RANKED)
 
     assert names(schema) == ["request_id", "ts", "user", "items"]
@@ -227,30 +227,7 @@ def test_what_does_not_fit_the_metadata_is_refused(tensors: list[Tensor], messag
 
 
 def test_elements_of_an_array_of_records_are_spread_over_it() -> None:
-    spec = FEED
-    schema = parse_schema(
-        {
-            "type": "record",
-            "name": "R",
-            "fields": [
-                {
-                    "name": "h",
-                    "type": {
-                        "type": "array",
-                        "items": {
-                            "type": "record",
-                            "name": "H",
-                            "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "long"}],
-                        },
-                    },
-                }
-            ],
-        }
-    )
-    from freshet.inference.oip_model import _input  # noqa: PLC0415 - one input, without a spec around it
-
-    del spec
-    inputs = (_input(schema, "h.a", 5), _input(schema, "h.b", 5))
+    inputs = tuple(Input(f"h.{name}", "INT64", 5, (True, False), latin=False) for name in "ab")
     found = rows_of({"h.a": tensor("h.a", [[1, 2]]), "h.b": tensor("h.b", [[3, 4]])}, inputs, 10)
 
     assert found == [{"h": [{"a": 1, "b": 3}, {"a": 2, "b": 4}]}]

@@ -103,7 +103,7 @@ def test_strings_of_tritonclient_are_read_back(texts: list[str], binary: bool) -
     assert parse_infer(raw, header, LIMITS).tensors["x"].values.tolist() == values.tolist()
 
 
-def test_the_outputs_asked_for_are_told_apart_by_how_they_are_sent() -> None:
+def test_requested_outputs_are_binary_or_json() -> None:
     outputs = [{"name": "score", "parameters": {"binary_data": True}}, {"name": "click"}]
 
     assert parse_infer(body(ints(), outputs=outputs), None, LIMITS).outputs == [
@@ -214,9 +214,7 @@ def test_random_bytes_are_bad_input(raw: bytes, header: int | None) -> None:
     st.sampled_from(["BYTES", "INT32", "BOOL", "FP16", "BF16"]),
     st.lists(st.integers(0, 9), min_size=1, max_size=2),
 )
-def test_random_binary_data_is_a_tensor_of_its_shape_or_bad_input(
-    blob: bytes, datatype: str, shape: list[int]
-) -> None:
+def test_random_binary_data_is_a_tensor_or_bad_input(blob: bytes, datatype: str, shape: list[int]) -> None:
     try:
         request = parse_infer(*binary(datatype, shape, blob), LIMITS)
     except BadInput:

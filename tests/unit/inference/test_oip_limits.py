@@ -102,7 +102,7 @@ def input_with(field: bytes) -> bytes:
     return b"\x2a" + bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14]) + field
 
 
-def test_a_shape_of_many_counts_and_an_input_of_many_parameters_are_refused() -> None:
+def test_long_shapes_and_many_parameters_are_refused() -> None:
     with pytest.raises(BadInput, match="a shape of one or two counts, found hundreds"):
         check_message(input_with(b"\x1a\xd0\x0f" + bytes(2000)), LIMITS)
     for unpacked in (b"\x18\x01", b"\x22\0"):
@@ -110,7 +110,7 @@ def test_a_shape_of_many_counts_and_an_input_of_many_parameters_are_refused() ->
             check_message(input_with(unpacked * 2000), LIMITS)
 
 
-def test_over_http_many_inputs_outputs_and_counts_are_refused_by_how_many_there_are() -> None:
+def test_many_inputs_outputs_and_counts_over_http_are_refused() -> None:
     for tree, told in (
         ({"inputs": [{}] * 4}, "expected at most 3 inputs, found 4"),
         ({"inputs": [], "outputs": [{"name": "x"}] * 1001}, "outputs: expected at most 1000, found 1001"),

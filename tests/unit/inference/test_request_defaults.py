@@ -45,7 +45,7 @@ def test_id_and_time_are_filled_in_where_they_lack() -> None:
     assert len(context["meta"]["request"]) == 32
 
 
-def test_ids_are_different_ones_and_integers_that_json_keeps_where_the_schema_has_integers() -> None:
+def test_generated_ids_differ_and_fit_the_schema() -> None:
     made = [filling("long").filled({}, None, NOW_MS)["meta"]["request"] for _ in range(100)]
 
     assert len(set(made)) == 100

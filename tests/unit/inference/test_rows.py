@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
-from freshet.inference.rows import BucketView, RowFollower, ServingTable, _Table
+from freshet.inference.rows import BucketView, FollowedTable, RowFollower, ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
 from freshet.observability.skipped import skipped
@@ -248,7 +248,7 @@ def test_an_unforeseen_error_is_told_and_following_goes_on(
         thread.join(10)
 
 
-def test_after_a_pause_of_the_log_the_row_store_is_not_read_again(
+def test_row_store_is_not_read_again_after_a_pause_of_the_log(
     shard: Shard, log: EventLog, store: RowStore
 ) -> None:
     """A broker that is silent for a second would else have every server read all rows anew."""
@@ -389,7 +389,7 @@ def test_a_damaged_page_costs_its_rows_and_is_told(
     wait_for(lambda: served(follower, *NUMBERS).tolist() == [2.0] * 40)
 
 
-def test_a_damaged_page_whose_rows_the_log_still_has_costs_nothing(
+def test_damaged_page_costs_nothing_if_the_log_has_its_rows(
     shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path
 ) -> None:
     shard.train(NUMBERS, 1.0)
@@ -531,7 +531,7 @@ def test_any_bytes_are_a_delta_or_left_out(data: bytes, at: int, byte: int) -> N
     whole = encode_rows(RowDelta(0, Fence(5), TimeMs(7), keys_of(1, 2), values, keys_of(3)))
     changed = bytearray(whole)
     changed[at % len(changed)] = byte
-    table = _Table(serving_table(), BucketView(BUCKETS), 0, 0, lambda: 1 << 63)
+    table = FollowedTable(serving_table(), BucketView(BUCKETS), 0, 0, lambda: 1 << 63)
     for record in (data, bytes(changed), whole[: at % len(whole)], whole + data):
         one = np.array([4])
         records = Records(one, one, BytesColumn.of([b""]), BytesColumn.of([record]), 5)

@@ -47,13 +47,13 @@ def test_a_partition_that_nothing_is_published_to_is_read() -> None:
     assert unread_s(marks, idle, 99.5) == {0: 0.5}
 
 
-def test_a_partition_that_stands_still_is_unread_since_it_was_last_read_to_its_end() -> None:
+def test_stalled_partition_is_unread_since_its_last_end() -> None:
     marks = looked((10, {0: 5}, {0: 5}), (11, {0: 5}, {0: 5}), (12, {0: 5}, {0: 6}), (13, {0: 5}, {0: 9}))
 
     assert unread_s(marks, {0: 5}, 80) == {0: 69}  # at 11 all that it held was read
 
 
-def test_records_that_came_after_the_answer_do_not_count_before_the_next() -> None:
+def test_records_after_a_query_count_from_the_next_one() -> None:
     marks = looked((10, {0: 5}, {0: 5}), (11, {0: 6}, {0: 9}))
 
     assert unread_s(marks, {0: 8}, 12) == {0: 2}
@@ -61,7 +61,7 @@ def test_records_that_came_after_the_answer_do_not_count_before_the_next() -> No
     assert unread_s(update_marks(marks, {0: 9}, 12, {0: 40}), {0: 9}, 12.5) == {0: 1.5}
 
 
-def test_a_reader_that_reads_on_and_never_comes_to_the_end_is_as_far_behind_as_it_is_or_twice() -> None:
+def test_reader_that_never_reaches_the_end_is_behind() -> None:
     marks: dict[int, Mark] = {}
     seen = []
     for now in range(300):  # a record a second, of which those of a minute are not read yet
@@ -72,7 +72,7 @@ def test_a_reader_that_reads_on_and_never_comes_to_the_end_is_as_far_behind_as_i
     assert max(seen[60:]) < 122
 
 
-def test_a_partition_that_is_not_followed_is_unread_from_the_first_answer_on() -> None:
+def test_partition_not_followed_is_unread_from_the_first_query() -> None:
     marks = looked((10, {}, {0: 0, 1: 3}), (11, {}, {0: 0, 1: 3}))
 
     assert unread_s(marks, {}, 20) == {0: 9, 1: 10}
@@ -176,7 +176,7 @@ def every_second(world: World, seconds: int, partitions: Sequence[int]) -> list[
     return seen
 
 
-def test_one_partition_that_is_read_no_more_shows_while_rows_are_fresh(world: World) -> None:
+def test_stalled_partition_shows_while_rows_are_fresh(world: World) -> None:
     world.follow()
     assert every_second(world, 5, range(ROWS_PARTITIONS)) == [0] * 5
 
@@ -215,7 +215,7 @@ def test_unread_time_grows_while_the_log_reports_no_ends(world: World) -> None:
     assert world.watch.reason == ""
 
 
-def test_a_log_that_never_said_where_they_end_vouches_for_nothing(world: World) -> None:
+def test_unread_time_grows_if_the_log_never_reports_ends(world: World) -> None:
     world.follow()
     world.log.away = True
 
@@ -238,7 +238,7 @@ def test_before_rows_are_served_nothing_is_unread(world: World) -> None:
     assert (world.watch.worst_s, world.watch.reason) == (0, "")
 
 
-def test_the_watch_says_what_stands_still_until_it_is_told_to_stop(
+def test_watch_reports_a_stalled_partition_until_it_stops(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freshet.inference.progress.POLL_S", 0.001)
@@ -246,11 +246,11 @@ def test_the_watch_says_what_stands_still_until_it_is_told_to_stop(
     world.shard.train([KEYS[3]], 1.0)
     world.shard.publish()
     stop = threading.Event()
+    world.watch.poll()
     with capture_logs() as said:
         thread = threading.Thread(target=world.watch.run, args=(stop,))
         thread.start()
         try:
-            wait_for(lambda: world.watch._marks != {})
             assert not said
             world.clock.advance(REPORT_S + 1)
             # A look that began before the clock's step says so of every partition, until the next look.

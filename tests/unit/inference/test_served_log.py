@@ -178,7 +178,7 @@ def test_what_a_stop_cuts_off_is_counted_in_events(log: EventLog) -> None:
     assert figure(logger, "served_dropped_total", why="stopped") == 6
 
 
-def test_while_the_log_is_away_events_wait_and_are_written_once_it_is_back(log: EventLog) -> None:
+def test_events_wait_while_the_log_is_away(log: EventLog) -> None:
     logger = logger_of(log, Unavailable("away"), Unavailable("away"))
     logger.enqueue(served(1))
 
@@ -208,7 +208,7 @@ def test_a_stop_does_not_wait_for_a_log_that_stays_away(log: EventLog) -> None:
     assert logger.reason == "gone"
 
 
-def test_an_event_that_does_not_fit_is_dropped_with_the_reason_and_the_others_are_written(
+def test_event_that_does_not_fit_is_dropped_alone(
     log: EventLog,
 ) -> None:
     logger = logger_of(log)
@@ -219,7 +219,7 @@ def test_an_event_that_does_not_fit_is_dropped_with_the_reason_and_the_others_ar
     assert "item" in logger.reason
 
 
-def test_an_unforeseen_error_is_told_and_the_next_events_are_written(log: EventLog) -> None:
+def test_unexpected_error_is_logged_and_next_events_are_written(log: EventLog) -> None:
     logger = logger_of(log, RuntimeError("odd"))
     logger.enqueue(served(1))
 

@@ -66,7 +66,7 @@ def test_an_old_version_makes_rows_no_older(served: Served) -> None:
     assert (served.live.freshness_ms(), served.live.rows_freshness_ms()) == (100, 100)
 
 
-def test_until_rows_have_learned_they_are_as_fresh_as_the_version(served: Served) -> None:
+def test_rows_without_events_are_as_fresh_as_the_version(served: Served) -> None:
     assert (served.live.freshness_ms(), served.live.rows_freshness_ms()) == (None, None)
 
     served.serve_version(0)

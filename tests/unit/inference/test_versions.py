@@ -68,9 +68,7 @@ def test_a_rollback_serves_the_older_version_again(store: VersionStore) -> None:
 
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
-def test_a_version_that_is_not_finite_is_kept_out_and_the_old_one_serves_on(
-    store: VersionStore, weight: float
-) -> None:
+def test_version_that_is_not_finite_is_kept_out(store: VersionStore, weight: float) -> None:
     follow = follower(store)
     put(store, 0, 0.5)
     put(store, 1, weight)
@@ -115,7 +113,7 @@ def test_whatever_the_model_raises_keeps_the_version_out(store: VersionStore) ->
     assert "KeyError" in follow.state.reason
 
 
-def test_a_refused_version_is_retry_in_s_for_a_while_then_tried_again(store: VersionStore) -> None:
+def test_refused_version_is_tried_again_after_a_while(store: VersionStore) -> None:
     tried: list[int] = []
 
     def load(tensors: Mapping[str, NDArray[Any]]) -> Constant:
@@ -161,9 +159,7 @@ def test_a_store_that_cannot_be_read_is_told_and_changes_nothing(store: VersionS
     assert "found b'no number'" in follow.state.reason
 
 
-def test_a_server_that_starts_on_a_damaged_version_serves_the_newest_good_one(
-    store: VersionStore, tmp_path: Path
-) -> None:
+def test_start_on_a_damaged_version_serves_the_newest_good_one(store: VersionStore, tmp_path: Path) -> None:
     for number in (0, 1, 2, 3):
         put(store, number, number / 10)
         store.judge(number, "held" if number == 2 else "promoted", "")
@@ -177,7 +173,7 @@ def test_a_server_that_starts_on_a_damaged_version_serves_the_newest_good_one(
     assert "version 3 kept out" in follow.state.reason
 
 
-def test_a_version_trained_with_other_code_of_a_transform_is_kept_out_with_the_reason(
+def test_version_of_other_transform_code_is_kept_out(
     store: VersionStore,
 ) -> None:
     def fits(manifest: Manifest) -> None:
@@ -223,7 +219,7 @@ def test_a_store_that_fails_in_a_poll_does_not_end_the_follower(store: VersionSt
     assert served(follow) == 0
 
 
-def test_an_error_of_a_poll_is_reported_and_the_follower_continues(
+def test_error_of_a_poll_is_reported_and_polls_go_on(
     store: VersionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, 0, 0.5)
@@ -273,7 +269,7 @@ def test_a_damaged_or_missing_stable_moves_nothing(
 
 
 @pytest.mark.parametrize("content", [b"x", b"", b"77", None])
-def test_a_start_with_a_damaged_stable_serves_the_newest_promoted(
+def test_start_with_a_damaged_stable_serves_the_newest_promoted(
     store: VersionStore, tmp_path: Path, content: bytes | None
 ) -> None:
     for number, verdict in ((0, "promoted"), (1, "promoted"), (2, "held")):
@@ -288,7 +284,7 @@ def test_a_start_with_a_damaged_stable_serves_the_newest_promoted(
     assert follow.state.reason
 
 
-def test_a_stable_before_every_promoted_version_serves_a_later_one(store: VersionStore) -> None:
+def test_damaged_first_stable_serves_a_later_version(store: VersionStore) -> None:
     put(store, 1, float("nan"))
     put(store, 3, 0.5)
     store.judge(3, "promoted", "")

@@ -14,7 +14,7 @@ from freshet.coordination.assignment import PartitionAssignment
 from freshet.errors import Mismatch, TooLarge
 from freshet.joiner import partition as tasks
 from freshet.joiner.commit import Commit
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.log import Writer
 from freshet.types import Append, Fence
 from tests.fixtures.join_events import Served, label, plan_of
@@ -59,7 +59,7 @@ def test_a_joiner_killed_between_the_parts_goes_on(tmp_path: Path, monkeypatch: 
     world = World(tmp_path, PLAN, 1)
     world.send(requests(60))
     for _ in range(40):
-        joiner = world.joiner(Pace(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0))
+        joiner = world.joiner(Intervals(flush_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=0))
         joiner.open()
         joiner.step()
         joiner.close()
@@ -125,9 +125,11 @@ def test_unwritable_partition_does_not_affect_others(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, 4)
     world.send([Served(f"r{n}", ("a", "b"), 1_000 + n) for n in range(200)])
     world.send([Served(f"late{n}", ("a",), 50_000) for n in range(200)])
-    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, assignment_interval_ms=0)
+    intervals = Intervals(
+        flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, assignment_interval_ms=0
+    )
     context = replace(world.context(lambda name: Refusing(world.log.writer(name), 2)), all_partitions=False)
-    joiner = JoinerService(context, assignment=cast(PartitionAssignment, Mine()), pace=pace)
+    joiner = JoinerService(context, assignment=cast(PartitionAssignment, Mine()), intervals=intervals)
     joiner.open()
 
     def until(done: Callable[[], bool]) -> None:
@@ -164,8 +166,8 @@ def test_log_with_inexact_writers_ends_a_joiner_with_assignment(tmp_path: Path) 
         raise Mismatch("found Kafka 4.3 or later")
 
     context = replace(world.context(open_writer), all_partitions=False)
-    pace = Pace(assignment_interval_ms=0)
-    joiner = JoinerService(context, assignment=cast(PartitionAssignment, Mine()), pace=pace)
+    intervals = Intervals(assignment_interval_ms=0)
+    joiner = JoinerService(context, assignment=cast(PartitionAssignment, Mine()), intervals=intervals)
     with pytest.raises(Mismatch, match=r"4\.3 or later"):
         joiner.run()
     world.close()

@@ -7,12 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 from freshet.joiner.commit import Commit, EventCounts, Ledger
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from tests.fixtures.join_events import Action, Event, Served, label, plan_of
 from tests.fixtures.joiner import World, random_events
 
 PLAN = plan_of(label("click", 300), grace_ms=100)
-PACE = Pace(
+INTERVALS = Intervals(
     flush_interval_ms=0,
     commit_interval_ms=0,
     end_check_interval_ms=10**9,
@@ -40,7 +40,7 @@ def test_successive_joiners_each_count_their_own_commits(tmp_path: Path) -> None
     refused: Counter[str] = Counter()
     for at in range(0, len(events), 20):
         world.send(events[at : at + 20])
-        joiner = world.joiner(PACE)
+        joiner = world.joiner(INTERVALS)
         joiner.open()
         joiner.step()
         joiner.close()
@@ -58,7 +58,7 @@ def test_successive_joiners_each_count_their_own_commits(tmp_path: Path) -> None
 
 def test_late_actions_and_impossible_times_are_counted(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, partitions=1)
-    joiner = world.joiner(PACE)
+    joiner = world.joiner(INTERVALS)
     joiner.open()
     world.send([Served("r1", ("a",), 1_000), Served("r2", ("a",), 9_000), Action("r2/a", 9_000)])
     joiner.step()
@@ -82,7 +82,7 @@ def test_late_actions_and_impossible_times_are_counted(tmp_path: Path) -> None:
 def test_count_of_events_read_never_falls_on_a_restart(tmp_path: Path) -> None:
     """Prometheus treats a falling counter as a restart, and would count all events again."""
     world = World(tmp_path, PLAN)
-    joiner = world.joiner(PACE)
+    joiner = world.joiner(INTERVALS)
     joiner.open()
     world.send([Served(f"r{i}", ("a",), 1_000) for i in range(10)])
     joiner.step()

@@ -35,9 +35,14 @@ from tests.unit.joiner.avro_events import (
 
 
 @pytest.fixture
-def decoder() -> SpecDecoder:
+def schemas() -> Fixed:
+    return Fixed()
+
+
+@pytest.fixture
+def decoder(schemas: Fixed) -> SpecDecoder:
     spec = parse_spec(SPEC)
-    return SpecDecoder(spec, join_plan(spec, hash_text), Fixed())
+    return SpecDecoder(spec, join_plan(spec, hash_text), schemas)
 
 
 def test_schema_registered_between_two_batches_is_found(
@@ -58,7 +63,7 @@ def test_schema_registered_between_two_batches_is_found(
     log.close()
 
 
-def test_events_of_several_schemas_join_in_record_order(decoder: SpecDecoder) -> None:
+def test_events_of_several_schemas_join_in_record_order(decoder: SpecDecoder, schemas: Fixed) -> None:
     spec = parse_spec(SPEC)
     joiner = Joiner(join_plan(spec, hash_text))
     batch, refused = decoder.served(
@@ -87,7 +92,7 @@ def test_events_of_several_schemas_join_in_record_order(decoder: SpecDecoder) ->
         samples.values.tolist(),
         strict=True,
     ):
-        spliced = json.loads(canonical(decoder._schemas.get(schema)))
+        spliced = json.loads(canonical(schemas.get(schema)))
         sample = fastavro.schemaless_reader(io.BytesIO(payload), fastavro.parse_schema(spliced), None)
         got.append((sample["r"], sample["items"]["id"], sample["after"], label, value))  # type: ignore[index,call-overload]
     assert sorted(got) == [
@@ -135,10 +140,10 @@ def test_nothing_but_junk_is_no_event(decoder: SpecDecoder) -> None:
     assert len(decoder.actions(records(b"x"))[0]) == 0
 
 
-def test_an_unknown_schema_may_become_known(decoder: SpecDecoder) -> None:
+def test_an_unknown_schema_may_become_known(decoder: SpecDecoder, schemas: Fixed) -> None:
     value = b"\0" + (6).to_bytes(4, "big") + served("a", 1_000, 1)[5:]
     assert len(decoder.served(records(value))[1]) == 1
-    decoder._schemas.known[6] = decoder._schemas.known[1]  # type: ignore[attr-defined]
+    schemas.known[6] = schemas.known[1]
     assert len(decoder.served(records(value))[0]) == 1
 
 

@@ -93,7 +93,20 @@ def test_corrected_client_is_forgotten() -> None:
             placing.sample(topic, MURMUR2(key, 6), {6}, BytesColumn.of([key]), now)
 
     assert placing.trouble == {}
-    assert len(placing._where) <= REMEMBERED
+
+
+def test_key_is_forgotten_after_many_others() -> None:
+    def twice(others: int) -> PartitionerDetector:
+        placing, now = PartitionerDetector(), 0.0
+        keys = [b"twice", *(b"other-%d" % i for i in range(others)), b"twice"]
+        for i, key in enumerate(keys):
+            now += 1.5 * SAMPLE_EVERY_S
+            last = i == len(keys) - 1
+            placing.sample("served", (MURMUR2(key, 6) + last) % 6, {6}, BytesColumn.of([key]), now)
+        return placing
+
+    assert twice(others=100).trouble
+    assert not twice(others=REMEMBERED).trouble
 
 
 def test_a_topic_that_grew_is_no_trouble() -> None:

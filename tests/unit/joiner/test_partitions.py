@@ -140,7 +140,7 @@ def test_failed_recovery_closes_its_writer_and_is_joined_again(scene: Scene) -> 
     assert scene.partitions.missing_of([2]) == [2]
 
 
-def test_recovery_with_a_lasting_error_is_retried_after_longer_and_longer(scene: Scene) -> None:
+def test_lasting_error_of_recovery_is_retried_at_growing_delays(scene: Scene) -> None:
     scene.error_of_decoder = TooLarge("a record is too large")
     for delay_s in (1.0, 2.0, 4.0):
         scene.run(1)

@@ -11,12 +11,14 @@ import pytest
 
 from freshet.joiner.core import ImpressionColumns
 from freshet.joiner.decoder import BAD_IN_A_ROW, Refused
-from freshet.joiner.service import Pace
+from freshet.joiner.service import Intervals
 from freshet.types import Records
 from tests.fixtures.join_events import JsonDecoder, Served, label, plan_of
 from tests.fixtures.joiner import Sample, World, random_events
 
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=10**9)
+INTERVALS = Intervals(
+    flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, pin_interval_ms=10**9
+)
 PLAN = plan_of(label("click", 300), label("buy", 500))
 ERRORS = {b"!r": RecursionError, b"!u": UnicodeError, b"!o": OverflowError, b"!k": KeyError}
 
@@ -40,7 +42,7 @@ def joined(folder: Path, poison: list[bytes], seed: int) -> tuple[list[Sample], 
         events.insert(chance.randrange(len(events)), value)  # type: ignore[arg-type]
     for start in range(0, len(events), 30):
         world.send(events[start : start + 30], time_ms=4_000)
-        joiner = world.joiner(PACE, replace(world.context(), decoder=lambda: Raises(PLAN)))
+        joiner = world.joiner(INTERVALS, replace(world.context(), decoder=lambda: Raises(PLAN)))
         joiner.open()
         for _ in range(3):
             joiner.step()
@@ -78,8 +80,8 @@ def test_poison_among_events_changes_no_sample(tmp_path: Path, seed: int) -> Non
 
 def test_stream_of_only_refused_events_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path, PLAN, partitions=1)
-    pace = Pace(flush_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)
-    joiner = world.joiner(pace, replace(world.context(), decoder=lambda: Raises(PLAN)))
+    intervals = Intervals(flush_interval_ms=0, commit_interval_ms=0, status_interval_ms=0)
+    joiner = world.joiner(intervals, replace(world.context(), decoder=lambda: Raises(PLAN)))
     joiner.open()
 
     def trouble(*events: bytes | Served) -> str | None:

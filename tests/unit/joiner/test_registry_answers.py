@@ -11,7 +11,7 @@ import pytest
 from freshet.adapters import open_eventlog
 from freshet.config.spec.parse import load_spec
 from freshet.features import read_blocks
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.joiner.start import make
 from freshet.log import EventLog
 from freshet.log import schema_registry as module
@@ -23,7 +23,7 @@ from tests.servers.odd_registry import SPEC as VIEWS
 
 SPEC = VIEWS.replace("[events]", "partitions = 2\n[events]", 1)
 GOOD = json_answer({"schema": json.dumps(SCHEMA)})
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
+INTERVALS = Intervals(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
 NOW_MS = 10_000
 
 
@@ -46,7 +46,10 @@ def world(folder: Path, url: str) -> tuple[EventLog, JoinerService]:
     for topic in ("v", "d"):
         log.create_topic(topic, partitions=2)
     return log, make(
-        load_spec(folder / "freshet.toml"), log, external_schemas=RestRegistry(Access(url)), pace=PACE
+        load_spec(folder / "freshet.toml"),
+        log,
+        external_schemas=RestRegistry(Access(url)),
+        intervals=INTERVALS,
     )
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from freshet.errors import Unavailable
-from freshet.joiner.service import Pace
+from freshet.joiner.service import Intervals
 from freshet.types import Records
 from tests.fixtures.join_events import Action, JsonDecoder, Served, label, plan_of
 from tests.fixtures.joiner import World
 
 PLAN = plan_of(label("click", 300))
-PACE = Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
+INTERVALS = Intervals(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=10**9, retry_ms=0)
 REQUESTS = 40
 
 
@@ -41,7 +41,7 @@ def test_events_wait_for_their_schema_while_others_are_joined(tmp_path: Path) ->
     world.send([Served(name, ("x",), 1_000 + i * 100) for i, name in enumerate(names)])
     last = f"{names[-1]}/x"  # advances the clocks of the other partitions
     world.send([Action(last, 100_000, "watch", "1"), Served(names[-1], ("x",), 100_000)])
-    joiner = world.joiner(PACE, replace(world.context(), decoder=lambda: Away(PLAN)))
+    joiner = world.joiner(INTERVALS, replace(world.context(), decoder=lambda: Away(PLAN)))
     Away.away = True
     joiner.open()
     for _ in range(5):

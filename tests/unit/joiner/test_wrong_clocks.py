@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from freshet.clock import SteadyClock
 from freshet.joiner.commit import Ledger
-from freshet.joiner.service import JoinerService, Pace
+from freshet.joiner.service import Intervals, JoinerService
 from freshet.types import Append, BytesColumn
 from tests.fixtures.join_events import Action, Event, Served, label, plan_of
 from tests.fixtures.joiner import World
@@ -71,7 +71,9 @@ class System:
 
     def begun(self) -> JoinerService:
         joiner = self.world.joiner(
-            Pace(flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9)
+            Intervals(
+                flush_interval_ms=0, commit_interval_ms=0, end_check_interval_ms=0, pin_interval_ms=10**9
+            )
         )
         joiner.open()
         return joiner
@@ -83,7 +85,7 @@ class System:
     def append(self, event: Event) -> None:
         topic = "served" if isinstance(event, Served) else "actions"
         now = self.clocks["log"].now_ms() if self.brokers else self.steady["log"].now_ms()
-        self.world._writer.append(
+        self.world.writer.append(
             [Append(topic, 0, BytesColumn.of([event.record()]), times_ms=np.array([now], np.int64))]
         )
 
@@ -249,7 +251,7 @@ def test_record_dated_ahead_does_not_move_the_watermark(
     system.joiner.clocks.log_counts = append_time
     system.run(8)
     wrong = Served("wrong", ("a",), system.clocks["client"].now_ms() + ahead_s * 1_000)
-    system.world._writer.append(
+    system.world.writer.append(
         [Append("served", 0, BytesColumn.of([wrong.record()]), times_ms=np.array([wrong.time], np.int64))]
     )
     system.run(10)

@@ -48,7 +48,7 @@ def test_gradients_are_those_of_autograd_but_for_rounding(kernels: str, name: st
     assert distance(result.predictions, want["predictions"]) < 1e-4
     for found, wanted in zip(result.gradients, want["gradients"], strict=True):
         assert distance(found, wanted) < 0.01
-    summed = model._weights("g", lane.native.gradients())
+    summed = model.named_weights("g", lane.native.gradients())
     for weight, wanted in want["weights"].items():
         assert distance(summed[f"g/{weight}"].reshape(wanted.shape), wanted.numpy()) < 0.01
 

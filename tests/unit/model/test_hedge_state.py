@@ -41,7 +41,7 @@ def labelled(inputs: ModelInputs, **labels: object) -> ModelInputs:
     return replace(inputs, labels=replace(inputs.labels, **labels))  # type: ignore[type-var]
 
 
-def test_a_restored_model_trains_on_exactly_as_if_it_had_never_stopped() -> None:
+def test_restored_model_trains_on_to_the_bit() -> None:
     straight, stopped = trained(steps=5), trained(steps=5)
     resumed = build_model(SPEC, training=True)
     resumed.load_state(stopped.state())
@@ -56,7 +56,7 @@ def test_a_restored_model_trains_on_exactly_as_if_it_had_never_stopped() -> None
     assert resumed.step_count == 8
 
 
-def test_serving_needs_no_optimiser_state_and_scores_as_the_trainer_does() -> None:
+def test_serving_without_optimiser_state_scores_as_the_trainer() -> None:
     model = trained()
     state = {n: a for n, a in model.state().items() if n.startswith(SERVING_PREFIXES)}
     served = build_model(SPEC, training=False)
@@ -67,7 +67,7 @@ def test_serving_needs_no_optimiser_state_and_scores_as_the_trainer_does() -> No
     np.testing.assert_array_equal(served.score(replace(batch, labels=None)), model.score(batch))
 
 
-def test_the_progressive_prediction_is_what_would_have_been_served() -> None:
+def test_progressive_prediction_equals_the_served_one() -> None:
     model = trained()
     batch = make_batch(SPEC, 70, np.random.default_rng(4))
     served = model.score(batch)
@@ -141,7 +141,7 @@ def test_ranks_that_add_up_each_others_sums_take_the_same_step() -> None:
     same(ranks[0].state(), ranks[1].state())
 
 
-def test_dense_weight_zero_keeps_row_gradients_and_leaves_the_dense_state_alone() -> None:
+def test_dense_weight_zero_changes_row_gradients_only() -> None:
     model = trained()
     before = model.state()
     lane = model.lane()
@@ -192,7 +192,7 @@ def test_a_first_batch_of_one_kind_starts_at_finite_odds(value: float) -> None:
     assert model.finite()
 
 
-def test_numbers_that_are_all_equal_wait_with_teaching_until_they_differ() -> None:
+def test_equal_numbers_have_no_gradient_until_they_differ() -> None:
     spec = make_spec(losses=("mse",))
     model = build_model(spec, training=True)
     lane = model.lane()
@@ -280,7 +280,7 @@ def break_group(inputs: ModelInputs, **changes: object) -> ModelInputs:
     return replace(inputs, groups=[first, *inputs.groups[1:]])
 
 
-def test_inputs_that_leave_their_arrays_are_refused_with_the_reason() -> None:
+def test_inputs_outside_of_their_arrays_are_refused() -> None:
     model, batch = trained(), make_batch(SPEC, 10, np.random.default_rng(0))
     group: GroupInputs = batch.groups[0]
     far = group.positions.copy()
@@ -359,9 +359,7 @@ def shared(spec: Spec, sizes: list[int], seed: int) -> ModelInputs:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("sizes", [[70], [1], [3, 300, 0, 40]])
-def test_what_samples_of_a_request_share_may_be_given_once_and_changes_no_bit(
-    sizes: list[int], precision: str
-) -> None:
+def test_shared_features_of_a_request_change_no_bit(sizes: list[int], precision: str) -> None:
     spec = make_spec(
         ids=4, dims=(16, 8), dense=[(True, True)], lists=("mean", "sum", "mean"),
         losses=("logloss", "huber"), deep=(20, 12),

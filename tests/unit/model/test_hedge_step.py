@@ -124,12 +124,12 @@ def agree(
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients_of_rows_and_dense_state_equal_those_of_autograd(name: str) -> None:
+def test_row_and_dense_gradients_equal_those_of_autograd(name: str) -> None:
     agree(make_spec(**SPECS[name]), steps=4)
 
 
 @pytest.mark.parametrize("name", ["the default", "several labels", "several groups"])
-def test_fifty_steps_of_training_follow_the_trajectory_of_autograd(name: str) -> None:
+def test_fifty_steps_follow_the_trajectory_of_autograd(name: str) -> None:
     agree(make_spec(**SPECS[name]), steps=50, size=24, together=False, tolerance=5e-3)
 
 
@@ -143,5 +143,5 @@ def test_batches_of_any_size_pass_in_chunks(size: int) -> None:
 
 
 @pytest.mark.parametrize("kernels", _native.kernel_names())
-def test_every_instruction_set_of_this_processor_computes_the_same_step(kernels: str) -> None:
+def test_every_instruction_set_computes_the_same_step(kernels: str) -> None:
     agree(make_spec(**SPECS["several groups"]), steps=3, kernels=kernels)

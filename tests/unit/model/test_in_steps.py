@@ -10,7 +10,7 @@ import pytest
 from freshet.model import StepsRows
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs
-from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values
+from freshet.rpc.frames import RowCodec, pack_values, unpack_values
 from freshet.types import F32, Bool, OffsetRange
 from tests.unit.model.loops import MODELS, World, batches_of, looked_up
 

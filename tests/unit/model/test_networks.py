@@ -91,7 +91,7 @@ def test_gradients_and_steps_equal_autograd_of_the_whole_model(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_network_trains_on_exactly_and_serves_the_same_scores(kind: str) -> None:
+def test_restored_network_trains_and_serves_to_the_bit(kind: str) -> None:
     spec = spec_of(kind)
     rng = np.random.default_rng(0)
     model = shaken(spec)
@@ -116,7 +116,7 @@ def test_a_restored_network_trains_on_exactly_and_serves_the_same_scores(kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_initial_weights_follow_the_seed_and_leave_torchs_generator_alone(kind: str) -> None:
+def test_initial_weights_follow_the_seed_alone(kind: str) -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)

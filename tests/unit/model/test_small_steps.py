@@ -71,7 +71,7 @@ def changes(spec: Spec, scale: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_of_few_rows_with_small_gradients_does_not_depend_on_the_batch(kind: str) -> None:
+def test_small_step_does_not_depend_on_the_batch_size(kind: str) -> None:
     small, large = (changes(spec_of(kind, batch_rows), 1e-6) for batch_rows in (16, 65_536))
 
     assert any(np.abs(array).max() > 0 for array in small.values())

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from freshet.http.metrics import REQUEST_SECONDS
+from freshet.http.app import REQUEST_SECONDS
 from freshet.observability.grpc_metrics import (
     ANSWER_SECONDS as SECONDS,
 )
 from freshet.observability.grpc_metrics import (
-    GRPC_DOOR_METRICS,
     GRPC_METRICS,
+    PUBLIC_GRPC_METRICS,
     REFUSALS,
     ListenerCounts,
-    door_counts,
-    grpc_door_readings,
     grpc_readings,
+    public_counts,
+    public_readings,
 )
 
 
@@ -34,20 +34,20 @@ def test_answers_are_of_listeners_for_clients_from_outside_alone() -> None:
     counts = ListenerCounts()
     counts.answers["Put", "UNAVAILABLE", "passed"] += 3
 
-    assert grpc_door_readings(counts)["freshet_grpc_answers"] == {("Put", "UNAVAILABLE", "passed"): 3.0}
-    assert set(grpc_door_readings(counts)) == {
-        metric.name for metric in GRPC_DOOR_METRICS if metric != SECONDS
+    assert public_readings(counts)["freshet_grpc_answers"] == {("Put", "UNAVAILABLE", "passed"): 3.0}
+    assert set(public_readings(counts)) == {
+        metric.name for metric in PUBLIC_GRPC_METRICS if metric != SECONDS
     }
     assert set(grpc_readings(counts)) == {metric.name for metric in GRPC_METRICS}
 
 
 def test_the_first_quiet_stream_of_a_door_is_an_increase() -> None:
-    assert grpc_door_readings(ListenerCounts())["freshet_grpc_refused"] == {("quiet",): 0.0}
+    assert public_readings(ListenerCounts())["freshet_grpc_refused"] == {("quiet",): 0.0}
 
 
 def test_answers_are_timed_by_method_and_what_the_door_refused_is_not() -> None:
     registry = CollectorRegistry()
-    counts = door_counts(registry)
+    counts = public_counts(registry)
 
     def timed(method: str, end: str = "count", **labels: str) -> float | None:
         return registry.get_sample_value(f"{SECONDS.name}_{end}", {"method": method, **labels})

@@ -13,8 +13,8 @@ from freshet.paramserver.server import serve_rows
 from freshet.rows.grpc.client import Link
 from freshet.rows.grpc.frames import Described, lookup_frame, rows_into
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import GrpcServer
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import RowCodec
+from freshet.rpc.server import FrameServer
 from freshet.types import Bucket
 
 TRANSPORT = Transport(max_message_bytes=1 << 16)
@@ -48,7 +48,7 @@ def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> No
     floats = WIDTH + STATES * states
     most = 1000  # rows of the largest answer
     rows = Rows()
-    server = GrpcServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
+    server = FrameServer("127.0.0.1:0", TRANSPORT, work_bytes=4 * floats * most)
     serve_rows(server, rows, Described("s", "m", "h", 1, 1, (WIDTH,), (STATES,)))
     server.start()
     link = Link(f"127.0.0.1:{server.port}", TRANSPORT, "Rows", (), in_flight_bytes=1 << 20)

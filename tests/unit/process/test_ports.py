@@ -12,14 +12,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from freshet.errors import ConfigError
-from freshet.http.addresses import Address, reached_by
+from freshet.http.addresses import Address, reachable_host
 from freshet.http.admin import Admin
 from freshet.http.app import App
+from freshet.http.messages import BodyLimits
 from freshet.http.server import bind
 from freshet.http.service_client import why_unready
 from freshet.process.ports import free_ports, owner_of_port
 from freshet.rpc.channel import Transport
-from freshet.rpc.server import GrpcServer
+from freshet.rpc.server import FrameServer
 from tests.fixtures.serving import answering
 
 
@@ -87,14 +88,14 @@ def test_privileged_port_has_its_own_error(
 @pytest.mark.parametrize("host", ["::1", "127.0.0.2", "localhost"])
 def test_every_listener_binds_every_local_address(host: str) -> None:
     server = Admin(host, 0, registry=CollectorRegistry(), ready=lambda: None, status=dict)
-    grpc = GrpcServer(str(Address(host, 0)), Transport())
-    app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=5)
+    grpc = FrameServer(str(Address(host, 0)), Transport())
+    app = App(CollectorRegistry(), BodyLimits(1_000, 5))
     with answering(app, bind(host, 0)) as answers:
         try:
             grpc.start()
             for port in (answers.port, server.port, grpc.port):
-                socket.create_connection((reached_by(host), port), timeout=5).close()
-            assert why_unready(server.port, host=reached_by(host), timeout_s=20) == ""
+                socket.create_connection((reachable_host(host), port), timeout=5).close()
+            assert why_unready(server.port, host=reachable_host(host), timeout_s=20) == ""
         finally:
             grpc.stop(0.0)
             server.close()

@@ -17,11 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from freshet.config.settings import Settings, load_settings
 from freshet.errors import ConfigError
-from freshet.http.app import App
+from freshet.http.app import App, Reply
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import ClientGoneError, Response, error_response
-from freshet.http.routes import Reply
+from freshet.http.messages import BodyLimits, ClientGoneError, Request, Response, error_response
 from freshet.observability.logging import configure_logging
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
@@ -278,7 +276,7 @@ def test_failed_request_is_in_trace_and_log_of_client(
         raise KeyError("a bug")
 
     async def ask() -> None:
-        app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
+        app = App(CollectorRegistry(), BodyLimits(1_000, 1), role="gateway")
         app.route_hot(Endpoint("POST", "/v1/events", "Fails.", ()), fails)
         sent.extend(await answered(app, "/v1/events", {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}))
 
@@ -304,7 +302,7 @@ def test_span_of_a_request_ends_with_its_reply(caplog: pytest.LogCaptureFixture)
         raise KeyError("a bug behind the reply")
 
     async def ask() -> None:
-        app = App(CollectorRegistry(), max_body_bytes=1_000, body_timeout_s=1, role="gateway")
+        app = App(CollectorRegistry(), BodyLimits(1_000, 1), role="gateway")
         app.route_hot(Endpoint("POST", "/v1/events", "Fails late.", ()), fails_late)
         sent.extend(await answered(app, "/v1/events", {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}))
 
@@ -333,7 +331,7 @@ def test_disconnected_client_is_counted_as_gone() -> None:
         look()
 
     async def ask() -> None:
-        app = App(registry, max_body_bytes=1_000, body_timeout_s=1, role="inference")
+        app = App(registry, BodyLimits(1_000, 1), role="inference")
         app.route_hot(Endpoint("POST", "/v1/rank", "Waits.", ()), gives_up)
         headers = {b"traceparent": f"00-{5:032x}-{6:016x}-01".encode()}
         sent.extend(await answered(app, "/v1/rank", headers, gone=True))

@@ -1,4 +1,4 @@
-"""A gRPC door on a loop and thread of its own, for tests that are its clients."""
+"""A public gRPC server on a loop and thread of its own, for tests that are its clients."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from typing import Any
 
 from freshet.observability.grpc_metrics import ListenerCounts
 from freshet.rpc.channel import Transport
-from freshet.rpc.public_listener import GrpcDoor
+from freshet.rpc.public_server import PublicServer
 
 DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """A door that is open."""
+class Served:
+    """A server that listens."""
 
     port: int
     counts: ListenerCounts
 
 
 @contextmanager
-def door_with(
-    add: Callable[[GrpcDoor], None], transport: Transport | None = None, **limits: Any
-) -> Iterator[Open]:
-    """A door with the methods that `add` adds, until it is left."""
+def serving(
+    add: Callable[[PublicServer], None], transport: Transport | None = None, **limits: Any
+) -> Iterator[Served]:
+    """Serve the methods that `add` adds until the block ends."""
     opened, stop = threading.Event(), threading.Event()
-    made: list[Open] = []
+    made: list[Served] = []
 
     async def serve() -> None:
         counts = ListenerCounts()
-        door = GrpcDoor("127.0.0.1:0", transport or Transport(max_message_bytes=1 << 20), counts, **limits)
-        add(door)
-        await door.start()
-        made.append(Open(door.port, counts))
+        server = PublicServer(
+            "127.0.0.1:0", transport or Transport(max_message_bytes=1 << 20), counts, **limits
+        )
+        add(server)
+        await server.start()
+        made.append(Served(server.port, counts))
         opened.set()
-        await door.serve(stop, 0.1)
+        await server.serve(stop, 0.1)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="door")
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="server")
     thread.start()
     assert opened.wait(DEADLINE_S)
     try:

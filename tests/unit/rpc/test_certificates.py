@@ -17,7 +17,7 @@ from freshet.errors import Unavailable
 from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import Frame, Kind, Part, encode_frame
-from freshet.rpc.server import GrpcServer
+from freshet.rpc.server import FrameServer
 
 LIMIT = 1 << 20
 DEADLINE_S = 20.0
@@ -30,7 +30,7 @@ def certified(
     believed: trustme.CA | None = None,
     not_after: datetime | None = None,
 ) -> Transport:
-    """Of a service with a certificate of `authority`, which believes those of `believed`."""
+    """Return the transport of a service with a certificate of `authority`, which trusts `believed`."""
     leaf = authority.issue_cert(*(hosts or ("127.0.0.1",)), not_after=not_after)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
@@ -49,9 +49,9 @@ def echo(frame: Frame) -> bytes:
 
 
 @contextmanager
-def listening(transport: Transport, port: int = 0) -> Iterator[GrpcServer]:
-    server = GrpcServer(f"127.0.0.1:{port}", transport)
-    server.answered("Test", "Echo", echo)
+def listening(transport: Transport, port: int = 0) -> Iterator[FrameServer]:
+    server = FrameServer(f"127.0.0.1:{port}", transport)
+    server.add_stream("Test", "Echo", echo)
     server.start()
     try:
         yield server
@@ -60,7 +60,7 @@ def listening(transport: Transport, port: int = 0) -> Iterator[GrpcServer]:
 
 
 @contextmanager
-def linked(server: GrpcServer, transport: Transport) -> Iterator[Link]:
+def linked(server: FrameServer, transport: Transport) -> Iterator[Link]:
     link = Link(f"127.0.0.1:{server.port}", transport, "Test", (), in_flight_bytes=LIMIT)
     try:
         yield link
@@ -84,7 +84,7 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("wrong", ["of another authority", "expired", "none", "no TLS"])
-def test_a_client_that_is_not_believed_is_refused_and_the_listener_goes_on(
+def test_an_untrusted_client_does_not_stop_the_listener(
     authority: trustme.CA, tmp_path: Path, wrong: str
 ) -> None:
     good = certified(authority, tmp_path / "server")
@@ -112,7 +112,7 @@ def test_a_client_that_is_not_believed_is_refused_and_the_listener_goes_on(
         ("no TLS", "WRONG_VERSION_NUMBER.*\\n.*speaks no TLS"),
     ],
 )
-def test_a_listener_that_is_not_believed_is_not_asked(
+def test_an_untrusted_listener_is_an_error(
     authority: trustme.CA, tmp_path: Path, wrong: str, told: str
 ) -> None:
     client = certified(authority, tmp_path / "client")
@@ -128,9 +128,7 @@ def test_a_listener_that_is_not_believed_is_not_asked(
         assert listener.counts.frames == {}
 
 
-def test_renewed_certificates_are_shown_and_believed_while_requests_go_on(
-    authority: trustme.CA, tmp_path: Path
-) -> None:
+def test_certificates_are_renewed_while_requests_go_on(authority: trustme.CA, tmp_path: Path) -> None:
     """The authority is another one afterwards, so who has not renewed would be refused."""
     server_files, client_files = tmp_path / "server", tmp_path / "client"
     client = certified(authority, client_files)

@@ -1,4 +1,4 @@
-"""Frames: what is written comes back, and nothing that arrives can do more than be refused."""
+"""Frames are decoded as encoded, and wrong bytes are refused."""
 
 import os
 import zlib
@@ -20,11 +20,11 @@ from freshet.rpc.frames import (
     LargeFrame,
     OtherFrame,
     Part,
+    RowCodec,
     decode_frame,
     encode_frame,
     encoded_bytes,
 )
-from freshet.rpc.value_formats import RowCodec
 
 LIMIT = 1 << 20
 FUZZED = int(os.environ.get("FRESHET_TEST_FUZZ_FRAMES", "100000"))
@@ -64,7 +64,7 @@ def resealed(data: bytearray) -> bytes:
 
 
 @given(frame=any_frame)
-def test_what_is_written_comes_back(frame):
+def test_a_frame_is_decoded_as_encoded(frame):
     data = encode_frame(frame)
     back = decode_frame(data, max_bytes=LIMIT)
 
@@ -87,7 +87,7 @@ def test_arrays_are_views_that_cannot_be_written():
 
 
 @pytest.mark.parametrize("array", [np.float32(1), np.zeros((1, 1, 1)), np.zeros((3, 0)), np.array(["a"])])
-def test_an_array_that_no_frame_can_hold_is_refused_where_it_is_written(array):
+def test_an_unsupported_array_is_refused_by_the_encoder(array):
     with pytest.raises(ValueError, match="one or two dimensions"):
         encode_frame(Frame(Kind.ROWS, sections={(Part.VALUES, 0): np.asarray(array)}))
 
@@ -172,7 +172,7 @@ def test_a_directory_that_lies_is_refused_whatever_its_checksum(change, reason, 
         (Part.VALUES, np.float32, (3, 3), r"found float32 \(3, 2\)"),
     ],
 )
-def test_a_frame_without_what_is_asked_for_says_what_it_has(part, dtype, shape, why):
+def test_a_missing_array_is_reported_with_those_present(part, dtype, shape, why):
     frame = decode_frame(a_frame(), max_bytes=LIMIT)
     with pytest.raises(BadFrame, match=why) as refused:
         frame.array(part, dtype, shape)

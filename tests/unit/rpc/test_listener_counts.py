@@ -1,4 +1,4 @@
-"""Who is not let in changes no figure of those who are, and leaves no span."""
+"""Refused requests change no figure of accepted ones, and leave no span."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.errors import Overloaded
-from freshet.http.app import App
-from freshet.http.authenticator import Guard, Limits
-from freshet.http.browser_checks import Sites
+from freshet.http.app import App, Reply
+from freshet.http.authenticator import Authenticator, RateLimits
+from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
-from freshet.http.request import Request
-from freshet.http.responses import Response
-from freshet.http.routes import Reply
+from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.tokens import TokenEntry, digest_of
 from freshet.observability.tracing import install
 from tests.fixtures.asgi import answered
@@ -37,12 +35,14 @@ def full(request: Request, reply: Reply) -> None:
     reply(Response(202, b""))
 
 
-class Door:
+class Served:
     """An app with one route."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, authenticator: Authenticator) -> None:
         self.registry = CollectorRegistry()
-        self.app = App(self.registry, max_body_bytes=100, body_timeout_s=1, guard=guard, admit=Sites().admit)
+        self.app = App(
+            self.registry, BodyLimits(100, 1), authenticator=authenticator, check=AllowedSites().check
+        )
         self.app.route_hot(Endpoint("POST", PATH, "Things.", (), scope="send"), full)
 
     def ask(self, headers: Mapping[bytes, bytes], body: bytes = b"") -> int:
@@ -51,7 +51,7 @@ class Door:
         return int(sent[0]["status"])
 
     def counted(self, door: str, status: int) -> float:
-        """Of all routes: one is not looked for where a page of another site asks."""
+        """Count over all routes, as a page of another site is refused before the route is known."""
         return sum(
             sample.value
             for metric in self.registry.collect()
@@ -81,35 +81,33 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_who_is_refused_is_counted_apart_and_neither_timed_nor_traced(
-    why: str, spans: list[Recorded]
-) -> None:
-    door = Door(Guard(more=ENTRIES))
+def test_refused_requests_count_apart_untimed_and_untraced(why: str, spans: list[Recorded]) -> None:
+    served = Served(Authenticator(more=ENTRIES))
     headers, status = REFUSED[why]
 
-    assert door.ask({**headers, b"traceparent": TRACEPARENT}) == status
+    assert served.ask({**headers, b"traceparent": TRACEPARENT}) == status
 
-    assert (door.counted("refused", status), door.counted("passed", status)) == (1, 0)
-    assert not door.timed()
+    assert (served.counted("refused", status), served.counted("passed", status)) == (1, 0)
+    assert not served.timed()
     assert spans == []
 
 
-def test_who_comes_too_often_is_told_from_a_full_queue(spans: list[Recorded]) -> None:
-    door = Door(Guard(more=ENTRIES, clock=SYSTEM_CLOCK, limits=Limits(requests_per_s=0.001)))
+def test_a_rate_limit_counts_apart_from_a_full_queue(spans: list[Recorded]) -> None:
+    served = Served(Authenticator(more=ENTRIES, clock=SYSTEM_CLOCK, limits=RateLimits(requests_per_s=0.001)))
     headers = {b"authorization": GOOD, b"traceparent": TRACEPARENT}
 
-    assert [door.ask(headers, b"full") for _ in range(2)] == [429, 429]
+    assert [served.ask(headers, b"full") for _ in range(2)] == [429, 429]
 
-    assert (door.counted("passed", 429), door.counted("refused", 429)) == (1, 1)
-    assert door.timed() == 1
+    assert (served.counted("passed", 429), served.counted("refused", 429)) == (1, 1)
+    assert served.timed() == 1
     assert len(spans) == 1
 
 
-def test_a_door_that_fails_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard(more=ENTRIES)
-    monkeypatch.setattr(guard, "admit", lambda *_: 1 / 0)
-    door = Door(guard)
+def test_a_failing_authenticator_counts_as_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    authenticator = Authenticator(more=ENTRIES)
+    monkeypatch.setattr(authenticator, "authenticate", lambda *_: 1 / 0)
+    served = Served(authenticator)
 
-    assert door.ask({}) == 500
+    assert served.ask({}) == 500
 
-    assert (door.counted("passed", 500), door.counted("refused", 500)) == (1, 0)
+    assert (served.counted("passed", 500), served.counted("refused", 500)) == (1, 0)

@@ -1,4 +1,4 @@
-"""Bytes that calls hold together: who reads takes the largest, and who is quiet goes when others wait."""
+"""Reads reserve the size of the largest message, and idle streams end when others wait."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from freshet.rpc.memory_budget import OLDEST_EVERY, Place, Room, Turn
+from freshet.rpc.memory_budget import OLDEST_EVERY, MemoryBudget, Priority, Reservation
 
-LARGEST, QUIET_S = 100, 0.05
+LARGEST, IDLE_S = 100, 0.05
 DEADLINE_S = 20.0
 
 
@@ -55,121 +55,123 @@ def at_once(scene: Callable[[], Awaitable[None]]) -> None:
         runner.run(bounded())
 
 
-def granted(*places: Place) -> list[bool]:
+def granted(*places: Reservation) -> list[bool]:
     return [place.granted.done() for place in places]
 
 
-def test_as_many_read_as_largest_messages_fit_and_others_wait_in_turn() -> None:
+def test_as_many_reads_as_largest_messages_fit() -> None:
     async def scene() -> None:
-        room = Room(250, LARGEST, QUIET_S)
-        a, b, c, d = (room.place() for _ in range(4))
-        assert (granted(a, b, c, d), room.held) == ([True, True, False, False], 200)
+        budget = MemoryBudget(250, LARGEST, IDLE_S)
+        a, b, c, d = (budget.reserve() for _ in range(4))
+        assert (granted(a, b, c, d), budget.reserved) == ([True, True, False, False], 200)
 
-        a.came(60)
-        assert (granted(c, d), room.held) == ([False, False], 160)
-        b.came(20)
-        assert (granted(c, d), room.held) == ([True, False], 180)
-        c.leave()
-        assert (granted(d), room.held) == ([True], 180)
+        a.shrink(60)
+        assert (granted(c, d), budget.reserved) == ([False, False], 160)
+        b.shrink(20)
+        assert (granted(c, d), budget.reserved) == ([True, False], 180)
+        c.release()
+        assert (granted(d), budget.reserved) == ([True], 180)
         for place in (a, b, d):
-            place.leave()
-            place.leave()
-        assert room.held == 0
+            place.release()
+            place.release()
+        assert budget.reserved == 0
 
     on_loop(scene)
 
 
-def test_one_message_is_taken_however_little_room_there_is() -> None:
+def test_one_message_always_fits() -> None:
     async def scene() -> None:
-        room = Room(1, LARGEST, QUIET_S)
-        a, b = room.place(), room.place()
+        budget = MemoryBudget(1, LARGEST, IDLE_S)
+        a, b = budget.reserve(), budget.reserve()
         assert granted(a, b) == [True, False]
 
     on_loop(scene)
 
 
-def test_who_waits_no_more_is_passed_over() -> None:
+def test_a_cancelled_reservation_is_skipped() -> None:
     async def scene() -> None:
-        room = Room(LARGEST, LARGEST, QUIET_S)
-        a, b, c, d = (room.place() for _ in range(4))
-        b.leave()
+        budget = MemoryBudget(LARGEST, LARGEST, IDLE_S)
+        a, b, c, d = (budget.reserve() for _ in range(4))
+        b.release()
         c.granted.cancel()  # as where the wait for it is cancelled
-        a.leave()
-        assert (granted(d), room.held) == ([True], LARGEST)
+        a.release()
+        assert (granted(d), budget.reserved) == ([True], LARGEST)
 
     on_loop(scene)
 
 
-def test_quiet_streams_end_the_longest_first_and_only_as_many_as_others_wait() -> None:
+def test_one_idle_stream_ends_for_each_waiter_the_longest_first() -> None:
     async def scene() -> None:
-        room = Room(3 * LARGEST, LARGEST, QUIET_S)
+        budget = MemoryBudget(3 * LARGEST, LARGEST, IDLE_S)
         ended: list[int] = []
         any_ended = asyncio.Event()
-        streams: list[Place] = []
+        streams: list[Reservation] = []
 
         def end(n: int) -> None:
             ended.append(n)
             any_ended.set()
-            streams[n].leave()
+            streams[n].release()
 
-        streams += [room.place(quiet=partial(end, n)) for n in range(3)]
-        streams[0].came(LARGEST)  # reads no more
+        streams += [budget.reserve(on_idle=partial(end, n)) for n in range(3)]
+        streams[0].shrink(LARGEST)  # reads no more
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2 * QUIET_S):
+            async with asyncio.timeout(2 * IDLE_S):
                 await any_ended.wait()
 
-        await room.place().granted
+        await budget.reserve().granted
         assert ended == [1]
-        streams[2].came(1)
-        assert room.held == 2 * LARGEST + 1
+        streams[2].shrink(1)
+        assert budget.reserved == 2 * LARGEST + 1
 
     on_loop(scene)
 
 
-def test_a_stream_is_left_alone_for_a_while_though_others_wait() -> None:
+def test_an_idle_stream_stays_for_a_while_though_others_wait() -> None:
     async def scene() -> None:
-        room = Room(LARGEST, LARGEST, QUIET_S)
+        budget = MemoryBudget(LARGEST, LARGEST, IDLE_S)
         began = asyncio.get_running_loop().time()
         ended = asyncio.Event()
-        room.place(quiet=ended.set)
-        room.place()
+        budget.reserve(on_idle=ended.set)
+        budget.reserve()
         await ended.wait()
-        assert asyncio.get_running_loop().time() - began >= QUIET_S / 2  # one of two
+        assert asyncio.get_running_loop().time() - began >= IDLE_S / 2  # one of two
 
     on_loop(scene)
 
 
-async def idle(room: Room) -> None:
+async def idle(budget: MemoryBudget) -> None:
     """A producer that sends nothing, and opens its stream again whenever it is ended."""
     while True:
         ended = asyncio.Event()
-        place = room.place(ended.set, Turn.OPENED)
+        place = budget.reserve(ended.set, Priority.OPENED)
         try:
             await place.granted
             await ended.wait()
         finally:
-            place.leave()
+            place.release()
 
 
-async def waited(room: Room, turn: Turn) -> float:
-    """How long somebody waits whose message is there."""
+async def waited(budget: MemoryBudget, priority: Priority) -> float:
+    """Return how long a call waits whose message has arrived."""
     began = asyncio.get_running_loop().time()
-    place = room.place(None if turn is Turn.CALL else lambda: None, turn)
+    place = budget.reserve(None if priority is Priority.CALL else lambda: None, priority)
     await place.granted
-    place.came(1)
-    place.leave()
+    place.shrink(1)
+    place.release()
     return asyncio.get_running_loop().time() - began
 
 
-@pytest.mark.parametrize(("turn", "within_s"), [(Turn.CALL, 2), (Turn.SENDING, 2), (Turn.OPENED, 10)])
-def test_two_hundred_idle_streams_hold_up_nobody_for_long(turn: Turn, within_s: float) -> None:
+@pytest.mark.parametrize(
+    ("priority", "within_s"), [(Priority.CALL, 2), (Priority.SENDING, 2), (Priority.OPENED, 10)]
+)
+def test_two_hundred_idle_streams_delay_others_briefly(priority: Priority, within_s: float) -> None:
     async def scene() -> None:
-        room = Room(31 * LARGEST, LARGEST, 10.0)
+        budget = MemoryBudget(31 * LARGEST, LARGEST, 10.0)
         async with asyncio.TaskGroup() as tasks:
-            idling = [tasks.create_task(idle(room)) for _ in range(200)]
+            idling = [tasks.create_task(idle(budget)) for _ in range(200)]
             await asyncio.sleep(100)  # they have been ended and opened again by now
             for _ in range(20):
-                asked = [waited(room, turn) for _ in range(5)]
+                asked = [waited(budget, priority) for _ in range(5)]
                 assert max(await asyncio.gather(*asked)) < within_s
                 await asyncio.sleep(0.7)
             for one in idling:
@@ -178,14 +180,14 @@ def test_two_hundred_idle_streams_hold_up_nobody_for_long(turn: Turn, within_s: 
     at_once(scene)
 
 
-def test_calls_that_go_on_coming_leave_some_room_to_streams() -> None:
+def test_steady_calls_leave_some_grants_to_streams() -> None:
     async def scene() -> None:
-        room = Room(LARGEST, LARGEST, 10.0)
-        calls = [room.place()]
-        streams = [room.place(lambda: None, turn) for turn in (Turn.OPENED, Turn.SENDING)]
+        budget = MemoryBudget(LARGEST, LARGEST, 10.0)
+        calls = [budget.reserve()]
+        streams = [budget.reserve(lambda: None, priority) for priority in (Priority.OPENED, Priority.SENDING)]
         for _ in range(OLDEST_EVERY):
-            calls.append(room.place())
-            calls.pop(0).leave()
+            calls.append(budget.reserve())
+            calls.pop(0).release()
         assert granted(*streams, calls[-1]) == [True, False, False]
 
     at_once(scene)
@@ -193,9 +195,9 @@ def test_calls_that_go_on_coming_leave_some_room_to_streams() -> None:
 
 def test_a_message_on_its_way_has_some_time_however_many_wait() -> None:
     async def scene() -> None:
-        room = Room(LARGEST, LARGEST, 10.0)
+        budget = MemoryBudget(LARGEST, LARGEST, 10.0)
         for _ in range(1000):
-            room.place()
-        assert room.quiet_limit_s() == 1.0
+            budget.reserve()
+        assert budget.idle_limit_s() == 1.0
 
     at_once(scene)

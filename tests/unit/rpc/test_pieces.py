@@ -1,4 +1,4 @@
-"""Messages in pieces: each fits, together they are the message, and nothing else is taken for one."""
+"""Messages in pieces: each fits the limit, together they are the message, and others are refused."""
 
 import random
 from collections.abc import Sequence
@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, TooLarge
 from freshet.rows.grpc.frames import rows_frame
-from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, Part, decode_frame, encode_frame
-from freshet.rpc.pieces import MOST_PIECES, SMALLEST_LIMIT, Whole, check_whole, pieces_of
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, Part, RowCodec, decode_frame, encode_frame
+from freshet.rpc.pieces import (
+    MAX_PIECES,
+    MIN_LIMIT_BYTES,
+    MessageAssembler,
+    check_message_size,
+    split_message,
+)
 from freshet.tables import KnownPushes
 
 LIMIT = 1 << 20
@@ -30,35 +35,35 @@ def frames_of(pieces: Sequence[bytes]) -> list[Frame]:
     return [decode_frame(piece, max_bytes=LIMIT) for piece in pieces]
 
 
-def put_together(whole: Whole, frames: Sequence[Frame]) -> list[Frame]:
-    return [made for frame in frames if (made := whole.take(frame)) is not None]
+def put_together(whole: MessageAssembler, frames: Sequence[Frame]) -> list[Frame]:
+    return [made for frame in frames if (made := whole.add_frame(frame)) is not None]
 
 
 @given(rows=st.integers(0, 60), floats=st.sampled_from([0, 1, 6]), beside=st.integers(-80, 80))
-def test_a_message_near_the_limit_fits_in_pieces_that_are_the_message(rows, floats, beside):
+def test_pieces_of_a_message_assemble_to_the_message(rows, floats, beside):
     data = a_message(rows, floats=floats)
-    limit = max(SMALLEST_LIMIT, len(data) + beside)
-    pieces = list(pieces_of(data, limit))
+    limit = max(MIN_LIMIT_BYTES, len(data) + beside)
+    pieces = list(split_message(data, limit))
 
     assert max(map(len, pieces)) <= limit
     assert (len(pieces) == 1) == (len(data) <= limit)
-    (made,) = put_together(Whole(len(data)), frames_of(pieces))
+    (made,) = put_together(MessageAssembler(len(data)), frames_of(pieces))
     assert (made.kind, made.id) == (Kind.ROWS, 7)
     assert encode_frame(made) == data
 
 
-@given(rows=st.integers(20, 200), limit=st.integers(SMALLEST_LIMIT, 2000))
+@given(rows=st.integers(20, 200), limit=st.integers(MIN_LIMIT_BYTES, 2000))
 def test_messages_follow_each_other_in_pieces_of_any_length(rows, limit):
     sent = [a_message(rows, frame_id=1), a_message(0, frame_id=2), a_message(rows + 1, frame_id=3)]
-    pieces = [piece for data in sent for piece in pieces_of(data, limit)]
+    pieces = [piece for data in sent for piece in split_message(data, limit)]
     assert max(map(len, pieces)) <= limit
-    made = put_together(Whole(LIMIT), frames_of(pieces))
+    made = put_together(MessageAssembler(LIMIT), frames_of(pieces))
     assert [encode_frame(one) for one in made] == sent
 
 
-def test_pieces_in_another_order_doubled_lost_or_mixed_are_refused():
-    mine = frames_of(list(pieces_of(a_message(50), 400)))
-    other = frames_of(list(pieces_of(a_message(50, frame_id=8), 400)))
+def test_reordered_repeated_or_lost_pieces_are_refused():
+    mine = frames_of(list(split_message(a_message(50), 400)))
+    other = frames_of(list(split_message(a_message(50, frame_id=8), 400)))
     plain = decode_frame(a_message(1), max_bytes=LIMIT)
     assert len(mine) > 3
     for wrong in (
@@ -71,54 +76,54 @@ def test_pieces_in_another_order_doubled_lost_or_mixed_are_refused():
         [replace(mine[0], sections={**mine[0].sections, (Part.BYTES, 0): np.ones(0, "u1")})],
     ):
         with pytest.raises(BadFrame):
-            put_together(Whole(LIMIT), wrong)
+            put_together(MessageAssembler(LIMIT), wrong)
 
 
-def test_what_pieces_hold_is_checked_as_any_message_and_is_no_piece_again():
+def test_an_assembled_message_is_checked_and_is_not_a_piece():
     inner = encode_frame(Frame(Kind.PIECE, 7, sections={(Part.BYTES, 0): np.ones(500, np.uint8)}))
     with pytest.raises(BadFrame, match="hold kind"):
-        put_together(Whole(LIMIT), frames_of(list(pieces_of(inner, 400))))
+        put_together(MessageAssembler(LIMIT), frames_of(list(split_message(inner, 400))))
     damaged = bytearray(a_message(50))
     damaged[-20] ^= 1
     with pytest.raises(BadFrame, match="checksum"):
-        put_together(Whole(LIMIT), frames_of(list(pieces_of(bytes(damaged), 400))))
+        put_together(MessageAssembler(LIMIT), frames_of(list(split_message(bytes(damaged), 400))))
 
 
-def test_a_message_beyond_what_is_put_together_is_refused_at_its_first_piece():
+def test_a_too_long_message_is_refused_at_its_first_piece():
     data = a_message(50)
-    first = frames_of(list(pieces_of(data, 400)))[0]
+    first = frames_of(list(split_message(data, 400)))[0]
     with pytest.raises(LargeFrame, match=f"at most {len(data) - 1} bytes in pieces, found {len(data)}"):
-        Whole(len(data) - 1).take(first)
+        MessageAssembler(len(data) - 1).add_frame(first)
 
 
-def test_a_message_beyond_all_pieces_is_not_sent_and_told_what_to_raise():
-    data = bytes(MOST_PIECES * 400 + 1)
-    check_whole(len(data) - 1, 400)
+def test_a_message_beyond_all_pieces_names_the_setting():
+    data = bytes(MAX_PIECES * 400 + 1)
+    check_message_size(len(data) - 1, 400)
     with pytest.raises(TooLarge, match=r"FRESHET_GRPC_MAX_MESSAGE_BYTES \(400\) to 401"):
-        check_whole(len(data), 400)
+        check_message_size(len(data), 400)
 
 
-def test_what_is_dropped_is_awaited_and_not_kept():
-    whole, frames = Whole(LIMIT), frames_of(list(pieces_of(a_message(50), 400)))
-    assert whole.take(frames[0]) is None
-    whole.drop()
+def test_pieces_of_a_discarded_message_are_not_kept():
+    whole, frames = MessageAssembler(LIMIT), frames_of(list(split_message(a_message(50), 400)))
+    assert whole.add_frame(frames[0]) is None
+    whole.discard()
     (last,) = put_together(whole, frames[1:])
-    assert (last.kind, last.id, whole.begun) == (Kind.PIECE, 7, False)
+    assert (last.kind, last.id, whole.incomplete) == (Kind.PIECE, 7, False)
     (made,) = put_together(whole, frames)
     assert made.kind == Kind.ROWS
 
 
-def test_a_limit_without_room_for_bytes_is_refused():
-    with pytest.raises(ValueError, match=f"at least {SMALLEST_LIMIT} bytes"):
-        list(pieces_of(a_message(50), SMALLEST_LIMIT - 1))
+def test_a_limit_below_a_header_is_refused():
+    with pytest.raises(ValueError, match=f"at least {MIN_LIMIT_BYTES} bytes"):
+        list(split_message(a_message(50), MIN_LIMIT_BYTES - 1))
 
 
 def test_pieces_that_mean_ill_can_do_no_more_than_be_refused():
     chance = random.Random(5)
-    good = [frames_of(list(pieces_of(a_message(n, frame_id=n), 400))) for n in (20, 50)]
+    good = [frames_of(list(split_message(a_message(n, frame_id=n), 400))) for n in (20, 50)]
     refused = made = 0
     for _ in range(3000):
-        whole = Whole(LIMIT)
+        whole = MessageAssembler(LIMIT)
         frames = list(chance.choice(good))
         at = chance.randrange(len(frames))
         numbers = frames[at].array(Part.NUMBERS, np.int64, (2,)).copy()

@@ -13,7 +13,7 @@ def test_the_descriptors_are_those_of_the_proto_files():
     assert Path(DESCRIPTORS).read_bytes() == compiled(), "run python -m ops.protos"
 
 
-def test_a_message_is_what_was_written():
+def test_a_message_is_parsed_as_serialized():
     asked = messages(GATEWAY).PutRequest(id=2**63, body=b"\0\xff", stream=2, encoding=4)
     assert parse(messages(GATEWAY).PutRequest, asked.SerializeToString()) == asked
 

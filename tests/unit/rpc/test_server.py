@@ -1,4 +1,4 @@
-"""A listener and its clients: who is let in, what is refused by name, and how it ends."""
+"""The server for frames: clients, refused messages, limits, and its end."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from freshet.config.spec.identity import SpecHash
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
+from freshet.observability.grpc_metrics import GRPC_METRICS, grpc_readings
 from freshet.observability.metrics import register
 from freshet.rows.grpc.client import Link
-from freshet.rpc.channel import Transport, error_of, method_name, open_channel, transport_of
-from freshet.rpc.failures import failure_of
+from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens, Transport, method_name, open_channel, transport_of
+from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import Frame, Kind, Part, decode_frame, encode_frame, encoded_bytes
-from freshet.rpc.peer_tokens import LOOK_S, PeerTokens
-from freshet.rpc.pieces import MOST_PIECES, Whole, pieces_of
-from freshet.rpc.server import GRPC_METRICS, Answer, GrpcServer, grpc_readings
+from freshet.rpc.pieces import MAX_PIECES, MessageAssembler, split_message
+from freshet.rpc.server import Answer, FrameServer
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
 
@@ -39,10 +39,10 @@ def echo(frame: Frame) -> bytes:
 
 
 @contextmanager
-def listening(transport: Transport = PLAIN, answer: Answer = echo, **limits) -> Iterator[GrpcServer]:
-    server = GrpcServer("127.0.0.1:0", transport, **limits)
-    server.answered("Test", "Echo", answer)
-    server.answered_once("Test", "Once", answer)
+def listening(transport: Transport = PLAIN, answer: Answer = echo, **limits) -> Iterator[FrameServer]:
+    server = FrameServer("127.0.0.1:0", transport, **limits)
+    server.add_stream("Test", "Echo", answer)
+    server.add_call("Test", "Once", answer)
     server.start()
     try:
         yield server
@@ -50,7 +50,7 @@ def listening(transport: Transport = PLAIN, answer: Answer = echo, **limits) -> 
         server.stop(0.0)
 
 
-def calling(server: GrpcServer, transport: Transport, frames: Iterable[bytes], **call) -> list[Frame]:
+def calling(server: FrameServer, transport: Transport, frames: Iterable[bytes], **call) -> list[Frame]:
     """Answers to these messages on one stream. Raises what the client would."""
     with open_channel(f"127.0.0.1:{server.port}", transport) as channel:
         stream = channel.stream_stream(ECHO)(iter(frames), timeout=DEADLINE_S, **call)
@@ -107,15 +107,15 @@ def test_a_defect_of_the_listener_is_answered_too():
 # Messages in pieces
 
 
-def whole_answers(server: GrpcServer, transport: Transport, frames: list[bytes]) -> list[Frame]:
+def whole_answers(server: FrameServer, transport: Transport, frames: list[bytes]) -> list[Frame]:
     """As `calling`, with long messages sent and received in pieces."""
-    pieces = [piece for data in frames for piece in pieces_of(data, transport.max_message_bytes)]
+    pieces = [piece for data in frames for piece in split_message(data, transport.max_message_bytes)]
     answers = calling(server, transport, pieces)
-    whole = Whole(transport.whole_bytes)
-    return [made for frame in answers if (made := whole.take(frame)) is not None]
+    whole = MessageAssembler(transport.whole_bytes)
+    return [made for frame in answers if (made := whole.add_frame(frame)) is not None]
 
 
-def test_a_long_message_and_its_answer_go_in_pieces_between_others():
+def test_a_long_message_and_its_answer_are_sent_in_pieces():
     with listening() as server:
         sizes = [3, 100_000, 4, 8190]
         answers = whole_answers(server, PLAIN, [a_frame(i, size=n) for i, n in enumerate(sizes, 1)])
@@ -131,8 +131,8 @@ def test_a_call_of_one_answer_may_get_it_in_pieces():
 
 @contextmanager
 def closing_link(answer: Answer) -> Iterator[Link]:
-    server = GrpcServer("127.0.0.1:0", PLAIN)
-    server.answered_once("Test", "Once", answer)
+    server = FrameServer("127.0.0.1:0", PLAIN)
+    server.add_call("Test", "Once", answer)
     server.start()
     link = Link(f"127.0.0.1:{server.port}", PLAIN, "Test", (), in_flight_bytes=1 << 20)
     try:
@@ -142,24 +142,24 @@ def closing_link(answer: Answer) -> Iterator[Link]:
         server.stop(0.0)
 
 
-def test_a_stream_that_ends_within_a_message_is_refused_and_counted():
+def test_a_stream_that_ends_within_a_message_is_counted():
     with listening() as server:
-        (answer,) = calling(server, PLAIN, list(pieces_of(a_frame(size=100_000), 1 << 16))[:-1])
+        (answer,) = calling(server, PLAIN, list(split_message(a_frame(size=100_000), 1 << 16))[:-1])
         assert (answer.id, answer.kind) == (0, Kind.FAILURE)
         assert server.counts.refused["truncated"] == 1
 
 
-def test_an_answer_that_no_pieces_can_carry_is_refused_with_what_to_raise():
+def test_a_too_long_answer_names_the_setting_to_raise():
     small = Transport(max_message_bytes=1024)
     with listening(small, lambda frame: a_frame(frame.id, size=100_000)) as server:
         (failed,) = calling(server, small, [a_frame()])
         error = failure_of(failed)
         assert isinstance(error, TooLarge)
-        assert f"to {-(-len(a_frame(size=100_000)) // MOST_PIECES)}" in str(error)
+        assert f"to {-(-len(a_frame(size=100_000)) // MAX_PIECES)}" in str(error)
         assert server.counts.refused["oversized"] == 1
 
 
-def test_pieces_count_as_work_as_they_come_and_a_message_is_refused_as_a_whole():
+def test_pieces_count_as_work_when_they_arrive():
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(frame: Frame) -> bytes:
@@ -180,14 +180,14 @@ def test_pieces_count_as_work_as_they_come_and_a_message_is_refused_as_a_whole()
         assert after.id == 3
 
 
-def test_a_stream_that_stops_within_a_message_keeps_nobody_out_and_is_ended():
+def test_a_stream_that_stops_within_a_message_is_ended():
     over = threading.Event()
 
     def stopping() -> Iterator[bytes]:
-        yield next(pieces_of(a_frame(1, size=100_000), PLAIN.max_message_bytes))
+        yield next(split_message(a_frame(1, size=100_000), PLAIN.max_message_bytes))
         over.wait(DEADLINE_S)
 
-    with listening(work_bytes=850_000, piece_s=3.0) as server:
+    with listening(work_bytes=850_000, piece_timeout_s=3.0) as server:
         with open_channel(f"127.0.0.1:{server.port}", PLAIN) as channel:
             stalled = channel.stream_stream(ECHO)(stopping(), timeout=DEADLINE_S)
             wait_for(lambda: server.counts.frames["Echo"] == 1, DEADLINE_S)
@@ -198,28 +198,28 @@ def test_a_stream_that_stops_within_a_message_keeps_nobody_out_and_is_ended():
             assert isinstance(error_of(ended.value, "here"), Unavailable)
             over.set()
         assert server.counts.refused == {"late": 1}
-        # What it had sent is no work any more: there is room for one more that is as long.
+        # Its bytes are released: another message of that length fits.
         wait_for(
             lambda: whole_answers(server, PLAIN, [a_frame(3, size=100_000)])[0].kind == Kind.ROWS, DEADLINE_S
         )
 
 
-def test_a_message_whose_pieces_come_in_time_is_not_ended_however_long_it_takes():
+def test_a_slow_message_with_timely_pieces_is_answered():
     went_on = threading.Event()
 
     def pausing() -> Iterator[bytes]:
-        for piece in pieces_of(a_frame(1, size=100_000), PLAIN.max_message_bytes):
+        for piece in split_message(a_frame(1, size=100_000), PLAIN.max_message_bytes):
             yield piece
             went_on.wait(0.4)
 
-    with listening(piece_s=3.0) as server:
+    with listening(piece_timeout_s=3.0) as server:
         (answer, *_) = calling(server, PLAIN, pausing())
         assert answer.id == 1
         assert server.counts.refused == {}
 
 
-def test_a_message_that_is_announced_too_long_is_refused_by_its_first_piece():
-    first = next(pieces_of(a_frame(1, size=20_000), PLAIN.max_message_bytes))
+def test_an_announced_length_above_the_limit_is_refused():
+    first = next(split_message(a_frame(1, size=20_000), PLAIN.max_message_bytes))
     with listening(work_bytes=100_000) as server:
         (answer,) = calling(server, PLAIN, [first])
         error = failure_of(answer)
@@ -228,22 +228,22 @@ def test_a_message_that_is_announced_too_long_is_refused_by_its_first_piece():
         assert server.counts.refused == {"oversized": 1}
 
 
-def test_answers_that_are_made_at_once_are_bounded_together():
-    server = GrpcServer("127.0.0.1:0", PLAIN, work_bytes=100_000)
-    with server.making(90_000):
-        with server.making(10_000):
+def test_answers_made_at_once_share_a_limit():
+    server = FrameServer("127.0.0.1:0", PLAIN, work_bytes=100_000)
+    with server.reserve_answer(90_000):
+        with server.reserve_answer(10_000):
             pass
-        with pytest.raises(Overloaded, match="90000 bytes of answers"), server.making(10_001):
+        with pytest.raises(Overloaded, match="90000 bytes of answers"), server.reserve_answer(10_001):
             pass
-    with pytest.raises(TooLarge, match="at most 100000 bytes, found 100001"), server.making(100_001):
+    with pytest.raises(TooLarge, match="at most 100000 bytes, found 100001"), server.reserve_answer(100_001):
         pass
-    with pytest.raises(TooLarge, match="FRESHET_GRPC_MAX_MESSAGE_BYTES"), server.making(1 << 40):
+    with pytest.raises(TooLarge, match="FRESHET_GRPC_MAX_MESSAGE_BYTES"), server.reserve_answer(1 << 40):
         pass
-    with server.making(100_000):
+    with server.reserve_answer(100_000):
         assert server.counts.refused == {"overloaded": 1}
 
 
-# Who is let in
+# Clients
 
 
 def test_tls_both_ways_and_the_token(authority):
@@ -261,7 +261,7 @@ def test_a_client_without_the_token_is_refused_and_counted(token):
         assert len(calling(server, replace(PLAIN, token="sesame-of-the-test"), [a_frame()])) == 1
 
 
-def test_a_token_is_changed_in_three_steps_without_a_call_refused(tmp_path):
+def test_a_token_is_replaced_without_refused_calls(tmp_path):
     clock = SettableClock()
     ours, theirs = tmp_path / "listener", tmp_path / "client"
     for file in (ours, theirs):
@@ -273,7 +273,7 @@ def test_a_token_is_changed_in_three_steps_without_a_call_refused(tmp_path):
     with listening(listener) as server:
         for file, tokens in steps:
             file.write_text(tokens)
-            clock.advance(LOOK_S)
+            clock.advance(TOKENS_CHECK_S)
             assert len(calling(server, client, [a_frame()])) == 1, (file.name, tokens)
         with pytest.raises(Unavailable):
             calling(server, replace(PLAIN, token="old"), [a_frame()])
@@ -293,7 +293,7 @@ def test_a_client_without_tls_is_refused(authority):
         calling(server, PLAIN, [a_frame()])
 
 
-def test_a_client_of_another_spec_is_refused_and_told_so():
+def test_a_client_of_another_spec_is_refused_with_the_reason():
     with listening(identity={"freshet-spec": "abc"}) as server:
         with pytest.raises(Mismatch, match="freshet-spec abc, the client is for xyz"):
             calling(server, PLAIN, [a_frame()], metadata=[("freshet-spec", "xyz")])
@@ -301,7 +301,7 @@ def test_a_client_of_another_spec_is_refused_and_told_so():
         assert len(calling(server, PLAIN, [a_frame()], metadata=[("freshet-spec", "abc")])) == 1
 
 
-def test_a_client_of_the_spec_with_former_defaults_is_told():
+def test_former_defaults_are_named_in_the_error():
     own = SpecHash.of("abc", 2, {"xyz": 1})
     with listening(identity={"freshet-spec": own}) as server:
         with pytest.raises(Mismatch, match="put `defaults = 1` at the top of the spec"):
@@ -331,7 +331,7 @@ def test_a_method_that_is_not_there_is_a_mismatch():
         (a_frame(size=8190), TooLarge, "oversized"),
     ],
 )
-def test_what_is_no_frame_is_refused_by_name_and_ends_the_stream(data, family, reason):
+def test_a_wrong_frame_is_refused_by_name_and_ends_the_stream(data, family, reason):
     with listening() as server:
         (answer,) = calling(server, PLAIN, [data, a_frame()])
         assert (answer.id, answer.kind) == (0, Kind.FAILURE)
@@ -340,7 +340,7 @@ def test_what_is_no_frame_is_refused_by_name_and_ends_the_stream(data, family, r
         assert len(calling(server, PLAIN, [a_frame()])) == 1
 
 
-def test_a_message_far_beyond_the_limit_is_refused_before_it_is_read():
+def test_grpc_refuses_a_message_far_above_the_limit():
     with listening() as server:
         large = replace(PLAIN, max_message_bytes=1 << 24)
         with pytest.raises(TooLarge, match="larger than max"):
@@ -348,7 +348,7 @@ def test_a_message_far_beyond_the_limit_is_refused_before_it_is_read():
         assert len(calling(server, PLAIN, [a_frame()])) == 1
 
 
-def test_more_than_may_be_in_work_is_refused_as_overloaded():
+def test_work_beyond_the_limit_is_refused_as_overloaded():
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(frame: Frame) -> bytes:
@@ -371,7 +371,7 @@ def test_more_than_may_be_in_work_is_refused_as_overloaded():
         assert [a.id for a in first] == [1]
 
 
-def test_streams_beyond_those_that_may_be_open_are_refused_and_counted_and_calls_still_answered():
+def test_streams_beyond_the_limit_are_refused_but_calls_answered():
     over = threading.Event()
 
     def lasting() -> Iterator[bytes]:
@@ -396,7 +396,7 @@ def test_streams_beyond_those_that_may_be_open_are_refused_and_counted_and_calls
 # The end
 
 
-def test_a_stop_waits_for_what_is_in_work():
+def test_a_stop_waits_for_requests_in_work():
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(frame: Frame) -> bytes:
@@ -432,7 +432,7 @@ def test_a_listener_that_is_gone_is_unavailable():
 
 def test_a_port_that_is_taken_is_an_error_of_the_settings():
     with listening() as server, pytest.raises(ConfigError, match="port that is free"):
-        GrpcServer(f"127.0.0.1:{server.port}", PLAIN).start()
+        FrameServer(f"127.0.0.1:{server.port}", PLAIN).start()
 
 
 # Settings and metrics
@@ -461,7 +461,7 @@ def test_secrets_are_not_shown():
     assert "the token" not in shown
 
 
-def test_what_is_counted_is_exposed():
+def test_counts_are_exposed():
     with listening() as server:
         calling(server, PLAIN, [a_frame()])
         calling(server, PLAIN, [b"no"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values, value_type
+from freshet.rpc.frames import RowCodec, pack_values, unpack_values, value_type
 
 rows_of_any = arrays.arrays(np.float32, st.tuples(st.integers(0, 7), st.integers(1, 21)))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.rpc.value_formats import RowCodec, pack_values, unpack_values
+from freshet.rpc.frames import RowCodec, pack_values, unpack_values
 from freshet.tables import PushOutcome, RowSteps, TableOptions
 from freshet.types import U64, OffsetRange
 from tests.fixtures.tables import (

@@ -6,8 +6,8 @@ Shape letters: N rows or actions, G impressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from typing import Literal as OneOf
 
@@ -19,6 +19,7 @@ from freshet.config.expression.syntax import (
     Binary,
     Call,
     Field,
+    HashText,
     Ill,
     In,
     IsNull,
@@ -33,11 +34,11 @@ from freshet.types import F64, Bool
 
 __all__ = [
     "Expression",
-    "HashText",
     "Kind",
     "LabelValue",
     "Step",
     "compared_in",
+    "comparisons",
     "compile_condition",
     "compile_score",
     "compile_value",
@@ -140,10 +141,6 @@ class Kinds:
                 node.at, f"equal kinds on both sides of {node.op}", f"left is a {left}, right is a {right}"
             )
         return "boolean"
-
-
-HashText = Callable[[str], int]
-"""The unsalted 64-bit hash of text in columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +248,7 @@ def compile_value(
     Raises ConfigError.
     """
     try:
-        node = _bind(parse(text, prefix="action.", aggregates=True), hash_text)
+        node = parse(text, prefix="action.", aggregates=True, hash_text=hash_text)
         checker = Kinds(kinds)
         checker.need(node, "number", "the value of a label is a number")
         found = tuple(n for n in walk(node) if isinstance(n, Aggregate))
@@ -300,7 +297,7 @@ def _compile(
     key: str,
 ) -> Expression:
     try:
-        node = _bind(parse(text, prefix=prefix, aggregates=False), hash_text)
+        node = parse(text, prefix=prefix, aggregates=False, hash_text=hash_text)
         checker = Kinds(kinds)
         checker.need(
             node, kind, "a condition is true or false" if kind == "boolean" else "a score is a number"
@@ -342,22 +339,6 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(child)
 
 
-def _bind(node: Node, hash_text: HashText | None) -> Node:
-    """Add the hash to all literals of text."""
-    if hash_text is None:
-        return node
-    if isinstance(node, Literal):
-        return replace(node, hashed=hash_text(node.value)) if isinstance(node.value, str) else node
-    changes: dict[str, Any] = {}
-    for f in fields(node):
-        value: Any = getattr(node, f.name)
-        if isinstance(value, tuple):
-            changes[f.name] = tuple(_bind(v, hash_text) for v in value)
-        elif is_dataclass(value):
-            changes[f.name] = _bind(value, hash_text)  # type: ignore[arg-type]
-    return replace(node, **changes)
-
-
 Step = tuple[str, float | str]
 """`("number", 2.0)`, `("label", "click")`, or `("+", 0.0)`; also - and *, and `negate` of one operand."""
 
@@ -391,26 +372,19 @@ def compared_in(condition: str) -> dict[str, tuple[Value, ...]]:
     `action.type == 'click' and not action.bot` gives {"type": ("click",)}.
     """
     found: dict[str, dict[Value, None]] = {}
-    for path, value in _pairs(parse(condition, prefix="action.", aggregates=False)):
-        found.setdefault(path, {})[value] = None
+    for path, value, equal in comparisons(parse(condition, prefix="action.", aggregates=False)):
+        if equal:
+            found.setdefault(path, {})[value] = None
     return {path: tuple(values) for path, values in found.items()}
 
 
-def _pairs(node: Node) -> Iterator[tuple[str, Value]]:
-    match node:
-        case Binary(_, "==", Field(_, path), Literal(_, value)) | Binary(
-            _, "==", Literal(_, value), Field(_, path)
-        ):
-            yield path, value
-        case In(_, Field(_, path), items, False):
-            yield from ((path, item.value) for item in items)
-        case Binary(_, _, left, right):
-            yield from _pairs(left)
-            yield from _pairs(right)
-        case Unary(_, _, operand) | IsNull(_, operand, _) | In(_, operand, _, _):
-            yield from _pairs(operand)
-        case Call(_, _, arguments):
-            for argument in arguments:
-                yield from _pairs(argument)
-        case Aggregate() | Literal() | Field():
-            pass
+def comparisons(node: Node) -> Iterator[tuple[str, Value, bool]]:
+    """Yield (path, constant, whether equality is true) of all comparisons of a field with a constant."""
+    for inner in walk(node):
+        match inner:
+            case Binary(_, "==" | "!=" as op, Field(_, path), Literal(_, value)) | Binary(
+                _, "==" | "!=" as op, Literal(_, value), Field(_, path)
+            ):
+                yield path, value, op == "=="
+            case In(_, Field(_, path), items, negated):
+                yield from ((path, item.value, not negated) for item in items)

@@ -7,6 +7,7 @@ are frozen; each has the place in the text at which it starts.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal as OneOf
 
@@ -20,6 +21,7 @@ __all__ = [
     "Binary",
     "Call",
     "Field",
+    "HashText",
     "Ill",
     "In",
     "IsNull",
@@ -46,7 +48,7 @@ AGGREGATES = {"sum": (1, 1), "count": (0, 1), "max": (1, 1), "min": (1, 1), "las
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number, text or truth value; the compiler adds the hash of text."""
+    """A number, text or truth value; text with its hash, if the parser was given a hash function."""
 
     at: int
     value: float | int | str | bool
@@ -203,17 +205,22 @@ BINDS = {
 NOT, MINUS = 3, 7  # precedence of the prefixes
 
 
-def parse(text: str, *, prefix: str, aggregates: bool) -> Node:
+HashText = Callable[[str], int]
+"""The unsalted 64-bit hash of text in columns."""
+
+
+def parse(text: str, *, prefix: str, aggregates: bool, hash_text: HashText | None = None) -> Node:
     """Parse an expression.
 
     Args:
         prefix:     of fields in the text, "action." or ""; their paths are without it.
         aggregates: whether functions over actions, such as sum(), are allowed.
+        hash_text:  hash of text, which evaluation needs.
 
     Raises:
         Ill: the text is no expression; names the place.
     """
-    parser = _Parser(tokens(text), prefix, aggregates)
+    parser = _Parser(tokens(text), prefix, aggregates, hash_text)
     node = parser.expression(0)
     parser.expect("")
     return node
@@ -224,6 +231,7 @@ class _Parser:
     items: list[Token]
     prefix: str
     aggregates: bool
+    hash_text: HashText | None
     position: int = 0
     depth: int = 0
     count: int = 0  # aggregates so far
@@ -270,7 +278,8 @@ class _Parser:
                 raise Ill(token.at, "a number that a double can hold")
             return Literal(token.at, int(token.text) if token.text.isdigit() and value < 2**63 else value)
         if token.kind == "text":
-            return Literal(token.at, re.sub(r"(?s)\\(.)", r"\1", token.text[1:-1]))
+            text = re.sub(r"(?s)\\(.)", r"\1", token.text[1:-1])
+            return Literal(token.at, text, None if self.hash_text is None else self.hash_text(text))
         if token.text in ("true", "false"):
             return Literal(token.at, token.text == "true")
         if token.text in ("not", "-") and token.kind != "name":

@@ -1,7 +1,8 @@
 """The feature spec: `freshet.toml` as frozen objects, with its rules, identity and layout.
 
-`parse` reads the text, `rules` and `schema_fit` refuse contradictions, `render` writes it, `identity` decides
-which edits need a new model, and `layout` assigns the rows and columns of a model.
+`inputs` and `model` have its keys, `parse` reads the text, `defaults` completes it, `rules` and `schemas`
+refuse contradictions, `identity` writes it and decides which edits need a new model, `layout` assigns the
+rows and columns of a model, and `topics` names its topics.
 """
 
 from freshet.config.spec.model import Spec

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from freshet.config.expression import (
 from freshet.config.options import nearest_hint
 from freshet.config.spec.defaults import SINGLE, has_ids
 from freshet.config.spec.model import Feature, Label, Spec, Stream
-from freshet.config.spec.schemas import streams_of
-from freshet.errors import ConfigError
+from freshet.config.spec.schemas import Requirements, streams_of
 from freshet.types import F32, Bool
 
 __all__ = ["Bounds", "bounds_text", "check_rules", "within"]
@@ -64,17 +62,12 @@ def check_rules(spec: Spec, where: str) -> None:
     rules.serve()
 
 
-class _Rules:
+class _Rules(Requirements):
     """The rules for one spec; a method checks one section."""
 
     def __init__(self, spec: Spec, where: str) -> None:
-        self.spec, self.where = spec, where
-
-    def require(self, holds: bool, key: str, found: Any, expected: str, hint: str = "") -> None:
-        """Raise ConfigError unless a rule holds."""
-        if not holds:
-            found = list(found) if isinstance(found, tuple) else found
-            raise ConfigError(self.where, key, found, expected, hint)
+        super().__init__(where)
+        self.spec = spec
 
     def known(self, key: str, name: str, names: Sequence[str], noun: str, hint: str = "") -> None:
         listed = f"one of {', '.join(names)}" if names else f"the name of a {noun}, of which there is none"

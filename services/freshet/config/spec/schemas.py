@@ -30,8 +30,7 @@ from freshet.config.avro.schema import (
 )
 from freshet.config.avro.types import decimal_scale, leaf_name, time_unit
 from freshet.config.expression import compile_condition, compile_value
-from freshet.config.expression.compile import Kind, walk
-from freshet.config.expression.syntax import Binary, Field, In, Literal, Node
+from freshet.config.expression.compile import Kind, comparisons
 from freshet.config.options import nearest_hint
 from freshet.config.spec.inputs import UNIT_NS
 from freshet.config.spec.model import Feature, Label, Spec, Stream, TimeField
@@ -39,6 +38,7 @@ from freshet.errors import ConfigError
 
 __all__ = [
     "MOST_BYTES",
+    "Requirements",
     "Schemas",
     "action_fields",
     "check_fit",
@@ -143,6 +143,8 @@ def load_schema(spec: Spec, stream: Stream, where: str = "freshet.toml") -> Reco
         ) from error
     return parse_schema(text, str(path))
 
+
+# --- The check of a spec against its schemas.
 
 # A kind is the part of a type that keys and numbers depend on; the rest may change during a model's life.
 KINDS = {
@@ -250,12 +252,26 @@ def check_fit(spec: Spec, schemas: Schemas, where: str = "freshet.toml") -> None
         fit.label(label)
 
 
-class _Fit:
-    def __init__(self, spec: Spec, schemas: Schemas, where: str) -> None:
-        self.spec, self.schemas, self.where = spec, schemas, where
+class Requirements:
+    """Requirements on a spec; one that does not hold raises ConfigError with the key to change."""
 
-    def error(self, key: str, found: Any, expected: str, hint: str = "") -> ConfigError:
-        return ConfigError(self.where, key, found, expected, hint)
+    def __init__(self, where: str) -> None:
+        """`where`: the spec's file, for errors."""
+        self.where = where
+
+    def require(self, holds: bool, key: str, found: Any, expected: str, hint: str = "") -> None:
+        """Raise ConfigError unless a requirement holds."""
+        if not holds:
+            found = list(found) if isinstance(found, tuple) else found
+            raise ConfigError(self.where, key, found, expected, hint)
+
+
+class _Fit(Requirements):
+    """The fit of one spec to its schemas; a method checks one part."""
+
+    def __init__(self, spec: Spec, schemas: Schemas, where: str) -> None:
+        super().__init__(where)
+        self.spec, self.schemas = spec, schemas
 
     def locate(self, schema: Record, path: str, key: str) -> Located:
         """Return the field at a path. Raises ConfigError with the spec's key and the most similar field."""
@@ -268,7 +284,7 @@ class _Fit:
                 or _nearest_leaf(path, known)
                 or f"{schema.name} has {', '.join(known)}"
             )
-            raise self.error(key, path, error.expected, hint) from None
+            raise ConfigError(self.where, key, path, error.expected, hint) from None
 
     def stream(self, stream: Stream) -> None:
         schema = self.schemas.of(stream.role)
@@ -281,54 +297,49 @@ class _Fit:
         time = self.locate(schema, stream.time.path, f"{prefix}.time")
         wanted = "text" if stream.time.unit == "iso" else "integer"
         written = f"{stream.time.path}:{stream.time.unit}"
-        if kind_of(time.type) not in ((wanted, "fraction") if wanted == "integer" else (wanted,)):
-            other = "iso is for text, the other units are for numbers"
-            raise self.error(
-                f"{prefix}.time", written, f"a field of {wanted}, found {spell(time.type)}", other
-            )
+        allowed = (wanted, "fraction") if wanted == "integer" else (wanted,)
+        self.require(
+            kind_of(time.type) in allowed, f"{prefix}.time", written,
+            f"a field of {wanted}, found {spell(time.type)}",
+            "iso is for text, the other units are for numbers",
+        )  # fmt: skip
         wrong = wrong_unit(time.type, stream.time)
         if wrong is not None:
-            raise self.error(f"{prefix}.time", written, *wrong)
-        if time.nullable or time.repeated:
-            raise self.error(f"{prefix}.time", written, "one time an event, never null")
+            raise ConfigError(self.where, f"{prefix}.time", written, *wrong)
+        once = not time.nullable and not time.repeated
+        self.require(once, f"{prefix}.time", written, "one time an event, never null")
 
     def _identifies(self, stream: Stream, found: Located, key: str) -> None:
-        if kind_of(found.type) not in ("integer", "text"):
-            raise self.error(key, found.path, f"a field of integers or text, found {spell(found.type)}")
+        self.require(
+            kind_of(found.type) in ("integer", "text"), key, found.path,
+            f"a field of integers or text, found {spell(found.type)}",
+        )  # fmt: skip
         inside = stream.explode is not None and found.path.startswith(stream.explode + ".")
-        if found.repeated and not inside:
-            raise self.error(
-                key,
-                found.path,
-                "one value an event",
-                "it stands inside an array; explode makes each element an impression",
-            )
+        self.require(
+            inside or not found.repeated, key, found.path,
+            "one value an event", "it stands inside an array; explode makes each element an impression",
+        )  # fmt: skip
 
     def _joins(self, i: int, path: str, schema: Record, key: str) -> None:
         served = self.spec.events.served.key[i]
         served_kind = kind_of(self.locate(self.schemas.served, served, f"events.served.key[{i}]").type)
         own_kind = kind_of(field_at(schema, path).type)
-        if own_kind != served_kind:
-            raise self.error(
-                key,
-                path,
-                f"a field of {served_kind}, as {served} of served events is; found {own_kind}",
-                'the number 7 and the text "7" are different ids',
-            )
+        self.require(
+            own_kind == served_kind, key, path,
+            f"a field of {served_kind}, as {served} of served events is; found {own_kind}",
+            'the number 7 and the text "7" are different ids',
+        )  # fmt: skip
 
     def explode(self) -> None:
         served = self.spec.events.served
         if served.explode is None:
             return
-        found = self.locate(self.schemas.served, served.explode, "events.served.explode")
-        type_ = found.type
-        if not isinstance(type_, Array) or not isinstance(type_.items, Record):
-            raise self.error(
-                "events.served.explode",
-                served.explode,
-                f"an array of records, found {spell(type_)}",
-                "each of its elements is an impression",
-            )
+        type_ = self.locate(self.schemas.served, served.explode, "events.served.explode").type
+        self.require(
+            isinstance(type_, Array) and isinstance(type_.items, Record),
+            "events.served.explode", served.explode,
+            f"an array of records, found {spell(type_)}", "each of its elements is an impression",
+        )  # fmt: skip
         sample_schema(self.schemas.served, served.explode)
 
     def feature(self, feature: Feature, path: str) -> None:
@@ -338,50 +349,38 @@ class _Fit:
         kind = kind_of(found.type)
         is_list = found.repeated or kind.startswith("list of ")
         if feature.kind == "list":
-            if not is_list:
-                raise self.error(
-                    f"{key}.field",
-                    path,
-                    f"an array, found {spell(found.type)}",
-                    "without max and pool it is one id",
-                )
+            hint = "without max and pool it is one id"
+            self.require(is_list, f"{key}.field", path, f"an array, found {spell(found.type)}", hint)
             self._one_of(feature, found, kind.removeprefix("list of "), IDS)
-        elif is_list:
-            raise self.error(
-                f"{key}.field",
-                path,
-                f"one value, found {_in_array(found)}",
-                'a list of ids is a feature with max and pool: max = 50, pool = "mean"',
-            )
-        elif feature.kind in ("dense", "bucket"):
+            return
+        self.require(
+            not is_list, f"{key}.field", path, f"one value, found {_in_array(found)}",
+            'a list of ids is a feature with max and pool: max = 50, pool = "mean"',
+        )  # fmt: skip
+        if feature.kind in ("dense", "bucket"):
             self._one_of(feature, found, kind, ("integer", "fraction", "truth"))
         else:
             self._one_of(feature, found, kind, IDS)
             self._serve_as(feature, kind)
 
     def _one_of(self, feature: Feature, found: Located, kind: str, allowed: Sequence[str]) -> None:
-        if set(kind.split(" or ")) <= set(allowed):
-            return
         hint = "text is an id: give it a table" if kind == "text" else ""
         if kind == "fraction":
             hint = "a fraction is a number: use dense, or buckets to make ids of it"
         names = {"integer": "integers", "text": "text", "truth": "truths", "fraction": "fractions"}
-        raise self.error(
-            f"features.{feature.name}.field",
-            found.path,
-            f"a field of {', '.join(names[a] for a in allowed)}, found {spell(found.type)}",
-            hint,
-        )
+        self.require(
+            set(kind.split(" or ")) <= set(allowed), f"features.{feature.name}.field", found.path,
+            f"a field of {', '.join(names[a] for a in allowed)}, found {spell(found.type)}", hint,
+        )  # fmt: skip
 
     def _serve_as(self, feature: Feature, kind: str) -> None:
         if feature.serve_as is None or kind == "truth":
             return
-        if (kind == "text") != isinstance(feature.serve_as, str):
-            raise self.error(
-                f"features.{feature.name}.serve_as",
-                feature.serve_as,
-                f"a value of {kind}, as {feature.field} is",
-            )
+        self.require(
+            (kind == "text") == isinstance(feature.serve_as, str),
+            f"features.{feature.name}.serve_as", feature.serve_as,
+            f"a value of {kind}, as {feature.field} is",
+        )  # fmt: skip
 
     def label(self, label: Label) -> None:
         key = f"labels.{label.name}"
@@ -389,16 +388,14 @@ class _Fit:
         condition = compile_condition(label.on, kinds=kinds, where=self.where, key=f"{key}.on")
         if label.value is not None:
             compile_value(label.value, kinds=kinds, where=self.where, key=f"{key}.value")
-        for field, word in _compared(condition.node):
+        for field, word, _ in comparisons(condition.node):
             type_ = field_at(self.schemas.action, field).type
-            symbols = [s for e in _enums(type_) for s in e.symbols]
-            if symbols and isinstance(type_, Enum) and word not in symbols:
-                raise self.error(
-                    f"{key}.on",
-                    label.on,
-                    f"a symbol of {field}: {', '.join(symbols)}",
-                    nearest_hint(word, symbols) or f'"{word}" never occurs',
-                )
+            if isinstance(type_, Enum):
+                self.require(
+                    word in type_.symbols, f"{key}.on", label.on,
+                    f"a symbol of {field}: {', '.join(type_.symbols)}",
+                    nearest_hint(word, type_.symbols) or f'"{word}" never occurs',
+                )  # fmt: skip
 
 
 def _nearest_leaf(path: str, known: Sequence[str]) -> str:
@@ -416,20 +413,3 @@ def _action_kinds(schema: Record) -> dict[str, Kind]:
     names: dict[str, Kind] = {"integer": "number", "fraction": "number", "text": "text", "truth": "boolean"}
     found = {p: field_at(schema, p) for p in paths(schema)}
     return {p: names[k] for p, f in found.items() if (k := kind_of(f.type)) in names and not f.repeated}
-
-
-def _enums(type_: Type) -> list[Enum]:
-    return [t for t in (type_.branches if isinstance(type_, Union) else (type_,)) if isinstance(t, Enum)]
-
-
-def _compared(node: Node) -> list[tuple[str, str]]:
-    """Return (field, text) of all comparisons of a field with text."""
-    found: list[tuple[str, str]] = []
-    for n in walk(node):
-        if isinstance(n, In) and isinstance(n.operand, Field):
-            found += [(n.operand.path, i.value) for i in n.items if isinstance(i.value, str)]
-        if isinstance(n, Binary):
-            for a, b in ((n.left, n.right), (n.right, n.left)):
-                if isinstance(a, Field) and isinstance(b, Literal) and isinstance(b.value, str):
-                    found.append((a.path, b.value))
-    return found

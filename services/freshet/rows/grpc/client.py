@@ -29,11 +29,10 @@ from freshet.errors import Fenced, FreshetError, Overloaded, Refused, TooLarge, 
 from freshet.observability.tracing import current
 from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_frame, rows_into, states_into
 from freshet.rows.service import KeyGroup, Push, RowStates
-from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, error_of, method_name, open_channel
-from freshet.rpc.failures import failure_of
-from freshet.rpc.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
-from freshet.rpc.pieces import Whole, check_whole, pieces_of
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, open_channel
+from freshet.rpc.errors import error_of, failure_of
+from freshet.rpc.frames import BadFrame, Frame, Kind, RowCodec, decode_frame, encode_frame
+from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 
@@ -83,7 +82,7 @@ class Link:
         frame_id = next(self._ids)
         data = make(frame_id)
         try:
-            check_whole(len(data), self.transport.max_message_bytes)
+            check_message_size(len(data), self.transport.max_message_bytes)
         except TooLarge as error:
             return _failed(error)
         with self._lock:
@@ -103,11 +102,11 @@ class Link:
         Raises Unavailable, Mismatch, ConfigError, Corrupt or BadFrame.
         """
         call = self._channel.unary_stream(method_name(self._service, method))
-        whole = Whole(self.transport.whole_bytes)
+        whole = MessageAssembler(self.transport.whole_bytes)
         frame: Frame | None = None
         try:
-            for data in call(encode_frame(Frame(Kind.ASK)), timeout=timeout_s, metadata=self._metadata):
-                frame = whole.take(decode_frame(data, max_bytes=self.transport.max_message_bytes))
+            for data in call(encode_frame(Frame(Kind.REQUEST)), timeout=timeout_s, metadata=self._metadata):
+                frame = whole.add_frame(decode_frame(data, max_bytes=self.transport.max_message_bytes))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
         if frame is None:
@@ -188,16 +187,16 @@ class _Stream:
 
     def _requests(self) -> Iterator[bytes]:
         while (data := self._outgoing.get()) is not None:
-            yield from pieces_of(data, self._link.transport.max_message_bytes)
+            yield from split_message(data, self._link.transport.max_message_bytes)
 
     def _receive(self) -> None:
         where, limits = self._link.address, self._link.transport
-        whole = Whole(limits.whole_bytes)
+        whole = MessageAssembler(limits.whole_bytes)
         error: FreshetError = Unavailable(f"{where}: the shard has ended the stream")
         try:
             for data in self._call:
                 self._link.counts.received_bytes += len(data)
-                frame = whole.take(decode_frame(data, max_bytes=limits.max_message_bytes))
+                frame = whole.add_frame(decode_frame(data, max_bytes=limits.max_message_bytes))
                 if frame is None:
                     continue
                 if frame.id == 0:  # an error of the stream itself, which ends it

@@ -8,8 +8,8 @@ there are several, MOMENT_OF of each group (the pushes that its rows contain) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
 receiver to own), KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: applied
 before |
-| `Applied` | ASK | `TOLD`: APPLIED (every distinct offset of a partition), NUMBERS (the owned buckets) |
-| `Describe` | ASK | `TOLD`: TEXT (JSON) |
+| `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
+| `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
 
 U unique keys of a group, S floats of a row, T floats of its optimiser state, B buckets of the model,
 M moments at which buckets were read, P partitions.
@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rows.service import KeyGroup, Push
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, values_into
-from freshet.rpc.value_formats import RowCodec
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, add_values, encode_frame, read_values
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 
@@ -166,7 +165,7 @@ def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
     """Copy an answer's rows into `out`, (U, S) float32 for each group. Raises BadFrame if shapes differ."""
     _expect(frame, Kind.ROWS)
     for group, rows in out.items():
-        values_into(frame, group, rows)
+        read_values(frame, group, rows)
 
 
 def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
@@ -226,7 +225,7 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> Push:
         if group.group >= len(widths):
             raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
         rows = np.empty((len(group.keys), widths[group.group]), np.float32)
-        values_into(frame, group.group, rows)
+        read_values(frame, group.group, rows)
         gradients.append(rows)
     decoded = tuple(OffsetRange(*r) for r in ranges)
     return Push(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned, span_of(frame))
@@ -244,12 +243,12 @@ def applied_frame(frame_id: int, applied: Mapping[int, Sequence[int]], held: Seq
         (Part.APPLIED, 0): np.array(pairs, np.int64).reshape(-1, 2),
         (Part.NUMBERS, 0): np.array(held, np.int64),
     }
-    return encode_frame(Frame(Kind.TOLD, frame_id, sections=sections))
+    return encode_frame(Frame(Kind.RESPONSE, frame_id, sections=sections))
 
 
 def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
     """Decode ({partition: distinct offsets}, (K,) int64 owned buckets). Raises BadFrame if malformed."""
-    _expect(frame, Kind.TOLD)
+    _expect(frame, Kind.RESPONSE)
     applied: dict[int, list[int]] = {}
     for partition, offset in frame.array(Part.APPLIED, np.int64, (None, 2)).tolist():
         applied.setdefault(partition, []).append(offset)
@@ -259,12 +258,12 @@ def applied_of(frame: Frame) -> tuple[dict[int, list[int]], I64]:
 def described_frame(frame_id: int, described: Described) -> bytes:
     """Encode a shard's description as JSON."""
     text = np.frombuffer(orjson.dumps(asdict(described)), np.uint8)
-    return encode_frame(Frame(Kind.TOLD, frame_id, sections={(Part.TEXT, 0): text}))
+    return encode_frame(Frame(Kind.RESPONSE, frame_id, sections={(Part.TEXT, 0): text}))
 
 
 def described_of(frame: Frame) -> Described:
     """Decode a shard's description. Raises Corrupt if it is malformed."""
-    _expect(frame, Kind.TOLD)
+    _expect(frame, Kind.RESPONSE)
     try:
         fields = orjson.loads(frame.text())
         widths, states = (tuple(int(w) for w in fields[name]) for name in ("widths", "states"))

@@ -1,4 +1,4 @@
-"""Bodies into events, envelopes, queue accounts, answers."""
+"""Batches, refusals, dead letters, queue accounts and answers of the gateway."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import BadInput, TooLarge
-from freshet.gateway.core import (
-    Entry,
-    Limits,
-    QueueAccount,
+from freshet.gateway.codec import (
     Refusal,
     answer,
     check_count,
     dead_letter,
-    group_entries,
-    offsets_of,
     refusal_of,
     split_avro_batch,
     too_far_ahead,
 )
+from freshet.gateway.group_commit import Entry, QueueAccount, QueueLimits, group_entries, offsets_of
 
 
 def batch(*records: bytes) -> bytes:
     return b"".join(len(r).to_bytes(4, "big") + r for r in records)
 
 
-def test_a_request_holds_at_least_one_event_and_no_more_than_the_limit() -> None:
+def test_a_request_holds_one_to_max_events() -> None:
     check_count(1, 10)
     check_count(10, 10)
     with pytest.raises(BadInput, match="from 1 to 10 events in a request, found 0"):
@@ -40,7 +36,7 @@ def test_a_request_holds_at_least_one_event_and_no_more_than_the_limit() -> None
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=10))
-def test_a_batch_of_records_gives_them_back(records: list[bytes]) -> None:
+def test_a_batch_is_split_into_its_records(records: list[bytes]) -> None:
     assert split_avro_batch(batch(*records), 10) == records
 
 
@@ -73,7 +69,7 @@ def test_more_records_than_allowed_are_refused() -> None:
         split_avro_batch(batch(b"a", b"b"), 1)
 
 
-def test_a_reason_of_the_native_core_is_told_field_type_and_fault() -> None:
+def test_a_native_reason_is_parsed_to_field_type_and_fault() -> None:
     refusal = refusal_of(
         3, "record 0: user.id (null or long): a number of more than 10 bytes, at byte 7", b"x"
     )
@@ -82,7 +78,7 @@ def test_a_reason_of_the_native_core_is_told_field_type_and_fault() -> None:
     assert refusal.found == "a number of more than 10 bytes, at byte 7"
 
 
-def test_a_reason_without_a_field_is_told_as_it_is() -> None:
+def test_a_reason_without_a_field_is_kept() -> None:
     assert (
         refusal_of(0, "record 0: no Confluent frame, at byte 0", b"").found == "no Confluent frame, at byte 0"
     )
@@ -95,7 +91,7 @@ def test_an_event_is_too_far_ahead_only_beyond_the_limit() -> None:
 
 
 def test_the_queue_takes_no_more_than_its_limits() -> None:
-    account = QueueAccount(Limits(events=10, bytes=100))
+    account = QueueAccount(QueueLimits(events=10, bytes=100))
 
     assert account.reserve(6, 10)
     assert not account.reserve(5, 10)
@@ -106,8 +102,8 @@ def test_the_queue_takes_no_more_than_its_limits() -> None:
     assert account.reserve(6, 10)
 
 
-def test_an_empty_queue_takes_even_what_is_larger_than_the_limit() -> None:
-    assert QueueAccount(Limits(events=1, bytes=1)).reserve(5, 500)
+def test_an_empty_queue_accepts_more_than_its_limit() -> None:
+    assert QueueAccount(QueueLimits(events=1, bytes=1)).reserve(5, 500)
 
 
 def test_entries_are_grouped_by_partition_in_their_order() -> None:
@@ -133,7 +129,7 @@ def test_all_taken_is_202() -> None:
     assert answer([{"offset": 1}], [], total=1) == (202, {"accepted": 1, "acks": [{"offset": 1}]})
 
 
-def test_any_refused_is_422_with_reasons_in_the_order_of_the_events() -> None:
+def test_refusals_are_422_in_the_order_of_events() -> None:
     refusals = [Refusal(2, "b", "int", "x"), Refusal(0, "a", "long", "y")]
 
     status, body = answer([{"offset": 1}], refusals, total=3)

@@ -13,7 +13,7 @@ from freshet.errors import (
     TooLarge,
     Unavailable,
 )
-from freshet.rpc.failures import failure_frame, failure_of
+from freshet.rpc.errors import failure_frame, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 
 FAMILIES = [Unavailable, Fenced, Mismatch, Corrupt, TooLarge, BadInput, DataLost, FreshetError]
@@ -32,7 +32,7 @@ def test_an_error_arrives_as_its_family(family):
     assert (type(error), str(error)) == (family, "why it was, in ünicode")
 
 
-def test_a_refusal_brings_what_is_applied():
+def test_a_refusal_has_the_applied_offsets():
     error = told(Refused("does not continue", {3: 7, 0: 2**40}))
     assert isinstance(error, Refused)
     assert error.applied == {3: 7, 0: 2**40}
@@ -44,7 +44,7 @@ def test_an_overload_says_when_to_try_again():
     assert error.retry_after_s == 0.25
 
 
-def test_a_subclass_arrives_as_its_family_and_a_defect_as_an_error():
+def test_subclasses_arrive_as_families_and_defects_as_errors():
     assert type(told(BadFrame("cut", "truncated"))) is Corrupt
     assert str(told(KeyError("x"))) == "'x'"
     assert type(told(KeyError("x"))) is FreshetError

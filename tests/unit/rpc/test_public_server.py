@@ -1,4 +1,4 @@
-"""A gRPC door: what a call shows there, and what its clients may do to it."""
+"""The public gRPC server: credentials of a call, slow and idle clients, the memory budget."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import grpc
 import pytest
 
 from freshet.errors import BadInput
-from freshet.http.authenticator import Guest
-from freshet.http.rate_limits import forwarded_address
-from freshet.rpc.public_listener import GrpcDoor, _shown
-from tests.unit.rpc.listening import DEADLINE_S, Open, door_with
+from freshet.http.addresses import forwarded_address
+from freshet.http.authenticator import Principal
+from freshet.rpc.public_server import PublicServer, _credentials
+from tests.unit.rpc.listening import DEADLINE_S, Served, serving
 
 
 class Call:
-    """What a call's context tells of who asks."""
+    """The context of a call with metadata and an address."""
 
     def __init__(self, *metadata: tuple[str, str | bytes]) -> None:
         self._metadata = metadata
@@ -35,7 +35,7 @@ class Call:
 
 def shown(*metadata: tuple[str, str | bytes]) -> tuple[bytes | None, str, bytes | None]:
     call: Any = Call(*metadata)
-    return _shown(call)
+    return _credentials(call)
 
 
 def test_all_lines_of_proxies_are_one_list() -> None:
@@ -58,16 +58,16 @@ def test_without_metadata_there_is_an_address_alone() -> None:
 # Clients
 
 
-async def echo(message: bytes, _: Guest) -> bytes:
+async def echo(message: bytes, _: Principal) -> bytes:
     return message
 
 
-def echoing(door: GrpcDoor) -> None:
-    door.call("Test", "Echo", echo, scope="send")
+def echoing(server: PublicServer) -> None:
+    server.add_call("Test", "Echo", echo, scope="send")
 
 
-def asked(door: Open, message: bytes, **call: Any) -> bytes:
-    with grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+def asked(server: Served, message: bytes, **call: Any) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         return bytes(channel.unary_unary("/Test/Echo")(message, timeout=DEADLINE_S, **call))
 
 
@@ -76,9 +76,9 @@ QUIET_S = 5.0
 """Longer than a service of ours would let another one be silent."""
 
 
-def test_a_client_whose_uplink_is_busy_for_seconds_is_not_cut_off() -> None:
+def test_a_client_with_a_busy_uplink_stays_connected() -> None:
     """An answer to a ping waits behind what the client sends; here it never comes."""
-    with door_with(echoing) as door, socket.create_connection(("127.0.0.1", door.port)) as client:
+    with serving(echoing) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(PREFACE)
         until = time.monotonic() + QUIET_S
         while (left := until - time.monotonic()) > 0:
@@ -87,23 +87,23 @@ def test_a_client_whose_uplink_is_busy_for_seconds_is_not_cut_off() -> None:
 
 
 def test_nothing_compressed_is_taken_so_that_nothing_is_expanded() -> None:
-    with door_with(echoing) as door:
+    with serving(echoing) as server:
         with pytest.raises(grpc.RpcError, match=r"(?i)compress") as refused:
-            asked(door, bytes(1000), compression=grpc.Compression.Gzip)
+            asked(server, bytes(1000), compression=grpc.Compression.Gzip)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert asked(door, b"plain") == b"plain"
+        assert asked(server, b"plain") == b"plain"
 
 
 @pytest.mark.parametrize("letter", ["x", "長"])
-def test_an_error_with_a_long_text_is_told_by_its_beginning(letter: str) -> None:
-    async def refuse(message: bytes, _: Guest) -> bytes:
+def test_a_long_error_text_is_shortened(letter: str) -> None:
+    async def refuse(message: bytes, _: Principal) -> bytes:
         raise BadInput("expected another one: " + letter * 20_000)
 
     with (
-        door_with(lambda door: door.call("Test", "Echo", refuse, scope="send")) as door,
+        serving(lambda server: server.add_call("Test", "Echo", refuse, scope="send")) as server,
         pytest.raises(grpc.RpcError, match="expected another one") as refused,
     ):
-        asked(door, b"")
+        asked(server, b"")
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -124,65 +124,67 @@ def quiet() -> Iterator[Callable[..., Iterator[bytes]]]:
     over.set()
 
 
-def test_what_is_open_to_all_is_answered_without_reading_what_anybody_sends(
+def test_an_open_call_is_answered_without_its_message(
     quiet: Callable[..., Iterator[bytes]],
 ) -> None:
     with (
-        door_with(lambda door: door.open("Test", "Live", lambda: b"yes"), message_timeout_s=0.2) as door,
-        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+        serving(
+            lambda server: server.add_open_call("Test", "Live", lambda: b"yes"), message_timeout_s=0.2
+        ) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         assert channel.stream_unary("/Test/Live")(quiet(), timeout=DEADLINE_S) == b"yes"
         assert channel.unary_unary("/Test/Live")(bytes(1 << 20), timeout=DEADLINE_S) == b"yes"
-    assert (door.counts.received_bytes["Live"], door.counts.answers["Live", "OK", "passed"]) == (0, 2)
+    assert (server.counts.received_bytes["Live"], server.counts.answers["Live", "OK", "passed"]) == (0, 2)
 
 
-def streaming(door: GrpcDoor) -> None:
-    echoing(door)
-    door.stream("Test", "Echoes", echo, lambda _, told: told.text.encode(), scope="send")
+def streaming(server: PublicServer) -> None:
+    echoing(server)
+    server.add_stream("Test", "Echoes", echo, lambda _, told: told.text.encode(), scope="send")
 
 
-def test_a_quiet_stream_makes_room_when_others_wait_and_is_told_to_open_another(
+def test_an_idle_stream_ends_when_others_wait(
     quiet: Callable[..., Iterator[bytes]],
 ) -> None:
     with (
-        door_with(streaming, message_timeout_s=3.0, together_bytes=1) as door,
-        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+        serving(streaming, message_timeout_s=3.0, budget_bytes=1) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         stream = channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)
         assert next(stream) == b"first"
-        assert asked(door, b"other") == b"other"
+        assert asked(server, b"other") == b"other"
         with pytest.raises(grpc.RpcError, match="what was answered is done, open the stream again") as ended:
             next(stream)
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert door.counts.refused == {"quiet": 1}
+        assert server.counts.refused == {"quiet": 1}
         assert next(channel.stream_stream("/Test/Echoes")(quiet(b"first"), timeout=DEADLINE_S)) == b"first"
 
 
-def test_messages_in_work_keep_others_out_and_these_are_told_when_to_try_again() -> None:
+def test_messages_beyond_the_budget_are_refused_with_a_delay() -> None:
     begun, go_on = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def slow(message: bytes, _: Guest) -> bytes:
+    async def slow(message: bytes, _: Principal) -> bytes:
         loops.append(asyncio.get_running_loop())
         begun.set()
         await go_on.wait()
         return message
 
-    def add(door: GrpcDoor) -> None:
-        echoing(door)
-        door.call("Test", "Slow", slow, scope="send")
+    def add(server: PublicServer) -> None:
+        echoing(server)
+        server.add_call("Test", "Slow", slow, scope="send")
 
     with (
-        door_with(add, message_timeout_s=1.5, together_bytes=1, together_setting="FRESHET_X") as door,
-        grpc.insecure_channel(f"127.0.0.1:{door.port}") as channel,
+        serving(add, message_timeout_s=1.5, budget_bytes=1, budget_setting="FRESHET_X") as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         first = channel.unary_unary("/Test/Slow").future(b"first", timeout=DEADLINE_S)
         assert begun.wait(DEADLINE_S)
         with pytest.raises(grpc.RpcError, match=r"have taken all room .*; FRESHET_X allows more") as refused:
-            asked(door, b"other")
+            asked(server, b"other")
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert ("retry-after-ms", "1000") in [tuple(pair) for pair in refused.value.trailing_metadata()]
-        assert (door.counts.refused, door.counts.held_bytes()) == ({"overloaded": 1}, len(b"first"))
+        assert (server.counts.refused, server.counts.held_bytes()) == ({"overloaded": 1}, len(b"first"))
         loops[0].call_soon_threadsafe(go_on.set)
-        assert (first.result(), asked(door, b"other")) == (b"first", b"other")
-        assert door.counts.held_bytes() == 0
+        assert (first.result(), asked(server, b"other")) == (b"first", b"other")
+        assert server.counts.held_bytes() == 0

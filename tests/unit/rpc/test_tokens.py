@@ -1,4 +1,4 @@
-"""Tokens between services: several in a file, read again; and how long a refusal is borne."""
+"""Tokens between services: several in a file, read again; and the grace time of a refusal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from freshet.errors import ConfigError, Unavailable
-from freshet.rpc.peer_tokens import FORGOTTEN_S, LOOK_S, MOST, PATIENCE_S, Patience, PeerTokens
+from freshet.rpc.channel import MAX_TOKENS, TOKENS_CHECK_S, PeerTokens
+from freshet.rpc.errors import TOKEN_FORGET_S, TOKEN_GRACE_S, TokenRefusals
 from freshet.testing.clock import SettableClock
 
 
@@ -28,27 +29,25 @@ def test_a_change_is_taken_up_at_the_next_look_and_not_before(file: Path) -> Non
     file.write_text("second\nthird\n")
 
     assert tokens.now() == ("first", "second")
-    clock.advance(LOOK_S)
+    clock.advance(TOKENS_CHECK_S)
     assert tokens.now() == ("second", "third")
 
 
 @pytest.mark.parametrize(
-    "wrong", [None, "", "\n", "two words\n", "Schlüssel\n", "x\n" + "\n".join(map(str, range(MOST)))]
+    "wrong", [None, "", "\n", "two words\n", "Schlüssel\n", "x\n" + "\n".join(map(str, range(MAX_TOKENS)))]
 )
-def test_a_file_that_turns_bad_leaves_the_former_tokens_valid_until_it_is_mended(
-    file: Path, wrong: str | None
-) -> None:
+def test_a_wrong_token_file_leaves_the_former_tokens_valid(file: Path, wrong: str | None) -> None:
     clock = SettableClock()
     tokens = PeerTokens(str(file), clock)
     if wrong is None:
         file.unlink()
     else:
         file.write_text(wrong)
-    clock.advance(LOOK_S)
+    clock.advance(TOKENS_CHECK_S)
     assert tokens.now() == ("first", "second")
 
     file.write_text("third\n")
-    clock.advance(LOOK_S)
+    clock.advance(TOKENS_CHECK_S)
     assert tokens.now() == ("third",)
 
 
@@ -62,22 +61,22 @@ def test_at_a_start_such_a_file_is_an_error(file: Path, wrong: str) -> None:
 
 def test_a_refusal_is_borne_for_some_seconds_and_then_ends_us() -> None:
     clock = SettableClock()
-    patience = Patience(clock)
+    patience = TokenRefusals(clock)
 
-    for _ in range(round(PATIENCE_S)):
-        assert isinstance(patience.refused("shard-0:7", "the token is wrong"), Unavailable)
+    for _ in range(round(TOKEN_GRACE_S)):
+        assert isinstance(patience.error_of("shard-0:7", "the token is wrong"), Unavailable)
         clock.advance(1.0)
-    ended = patience.refused("shard-0:7", "the token is wrong")
+    ended = patience.error_of("shard-0:7", "the token is wrong")
 
     assert isinstance(ended, ConfigError)
     assert "FRESHET_GRPC_TOKEN_FILE" in str(ended)
-    assert isinstance(patience.refused("shard-1:7", "the token is wrong"), Unavailable), "another listener's"
+    assert isinstance(patience.error_of("shard-1:7", "the token is wrong"), Unavailable), "another listener's"
 
 
 def test_a_refusal_long_after_the_last_begins_anew() -> None:
     clock = SettableClock()
-    patience = Patience(clock)
-    patience.refused("shard-0:7", "the token is wrong")
-    clock.advance(max(FORGOTTEN_S, PATIENCE_S) + 1)
+    patience = TokenRefusals(clock)
+    patience.error_of("shard-0:7", "the token is wrong")
+    clock.advance(max(TOKEN_FORGET_S, TOKEN_GRACE_S) + 1)
 
-    assert isinstance(patience.refused("shard-0:7", "the token is wrong"), Unavailable)
+    assert isinstance(patience.error_of("shard-0:7", "the token is wrong"), Unavailable)
