@@ -19,9 +19,8 @@ import structlog
 
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, FreshetError, Unavailable
-from freshet.log import EventLog
-from freshet.observability.metrics import Metric
 from freshet.log.context import ModelContext
+from freshet.observability.metrics import Metric
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of

@@ -15,12 +15,9 @@ from freshet.batches.frames import streams, work_bytes
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import FreshetError, Unavailable
 from freshet.http.addresses import Address
-from freshet.log.topics import ensure_topics
-from freshet.observability.grpc_metrics import GRPC_METRICS
-from freshet.observability.metrics import Metric
-from freshet.observability.metrics import register
 from freshet.log.context import ModelContext
-from freshet.observability.grpc_metrics import REFUSALS
+from freshet.observability.grpc_metrics import GRPC_METRICS
+from freshet.observability.metrics import Metric, register
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
 from freshet.paramserver.flusher import store_metrics
 from freshet.paramserver.placement import PlanReason
