@@ -10,7 +10,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from freshet.observability import skipped
+from freshet.observability import skipped_state
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -35,7 +35,7 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 @pytest.fixture(autouse=True)
 def nothing_skipped() -> None:
     """Counts of damaged state are the process's; each test is one."""
-    skipped.forget()
+    skipped_state.forget()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

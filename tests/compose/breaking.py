@@ -21,7 +21,7 @@ import httpx
 from freshet.adapters import open_eventlog
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import append_to
 from freshet.types import TopicPartition

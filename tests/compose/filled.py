@@ -22,7 +22,7 @@ import httpx
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec import load_spec
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.prometheus import Prometheus

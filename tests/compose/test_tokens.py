@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from tests.compose.stack import Stack
 

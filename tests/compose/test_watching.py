@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from ops.boards.boards import read_boards
 from tests.compose.prometheus import Prometheus

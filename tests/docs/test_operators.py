@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from ops.boards.__main__ import texts
 from ops.boards.boards import read_boards
 from ops.reference.metrics_page import SERVICES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from ops.reference.logs_page import calls
 from ops.reference.metrics_page import SERVICES
 from tests.docs.promql import RULES, assert_promql, labels_divided, quoted

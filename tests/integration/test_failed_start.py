@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from bench.workload import plain_spec
 from freshet.adapters import open_eventlog
 from freshet.apps import embedder, pipeline, services, trainer
-from freshet.apps.batch_sources import FromEmbedders, Wire
 from freshet.apps.pipeline import Pipeline
+from freshet.apps.remote_sources import FromEmbedders, Wire
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import Settings, load_settings
 from freshet.config.spec import load_spec
@@ -25,7 +25,6 @@ from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.service import ParamServer, ShardAddress
-from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.frames import RowCodec
 from tests.fixtures.trainers import rank_of, trainer_of
@@ -107,9 +106,7 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
         taken.listen()
         place = ShardAddress("a", *taken.getsockname())
         with pytest.raises(ConfigError, match="port"):
-            ParamServer(
-                ShardContext(world.spec, world.context.spec_hash, world.log, world.rows), place, TRANSPORT
-            )
+            ParamServer(world.context, world.rows, place, TRANSPORT)
 
     assert claims_threads() == before
 
@@ -118,8 +115,9 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
 def test_a_store_that_cannot_be_opened_leaves_the_log_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    closed = closings(services, monkeypatch)
-    monkeypatch.setattr(services, "open_rowstore", fails)
+    module = trainer if role == "trainer" else services
+    closed = closings(module, monkeypatch)
+    monkeypatch.setattr(module, "open_rowstore", fails)
     with capture_logs() as said, pytest.raises(Mismatch):
         services.RUNNERS[role](SPEC, settings_in(tmp_path), threading.Event())
 

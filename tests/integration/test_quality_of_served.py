@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from freshet.apps.metrics import TRAINER_METRICS, trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
 from freshet.log import EventLog
+from freshet.observability.metrics import readings
 from freshet.types import TopicPartition
 from tests.fixtures.trainers import own_trainer
 from tests.integration.closed_loop import CANDIDATES, SPEC, TOPICS, Loop
@@ -105,9 +106,9 @@ def test_tables_have_names_in_status_and_metrics(trained: Trained) -> None:
     names = {table.name for table in SPEC.tables}
     assert trained.status["rows"].keys() == trained.status["evicted"].keys() == names
     assert sum(trained.status["rows"].values()) > 0
-    readings = trainer_readings(trained.status)
-    assert readings.keys() == {metric.name for metric in TRAINER_METRICS}
-    assert readings["freshet_shard_evicted_rows"] == {(name,): 0.0 for name in names}
+    figures = readings(TRAINER_METRICS, trained.status)
+    assert figures.keys() == {metric.name for metric in TRAINER_METRICS}
+    assert figures["freshet_shard_evicted_rows"] == {(name,): 0.0 for name in names}
 
 
 def test_versions_carry_the_measures_and_their_records_the_time(trained: Trained) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bench.workload import Workload, append, plain_spec
-from freshet.apps.batch_sources import FromShards
 from freshet.apps.pipeline import Pipeline
+from freshet.apps.remote_sources import FromShards
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
 from freshet.features.blocks import read_blocks

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import cast
 
 from bench.workload import Workload, append, plain_spec
-from freshet.apps.metrics import trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
+from freshet.observability.metrics import readings
 from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
 from freshet.versions import VersionStore
@@ -58,7 +59,7 @@ def test_unwritten_versions_are_reported_and_training_goes_on(tmp_path: Path) ->
         pipeline.close()
 
     assert full["version_error"] == FULL
-    assert trainer_readings(full)["freshet_trainer_versions_failed"] == 1
+    assert readings(TRAINER_METRICS, full)["freshet_trainer_versions_failed"] == {(): 1}
     assert (well["versions_failed"], well["version_error"]) == (2, "")
     assert _shown(full).count(FULL) == 1
     assert "could be written" not in _shown(well)

@@ -1,4 +1,4 @@
-"""A real browser with a page of another site open: what that sends to a port is refused."""
+"""A real browser with a page of another site open: its requests to a port are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[int]:
-    """Port of a web server whose page is blank."""
+    """Port of a web server with a blank page."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Blank)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_address[1]

@@ -27,8 +27,8 @@ from freshet.http.authenticator import AUTH_METRICS
 from freshet.http.endpoint import Endpoint
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import STORE_METRICS
-from freshet.process.metrics import PROCESS_METRICS
 from freshet.process.ports import free_ports
+from freshet.process.telemetry import PROCESS_METRICS
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from ops.reference.http_page import APIS

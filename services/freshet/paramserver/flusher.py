@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import ROWS_PARTITIONS, Topics, topics_of
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, FreshetError, Unavailable
-from freshet.log import EventLog
-from freshet.observability.metrics import Metric, Reading
+from freshet.log.context import ModelContext
+from freshet.observability.metrics import Metric
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of
@@ -42,10 +40,8 @@ __all__ = [
     "FlushBook",
     "Flusher",
     "PublishedTo",
-    "ShardContext",
     "ShardCounts",
     "store_metrics",
-    "store_readings",
 ]
 
 
@@ -209,12 +205,13 @@ class ShardCounts:
 def store_metrics(of: str) -> tuple[Metric, ...]:
     """Metrics of a shard's table and flushes, named `freshet_<of>_…`."""
     return (
-        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows created."),
+        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows created.", at="store.created"),
         Metric(
             f"freshet_{of}_dropped_rows",
             "counter",
             "rows",
             "Rows dropped from memory, evicted or removed.",
+            at="store.evicted",
         ),
         Metric(
             f"freshet_{of}_not_finite_gradients",
@@ -222,6 +219,7 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "gradients",
             "Row gradients that were not applied because they, or their squared length, were not finite; "
             "those samples did not change these rows.",
+            at="store.not_finite",
         ),
         Metric(
             f"freshet_{of}_not_admitted_gradients",
@@ -229,25 +227,16 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "gradients",
             "Row gradients that were dropped because their key had not been seen often enough (`admission` "
             "of the table).",
+            at="store.not_admitted",
         ),
         Metric(
             f"freshet_{of}_replaced_buckets",
             "counter",
             "buckets",
             "Buckets that were written whole because the row store had lost or mixed writes.",
+            at="shard.replaced_buckets",
         ),
     )
-
-
-def store_readings(of: str, counts: Mapping[str, int], replaced_buckets: int) -> dict[str, Reading]:
-    """Readings of `store_metrics` from the fields of `tables.Counts`."""
-    return {
-        f"freshet_{of}_created_rows": counts["created"],
-        f"freshet_{of}_dropped_rows": counts["evicted"],
-        f"freshet_{of}_not_finite_gradients": counts["not_finite"],
-        f"freshet_{of}_not_admitted_gradients": counts["not_admitted"],
-        f"freshet_{of}_replaced_buckets": replaced_buckets,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,28 +247,13 @@ class PublishedTo:
     rows_next: Mapping[int, int]  # {partition of rows: next offset}
 
 
-@dataclass(frozen=True, slots=True)
-class ShardContext:
-    """Model, stores and time of a shard."""
-
-    spec: Spec
-    spec_hash: str
-    log: EventLog
-    rows: RowStore
-    clock: Clock = SYSTEM_CLOCK
-
-    @property
-    def topics(self) -> Topics:
-        """Topics of the model."""
-        return topics_of(self.spec)
-
-
 class Flusher:
     """Publishes and flushes a shard's buckets. Thread-safe; hold `lock` to add or remove buckets."""
 
     def __init__(
         self,
-        context: ShardContext,
+        context: ModelContext,
+        rows: RowStore,
         store: Store,
         counts: ShardCounts,
         *,
@@ -289,14 +263,15 @@ class Flusher:
         """Start without buckets.
 
         Args:
-            context: model and stores.
+            context: the model, its log and clock.
+            rows: the row store.
             store: table of the shard.
             counts: counts to update.
             name: name of the shard.
             alone: all buckets are under one claim, and the loss of one ends the shard.
         """
         spec = context.spec
-        self._spec, self._topics, self._log, self._rows = spec, context.topics, context.log, context.rows
+        self._spec, self._topics, self._log, self._rows = spec, context.topics, context.log, rows
         self._store, self._counts, self._clock = store, counts, context.clock
         self._alone = alone
         self.on_fenced: Callable[[Sequence[Bucket]], None] = lambda _: None

@@ -43,7 +43,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from freshet.errors import ConfigError, Corrupt, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.versions import ALIASES, Aliases, Manifest, Version
 from freshet.versions.weights import (
     MOST_DIGITS,
@@ -480,9 +480,7 @@ class ObjectVersionStore:
 
     def _parsed(self, number: int, stored: Stored) -> Manifest:
         where = self._bucket.where(_key(number, _MANIFEST))
-        manifest = read_manifest(stored.data, where)
-        if manifest.number != number:
-            raise Corrupt(f"{where}: expected the manifest of version {number}, found {manifest.number}")
+        manifest = read_manifest(stored.data, where, number)
         if not _SHA256.fullmatch(manifest.sha256):
             raise Corrupt(f"{where}: sha256 = {manifest.sha256[:80]!r}, expected 64 hexadecimal digits")
         return manifest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freshet.apps.embedder import EmbedderProcess
 from freshet.batches.frames import Names, batch_frame, check_messages, largest_batch_bytes, streams
-from freshet.clock import Stages
+from freshet.clock import Stopwatch
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
@@ -73,7 +73,7 @@ def fullest(spec: Spec) -> int:
     decoded = DecodedBatch(columns, ids, ids.astype(np.uint64), ids, np.zeros(rows, np.uint8), ones, ones)
     plan = BatchPlan((OffsetRange(0, 0, 1),), BytesColumn.of([]), (), rows)
     builder = BatchBuilder(spec, layout, states=True)
-    built = builder.build(plan, decoded, builder.slot(), replayed=False, stages=Stages(("plan",)))
+    built = builder.build(plan, decoded, builder.slot(), replayed=False, stages=Stopwatch(("plan",)))
     assert built.looked is not None
     # the most moments that shards and pushes in flight produce
     moments = {g: np.zeros(spec.buckets, np.uint32) for g in range(len(groups))}

@@ -13,7 +13,7 @@ import yaml
 from freshet.config.spec import load_spec
 from freshet.config.spec.explanation import INDEX_BYTES, row_bytes
 from freshet.config.spec.layout import layout_of
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.paramserver.placement import FILLED
 from freshet.tables.store import Store
 from tests.fixtures.pages import ROOT

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Mismatch, Unavailable
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.rows.sqlite import row_store
 from freshet.rows.sqlite.file import NO_STAMP, parse_directory, parts_of, write_directory
 from freshet.rows.sqlite.row_store import BLOBS_A_CONNECTION, SqliteRowStore, decide
