@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Idle workers steal from busy ones; with one worker the tests run in pytest's own process, where -s and --pdb work.
 PYTEST = $(BIN)/python -m pytest -n $(patsubst 1,0,$(WORKERS)) --dist worksteal
 
-.PHONY: help setup build demo docs test test-long test-compose test-tools unit lint native-test bench wheel clean
+.PHONY: help setup build demo docs test test-long test-compose test-tools unit oldest lint native-test bench wheel clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -91,6 +91,10 @@ test-compose: build ## Build the images, start docker-compose.yml, kill each ser
 
 unit: build ## Only the unit and contract tests, without servers; random tests try fewer examples: two minutes on two cores.
 	$(PYTEST) -m "not kafka and not redis" --hypothesis-profile quick tests/unit tests/contract
+
+oldest: build ## `make unit` on the oldest release of each dependency that pyproject.toml allows, in .venv-oldest.
+	ops/oldest $(BIN)/python .venv-oldest
+	PATH=$(CURDIR)/.venv-oldest/bin:$$PATH .venv-oldest/bin/python -m pytest -n $(WORKERS) -m "not kafka and not redis" --hypothesis-profile quick tests/unit tests/contract
 
 lint: $(READY_TO_TEST) ## ruff, clang-format, mypy --strict, import-linter, bandit, measures and words of the code (ops/house).
 	$(BIN)/ruff check .

@@ -22,7 +22,8 @@ import numpy as np
 
 from bench.machine import cpu_s
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
-from freshet.apps.batch_sources import FromEmbedders, FromShards, OwnRows, Wire
+from freshet.apps.batch_sources import OwnRows
+from freshet.apps.remote_sources import FromEmbedders, FromShards, Wire
 from freshet.apps.trainer import TrainerProcess
 from freshet.config.settings import load_settings
 from freshet.config.spec.identity import identity_hash, render

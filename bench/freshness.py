@@ -35,8 +35,7 @@ from freshet.config.spec import Spec, load_spec
 from freshet.config.spec.model import Explore
 from freshet.config.spec.topics import topics_of
 from freshet.console.instances import Instance
-from freshet.console.tracer import Tracer
-from freshet.console.tracing import STAGES, Trace
+from freshet.console.traces import STAGES, Trace, Tracer
 from freshet.http.addresses import Address
 from freshet.joiner.plan import RAMP
 

@@ -34,7 +34,7 @@ from bench.services import ready_service
 from bench.workload import Workload
 from freshet.config.settings import load_settings
 from freshet.process.ports import free_ports
-from freshet.process.traces import start_traces
+from freshet.process.telemetry import start_traces
 from tests.servers.otlp import receiver
 
 ROOT = Path(__file__).parents[1]

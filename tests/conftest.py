@@ -10,7 +10,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from freshet.observability import skipped
+from freshet.observability import skipped_state
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -35,7 +35,7 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 @pytest.fixture(autouse=True)
 def nothing_skipped() -> None:
     """Counts of damaged state are the process's; each test is one."""
-    skipped.forget()
+    skipped_state.forget()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,7 +62,7 @@ _tests = iter(range(1, 1_000_000))
 
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """`capture_logs` leaves structlog configured, and whoever comes later prints on stdout."""
+    """`capture_logs` leaves structlog configured, and later tests would print on stdout."""
     before = structlog.is_configured()
     yield
     if not before:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import freshet.console.metrics
-import freshet.demo.metrics
+import freshet.console.collector
+import freshet.demo.service
 import freshet.gateway.metrics
 import freshet.inference.metrics
-from freshet.apps.metrics import JOINER_METRICS, TRAINER_METRICS
+from freshet.apps.metrics import DAMAGED_STATE, JOINER_METRICS, TRAINER_METRICS
 from freshet.embedder.service import EMBEDDER_METRICS
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric
-from freshet.paramserver.service import PARAMSERVER_METRICS
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.paramserver.service import PARAMSERVER_METRICS, STORE_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 
 __all__ = ["SERVICES", "page"]
@@ -20,11 +20,11 @@ SERVICES: dict[str, tuple[Metric, ...]] = {
     "gateway": freshet.gateway.metrics.METRICS,
     "joiner": JOINER_METRICS,
     "embedder": (*EMBEDDER_METRICS, *GRPC_METRICS),
-    "trainer": TRAINER_METRICS,
-    "paramserver": PARAMSERVER_METRICS,
+    "trainer": (DAMAGED_STATE, *TRAINER_METRICS),
+    "paramserver": (*PARAMSERVER_METRICS, *STORE_METRICS, *GRPC_METRICS),
     "inference": freshet.inference.metrics.METRICS,
-    "simulator": freshet.demo.metrics.METRICS,
-    "console": freshet.console.metrics.METRICS,
+    "simulator": freshet.demo.service.METRICS,
+    "console": freshet.console.collector.METRICS,
 }
 """What `/metrics` of each service exposes beside PROCESS_METRICS."""
 

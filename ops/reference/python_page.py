@@ -125,10 +125,13 @@ def _described(name: str, value: Any) -> Iterator[str]:
 def _class(name: str, cls: type) -> Iterator[str]:
     fields = list(_fields(cls))
     bases = [
-        b.__name__ for b in cls.__bases__ if b is not object and b.__name__ not in ("Generic", "Protocol")
+        b.__name__
+        for b in cls.__bases__
+        if b is not object and b.__name__ not in ("Generic", "Protocol") and not b.__name__.startswith("_")
     ]
     kind = "protocol" if getattr(cls, "_is_protocol", False) else "class"
-    made = cls.__dict__.get("__init__")
+    private = [base for base in cls.__bases__ if base.__name__.startswith("_")]
+    made = next((c.__dict__["__init__"] for c in (cls, *private) if "__init__" in c.__dict__), None)
     takes = ""
     if isinstance(made, FunctionType) and not is_dataclass(cls) and kind == "class":
         takes = _signature(made).removeprefix("def __init__").rpartition(" -> ")[0]

@@ -1,5 +1,7 @@
-"""The command `freshet`, also as `python -m freshet`: Ctrl-C ends it at once, without a traceback, unless a
-verb has something to bring to an end."""
+"""The command `freshet`, also as `python -m freshet`.
+
+Ctrl-C ends it at once without a traceback, unless a verb handles it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Entry point. Ends with 0, 1 (an error that is told), 2 (wrong usage), 3 (an edit needs a new model), or
-    as a shell says of Ctrl-C: 130.
+    """Run a verb; the exit code is 0, 1 (an error), 2 (wrong usage), 3 (an edit needs a new model), or 130
+    (Ctrl-C).
 
-    Ctrl-C is the system's own until a verb takes it: an interrupt in the middle of loading native modules is
-    no Python error that could be caught, some of them crash.
+    SIGINT keeps its default action until a verb handles it: an interrupt while native modules load cannot be
+    caught in Python, and crashes some of them.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

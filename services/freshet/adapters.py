@@ -78,6 +78,6 @@ def _opener(group: str, url: str) -> Callable[[str], Any]:
         group.removeprefix("freshet."),
         "url",
         url,
-        "a URL whose scheme is one of " + ", ".join(f"{name}:" for name in known),
+        "a URL with one of the schemes " + ", ".join(f"{name}:" for name in known),
         f"did you mean {close[0]}:?" if close else "is the distribution that provides this scheme installed?",
     )

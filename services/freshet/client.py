@@ -1,8 +1,7 @@
 """The Python client: events to a gateway, ranked items and scores from an inference server.
 
-Needs the extra `client` (httpx). Events carry ids of their own, so that sending one again, after an answer
-was lost, changes nothing: what fails for the moment (429, 503, a broken connection) is retried with growing
-pauses.
+Needs the extra `client` (httpx). Events have ids, so sending one again after a lost answer changes nothing:
+temporary failures (429, 503, a broken connection) are retried with growing pauses.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 import orjson
@@ -39,11 +38,12 @@ Event = Mapping[str, Any]
 PROGRESS_POLL_S = 0.05
 
 _RETRIED = (429, 502, 503, 504)
+_JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Where the log keeps one event; it is durable there."""
+    """Position of an event in the log, where it is durable."""
 
     topic: str
     partition: int
@@ -52,15 +52,14 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of the events of one call."""
+    """Outcome of the events of one call."""
 
-    acks: tuple[Ack, ...]  # of the accepted ones, in the order in which they were sent
-    refused: tuple[Mapping[str, Any], ...] = ()  # {index, path, expected, found} of the others
+    acks: tuple[Ack, ...]  # of the accepted events, in the order of the call
+    refused: tuple[Mapping[str, Any], ...] = ()  # {index, path, expected, found} of the other events
 
 
 class EventsRefused(BadInput):
-    """Some events do not fit the schema or are dated ahead; `receipt` tells which, the others are
-    accepted."""
+    """Some events do not fit the schema or are dated ahead; `receipt` lists them. The others are accepted."""
 
     def __init__(self, message: str, receipt: Receipt) -> None:
         super().__init__(message)
@@ -69,22 +68,22 @@ class EventsRefused(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is known of one feature's values of a candidate."""
+    """Rows of one feature of a candidate."""
 
     known: int  # values that have a row
     of: int  # values: one, or as many as a list holds; 0 for a null
-    age_s: int | None  # since the newest event that one of the rows has learned from
+    age_s: int | None  # age of the newest event that one of the rows has learned from
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One candidate in its place."""
+    """A ranked candidate."""
 
     index: int  # of the candidate in the request
     score: float
     predictions: Mapping[str, float]  # label -> prediction
     propensity: float  # probability with which the policy puts this candidate in this place
-    rows: Mapping[str, Rows] | None = None  # by feature; None: not asked for by `explain`
+    rows: Mapping[str, Rows] | None = None  # by feature; None without `explain`
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +100,14 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how patiently something is tried again."""
+    """Number of attempts, and pauses between them."""
 
     attempts: int = 6
     first_pause_s: float = 0.1  # doubled each time, half of it random so that clients spread
     longest_pause_s: float = 5.0
 
     def pause_s(self, attempt: int, retry_after: str | None, chance: float) -> float | None:
-        """How long to wait after a failed attempt (0 is the first), None to give up. `chance`: 0 to 1."""
+        """Return the pause after a failed attempt (0 is the first), or None to give up; `chance`: 0 to 1."""
         if attempt + 1 >= self.attempts:
             return None
         pause: float = min(self.first_pause_s * 2.0**attempt, self.longest_pause_s) * (0.5 + 0.5 * chance)
@@ -116,13 +115,13 @@ class RetryPolicy:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Seconds of a Retry-After header; 0 if there is none, or it is a date."""
+    """Return the seconds of a Retry-After header; 0 if it is absent or a date."""
     text = (retry_after or "").strip()
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def _checked(url: str) -> str:
-    """The URL of a server, without a slash at its end. Raises ConfigError if it is none."""
+    """Return a server's URL without a slash at its end. Raises ConfigError for other text."""
     try:
         parsed = httpx.URL(url)
         whole = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 65_536
@@ -134,14 +133,15 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _believed(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | bool:
-    """What httpx takes as `verify`; the files are those of `Client`."""
+def _verification(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | bool:
+    """Return the option `verify` of httpx for the files of `Client`. Raises ConfigError if one is invalid."""
     if not (ca_file or cert_file or key_file):
         return True
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
         if cert_file or key_file:
-            context.load_cert_chain(cert_file, key_file or None, password="")  # nosec B106  # none: an encrypted key is refused, not asked for
+            # With the empty password an encrypted key is refused; without one OpenSSL would prompt.
+            context.load_cert_chain(cert_file, key_file or None, password="")  # nosec B106
     except (OSError, ValueError) as error:
         found = ", ".join(path for path in (ca_file, cert_file, key_file) if path)
         raise ConfigError(
@@ -152,7 +152,7 @@ def _believed(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | b
 
 
 def _authorization(token: str) -> dict[str, str]:
-    """The header that shows a token. Raises ConfigError if it is none; the token is not repeated."""
+    """Return the header of a token. Raises ConfigError, without the token, if it is malformed."""
     if token and not (token.isascii() and token.isprintable() and len(token.split()) == 1):
         raise ConfigError("client", "token", "not shown here", "printable ASCII without spaces")
     return {"authorization": f"Bearer {token}"} if token else {}
@@ -161,12 +161,12 @@ def _authorization(token: str) -> dict[str, str]:
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return host == "localhost"
 
 
 def _json(value: Any) -> bytes:
-    """A value as JSON. Raises BadInput for what JSON does not have."""
+    """Encode a value as JSON. Raises BadInput for values that JSON lacks, such as NaN."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -174,7 +174,7 @@ def _json(value: Any) -> bytes:
             "expected dicts, lists, texts, booleans, None, finite floats and integers of 64 bits; "
             f"found: {error}"
         ) from None
-    if b"null" in text:  # written for NaN, too
+    if b"null" in text:  # orjson writes NaN so, too
         _refuse_not_finite(value, "")
     return text
 
@@ -192,84 +192,57 @@ def _refuse_not_finite(value: Any, path: str) -> None:
         raise BadInput(f"{path}: expected a finite number, found {value}; send None where there is no value")
 
 
-class _Talk:
-    """What both clients say and understand; no I/O."""
-
-    def __init__(self, gateway: str, inference: str, retries: RetryPolicy) -> None:
-        self.gateway, self.inference, self.retries = _checked(gateway), _checked(inference), retries
-        hosts = {httpx.URL(url).host for url in (self.gateway, self.inference)}
-        self.asks_environment = not all(_is_loopback(host) for host in hosts)  # no proxy leads back here
-
-    def events(self, events: Event | Sequence[Event]) -> bytes:
-        return _json(events)
-
-    def rank(
-        self,
-        context: Event,
-        candidates: Sequence[Event],
-        k: int | None,
-        request_id: str | int | None,
-        dry_run: bool,
-        explain: bool,
-    ) -> bytes:
-        asked = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
-        asked |= {"dry_run": dry_run or None, "explain": explain or None}
-        return _json({key: value for key, value in asked.items() if value is not None})
-
-    def pause(self, attempt: int, answer: httpx.Response | None) -> float | None:
-        if answer is not None and answer.status_code not in _RETRIED:
-            return None
-        after = answer.headers.get("retry-after") if answer is not None else None
-        return self.retries.pause_s(attempt, after, random.random())  # nosec B311  # a pause
-
-    def receipt(self, answer: httpx.Response) -> Receipt:
-        body = self.body(answer, (202, 422))
-        if "acks" not in body:
-            raise BadInput(_message(body))
-        receipt = Receipt(
-            tuple(Ack(a["topic"], a["partition"], a["offset"]) for a in body["acks"]),
-            tuple(body.get("refused", ())),
+def _receipt(answer: httpx.Response) -> Receipt:
+    body = _body(answer, (202, 422))
+    if "acks" not in body:
+        raise BadInput(_message(body))
+    receipt = Receipt(
+        tuple(Ack(a["topic"], a["partition"], a["offset"]) for a in body["acks"]),
+        tuple(body.get("refused", ())),
+    )
+    if receipt.refused:
+        first = receipt.refused[0]
+        raise EventsRefused(
+            f"event {first['index']}: {first['path'] or 'as a whole'}: expected {first['expected']}, "
+            f"found {first['found']} ({len(receipt.refused)} of "
+            f"{len(receipt.refused) + len(receipt.acks)} refused; the others are accepted)",
+            receipt,
         )
-        if receipt.refused:
-            first = receipt.refused[0]
-            raise EventsRefused(
-                f"event {first['index']}: {first['path'] or 'as a whole'}: expected {first['expected']}, "
-                f"found {first['found']} ({len(receipt.refused)} of "
-                f"{len(receipt.refused) + len(receipt.acks)} refused; the others are accepted)",
-                receipt,
-            )
-        return receipt
+    return receipt
 
-    def ranking(self, answer: httpx.Response) -> Ranking:
-        body = self.body(answer, (200,))
-        return Ranking(
-            str(body["request_id"]),
-            tuple(map(_item, body["items"])),
-            body["version"],
-            body["freshness_ms"],
-            body["unknown_rows"],
-            body["explored"],
-        )
 
-    def unserved_s(self, answer: httpx.Response) -> float:
-        """When to ask again whether an event is served; 0: it is."""
-        if answer.status_code == 429:  # many ask, or this client does
-            return max(PROGRESS_POLL_S, _seconds(answer.headers.get("retry-after")))
-        return 0.0 if self.body(answer, (200,))["served"] else PROGRESS_POLL_S
+def _ranking(answer: httpx.Response) -> Ranking:
+    body = _body(answer, (200,))
+    return Ranking(
+        str(body["request_id"]),
+        tuple(map(_item, body["items"])),
+        body["version"],
+        body["freshness_ms"],
+        body["unknown_rows"],
+        body["explored"],
+    )
 
-    def body(self, answer: httpx.Response, good: tuple[int, ...]) -> Any:
-        try:
-            body = orjson.loads(answer.content)
-        except orjson.JSONDecodeError:
-            body = {}
-        if answer.status_code in good:
-            return body
-        message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
-        if answer.status_code == 429:
-            raise Overloaded(message, retry_after_s=_seconds(answer.headers.get("retry-after")))
-        if answer.status_code >= 500:
-            raise Unavailable(message)
-        raise BadInput(message)
+
+def _unserved_s(answer: httpx.Response) -> float:
+    """Return the pause before the next query of an event's progress; 0: it is served."""
+    if answer.status_code == 429:
+        return max(PROGRESS_POLL_S, _seconds(answer.headers.get("retry-after")))
+    return 0.0 if _body(answer, (200,))["served"] else PROGRESS_POLL_S
+
+
+def _body(answer: httpx.Response, good: tuple[int, ...]) -> Any:
+    try:
+        body = orjson.loads(answer.content)
+    except orjson.JSONDecodeError:
+        body = {}
+    if answer.status_code in good:
+        return body
+    message = f"{answer.request.url}: {answer.status_code}: {_message(body)}"
+    if answer.status_code == 429:
+        raise Overloaded(message, retry_after_s=_seconds(answer.headers.get("retry-after")))
+    if answer.status_code >= 500:
+        raise Unavailable(message)
+    raise BadInput(message)
 
 
 def _item(item: Mapping[str, Any]) -> Item:
@@ -296,14 +269,13 @@ def _query(ack: Ack) -> dict[str, str | int]:
     return {"topic": ack.topic, "partition": ack.partition, "offset": ack.offset}
 
 
-class Client:
-    """Blocking client; thread-safe. Close it, or use it in `with`.
+_Http = TypeVar("_Http", httpx.Client, httpx.AsyncClient)
 
-    `token` is sent with all requests; a proxy of the environment is asked for servers of other machines only.
-    Of https:// URLs, `ca_file` has signed the servers' certificates (without it, one of the system's
-    authorities), and `cert_file` with `key_file` is shown to servers that ask for one. Raises ConfigError for
-    a URL or a token that is none, and for files that cannot be read or do not fit.
-    """
+
+class _BaseClient(Generic[_Http]):
+    """Options, requests and answers of both clients, without I/O."""
+
+    _open: type[_Http]
 
     def __init__(
         self,
@@ -317,30 +289,71 @@ class Client:
         timeout_s: float = 10.0,
         retries: RetryPolicy | None = None,
     ) -> None:
-        self._talk = _Talk(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.Client(
+        self._gateway, self._inference = _checked(gateway), _checked(inference)
+        self._retries = retries or RetryPolicy()
+        hosts = {httpx.URL(url).host for url in (self._gateway, self._inference)}
+        self._http: _Http = self._open(
             headers=_authorization(token),
             timeout=timeout_s,
-            trust_env=self._talk.asks_environment,
-            verify=_believed(ca_file, cert_file, key_file),
+            trust_env=not all(map(_is_loopback, hosts)),  # no proxy reaches this machine
+            verify=_verification(ca_file, cert_file, key_file),
         )
 
+    @staticmethod
+    def _rank_body(
+        context: Event,
+        candidates: Sequence[Event],
+        k: int | None,
+        request_id: str | int | None,
+        **flags: bool,
+    ) -> bytes:
+        body = {"context": context, "candidates": candidates, "k": k, "request_id": request_id}
+        body |= {name: flag or None for name, flag in flags.items()}
+        return _json({key: value for key, value in body.items() if value is not None})
+
+    def _pause_s(
+        self, attempt: int, url: str, answer: httpx.Response | None, problem: Exception | None
+    ) -> float | None:
+        """Return the pause before the next attempt; None if the answer stands.
+
+        Raises Unavailable if there is no answer after the last attempt.
+        """
+        if answer is not None and answer.status_code not in _RETRIED:
+            return None
+        after = answer.headers.get("retry-after") if answer is not None else None
+        pause_s = self._retries.pause_s(attempt, after, random.random())  # nosec B311  # a pause
+        if pause_s is None and answer is None:
+            raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+        return pause_s
+
+
+class Client(_BaseClient[httpx.Client]):
+    """Blocking client; thread-safe. Close it, or use it in `with`.
+
+    `token` is sent with all requests. A proxy of the environment is used for servers on other machines only.
+    For https:// URLs, `ca_file` holds the authority of the servers' certificates (by default, the system's
+    authorities), and `cert_file` with `key_file` is the client's certificate. Raises ConfigError for a
+    malformed URL or token, and for files that cannot be read or do not match.
+    """
+
+    _open = httpx.Client
+
     def impressions(self, events: Event | Sequence[Event]) -> Receipt:
-        """Send what was served: one event or a batch. Returns when the log has them.
+        """Send impressions, one event or a batch; return when they are durable in the log.
 
         Raises:
-            EventsRefused: some do not fit; the others are accepted.
-            BadInput: a value is none of JSON's, such as NaN; nothing was sent.
-            Overloaded, Unavailable: after all attempts; sending them again is safe.
+            EventsRefused: some events do not fit; the others are accepted.
+            BadInput: JSON lacks a value, such as NaN; nothing was sent.
+            Overloaded, Unavailable: all attempts failed; sending the events again is safe.
         """
         return self._send("impressions", events)
 
     def shown(self, events: Event | Sequence[Event]) -> Receipt:
-        """Send what was really seen; as `impressions`."""
+        """Send events of items that were really seen; as `impressions`."""
         return self._send("shown", events)
 
     def actions(self, events: Event | Sequence[Event]) -> Receipt:
-        """Send what was done; as `impressions`."""
+        """Send actions; as `impressions`."""
         return self._send("actions", events)
 
     def rank(
@@ -355,21 +368,21 @@ class Client:
     ) -> Ranking:
         """Order candidates by the spec's score, best first; at most `k` of them.
 
-        With `dry_run` nothing is logged as served and nothing is explored: for looking, not for showing.
-        With `explain` each item tells what its rows are (`Item.rows`).
+        With `dry_run` nothing is logged as served and nothing is explored. With `explain` each item has its
+        `rows`.
 
         Raises BadInput if a field has the wrong type, Unavailable after all attempts.
         """
-        content = self._talk.rank(context, candidates, k, request_id, dry_run, explain)
-        return self._talk.ranking(self._post(f"{self._talk.inference}/v1/rank", content))
+        content = self._rank_body(context, candidates, k, request_id, dry_run=dry_run, explain=explain)
+        return _ranking(self._post(f"{self._inference}/v1/rank", content))
 
     def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
-        """Wait until the rows served have learned from an event; False if it took longer than `timeout_s`.
+        """Wait until served rows have learned from an event; return False after `timeout_s`.
 
-        The inference server answers from the log and the row store (`/v1/progress`): the joiner has taken
-        the event, every bucket has applied the samples it led to, and the server has those rows. An event
-        that leads to no sample yet counts once the joiner has taken it: its window is open, or it is one of a
-        model's first positives, which are held.
+        The inference server answers from the log and the row store (`/v1/progress`): the joiner has read the
+        event, every bucket has applied its samples, and the server has those rows. An event without samples
+        counts once the joiner has read it: its window is open, or it is one of a model's first positives,
+        which are held.
         """
         acks = (ack,) if isinstance(ack, Ack) else ack.acks
         deadline = time.monotonic() + timeout_s
@@ -382,27 +395,23 @@ class Client:
         return True
 
     def _unserved_s(self, ack: Ack) -> float:
-        return self._talk.unserved_s(
-            self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
-        )
+        return _unserved_s(self._http.get(f"{self._inference}/v1/progress", params=_query(ack)))
 
-    def _send(self, what: str, events: Event | Sequence[Event]) -> Receipt:
-        return self._talk.receipt(self._post(f"{self._talk.gateway}/v1/{what}", self._talk.events(events)))
+    def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
+        return _receipt(self._post(f"{self._gateway}/v1/{stream}", _json(events)))
 
     def _post(self, url: str, content: bytes) -> httpx.Response:
         attempt = 0
         while True:
-            answer: httpx.Response | None = None
+            answer, problem = None, None
             try:
-                answer = self._http.post(url, content=content, headers={"content-type": "application/json"})
+                answer = self._http.post(url, content=content, headers=_JSON)
             except httpx.TransportError as error:
                 problem = error
-            pause = self._talk.pause(attempt, answer)
-            if pause is None:
-                if answer is None:
-                    raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+            pause_s = self._pause_s(attempt, url, answer, problem)
+            if pause_s is None and answer is not None:
                 return answer
-            time.sleep(pause)
+            time.sleep(pause_s or 0.0)
             attempt += 1
 
     def close(self) -> None:
@@ -421,28 +430,10 @@ class Client:
         self.close()
 
 
-class AsyncClient:
+class AsyncClient(_BaseClient[httpx.AsyncClient]):
     """As `Client`, for asyncio. Close it, or use it in `async with`."""
 
-    def __init__(
-        self,
-        gateway: str = "http://127.0.0.1:7000",
-        inference: str = "http://127.0.0.1:7001",
-        *,
-        token: str = "",
-        ca_file: str = "",
-        cert_file: str = "",
-        key_file: str = "",
-        timeout_s: float = 10.0,
-        retries: RetryPolicy | None = None,
-    ) -> None:
-        self._talk = _Talk(gateway, inference, retries or RetryPolicy())
-        self._http = httpx.AsyncClient(
-            headers=_authorization(token),
-            timeout=timeout_s,
-            trust_env=self._talk.asks_environment,
-            verify=_believed(ca_file, cert_file, key_file),
-        )
+    _open = httpx.AsyncClient
 
     async def impressions(self, events: Event | Sequence[Event]) -> Receipt:
         """As `Client.impressions`."""
@@ -467,8 +458,8 @@ class AsyncClient:
         explain: bool = False,
     ) -> Ranking:
         """As `Client.rank`."""
-        content = self._talk.rank(context, candidates, k, request_id, dry_run, explain)
-        return self._talk.ranking(await self._post(f"{self._talk.inference}/v1/rank", content))
+        content = self._rank_body(context, candidates, k, request_id, dry_run=dry_run, explain=explain)
+        return _ranking(await self._post(f"{self._inference}/v1/rank", content))
 
     async def wait_until_served(self, ack: Ack | Receipt, *, timeout_s: float = 30.0) -> bool:
         """As `Client.wait_until_served`."""
@@ -483,30 +474,24 @@ class AsyncClient:
         return True
 
     async def _unserved_s(self, ack: Ack) -> float:
-        return self._talk.unserved_s(
-            await self._http.get(f"{self._talk.inference}/v1/progress", params=_query(ack))
-        )
+        return _unserved_s(await self._http.get(f"{self._inference}/v1/progress", params=_query(ack)))
 
-    async def _send(self, what: str, events: Event | Sequence[Event]) -> Receipt:
-        url = f"{self._talk.gateway}/v1/{what}"
-        return self._talk.receipt(await self._post(url, self._talk.events(events)))
+    async def _send(self, stream: str, events: Event | Sequence[Event]) -> Receipt:
+        url = f"{self._gateway}/v1/{stream}"
+        return _receipt(await self._post(url, _json(events)))
 
     async def _post(self, url: str, content: bytes) -> httpx.Response:
         attempt = 0
         while True:
-            answer: httpx.Response | None = None
+            answer, problem = None, None
             try:
-                answer = await self._http.post(
-                    url, content=content, headers={"content-type": "application/json"}
-                )
+                answer = await self._http.post(url, content=content, headers=_JSON)
             except httpx.TransportError as error:
                 problem = error
-            pause = self._talk.pause(attempt, answer)
-            if pause is None:
-                if answer is None:
-                    raise Unavailable(f"{url}: {problem!r} after {attempt + 1} attempts") from problem
+            pause_s = self._pause_s(attempt, url, answer, problem)
+            if pause_s is None and answer is not None:
                 return answer
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause_s or 0.0)
             attempt += 1
 
     async def close(self) -> None:

@@ -200,7 +200,7 @@ STEADY_CLOCK = SteadyClock()
 """The clock by which this process dates records."""
 
 
-class Stages:
+class Stopwatch:
     """Seconds that a thread has spent in each stage of its work, readable from other threads.
 
     One thread marks; a mark costs 0.1 µs. Seconds are wall time, so waits for a core or the interpreter are
@@ -224,10 +224,10 @@ class Stages:
         self._at = now
 
 
-def summed(stages: Iterable[Stages]) -> dict[str, float]:
+def summed(stopwatches: Iterable[Stopwatch]) -> dict[str, float]:
     """Sum the seconds of each stage over several threads."""
     total: dict[str, float] = {}
-    for one in stages:
+    for one in stopwatches:
         for name, seconds in one.seconds.items():
             total[name] = total.get(name, 0.0) + seconds
     return total

@@ -4,9 +4,9 @@
     python -m tests.compose.alarms FreshetDown ...     # these
 
 Needs a docker engine and built images. Breaks stand in groups that do not hide each other's effects; after
-each group what was broken is mended, and nothing may fire any more before the next. One stack asks for tokens
-and has shards with hardly any room; one begins with rows that take a while to load; another keeps events for
-minutes, for what takes a quarter of an hour to fire or compares with the half hours before.
+each group the damage is repaired, and nothing may fire any more before the next. One stack requires tokens
+and has shards with hardly any memory; one begins with rows that take a while to load; another keeps events
+for minutes, for alerts that take a quarter of an hour to fire or compare with the half hours before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from tests.compose.breaking import STACKS, Broken, Group, Stacked, wait_for
 from tests.compose.filled import fill

@@ -21,7 +21,7 @@ import httpx
 from freshet.adapters import open_eventlog
 from freshet.config.spec import load_spec
 from freshet.config.spec.topics import topics_of
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from freshet.testing.contracts.eventlog import append_to
 from freshet.types import TopicPartition
@@ -165,7 +165,7 @@ def stepped_on(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def unscraped(broken: Broken) -> Iterator[None]:
-    """Prometheus is told of no joiner, as if its line were missing."""
+    """Prometheus scrapes no joiner, as if its line were missing."""
     stack = broken.stack
     told = stack.prometheus_config.read_text()
     stack.prometheus_config.write_text(re.sub(r".*role: joiner.*\n", "", told))
@@ -217,7 +217,7 @@ def _append_damaged(broken: Broken, topic: str) -> None:
 
 @contextmanager
 def without_log(broken: Broken) -> Iterator[None]:
-    """Kafka stands still, and some hundred rankings a second are asked for."""
+    """Kafka stands still, and clients send some hundred rank requests a second."""
     with ExitStack() as stack:
         stack.enter_context(paused(broken, "kafka"))
         for _ in range(3):
@@ -227,7 +227,7 @@ def without_log(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def guarded(broken: Broken) -> Iterator[None]:
-    """Somebody asks without a token, the file of tokens is damaged, a shard's certificate has ten days to go,
+    """A client sends no token, the file of tokens is damaged, a shard's certificate has ten days to go,
     a damaged record is among the changed rows, and shards have a megabyte for rows.
     """
     broken.stack.in_secrets("sh", "-c", f"chmod u+w {HASHES}; echo nonsense >> {HASHES}")
@@ -248,7 +248,7 @@ def guarded(broken: Broken) -> Iterator[None]:
 @contextmanager
 def held_back(broken: Broken) -> Iterator[None]:
     """An older version is pinned, and readers come who click on the first three of four items wherever they
-    are asked, while the model is told to score all of them as if they stood in the fourth place.
+    are shown, while the model scores all of them as if they stood in the fourth place.
     """
     command = ("exec", "--no-TTY", "console", "freshet", "version")
     served = "min(freshet_inference_version)"
@@ -300,7 +300,7 @@ def without_rows(broken: Broken) -> Iterator[None]:
 
 @contextmanager
 def cramped(broken: Broken) -> Iterator[None]:
-    """A shard is made anew with room for ten thousand rows or so, and the other one has the rest."""
+    """A shard is made anew with memory for about ten thousand rows, and the other one has the rest."""
     _made_anew(broken, "shard-0", "2097152")
     try:
         yield

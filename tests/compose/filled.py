@@ -1,4 +1,4 @@
-"""A stack that holds as many rows as the sizes of docs/compose.md promise: does it load them, and have room?
+"""A stack that holds the rows that docs/compose.md promises: does it load them, and have memory left?
 
     python -m tests.compose.filled [ROWS [small]]    # 5500000; small: with compose.small.yml
 
@@ -22,7 +22,7 @@ import httpx
 
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.spec import load_spec
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.prometheus import Prometheus
@@ -65,7 +65,7 @@ def main(rows: int, *, small: bool) -> None:
 
 
 def fill(stack: Stack, folder: Path, rows: int) -> None:
-    """Put rows into Redis before anybody has told of other ones: nothing but the stores has been started."""
+    """Put rows into Redis before any service can write some: only the stores have been started."""
     stack.docker("run", "--rm", "--no-TTY", "prepare", within_s=300)
     os.environ |= stack.settings(folder)
     began = time.monotonic()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from tests.compose.figures import memory_mb
 from tests.compose.filled import fill, wait_for_rows

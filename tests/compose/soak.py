@@ -57,7 +57,7 @@ class Follower:
         try:
             reader.assign({TopicPartition(self._topic, p): n for p, n in self.at.items()})
             while not self._stop.is_set():
-                with suppress(Unavailable):  # a broker that is busy for a second is asked again
+                with suppress(Unavailable):  # a broker that is busy for a second is polled again
                     for where, records in reader.poll(1_000, 0.5):
                         self.samples += audit.samples_in(records.values)
                         self.at[where.partition] = records.next_offset

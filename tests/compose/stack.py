@@ -46,8 +46,8 @@ class Stack(Members):
         tokens: bool = False,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Nothing runs yet. `folder`: where versions are kept. `small`: one of each. `tokens`: the doors ask
-        for them. `variables`: of the compose file."""
+        """Nothing runs yet. `folder`: where versions are kept. `small`: one of each. `tokens`: the endpoints
+        require them. `variables`: of the compose file."""
         super().__init__()
         each = range(1 if small else 2)
         self.names = (
@@ -165,7 +165,7 @@ class Stack(Members):
     def docker(self, *words: str, within_s: float = 60.0) -> str:
         """What `docker compose` prints. AssertionError, with its words, if it fails."""
         files = [word for file in self._files for word in ("--file", str(file))]
-        mine = ("--env-file", os.devnull)  # a .env of whoever tests would be of another deployment
+        mine = ("--env-file", os.devnull)  # a .env of the developer would be of another deployment
         return _run(["docker", "compose", *mine, *files, *words], self._env, within_s)
 
 

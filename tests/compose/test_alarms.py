@@ -26,7 +26,7 @@ def nothing(_: Any) -> Iterator[None]:
         ([["FreshetDown"]] * 9, "still firing: ['FreshetDown']"),
     ],
 )
-def test_an_alert_that_does_not_fire_or_does_not_end_is_told(
+def test_an_alert_that_never_fires_or_never_ends_is_an_error(
     fires: list[list[str]], wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarms, "RESOLVED_S", 0.0)

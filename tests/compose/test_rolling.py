@@ -1,4 +1,4 @@
-"""Every service of freshet is stopped and started again, one after the other, under load: nobody notices."""
+"""Every service is stopped and started again, one after the other, under load: no client notices."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_rolling_restart_fails_no_request_and_loses_no_event(stack: Stack, tmp
 
 
 def _let_pass(load: Load) -> None:
-    """Some seconds of load on a system that nobody touches."""
+    """Some seconds of load on an undisturbed system."""
     at = len(load.parts)
     wait_until("time passes", lambda: len(load.parts) >= at + QUIET, within_s=4 * QUIET)
 

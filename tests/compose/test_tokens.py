@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from tests.compose.stack import Stack
 
@@ -53,7 +53,7 @@ class Client:
         return self._post(f"{self._stack.gateway}/v1/actions", json.dumps(click), token)
 
     def rolls_back(self, token: str | None) -> int:
-        """The answer's status, for a version that nobody has written."""
+        """The answer's status, for a version that does not exist."""
         return self._post(f"{self._stack.console}/api/rollback", '{"number": 1000000}', token)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Client:
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    """With tokens asked for, the demo's spec, and readers who are learned from."""
+    """With required tokens, the demo's spec, and readers who are learned from."""
     made = Stack(DEMO_SPEC.parent, tmp_path, tokens=True)
     made.down(volumes=True)
     try:
@@ -88,7 +88,7 @@ def client(stack: Stack) -> Iterator[Client]:
     made.close()
 
 
-def test_tokens_are_asked_for_and_change_hands_while_everything_runs(stack: Stack, client: Client) -> None:
+def test_tokens_are_required_and_rotate_while_everything_runs(stack: Stack, client: Client) -> None:
     made = {
         name: stack.in_secrets("cat", f"/run/freshet/{part}/{name}.token").strip()
         for name, part in (("client", "client"), *((one, "operator") for one in ("send", "rank", "operate")))

@@ -1,4 +1,4 @@
-"""What operators look at, on a Prometheus that scrapes the running system: boards show something, alerts are
+"""Boards and alerts on a Prometheus that scrapes the running system: boards show something, alerts are
 evaluated, and none fires while all is well.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.testing.conditions import wait_until
 from ops.boards.boards import read_boards
 from tests.compose.prometheus import Prometheus
@@ -39,14 +39,14 @@ EMPTY = {
         "no clients speak gRPC here",
     ),
 }
-"""Query -> why it has no series in a stack where all is well. Prometheus tells rules with labels in order."""
+"""Query -> why a healthy stack has no series for it. Prometheus returns rules with labels in order."""
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
-    """Of a stack with the demo's spec and its readers, once these are learned from."""
+    """Prometheus of a stack with the demo's spec and its readers, once these are learned from."""
     stack = Stack(DEMO_SPEC.parent, tmp_path)
     stack.down(volumes=True)
     try:
@@ -66,7 +66,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
         stack.close()
 
 
-def test_every_query_of_every_board_shows_something_and_every_alert_is_evaluated(
+def test_every_board_query_has_data_and_every_alert_evaluates(
     prometheus: Prometheus,
 ) -> None:
     queries = {

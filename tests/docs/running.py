@@ -39,7 +39,7 @@ EXECUTED = ("sh", "bash", "python", "toml", "json")
 
 @dataclass
 class Reader:
-    """Somebody who follows a page, in a folder of their own."""
+    """A reader who follows a page, in a folder of its own."""
 
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)  # what a page calls them -> what they are here

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from ops.boards.__main__ import texts
 from ops.boards.boards import read_boards
 from ops.reference.metrics_page import SERVICES
@@ -30,7 +30,7 @@ NAMES = {
         else [m.exposed]
     )
 }
-"""Of all series that services expose."""
+"""The names of all series that services expose."""
 
 
 def alerts() -> dict[str, dict[str, object]]:
@@ -57,7 +57,7 @@ def test_an_alert_is_of_metrics_that_there_are_and_has_a_runbook(name: str) -> N
     assert f"({name}.md)" in (OPS / "runbooks" / "README.md").read_text()
 
 
-def test_rules_record_metrics_that_there_are_and_alerts_read_what_is_recorded() -> None:
+def test_rules_and_alerts_read_existing_metrics_and_records() -> None:
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     recorded = {rule["record"] for rule in rules if "record" in rule}
 
@@ -65,7 +65,7 @@ def test_rules_record_metrics_that_there_are_and_alerts_read_what_is_recorded() 
     assert set().union(*(re.findall(r"\bfreshet:[a-z0-9_:]+", rule["expr"]) for rule in rules)) == recorded
 
 
-def test_no_alert_counts_whom_the_door_refused() -> None:
+def test_no_alert_counts_unauthorized_requests() -> None:
     """Strangers could silence it by asking; a client beyond its limit would set it off."""
     for name, rule in alerts().items():
         for selector in re.findall(r"(?:http_requests|grpc_answers)_total\{([^}]*)\}", str(rule["expr"])):
@@ -77,7 +77,7 @@ def test_every_runbook_is_of_an_alert() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((OPS / "runbooks").glob("*.md")), ids=lambda p: p.stem)
-def test_a_runbook_looks_at_metrics_that_there_are(path: Path) -> None:
+def test_runbooks_name_existing_metrics(path: Path) -> None:
     histograms = {name.removesuffix("_bucket") for name in NAMES}
     assert series(path.read_text()) <= NAMES | histograms
 
@@ -122,7 +122,7 @@ def test_boards_show_metrics_that_there_are_and_are_written() -> None:
         assert path.read_text() == text, "python -m ops.boards writes them anew"
 
 
-def test_the_scrape_configuration_of_the_page_has_every_role_at_its_port() -> None:
+def test_the_page_scrapes_every_role_at_its_port() -> None:
     page = (OPS.parent / "docs" / "operations.md").read_text()
     block = re.search(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
     assert block is not None

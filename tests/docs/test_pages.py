@@ -1,4 +1,4 @@
-"""What the pages tell their readers to do is done: README, docs and the examples' own pages."""
+"""The steps of the pages are carried out: README, docs and the examples' own pages."""
 
 import csv
 import gzip

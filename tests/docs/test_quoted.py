@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from ops.reference.logs_page import calls
 from ops.reference.metrics_page import SERVICES
 from tests.docs.promql import RULES, assert_promql, labels_divided, quoted
@@ -67,7 +67,7 @@ def test_labels_that_are_not_alike_are_seen() -> None:
 
 
 def test_what_operations_compares_with_is_what_the_rules_do() -> None:
-    """Of a copy that differs nobody knows which is meant."""
+    """A reader cannot know which of two different copies is meant."""
     rules = " ".join(RULES.read_text().split())
     table = (ROOT / "docs" / "operations.md").read_text().split("## Monitoring")[1].split("\n## ")[0]
     copies = [query for query in quoted(table) if re.search(r" [<>]=? ", query)]

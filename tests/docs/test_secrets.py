@@ -1,4 +1,4 @@
-"""What pages tell people to type shows no token to other users of a machine: they see all arguments."""
+"""Commands on pages show no token to other users of a machine: they see all arguments."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def merge(partitions: int, most: int = 2_000) -> Any:
     st.lists(st.lists(st.integers(0, 50).map(float), max_size=20).map(sorted), min_size=1, max_size=4),
     st.data(),
 )
-def test_whatever_the_order_of_reading_all_comes_out_once_by_time(
+def test_messages_come_out_once_by_time_for_any_read_order(
     times: list[list[int]], data: st.DataObject
 ) -> None:
     waiting, out = merge(len(times)), list[Any]()
@@ -58,7 +58,7 @@ def test_whatever_the_order_of_reading_all_comes_out_once_by_time(
     assert Counter(out) == Counter(Timed(p, t) for p, held in enumerate(times) for t in held)
 
 
-def test_a_message_waits_for_partitions_of_which_nothing_is_known() -> None:
+def test_a_message_waits_for_partitions_without_a_known_time() -> None:
     waiting = merge(2)
     waiting.take([Timed(0, 5)])
     assert waiting.ready() == []
@@ -67,7 +67,7 @@ def test_a_message_waits_for_partitions_of_which_nothing_is_known() -> None:
     assert waiting.ready() == [Timed(0, 5)]
 
 
-def test_what_is_held_of_a_partition_that_was_taken_away_is_forgotten() -> None:
+def test_a_revoked_partition_drops_its_buffered_messages() -> None:
     waiting = merge(2)
     waiting.take([Timed(0, 5), Timed(1, 9)])
     waiting.ready()

@@ -102,7 +102,7 @@ class Scripted:
 
 
 class Door:
-    """A gateway that takes what it is told to take."""
+    """A gateway that accepts the events that the test names."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures, self.taken = list(failures), dict[str, list[Any]]()
@@ -150,7 +150,7 @@ def test_events_with_names_of_their_own_are_learned_from(tmp_path: Path) -> None
     assert outcome["labels"]["revenue"]["n"] == outcome["labels"]["order"]["n"] > 0
 
 
-def test_the_bridge_sends_everything_once_cut_down_to_what_the_spec_reads() -> None:
+def test_the_bridge_sends_each_event_once_with_the_spec_s_fields() -> None:
     topics = topics_of_the_shop(200)
     door = Door()
 
@@ -165,7 +165,7 @@ def test_the_bridge_sends_everything_once_cut_down_to_what_the_spec_reads() -> N
     assert isinstance(door.taken["served"][0]["servedAt"], int)
 
 
-def test_a_backlog_crosses_in_the_order_of_time_whatever_partition_is_read_first() -> None:
+def test_a_backlog_is_bridged_by_time_for_any_read_order() -> None:
     door = Door()
 
     bridged(topics_of_the_shop(200, partitions=4), door)
@@ -206,7 +206,7 @@ def test_what_the_gateway_refuses_does_not_stop_the_topic() -> None:
     "value",
     [b"", b"\0\0", b"plain", b"\0\0\0\0\x07x", b"\0" + shop.SCHEMA_ID.to_bytes(4, "big") + b"\xff" * 9],
 )
-def test_a_message_that_cannot_be_decoded_is_sent_with_its_place_for_the_gateway_to_keep(
+def test_an_undecodable_message_is_sent_on_with_its_offset(
     value: bytes,
 ) -> None:
     place = ("search.results", 3)

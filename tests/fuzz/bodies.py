@@ -95,7 +95,7 @@ def _skip(text: bytes, i: int, space: bytes = SPACE) -> int:
 
 
 def _end_of_broken(text: bytes, i: int, *, element: bool) -> int | None:  # noqa: PLR0911 - one a rule
-    """Where a value that is no JSON ends by its quotes and brackets, if they leave no doubt."""
+    """Where a value that is no JSON ends by its quotes and brackets, if they are unambiguous."""
     closers: list[bytes] = []
     before = "space"  # kind of the token before
     valued = False  # a value or name has ended, and no comma or colon came since

@@ -79,7 +79,7 @@ def leaves(type_: Any, path: str, *, many: bool) -> Iterator[tuple[str, bool, bo
 
 
 def spec_of(schema: Any, random: Random) -> tuple[Spec, list[str]]:
-    """A spec with features at some of the schema's leaves; the paths that it looks at."""
+    """A spec with features at some of the schema's leaves; the paths that it reads."""
     found = list(leaves(schema, "", many=False))
     chosen = random.sample(found, min(len(found), random.randint(1, MAX_FEATURES)))
     lines = []

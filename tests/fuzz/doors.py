@@ -1,4 +1,4 @@
-"""Mutated bodies through a running gateway, by every door: `python -m tests.fuzz.doors --bodies 100000`.
+"""Mutated bodies through a running gateway, by every endpoint: `python -m tests.fuzz.doors --bodies 100000`.
 
 Each body is sent as application/json and as application/x-ndjson over HTTP, and as JSON and JSON_LINES over
 gRPC. All four answers must be what tests/fuzz/bodies.py expects, with the same reasons; what is taken must
@@ -75,7 +75,7 @@ Told = tuple[int, list[tuple[int, str, str, str]]]  # accepted; index, path, exp
 
 
 class Doors:
-    """Sends bodies by each door."""
+    """Sends bodies to each endpoint."""
 
     def __init__(self, url: str, grpc_port: int, log: EventLog) -> None:
         self._address, self._of_thread = url.partition("://")[2], threading.local()
@@ -126,7 +126,7 @@ class Doors:
         return len(told.offsets), [(r.index, r.path, r.expected, r.found) for r in told.refused]
 
     def compare(self, role: str, body: bytes) -> Counter[str]:
-        """Send a body by each door. Raises AssertionError where one disagrees with another, or the rules."""
+        """Send a body to each endpoint. Raises AssertionError where two disagree, or one and the rules."""
         events = expected(role, body)
         told = {way: send(role, body) for way, send in self.ways.items()}
         first = next(iter(told.values()))

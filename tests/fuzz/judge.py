@@ -1,7 +1,7 @@
 """Must this record be refused, and why? By the Avro specification and by what freshet refuses beyond it.
 
 fastavro decides nothing about hostile bytes: it takes what it can make sense of, and trusts counts. Where
-freshet is stricter, the judge says by which rule; everything else is asked of fastavro. The rules, and why:
+freshet is stricter, the judge says by which rule; fastavro judges everything else. The rules, and why:
 
 TRUNCATED   the record ends inside a value. fastavro raises, too.
 TRAILING    bytes after the last field: a record of another schema. fastavro stops before them.
@@ -10,14 +10,14 @@ VARINT      more than 10 bytes or 64 bits: there are no such numbers; fastavro s
 INT_RANGE   an int beyond 32 bits; fastavro reads a long.
 BOOL        neither 0 nor 1; fastavro takes any byte.
 LENGTH      a negative length; fastavro reads to the end of the input.
-BLOCK       a count that the bytes left cannot hold: fastavro runs into the end, too. Of freshet's own: more
+BLOCK       a count that the bytes left cannot hold: fastavro runs into the end, too. Freshet alone: more
             than 2^16 items that take no bytes (ten bytes could ask for 2^62 of them, and fastavro would make
             them all), and a block that is not as long as it says (fastavro ignores sizes).
 UTF8        a string that is none: refused by the check at the way in. The decoder takes strings for bytes.
 
 Not refused: numbers in more bytes than they need. The specification allows them; fastavro reads them.
 
-Two kinds of good records may mean different things to different readers, and are told apart by `check`: those
+Two kinds of good records may mean different things to different readers, and `check` finds them: those
 with a block that the decoder skips by its size, if something else is in it; and maps that have a key twice.
 """
 

@@ -122,7 +122,7 @@ class PairMaker(SchemaMaker):
         kinds = {
             b if isinstance(b, str) else b.get("name", b["type"]): b for b in made if not isinstance(b, list)
         }
-        if "double" in kinds:  # which of the two was read cannot be told from a Python float
+        if "double" in kinds:  # a Python float does not show which of the two was read
             kinds.pop("float", None)
         made = list(kinds.values()) or ["null"]
         if self.random.random() < often:

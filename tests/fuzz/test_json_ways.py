@@ -64,7 +64,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.about)
-def test_an_event_has_one_answer_by_every_door(doors: Doors, event: Event) -> None:
+def test_an_event_gets_one_answer_at_every_endpoint(doors: Doors, event: Event) -> None:
     bodies = {"action": b"[" + event.text + b"]"}
     if event.text[:1] != b"[":  # alone on its line that is an array of events
         bodies["served"] = b"\n".join((GOOD, event.text, GOOD))
@@ -77,7 +77,7 @@ def test_an_event_has_one_answer_by_every_door(doors: Doors, event: Event) -> No
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.about)
-def test_a_body_has_one_answer_by_every_door(doors: Doors, body: Body) -> None:
+def test_a_body_gets_one_answer_at_every_endpoint(doors: Doors, body: Body) -> None:
     for way, send in doors.ways.items():
         told = send("action", body.body)
         if not body.taken and not body.refused:

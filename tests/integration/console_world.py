@@ -41,16 +41,14 @@ SERVICES = ("gateway", "joiner", "trainer", "inference")
 
 @dataclass
 class Fake:
-    """A service that answers with what it is given, and keeps what it was sent."""
+    """A service with scripted answers, which keeps the requests."""
 
     answers: dict[str, tuple[int, Any]] = field(
         default_factory=lambda: {"/health/ready": (200, {}), "/status": (200, {})}
     )
-    before: dict[str, Callable[[], None]] = field(
-        default_factory=dict
-    )  # path -> what comes before its answer
+    before: dict[str, Callable[[], None]] = field(default_factory=dict)  # path -> called before its answer
     sent: list[tuple[str, Any]] = field(default_factory=list)
-    shown: list[str | None] = field(default_factory=list)  # authorization of what was sent
+    shown: list[str | None] = field(default_factory=list)  # authorization of each request
     server: ThreadingHTTPServer | None = None
     port: int = 0
 
@@ -115,7 +113,7 @@ class ConsoleWorld:
 
     @contextmanager
     def console(self, places: Places | None = None, **variables: str) -> Iterator[Console]:
-        """The console on a thread, looking often; at the four fakes unless it is told of other places."""
+        """Run the console on a thread, with frequent looks at the four fakes or the given places."""
         quick = {
             "console_port": "0",
             "console_poll": "50ms",
@@ -124,9 +122,8 @@ class ConsoleWorld:
         }
         made = settings(**{**quick, **variables})
         token_file = Path(made.console.token_file) if made.console.token_file else None
-        sources = Sources(SPEC, self.folder, self.log, self.versions, token_file)
         local = local_places({name: fake.port for name, fake in self.fakes.items()}, {})
-
+        sources = Sources(SPEC, self.folder, self.log, self.versions, places or local, token_file)
         audit = Audit(self.folder / "audit.jsonl")
 
         def target(stop: threading.Event, ready: Callable[[str], None]) -> None:
@@ -134,7 +131,6 @@ class ConsoleWorld:
                 sources,
                 made.console,
                 made.common,
-                places=places or local,
                 authenticator=Authenticator(
                     TokenFile(file) if (file := made.common.tokens_file) else None,
                     more=[console_entry(TOKEN)],
@@ -150,7 +146,7 @@ class ConsoleWorld:
         with closing(audit), running(target) as (url, stop), httpx.Client(base_url=url, timeout=20) as client:
             yield Console(url, stop, client)
 
-    # --- what services would write
+    # --- records of services
 
     def append(self, topic: str, *values: bytes, partition: int = 0) -> int:
         """Records, one after the other; returns the first's offset."""
@@ -168,7 +164,7 @@ class ConsoleWorld:
         return self.write(self.topics.measures, *({**window, **w} for w in windows))
 
     def serve(self, reader: str, articles: list[str]) -> None:
-        """What an answered request leaves in the log."""
+        """Append the records of an answered request."""
         served = {"version": 1, "score": 0.5, "predictions": [0.5], "propensity": 1.0, "explored": False}
         items = [{"article": a, "topic": "art", "age_s": 5.0, "freshet_served": served} for a in articles]
         event = {"request_id": uuid.uuid4().hex, "ts": now_ms(), "reader": reader, "items": items}
@@ -235,7 +231,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def acting(world: ConsoleWorld, learn: Callable[[int], None]) -> Iterator[None]:
-    """Actions that are appended and joined again and again; `learn` is told where samples end then."""
+    """Append and join actions repeatedly; call `learn` with the end of samples each time."""
     ended = threading.Event()
 
     def happen() -> None:

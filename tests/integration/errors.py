@@ -109,7 +109,7 @@ State = Callable[[Path], None]
 
 @contextlib.contextmanager
 def no_permission(folder: Path) -> Iterator[None]:
-    """Nobody may enter or write to the folder; root, who always may, becomes nobody meanwhile."""
+    """No user may enter or write to the folder; root, which always may, becomes another user meanwhile."""
     mode = folder.stat().st_mode
     folder.chmod(0)
     if os.geteuid() == 0:

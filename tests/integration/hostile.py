@@ -21,7 +21,7 @@ LONGEST = 600
 DEADLINE_S = 120.0
 AT_ONCE = 64
 _CRC_AT, _CRC_FROM = 4, 8
-"""Of a frame's header: where its checksum stands, and what it is of."""
+"""Where the checksum stands in a frame's header, and where the bytes begin that it covers."""
 
 
 def hostile(good: Sequence[bytes], count: int, seed: int) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ INTERVALS = Intervals(
 
 
 def main() -> None:
-    """Join until told to stop."""
+    """Join until a signal stops it."""
     url, name = sys.argv[1:]
     stop = Event()
     stop_on_signals(stop)

@@ -27,7 +27,7 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
 from freshet.testing.conditions import wait_until
-from freshet.types import I64, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.types import I64, Fence, OffsetRange, TimeMs, TopicPartition, bucket_of
 from tests.servers.processes import Process
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"
@@ -121,7 +121,8 @@ class Run:
 
 
 class Pushing:
-    """An embedder of one partition after another, from the applied offsets on, and again on request."""
+    """An embedder of one partition after another: begins at the applied offsets, and anew on
+    demand."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -132,7 +133,8 @@ class Pushing:
         self.longest_wait_s = 0.0
 
     def go_on(self, upto: int, held_up: Callable[[], None] = lambda: None) -> None:
-        """Push until every partition has applied so many samples; calls `held_up` after each Unavailable."""
+        """Push until every partition has applied so many samples; `held_up` is called for each push that was
+        Unavailable."""
         deadline = time.monotonic() + DEADLINE_S
         acknowledged = time.monotonic()
         while not self._next or min(self._next.values()) < upto or self._run.rows.ownership() != self._number:
@@ -192,7 +194,7 @@ def stored(run: Run):
     """(keys,) the rows in the row store, read after all shards have gone."""
     store = open_rowstore(run.settings.common.rows_url)
     try:
-        end = run.log.bounds(run.claims._partition).end
+        end = run.log.bounds(TopicPartition(run.topics.control, 0)).end
         shard = Shard(ModelContext.open(SPEC, HASH, run.log), store, fence=Fence(end + 1_000_000))
         shard.load()
         out = np.empty((len(KEYS), GROUP.width), np.float32)

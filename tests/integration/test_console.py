@@ -1,4 +1,4 @@
-"""The console over real sockets and a real log, beside services that say what they are told."""
+"""The console over real sockets and a real log, beside services with scripted answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def metrics(console: Console) -> str:
     return console.client.get("/metrics").text
 
 
-# --- what is read
+# --- reads
 
 
 def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
@@ -68,7 +68,7 @@ def test_a_run_without_anything_yet_is_shown_as_such(console: Console) -> None:
     assert console.client.get("/api/requests").json() == []
 
 
-def test_the_page_is_told_that_clients_need_tokens(tmp_path: Path) -> None:
+def test_the_state_says_that_clients_need_tokens(tmp_path: Path) -> None:
     """It shows commands to copy."""
     world = ConsoleWorld(tmp_path / "run")
     (tmp_path / "tokens").write_text("")
@@ -77,7 +77,7 @@ def test_the_page_is_told_that_clients_need_tokens(tmp_path: Path) -> None:
     world.close()
 
 
-def test_the_page_is_told_which_file_holds_its_token(tmp_path: Path) -> None:
+def test_the_state_names_the_token_file(tmp_path: Path) -> None:
     world = ConsoleWorld(tmp_path / "run")
     with world.console() as console:
         assert console.state()["token_file"] == str(tmp_path / "run/state/console.token")
@@ -86,7 +86,7 @@ def test_the_page_is_told_which_file_holds_its_token(tmp_path: Path) -> None:
     world.close()
 
 
-def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -> None:
+def test_answers_of_services_are_shown(world: ConsoleWorld, console: Console) -> None:
     world.fakes["inference"].answers["/status"] = (200, {"version": 4, "freshness_ms": 250, "requests": 9})
     world.fakes["trainer"].answers["/status"] = (
         200,
@@ -99,7 +99,7 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
         },
     )
 
-    def are_shown() -> bool:  # of both: one may have been asked before it had them
+    def are_shown() -> bool:  # figures of both: one may have been queried before it had them
         state = console.state()
         return (state["freshness_ms"], state["rows_bytes"]) == (250, 1_000)
 
@@ -111,9 +111,7 @@ def test_what_the_services_say_is_shown(world: ConsoleWorld, console: Console) -
     assert state["quality"]["open"] == [{"x": 1}]
 
 
-def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_a_dead_service_degrades_the_system_until_it_is_back(world: ConsoleWorld, console: Console) -> None:
     world.fakes["joiner"].stop()
     wait_until("it is noticed", lambda: console.state()["health"] == "degraded", within_s=10)
     state = console.state()
@@ -124,7 +122,7 @@ def test_a_service_that_dies_degrades_the_whole_and_one_that_comes_back_mends_it
     wait_until("it is noticed", lambda: console.state()["health"] == "good", within_s=10)
 
 
-def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Path) -> None:
+def test_a_busy_service_keeps_its_last_snapshot(tmp_path: Path) -> None:
     busy, clock, fake = threading.Event(), SettableClock(), Fake()
     fake.answers["/status"] = (200, {"samples": 7})
     fake.start()
@@ -146,7 +144,7 @@ def test_a_service_that_is_busy_for_a_moment_is_as_it_was_seen_last(tmp_path: Pa
     fake.stop()
 
 
-def test_a_state_of_services_that_cannot_be_read_leaves_them_asked(tmp_path: Path) -> None:
+def test_services_are_queried_though_the_run_state_is_damaged(tmp_path: Path) -> None:
     fake, folder = Fake(), RunFolder(tmp_path).create()
     fake.start()
     services = Services(folder, local_places({"trainer": fake.port}, {}))
@@ -186,9 +184,7 @@ def test_a_service_that_is_not_ready_says_why(world: ConsoleWorld, console: Cons
     assert console.state()["health"] == "starting"
 
 
-def test_a_service_that_answers_nonsense_is_no_reason_to_stop_looking(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_malformed_answers_do_not_stop_the_looks(world: ConsoleWorld, console: Console) -> None:
     world.fakes["trainer"].answers["/status"] = (200, [{"samples": "many"}])
     world.fakes["inference"].answers["/status"] = (200, {"rows_next": 3, "version": "x", "requests": {}})
     before = console.state()["now_ms"]
@@ -207,9 +203,7 @@ def test_all_dead_is_down_and_the_console_answers_on(world: ConsoleWorld, consol
     assert len(console.state()["notes"]) == 4
 
 
-def test_lags_are_read_from_the_log_even_while_the_joiner_is_dead(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_lags_are_read_from_the_log_while_the_joiner_is_dead(world: ConsoleWorld, console: Console) -> None:
     world.write(world.topics.joiner, {"kind": "commit", "next": {"served": 1, "action": 0}})
     for _ in range(5):
         world.serve("u1", ["a1"])
@@ -241,7 +235,7 @@ def _look_on(console: Console) -> None:
     wait_until("some time has gone", lambda: console.history()["next"] >= enough, within_s=10)
 
 
-def test_clicks_of_a_simulator_are_written_down_once_across_restarts(world: ConsoleWorld) -> None:
+def test_clicks_are_recorded_once_across_restarts(world: ConsoleWorld) -> None:
     slates = {s: {"impressions": 10, "clicks": 2} for s in ("model", "random", "best")}
     now = now_ms() // 5_000 * 5_000
     windows = [{"start_ms": now - 5_000 * i, "stop_ms": now - 5_000 * (i - 1), **slates} for i in (3, 2, 1)]
@@ -259,7 +253,7 @@ def test_clicks_of_a_simulator_are_written_down_once_across_restarts(world: Cons
     assert state["simulator"]["seed"] == 7
 
 
-def test_requests_that_were_served_can_be_tried_again_without_what_serving_added(
+def test_served_requests_can_be_sent_again_without_added_fields(
     world: ConsoleWorld, console: Console
 ) -> None:
     world.serve("u7", ["a1", "a2"])
@@ -287,7 +281,7 @@ def test_a_served_event_that_cannot_be_read_hides_nothing_else(world: ConsoleWor
     assert not [n for n in console.state()["notes"] if "served events" in n]
 
 
-def test_a_part_of_a_look_that_fails_is_noted_and_the_rest_is_shown(
+def test_a_failed_part_is_noted_and_the_rest_is_shown(
     world: ConsoleWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedSample, "look", lambda self: 1 // 0)
@@ -334,7 +328,7 @@ def records(events: Iterator[dict[str, str]], kind: str, count: int) -> list[int
     return found
 
 
-def test_a_page_follows_from_the_history_and_after_a_gap_without_loss_or_repeat(world: ConsoleWorld) -> None:
+def test_a_page_follows_without_loss_or_repeat(world: ConsoleWorld) -> None:
     with world.console(console_vitals="1h") as console:
         start = console.history()["next"]
         written = [world.measure({}) for _ in range(3)]
@@ -356,7 +350,7 @@ def test_a_page_goes_on_after_the_console_was_restarted(world: ConsoleWorld) -> 
         assert records(events, "window", 1) == [second]
 
 
-def test_a_page_of_another_log_is_told_to_begin_anew(console: Console) -> None:
+def test_a_page_of_another_log_is_reset(console: Console) -> None:
     with console.events(last_id=1_000_000) as events:
         kinds = [next(events).get("event") for _ in range(3)]
 
@@ -386,7 +380,7 @@ def test_a_stop_ends_the_streams_at_once(world: ConsoleWorld) -> None:
     assert took_s < 15, "streams were waited for"
 
 
-def test_more_pages_than_allowed_are_refused_with_what_to_do(world: ConsoleWorld) -> None:
+def test_more_pages_than_allowed_are_refused_with_a_hint(world: ConsoleWorld) -> None:
     with world.console(console_max_streams="1") as console, console.events() as events:
         next(events)
         refused = httpx.get(console.url + "/api/events")
@@ -395,7 +389,7 @@ def test_more_pages_than_allowed_are_refused_with_what_to_do(world: ConsoleWorld
     assert "FRESHET_CONSOLE_MAX_STREAMS" in refused.json()["error"]["hint"]
 
 
-def test_a_page_that_never_reads_delays_nobody(world: ConsoleWorld, console: Console) -> None:
+def test_a_page_that_never_reads_delays_no_other(world: ConsoleWorld, console: Console) -> None:
     host, port = httpx.URL(console.url).host, httpx.URL(console.url).port
     assert port is not None
     with socket.create_connection((host, port)) as sleeper:
@@ -423,7 +417,7 @@ def test_pages_that_come_together_get_one_history(world: ConsoleWorld) -> None:
         assert console.history(span_s=1)["next"] == last + 1
 
 
-def test_what_became_of_versions_while_the_console_was_away_is_told(world: ConsoleWorld) -> None:
+def test_events_of_versions_before_the_start_are_sent(world: ConsoleWorld) -> None:
     with world.console(console_vitals="1h") as console, console.events() as events:
         first = world.measure({})
         assert records(events, "window", 1) == [first]
@@ -435,7 +429,7 @@ def test_what_became_of_versions_while_the_console_was_away_is_told(world: Conso
     assert orjson.loads(told["data"])["number"] == 1
 
 
-# --- what is done
+# --- actions
 
 
 def test_a_version_is_promoted_and_the_gate_goes_on(world: ConsoleWorld, console: Console) -> None:
@@ -456,7 +450,7 @@ def test_a_version_is_promoted_and_the_gate_goes_on(world: ConsoleWorld, console
     wait_until("history tells it", told, within_s=10)
 
 
-def test_a_rollback_goes_to_the_last_promoted_version_and_holds_the_gate(
+def test_a_rollback_serves_the_last_promoted_and_holds_the_gate(
     world: ConsoleWorld, console: Console
 ) -> None:
     for number, verdict in enumerate(("promoted", "promoted", "held", "promoted")):
@@ -550,9 +544,7 @@ def test_trying_a_request_logs_and_explores_nothing(world: ConsoleWorld, console
     assert world.fakes["inference"].sent == [("/v1/rank", sent)]
 
 
-def test_what_inference_refuses_is_passed_on_and_nobody_can_turn_the_dry_run_off(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_refusals_of_inference_pass_and_dry_run_stays_on(world: ConsoleWorld, console: Console) -> None:
     world.fakes["inference"].answers["/v1/rank"] = (400, {"error": {"code": "bad_input"}})
 
     refused = console.client.post("/api/try", json={"candidates": []})
@@ -564,9 +556,7 @@ def test_what_inference_refuses_is_passed_on_and_nobody_can_turn_the_dry_run_off
     assert len(world.fakes["inference"].sent) == 1
 
 
-def test_tries_that_wait_for_inference_are_few_and_delay_nothing_else(
-    world: ConsoleWorld, console: Console
-) -> None:
+def test_waiting_tries_are_few_and_delay_nothing_else(world: ConsoleWorld, console: Console) -> None:
     begun, release = threading.Semaphore(0), threading.Event()
 
     def wait() -> None:
@@ -592,7 +582,7 @@ def test_tries_that_wait_for_inference_are_few_and_delay_nothing_else(
     assert try_one(console).status_code == 200
 
 
-def test_those_who_only_look_are_bounded_and_hold_up_no_rollback(
+def test_readers_are_bounded_and_delay_no_rollback(
     world: ConsoleWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, release = threading.Semaphore(0), threading.Event()

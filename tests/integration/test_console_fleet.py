@@ -12,7 +12,7 @@ import pytest
 from freshet.config.settings import RunFolder
 from freshet.console.instances import Places, listed_places
 from freshet.console.services import Services
-from freshet.console.tracing import STAGES
+from freshet.console.traces import STAGES
 from freshet.testing.conditions import wait_until
 from tests.integration.console_world import ConsoleWorld, Fake, acting
 
@@ -65,7 +65,7 @@ def test_of_a_fleet_every_instance_is_seen_and_roles_are_whole(world: ConsoleWor
     assert state["rows_bytes"] == 200
 
 
-def test_one_gateway_and_one_replica_that_are_gone_are_named_and_the_others_go_on(
+def test_a_lost_gateway_and_replica_are_named(
     world: ConsoleWorld,
 ) -> None:
     with listed(world, **FLEET) as (fakes, places), world.console(places) as console:
@@ -92,7 +92,7 @@ def test_one_gateway_and_one_replica_that_are_gone_are_named_and_the_others_go_o
     assert tried == [200, 200, 200]
 
 
-def test_who_is_never_heard_of_keeps_nobody_from_being_shown(world: ConsoleWorld) -> None:
+def test_a_silent_instance_hides_no_other(world: ConsoleWorld) -> None:
     silent = threading.Event()
     with listed(world, gateway=2, inference=1) as (fakes, places):
         fakes["gateway-1"].before["/health/ready"] = lambda: assert_heard(silent)
@@ -121,7 +121,7 @@ def test_a_host_that_is_being_looked_up_for_long_delays_no_look(
 
     monkeypatch.setattr("freshet.console.services.why_unready", slow)
     monkeypatch.setattr("freshet.console.services.figures_of", lambda *_, **__: {})
-    monkeypatch.setattr("freshet.console.process_metrics._metrics", lambda _: b"")  # no host is looked up
+    monkeypatch.setattr("freshet.console.services.read_metrics", lambda _: b"")  # no host is looked up
     monkeypatch.setattr("freshet.console.services.LOOK_S", 0.2)
     services = Services(RunFolder(tmp_path), listed_places("gateway=nowhere:1,joiner=127.0.0.1:1"))
 
@@ -159,7 +159,7 @@ def test_an_action_is_followed_through_shards_to_every_replica(world: ConsoleWor
     assert [s["stage"] for s in trace["stages"]] == list(STAGES)
 
 
-def test_behind_a_published_port_it_is_asked_for_by_localhost_and_by_the_names_that_were_given(
+def test_a_published_port_accepts_localhost_and_configured_names(
     world: ConsoleWorld,
 ) -> None:
     with world.console(console_host="console,news.example") as console:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.workload import Workload, append, plain_spec
-from freshet.apps import services
+from freshet.apps import services, trainer
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.rows import command
 from freshet.config.settings import load_settings
@@ -29,8 +29,8 @@ WITHIN_S = 30.0
 @pytest.fixture(autouse=True)
 def _without_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples are ready: their schema is in the log, and the spec's are no files."""
-    monkeypatch.setattr(services, "load_schemas", lambda *_: None)
-    monkeypatch.setattr(services, "sample_reader", lambda *_: None)
+    monkeypatch.setattr(trainer, "load_schemas", lambda *_: None)
+    monkeypatch.setattr(trainer, "sample_reader", lambda *_: None)
 
 
 def trained(folder: Path) -> Spec:
@@ -59,10 +59,10 @@ def damage(file: Path) -> None:
         db.execute("UPDATE segments SET body = substr(body, 1, 30) WHERE id = 1")
 
 
-def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
+def test_a_trainer_with_damaged_rows_waits_for_their_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "REPAIR_POLL_S", 0.2)
+    monkeypatch.setattr(trainer, "REPAIR_POLL_S", 0.2)
     spec = trained(tmp_path)
     [port] = lasting_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)
@@ -99,7 +99,7 @@ def test_a_trainer_whose_rows_are_damaged_waits_for_their_mending(
     assert failures == []
 
 
-def test_a_trainer_that_waits_for_mending_stops_when_it_is_told(tmp_path: Path) -> None:
+def test_a_trainer_that_waits_for_repair_stops_at_a_signal(tmp_path: Path) -> None:
     spec = trained(tmp_path)
     [port] = lasting_ports(1)
     settings = load_settings({"FRESHET_TRAINER_ADMIN_PORT": str(port)}, run_folder=tmp_path)

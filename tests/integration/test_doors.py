@@ -1,4 +1,4 @@
-"""Doors that must be shut, tried on running services: what is refused is counted, and others are answered."""
+"""Access that running services must refuse: refusals are counted, other clients are answered."""
 
 from __future__ import annotations
 
@@ -235,9 +235,7 @@ def test_a_token_that_is_dropped_is_refused_within_a_second(gateway: Gateway, to
     assert [post(url, EVENT, t).status_code for t in (TOKEN, UNKNOWN)] == [401, 202]
 
 
-def test_a_file_that_turns_bad_is_told_in_a_metric_and_shuts_nobody_out(
-    gateway: Gateway, tokens: Path
-) -> None:
+def test_a_damaged_tokens_file_shows_in_a_metric_only(gateway: Gateway, tokens: Path) -> None:
     tokens.write_text("shop send the-token-itself\n")
     gateway.clock.advance(1)
 
@@ -248,7 +246,7 @@ def test_a_file_that_turns_bad_is_told_in_a_metric_and_shuts_nobody_out(
     assert counted(gateway.url, "freshet_door_tokens_file_wrong") == 0
 
 
-def test_how_far_an_event_is_served_is_told_to_who_may_send_or_rank(inference: Inference) -> None:
+def test_event_progress_needs_the_right_to_send_or_rank(inference: Inference) -> None:
     for query in ("", f"?topic={SPEC.events.action.topic}&partition=0&offset=0"):
         url = f"{inference.url}/v1/progress{query}"
         assert httpx.get(url).status_code == 401
@@ -267,7 +265,7 @@ def test_the_python_client_shows_its_token(gateway: Gateway, inference: Inferenc
         assert len(ranking.rank(CONTEXT, CANDIDATES[:2]).items) == 2
 
 
-def test_over_grpc_the_same_tokens_are_asked_for(start: Callable[..., Gateway], tokens: Path) -> None:
+def test_grpc_requires_the_same_tokens(start: Callable[..., Gateway], tokens: Path) -> None:
     port, m = free_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
     asked = m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString()
@@ -296,9 +294,7 @@ def test_over_grpc_the_same_tokens_are_asked_for(start: Callable[..., Gateway], 
         assert len(m.PutResponse.FromString(put(asked, **with_token(TOKEN))).offsets) == 1
 
 
-def test_an_open_stream_ends_to_be_served_when_its_token_is_dropped(
-    start: Callable[..., Gateway], tokens: Path
-) -> None:
+def test_an_open_stream_ends_when_its_token_is_removed(start: Callable[..., Gateway], tokens: Path) -> None:
     port, m = free_ports(1)[0], messages(GATEWAY)
     gateway = start(gateway_grpc_port=str(port), common_tokens_file=str(tokens))
     answers: list[Any] = []
@@ -318,7 +314,7 @@ def test_an_open_stream_ends_to_be_served_when_its_token_is_dropped(
     assert [(a.id, a.error.code, len(a.offsets)) for a in answers] == [(1, "", 1), (2, "token_unknown", 0)]
 
 
-def test_inference_over_grpc_lets_health_be_asked_by_all(tmp_path: Path, tokens: Path) -> None:
+def test_inference_over_grpc_answers_health_without_a_token(tmp_path: Path, tokens: Path) -> None:
     port, m = free_ports(1)[0], messages(OIP)
     world = trained(tmp_path / "world", greedy(SPEC))
     with (
@@ -367,7 +363,7 @@ def test_the_console_lends_its_token_only_to_who_may_operate(tmp_path: Path) -> 
     assert world.fakes["inference"].shown == [f"Bearer {OTHER}"]
 
 
-def test_a_try_by_the_console_s_token_is_refused_before_its_body_is_read(tmp_path: Path) -> None:
+def test_a_try_by_the_console_s_token_is_refused_unread(tmp_path: Path) -> None:
     world = ConsoleWorld(tmp_path / "run")
     (tmp_path / "mine").write_text(f"{OTHER}\n")
     head = b"POST /api/try HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -412,7 +408,7 @@ def test_a_body_that_trickles_in_is_given_up(start: Callable[..., Gateway]) -> N
     assert gateway.send("impressions", ranked()).status_code == 202
 
 
-def test_a_body_that_is_too_large_is_refused_by_what_it_says_and_by_what_comes(
+def test_a_large_body_is_refused_by_its_header_and_its_bytes(
     start: Callable[..., Gateway],
 ) -> None:
     gateway = start(gateway_max_body_bytes="2000")
@@ -511,12 +507,12 @@ def test_a_grpc_message_that_is_too_large_is_refused(start: Callable[..., Gatewa
         for size, reason in ((100_001, "too_large"), (10_000_000, "no_message")):
             with pytest.raises(grpc.RpcError):
                 put(b"\0" * size, timeout=30)
-            # The second is refused by gRPC itself, and we are told of it a moment later.
+            # The second is refused by gRPC itself, and is counted a moment later.
             wait_for(partial(is_counted, gateway, reason))
         assert put(m.PutRequest(stream=1, encoding=1, body=EVENT).SerializeToString(), timeout=30)
 
 
-def test_who_promoted_and_who_was_not_let_is_in_the_audit_log(tmp_path: Path) -> None:
+def test_promotions_and_refused_ones_are_in_the_audit_log(tmp_path: Path) -> None:
     world = ConsoleWorld(tmp_path / "run")
     tokens = write_tokens(tmp_path / "tokens", ("ada", "operate", UNKNOWN), ("shop", "send", TOKEN))
     world.put_version(0)
@@ -538,7 +534,7 @@ def test_who_promoted_and_who_was_not_let_is_in_the_audit_log(tmp_path: Path) ->
     ]
 
 
-def test_behind_a_proxy_the_audit_log_names_who_asked_it(tmp_path: Path) -> None:
+def test_behind_a_proxy_the_audit_log_names_the_client(tmp_path: Path) -> None:
     world, file = ConsoleWorld(tmp_path / "run"), tmp_path / "client.token"
     file.write_text("a token\n")
     headers = {"authorization": f"Bearer {UNKNOWN}", "x-forwarded-for": "6.6.6.6, 203.0.113.9"}
@@ -553,7 +549,7 @@ def test_behind_a_proxy_the_audit_log_names_who_asked_it(tmp_path: Path) -> None
 # --- who comes too often
 
 
-def test_requests_beyond_the_limit_are_told_when_to_come_again(start: Callable[..., Gateway]) -> None:
+def test_requests_beyond_the_limit_get_a_time_to_retry(start: Callable[..., Gateway]) -> None:
     gateway = start(gateway_client_requests_per_s="2")
     statuses = [gateway.send("impressions", ranked(i)).status_code for i in range(3)]
     refused = gateway.send("impressions", ranked(9))
@@ -587,10 +583,10 @@ def test_one_token_does_not_use_up_what_another_may(start: Callable[..., Gateway
     assert [post(url, EVENT, TOKEN).status_code for _ in range(2)] == [202, 429]
     assert counted(gateway.url, "freshet_door_refused_total", reason="too_often", token="shop") == 1
     assert [post(url, EVENT, OTHER).status_code for _ in range(2)] == [202, 202]
-    assert post(url, EVENT, OTHER).status_code == 429  # the second was on credit
+    assert post(url, EVENT, OTHER).status_code == 429  # the bucket held two
 
 
-def test_behind_a_proxy_that_is_ours_clients_are_told_apart(start: Callable[..., Gateway]) -> None:
+def test_clients_behind_a_known_proxy_are_distinct(start: Callable[..., Gateway]) -> None:
     gateway = start(gateway_client_requests_per_s="1", common_trusted_proxies="1")
 
     def sent(forwarded: str) -> int:
@@ -621,9 +617,7 @@ def test_rankings_are_limited_over_http_and_grpc_together(tmp_path: Path) -> Non
     world.close()
 
 
-def test_what_is_nested_deeper_than_we_write_is_the_client_s_fault(
-    gateway: Gateway, inference: Inference
-) -> None:
+def test_deeper_nesting_than_is_written_is_the_client_s_error(gateway: Gateway, inference: Inference) -> None:
     deep = b"[" * 300 + b"]" * 300
     for lines in (b'{"a":%b}' % deep, b'{"a":%b}\n{"a":1}' % deep):
         assert post(f"{gateway.url}/v1/impressions", lines, TOKEN).status_code in (400, 422)

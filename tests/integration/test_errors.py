@@ -45,7 +45,7 @@ LOOKING = (
     ("rank", "REQUEST"),
     ("replay", "topics", "SPEC", "--from"),
 )
-"""Verbs that look at a run folder: `--folder RUN` is added, where they do not name it themselves."""
+"""Verbs that read a run folder: `--folder RUN` is added, where they do not name it themselves."""
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_where_no_folder_can_be_made_nothing_starts(
 @pytest.mark.parametrize("verb", STARTING, ids=" ".join)
 def test_without_permission_nothing_starts(shell: Shell, place: Path, verb: tuple[str, ...]) -> None:
     (place / "file").write_text("mine")
-    shell(*verb, "file/run")  # now everything is imported that nobody may not read
+    shell(*verb, "file/run")  # imports everything that is no longer readable below
     (place / "locked").mkdir()
 
     with no_permission(place / "locked"):
@@ -279,7 +279,7 @@ def test_a_number_or_a_file_that_no_verb_can_take_is_wrong_usage(
 @pytest.mark.parametrize(
     "verb", [("up", "freshet.toml", "--folder"), ("demo",), ("status", "--folder")], ids=" ".join
 )
-def test_a_folder_that_is_not_named_or_cannot_be_written_down_is_wrong_usage(
+def test_a_folder_without_a_valid_name_is_wrong_usage(
     shell: Shell, place: Path, verb: tuple[str, ...], path: str
 ) -> None:
     before = contents(place)
@@ -302,7 +302,7 @@ def test_two_slashes_before_a_folder_are_one(shell: Shell, place: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["http://", "http://[::1", "http://127.0.0.1:9\n", "http://ä ü", "http://h:99999999"]
 )
-def test_a_url_that_is_none_is_refused_before_anything_is_asked(shell: Shell, place: Path, url: str) -> None:
+def test_an_invalid_url_is_refused_before_any_request(shell: Shell, place: Path, url: str) -> None:
     said = shell("rank", "request.json", "--url", url)
 
     assert said.code == 1
@@ -448,7 +448,7 @@ def test_a_second_gateway_on_a_port_names_the_first(
     ],
 )
 @pytest.mark.parametrize("verb", ["up freshet.toml --folder run", "demo run"])
-def test_services_that_nobody_could_find_are_not_started(
+def test_services_with_an_unreachable_address_do_not_start(
     shell: Shell,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -497,9 +497,7 @@ NO_STATES = {
 
 
 @pytest.mark.parametrize("state", NO_STATES)
-def test_a_state_that_holds_something_else_is_named_with_what_to_do(
-    shell: Shell, place: Path, state: str
-) -> None:
+def test_a_state_file_of_another_kind_is_named_with_a_remedy(shell: Shell, place: Path, state: str) -> None:
     without_data(place / "run")
     (place / "run" / "state" / "services.json").write_text(NO_STATES[state])
 
@@ -541,7 +539,7 @@ def test_a_damaged_alias_hides_nothing_else(
     assert "damaged" in said.text
 
 
-def test_an_empty_log_is_told_from_another_programs(shell: Shell, place: Path) -> None:
+def test_an_empty_log_differs_from_another_program_s(shell: Shell, place: Path) -> None:
     without_data(place / "run")
     (place / "run" / "log" / "catalog.sqlite").write_bytes(b"")
 

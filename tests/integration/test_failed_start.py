@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from bench.workload import plain_spec
 from freshet.adapters import open_eventlog
 from freshet.apps import embedder, pipeline, services, trainer
-from freshet.apps.batch_sources import FromEmbedders, Wire
 from freshet.apps.pipeline import Pipeline
+from freshet.apps.remote_sources import FromEmbedders, Wire
 from freshet.clock import SYSTEM_CLOCK
 from freshet.config.settings import Settings, load_settings
 from freshet.config.spec import load_spec
@@ -87,7 +87,7 @@ def test_a_start_that_fails_sends_no_heartbeats(
     assert claims_threads() == before
 
 
-def test_a_trainer_that_fails_to_start_leaves_its_claims_to_the_next(
+def test_a_trainer_that_fails_to_start_releases_its_claims(
     world: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "restore_state", fails)
@@ -115,8 +115,9 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
 def test_a_store_that_cannot_be_opened_leaves_the_log_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    closed = closings(services, monkeypatch)
-    monkeypatch.setattr(services, "open_rowstore", fails)
+    module = trainer if role == "trainer" else services
+    closed = closings(module, monkeypatch)
+    monkeypatch.setattr(module, "open_rowstore", fails)
     with capture_logs() as said, pytest.raises(Mismatch):
         services.RUNNERS[role](SPEC, settings_in(tmp_path), threading.Event())
 

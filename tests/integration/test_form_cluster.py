@@ -71,7 +71,7 @@ class Node:
             return client.execute_command(*command)
 
     def tries(self) -> int:
-        """How often it has asked its master for a copy and got one, or was refused."""
+        """How often it has requested a copy from its master."""
         said = self.data.with_suffix(".log").read_text()
         return said.count("Unable to AUTH to MASTER") + said.count("Finished with success")
 
@@ -144,7 +144,7 @@ def owner(nodes: Sequence[Node], key: str) -> Node:
             first, _, last = part.partition("-")
             if int(first) <= key_slot(key.encode()) <= int(last or first):
                 return node
-    raise AssertionError(f"nobody serves {key}")
+    raise AssertionError(f"no node serves {key}")
 
 
 def write(nodes: Sequence[Node]) -> None:
@@ -157,7 +157,7 @@ def kept(nodes: Sequence[Node]) -> bool:
 
 
 def is_gone(former: str, node: Node) -> bool:
-    """Failed, and what it served is another's; or, which nobody votes about, another answers there."""
+    """Whether it failed and another serves its slots; or another node answers there, which takes no vote."""
     (flags,) = (line[2].split(",") for line in node.known() if line[0] == former)
     return "noaddr" in flags or ("fail" in flags and former not in node.masters())
 
@@ -185,7 +185,7 @@ def test_it_is_formed_once(nodes: Sequence[Node], tmp_path: Path) -> None:
         (4, "for a moment"),
     ],
 )
-def test_a_node_that_lost_its_volume_joins_as_a_replica_and_no_key_is_lost(
+def test_a_node_that_lost_its_volume_becomes_a_replica(
     nodes: Sequence[Node], tmp_path: Path, lost: int, away: str
 ) -> None:
     formed(nodes, tmp_path)

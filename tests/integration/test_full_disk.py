@@ -20,7 +20,7 @@ while True:
 """
 
 
-def test_writes_of_a_process_are_refused_until_there_is_room_also_once_it_was_started_anew(
+def test_writes_fail_until_there_is_space_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     file, told = tmp_path / "file", tmp_path / "file.refused"

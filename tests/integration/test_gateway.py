@@ -15,7 +15,7 @@ from tests.fixtures.gateway import NOW, RANKED, SPEC, Running, action, avro, gat
 __all__ = ["gateway", "start"]  # fixtures
 
 
-def test_an_accepted_event_is_in_the_log_where_the_ack_says_and_can_be_joined(gateway: Running) -> None:
+def test_an_accepted_event_is_at_its_offset_and_joinable(gateway: Running) -> None:
     answer = gateway.send("impressions", ranked())
 
     assert answer.status_code == 202
@@ -42,14 +42,14 @@ def test_a_topic_in_json_gets_the_events_as_json(gateway: Running) -> None:
     assert (key, orjson.loads(value)) == (b"1", action())
 
 
-def test_a_topic_in_json_keeps_fields_that_the_schema_does_not_have(gateway: Running) -> None:
+def test_a_json_topic_keeps_fields_that_the_schema_lacks(gateway: Running) -> None:
     assert gateway.send("actions", {**action(), "app": {"build": 812}}).status_code == 202
 
     [(_, _, _, value)] = gateway.records("app.actions")
     assert orjson.loads(value)["app"] == {"build": 812}
 
 
-def test_events_of_one_request_id_share_a_partition_over_all_streams(gateway: Running) -> None:
+def test_events_of_a_request_share_a_partition_in_all_streams(gateway: Running) -> None:
     for request in range(20):
         gateway.send("impressions", ranked(request))
         gateway.send("actions", action(request))

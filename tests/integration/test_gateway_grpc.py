@@ -107,7 +107,7 @@ def test_every_encoding_gives_the_records_of_http(gateway: Running, talk: Talk) 
         assert [found[place][1] for place in places(answer)] == [b"%d" % n for n in range(1, 9)]
 
 
-def test_what_is_refused_is_told_with_its_reason_and_the_rest_is_durable(talk: Talk) -> None:
+def test_refusals_have_reasons_and_the_rest_is_durable(talk: Talk) -> None:
     answer = talk.put(text(ranked(1), {"request_id": 2}, ranked(3)))
 
     assert len(answer.offsets) == 2
@@ -141,7 +141,7 @@ def test_a_stream_answers_each_request_by_its_id(gateway: Running, talk: Talk) -
         (b"\xff\xff\xff", "expected a protobuf message freshet.wire.v1.PutRequest"),
     ],
 )
-def test_a_request_that_is_not_understood_is_told_why(talk: Talk, request_: Any, told: str) -> None:
+def test_an_invalid_request_gets_the_reason(talk: Talk, request_: Any, told: str) -> None:
     data = request_ if isinstance(request_, bytes) else request_.SerializeToString()
     with pytest.raises(grpc.RpcError, match=told) as refused:
         talk.send(data)
@@ -153,7 +153,7 @@ def test_a_request_that_is_not_understood_is_told_why(talk: Talk, request_: Any,
     assert (fine.id, len(fine.offsets)) == (9, 1)
 
 
-def test_a_full_queue_is_told_with_when_to_try_again(start: Callable[..., Running], port: int) -> None:
+def test_a_full_queue_is_reported_with_a_time_to_retry(start: Callable[..., Running], port: int) -> None:
     gateway = start(gateway_grpc_port=str(port), gateway_queue_events="1", gateway_retry_after="2s")
     talk = Talk(port)
     gateway.gate.open.clear()
@@ -215,14 +215,14 @@ def metric(gateway: Running, begin: str) -> float:
 
 
 def answers(gateway: Running) -> dict[str, float]:
-    """{method, status and door: how many}, of what was answered at all."""
+    """{method, status and listener: number of answers}."""
     lines = httpx.get(f"{gateway.url}/metrics").text.splitlines()
     found = [re.match(r"freshet_grpc_answers_total{(.*)} (.*)", line) for line in lines]
     told = {" ".join(re.findall('"(.*?)"', m[1])): float(m[2]) for m in found if m is not None}
     return {" ".join(sorted(labels.split())): n for labels, n in told.items() if n}
 
 
-def test_certificates_and_token_are_asked_for(
+def test_certificates_and_token_are_required(
     start: Callable[..., Running], port: int, tmp_path: Path
 ) -> None:
     authority, stranger = trustme.CA(), trustme.CA()

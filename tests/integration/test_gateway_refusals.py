@@ -18,7 +18,7 @@ from tests.fixtures.gateway import NOW, SPEC, Running, action, gateway, ranked, 
 __all__ = ["gateway", "start"]  # fixtures
 
 
-def test_the_good_events_of_a_batch_are_taken_and_the_bad_ones_explained(gateway: Running) -> None:
+def test_good_events_of_a_batch_are_kept_and_bad_ones_explained(gateway: Running) -> None:
     events = [ranked(1), ranked(2, ts="noon"), ranked(3), {"request_id": 4}, 7]
 
     answer = gateway.send("impressions", events)
@@ -31,7 +31,7 @@ def test_the_good_events_of_a_batch_are_taken_and_the_bad_ones_explained(gateway
     assert body["refused"][0]["path"] == "ts"
 
 
-def test_refused_events_are_dead_letters_with_the_reason_before_the_answer(gateway: Running) -> None:
+def test_refused_events_are_dead_letters_before_the_answer(gateway: Running) -> None:
     gateway.send("impressions", [ranked(1, ts="noon")])
 
     [(_, _, _, value)] = gateway.records("feed.refused")
@@ -62,7 +62,7 @@ def test_an_old_event_is_taken_where_its_unit_is_right(gateway: Running) -> None
         assert gateway.send("impressions", ranked(4, ts=ts)).status_code == 202
 
 
-def test_an_event_dated_ahead_is_refused_and_one_within_the_limit_is_taken(gateway: Running) -> None:
+def test_an_event_dated_ahead_is_refused_beyond_the_limit(gateway: Running) -> None:
     ahead = SPEC.join.max_ahead_ms
     assert gateway.send("impressions", ranked(1, ts=NOW + ahead)).status_code == 202
 
@@ -159,7 +159,7 @@ def test_refused_events_are_kept_as_sent_not_as_avro(gateway: Running) -> None:
         (AVRO_RAW, b"x", 400, "bad_input"),
     ],
 )
-def test_a_request_that_cannot_be_told_apart_is_refused_whole(
+def test_a_request_without_clear_events_is_refused_whole(
     gateway: Running, kind: str, content: bytes, status: int, code: str
 ) -> None:
     answer = gateway.post("impressions", content, kind)

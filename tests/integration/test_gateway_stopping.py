@@ -1,4 +1,4 @@
-"""How the gateway ends: what was begun is finished or told of, and a start that fails leaves nothing."""
+"""How the gateway ends: requests are finished or refused, and a start that fails leaves nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_stop_finishes_what_was_begun(gateway: Running) -> None:
     assert len(gateway.records("app.actions")) == 1
 
 
-def test_what_a_stop_cuts_off_is_told_503(start: Callable[..., Running]) -> None:
+def test_requests_that_a_stop_ends_get_503(start: Callable[..., Running]) -> None:
     gateway = start(common_drain="1s")
     gateway.gate.open.clear()
     answers: list[httpx.Response | httpx.TransportError] = []

@@ -18,7 +18,7 @@ from tests.fixtures.gateway import Running, action, gateway, ranked, start
 __all__ = ["gateway", "start"]  # fixtures
 
 
-def test_requests_that_come_together_are_each_told_of_their_own_events(gateway: Running) -> None:
+def test_requests_of_one_append_get_answers_of_their_own(gateway: Running) -> None:
     gateway.gate.open.clear()
     bodies = [ranked(1), ranked(2, ts="noon"), [ranked(3), ranked(4)], {"request_id": 5}, ranked(6)]
     with ThreadPoolExecutor(len(bodies) + 1) as threads:
@@ -34,7 +34,7 @@ def test_requests_that_come_together_are_each_told_of_their_own_events(gateway: 
     assert told == [[b"1"], [], [b"3", b"4"], [], [b"6"]]
 
 
-def test_of_requests_that_together_are_too_many_those_that_fit_are_taken(
+def test_requests_that_fit_are_accepted_when_all_are_too_many(
     start: Callable[..., Running],
 ) -> None:
     gateway = start(gateway_queue_events="3")
@@ -68,7 +68,7 @@ def test_a_full_queue_is_429_with_retry_after(start: Callable[..., Running]) -> 
     assert first[0].status_code == 202
 
 
-def test_while_the_log_fails_the_answer_is_503_and_the_gateway_not_ready(gateway: Running) -> None:
+def test_while_the_log_fails_the_gateway_is_not_ready(gateway: Running) -> None:
     assert httpx.get(f"{gateway.url}/health/ready").status_code == 200
     gateway.gate.error = Unavailable("disk full")
 
@@ -85,7 +85,7 @@ def test_while_the_log_fails_the_answer_is_503_and_the_gateway_not_ready(gateway
 
 
 @pytest.mark.parametrize("body", [orjson.dumps(action(2)), b"{"], ids=["good", "no JSON"])
-def test_who_breaks_the_connection_off_keeps_nobody_from_an_answer(gateway: Running, body: bytes) -> None:
+def test_a_closed_connection_keeps_no_other_from_its_answer(gateway: Running, body: bytes) -> None:
     """It asks, asks once more, and sends what is no HTTP, all in one packet, while an append is under way."""
     gateway.gate.open.clear()
     head = f"POST /v1/actions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()

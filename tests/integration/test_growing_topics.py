@@ -1,5 +1,5 @@
-"""Topics of events that get more partitions while a model lives, on a real Kafka: every event of theirs is
-joined once, or the joiner says which partitions nobody reads."""
+"""Topics of events that get more partitions while a model lives, on a real Kafka: every event is
+joined once, or the joiner names the partitions that no process reads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_partitions_that_topics_get_are_joined_from_their_start(world: World) ->
     send(world, slate("a", 1_000), 0)
     inputs = list(world.inputs.values())
     grow(world, inputs[0], to=3)
-    send(world, slate("b", 2_000)[:1], 2)  # there before anybody reads it
+    send(world, slate("b", 2_000)[:1], 2)  # before any process reads it
 
     def steps_until(what: str, done: object) -> None:
         def look() -> bool:

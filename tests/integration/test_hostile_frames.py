@@ -1,5 +1,4 @@
-"""What is no frame, or a frame that means ill, is refused by a shard and an embedder: told, counted, lived
-through."""
+"""A shard and an embedder refuse invalid and hostile frames with a reason, count them, and go on."""
 
 from __future__ import annotations
 

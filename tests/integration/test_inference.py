@@ -71,7 +71,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def test_scores_equal_those_of_the_trainers_scorer_in_serving_mode(server: Running) -> None:
+def test_scores_equal_those_of_the_trainer_s_serving_mode(server: Running) -> None:
     answer = server.rank().json()
 
     expected = server.world.scores(whole(CANDIDATES), 0)
@@ -101,7 +101,7 @@ def test_a_page_of_another_site_is_not_logged_as_served(world: World) -> None:
     assert len(logged) == 1
 
 
-def test_requests_that_come_together_get_the_answers_that_each_gets_alone(server: Running) -> None:
+def test_concurrent_requests_get_the_answers_of_each_alone(server: Running) -> None:
     asked: list[dict[str, Any]] = [
         {
             "context": CONTEXT | {"user": {"id": u, "country": "DE", "last_items": [u]}},
@@ -110,7 +110,7 @@ def test_requests_that_come_together_get_the_answers_that_each_gets_alone(server
         for u in range(4, 12)
         for c in (CANDIDATES, CANDIDATES[:3], [{"id": u, "age_s": 1.5}])
     ]
-    # an id of its own: what is wrong is told with its byte, and ids that are made differ in length
+    # an id of its own: the error has an offset in the body, and generated ids differ in length
     bad: dict[str, Any] = {"candidates": [{"age_s": 1.0}], "request_id": 7}
 
     def ask(change: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -125,7 +125,7 @@ def test_requests_that_come_together_get_the_answers_that_each_gets_alone(server
     assert alone[-1][2]["code"] == "bad_input"
 
 
-def test_requests_scored_together_have_the_scores_of_each_alone_to_the_bit(server: Running) -> None:
+def test_scores_of_a_batch_equal_those_of_each_request_alone(server: Running) -> None:
     world = server.world
     pipeline = Pipeline(world.spec, RANKED)
     model = build_model(world.spec, training=False)
@@ -169,7 +169,7 @@ def test_an_answer_says_version_freshness_and_what_is_unknown(server: Running) -
     assert not answer["explored"]
 
 
-def test_metrics_tell_freshness_and_what_the_spec_lets_it_be(server: Running) -> None:
+def test_metrics_have_freshness_and_its_limit(server: Running) -> None:
     text = server.get("/metrics").text
 
     assert "freshet_inference_freshness_seconds 5.0" in text
@@ -275,7 +275,7 @@ def test_what_could_not_be_logged_is_refused_and_logs_nothing(world: World) -> N
         assert 'freshet_inference_served_dropped_total{why="schema"} 0.0' in server.get("/metrics").text
 
 
-def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp_path: Path) -> None:
+def test_without_rows_or_version_the_answer_is_503_with_a_reason(tmp_path: Path) -> None:
     world = World(tmp_path, greedy(SPEC), RANKED)
     with serving(world, inference_start_wait="0ms") as server:
         wait_for(lambda: "start its trainer" in server.get("/health/ready").text)
@@ -290,7 +290,7 @@ def test_before_rows_and_version_are_there_the_answer_is_503_with_the_reason(tmp
     world.close()
 
 
-def test_no_version_is_told_to_be_served_before_rows_are(tmp_path: Path) -> None:
+def test_no_version_is_reported_before_rows_are_loaded(tmp_path: Path) -> None:
     world = World(tmp_path, greedy(SPEC), RANKED)
     world.put_version(0)
     world.promote(0)
@@ -352,7 +352,7 @@ def test_a_corrupt_version_is_kept_out_and_health_says_why(world: World) -> None
 
 
 class Hanging:
-    """A store that does not answer until it is told to."""
+    """A store that does not answer until the test releases it."""
 
     def __init__(self) -> None:
         self.asked, self.answers = threading.Event(), threading.Event()
@@ -363,7 +363,7 @@ class Hanging:
         raise Unavailable(f"{name}: the store is away")
 
 
-def test_stores_that_hang_hold_up_no_stop_for_longer_than_its_drain(tmp_path: Path) -> None:
+def test_hanging_stores_delay_a_stop_by_its_drain_at_most(tmp_path: Path) -> None:
     world, rows, versions = trained(tmp_path, greedy(SPEC)), Hanging(), Hanging()
     world.store.close()
     world.versions.close()
@@ -432,7 +432,7 @@ def test_exploration_is_in_the_answer_and_in_the_log(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_dry_run_is_answered_by_score_and_neither_explored_nor_logged(tmp_path: Path) -> None:
+def test_a_dry_run_is_neither_explored_nor_logged(tmp_path: Path) -> None:
     world = trained(tmp_path, greedy(SPEC, share=1.0))
     with serving(world) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)
@@ -450,7 +450,7 @@ def test_a_dry_run_is_answered_by_score_and_neither_explored_nor_logged(tmp_path
     world.close()
 
 
-def test_an_explained_answer_tells_the_rows_of_each_item_and_their_age(server: Running) -> None:
+def test_an_explained_answer_has_each_item_s_rows_and_ages(server: Running) -> None:
     items = [{"id": 3, "age_s": 1.0}, {"id": 999_999, "age_s": 1.0}]
     answer = server.rank(explain=True, candidates=items).json()
     by_index = {item["index"]: item["rows"] for item in answer["items"]}
@@ -482,7 +482,7 @@ def test_the_verb_rank_says_what_rows_are_behind_each_item(server: Running, tmp_
     assert {i["index"]: i["rows"]["item"]["known"] for i in items} == {0: 1, 1: 0}
 
 
-def test_the_status_tells_how_far_rows_were_followed(server: Running) -> None:
+def test_the_status_shows_how_far_rows_were_followed(server: Running) -> None:
     assert server.get("/status").json()["rows_next"] == server.get("/v1/progress").json()["rows_next"]
 
 
@@ -544,7 +544,7 @@ def test_a_missing_input_is_null(client: triton.InferenceServerClient) -> None:
     assert np.isfinite(client.infer("feed", only).as_numpy("score")).all()
 
 
-def test_errors_are_told_to_tritonclient(client: triton.InferenceServerClient) -> None:
+def test_tritonclient_gets_errors(client: triton.InferenceServerClient) -> None:
     assert not client.is_model_ready("other")
     with pytest.raises(InferenceServerException, match="no such model"):
         client.infer("other", tensors(binary=True))
@@ -593,7 +593,7 @@ def test_any_values_are_ranked_or_refused(server: Running, context: Any, candida
 # --- progress
 
 
-def test_questions_about_events_are_few_at_once_and_delay_nothing_else(
+def test_progress_queries_are_few_at_once_and_delay_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, release = threading.Event(), threading.Event()
@@ -619,7 +619,7 @@ def test_questions_about_events_are_few_at_once_and_delay_nothing_else(
     assert statuses == [200] * MAX_QUERIES + [429]
 
 
-def test_progress_tells_what_an_event_waits_for(world: World) -> None:
+def test_progress_names_the_step_that_an_event_awaits(world: World) -> None:
     topics = world.topics
     with serving(world) as server:
         wait_for(lambda: server.get("/health/ready").status_code == 200)
@@ -681,7 +681,7 @@ AUCTION = parse_schema(
 )
 
 
-def test_without_an_exploded_array_each_candidate_is_an_event_of_its_own(tmp_path: Path) -> None:
+def test_without_an_exploded_array_each_candidate_is_an_event(tmp_path: Path) -> None:
     world = World(tmp_path, parse_spec(ADS), AUCTION)
     world.create()
     world.learn({"auction": "x", "ad": "a", "at": NOW // 1000, "page": {"slot": 1}, "bid": 2.0}, 1)

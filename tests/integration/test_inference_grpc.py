@@ -94,7 +94,7 @@ def typed_request(**more: Any) -> Any:
 
 
 def over_http(server: Running, *outputs: str) -> list[Any]:
-    """The same asked over HTTP."""
+    """The same request over HTTP."""
     inputs = []
     for name, values in COLUMNS.items():
         tensor = triton_http.InferInput(name, values.shape, np_to_triton_dtype(values.dtype))
@@ -142,7 +142,7 @@ def test_typed_contents_give_the_same_and_are_answered_typed(channel: grpc.Chann
     assert (answer.id, list(answer.raw_output_contents)) == ("b", [])
 
 
-def test_errors_are_told_to_tritonclient(client: triton.InferenceServerClient) -> None:
+def test_tritonclient_gets_errors(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="no such model; expected feed; found other"):
         client.infer("other", raw_inputs())
     with pytest.raises(InferenceServerException, match="no such model"):
@@ -185,15 +185,13 @@ def changed(**how: Any) -> Any:
         (b"\xff\xff\xff", "expected a protobuf message inference.ModelInferRequest"),
     ],
 )
-def test_a_request_that_is_not_understood_is_told_why(
-    channel: grpc.Channel, request_: Any, told: str
-) -> None:
+def test_an_invalid_request_gets_the_reason(channel: grpc.Channel, request_: Any, told: str) -> None:
     with pytest.raises(grpc.RpcError, match=told) as refused:
         called(channel, "ModelInfer", request_)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_narrow_integer_that_does_not_fit_is_told(channel: grpc.Channel) -> None:
+def test_an_integer_that_does_not_fit_is_an_error(channel: grpc.Channel) -> None:
     request = typed_request()
     length = next(i for i in request.inputs if i.name == "user.last_items.length")
     length.datatype = "INT8"
@@ -221,7 +219,7 @@ def assert_within(ours: Any, theirs: Any) -> None:
             assert_within(field.message_type, same.message_type)
 
 
-# --- who is let in
+# --- access
 
 
 def served_to(transport: dict[str, str], folder: Path) -> Any:
@@ -249,7 +247,7 @@ def model_ready(channel: grpc.Channel, **call: Any) -> bool:
     return bool(called(channel, "ModelReady", M.ModelReadyRequest(name=SPEC.name), **call).ready)
 
 
-def test_certificates_and_token_are_asked_for(tmp_path: Path) -> None:
+def test_certificates_and_token_are_required(tmp_path: Path) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     files = issued(authority, tmp_path)
     write_tokens(tmp_path / "tokens", ("shop", "rank", TOKEN))

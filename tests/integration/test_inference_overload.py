@@ -1,4 +1,4 @@
-"""More is asked of the inference server than it scores: every door refuses alike, and before it reads."""
+"""Inference gets more requests than it scores: every endpoint refuses alike, and before it reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Busy:
     server: Running
     port: int
     held: threading.Event
-    waits: threading.Event  # somebody does, while it is held
+    waits: threading.Event  # a request waits, while it is held
 
     def hold(self) -> None:
         self.waits.clear()
@@ -111,7 +111,7 @@ DOORS = [Busy.rank, Busy.explain, Busy.infer, Busy.grpc]
 
 
 @pytest.mark.parametrize("first", DOORS)
-def test_whatever_waits_all_doors_refuse_alike_and_before_they_read(
+def test_all_endpoints_refuse_alike_before_they_read(
     busy: Busy, first: Callable[[Busy], tuple[int, str, str]]
 ) -> None:
     assert busy.figure('freshet_inference_shed_total{why="wait"}') == 0.0, "a series from the start"

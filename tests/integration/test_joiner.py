@@ -135,7 +135,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def test_what_cannot_be_read_goes_to_dead_letters_with_its_commit_and_only_once(world: World) -> None:
+def test_unreadable_events_are_dead_letters_once(world: World) -> None:
     world.send([Served("r1", ("a",), 1_000), b"junk"])
     joiner = world.joiner(CALM)
     joiner.open()
@@ -181,7 +181,7 @@ def test_when_nothing_comes_windows_close_as_time_passes(world: World) -> None:
     joiner.close()
 
 
-def test_events_that_come_after_a_pause_are_read_before_time_counts(world: World) -> None:
+def test_events_after_a_pause_are_read_before_time_advances(world: World) -> None:
     world.send([Served("r1", ("a",), 1_000)])
     joiner = world.joiner(CALM)
     joiner.open()
@@ -235,7 +235,7 @@ def test_a_joiner_does_not_go_on_from_another_log(world: World) -> None:
     stranger.close()
 
 
-def test_a_restart_needs_neither_events_nor_commits_before_what_it_keeps(world: World) -> None:
+def test_a_restart_reads_nothing_before_its_retention_pin(world: World) -> None:
     events: list[Event] = [Served(f"r{n}", ("a",), 1_000 + 20 * n) for n in range(200)]
     events += [Action(f"r{n}/a", 1_010 + 20 * n) for n in range(0, 200, 3)]
     events.sort(key=lambda e: e.time)
@@ -259,7 +259,7 @@ def test_a_restart_needs_neither_events_nor_commits_before_what_it_keeps(world: 
     assert sum(s.value for s in world.samples()) == 67
 
 
-def test_in_the_middle_of_the_ramp_a_restart_does_without_the_impression_that_it_counts_from(
+def test_a_restart_within_the_warm_up_needs_no_first_impression(
     tmp_path: Path,
 ) -> None:
     plan = plan_of(label("click", 300), grace_ms=100, ramp=8)
@@ -292,7 +292,7 @@ def test_in_the_middle_of_the_ramp_a_restart_does_without_the_impression_that_it
     world.close()
 
 
-def test_a_partition_that_was_joined_before_there_was_a_ramp_begins_none(world: World) -> None:
+def test_a_partition_joined_before_the_warm_up_begins_none(world: World) -> None:
     world.send([Served("r1", ("a",), 1_000)])
     joiner = world.joiner(CALM)
     joiner.open()
@@ -312,7 +312,7 @@ def test_a_partition_that_was_joined_before_there_was_a_ramp_begins_none(world: 
     joiner.close()
 
 
-def test_a_joiner_stops_when_told_and_has_committed_what_it_read(world: World) -> None:
+def test_a_stopped_joiner_has_committed_all_that_it_read(world: World) -> None:
     joiner = world.joiner(replace(CALM, commit_interval_ms=10**9))
     world.send([Served("r1", ("a",), 1_000)])
     seen: list[int] = []

@@ -67,7 +67,7 @@ def asked(process: subprocess.Popen[str]) -> list[float]:
     return [float(word) for word in process.stdout.readline().split()]
 
 
-def test_a_process_sees_its_clock_jump_and_its_monotonic_one_go_on(library: Path, tmp_path: Path) -> None:
+def test_a_process_s_clock_jumps_and_its_monotonic_one_goes_on(library: Path, tmp_path: Path) -> None:
     clock = JumpingClock(library, tmp_path / "offset")
     with started(clock, sys.executable, "-c", ASKED) as process:
         for offset in (0.0, HOUR, -HOUR, 0.0):
@@ -92,7 +92,7 @@ def waits(process: subprocess.Popen[str]) -> bool:
     return process.stdout is not None and process.stdout.readline() == "waiting\n"
 
 
-def test_who_waits_for_a_time_of_day_is_woken_by_a_clock_that_jumps_ahead(
+def test_a_wait_for_a_time_of_day_ends_when_the_clock_jumps(
     library: Path, waiter: Path, tmp_path: Path
 ) -> None:
     clock = JumpingClock(library, tmp_path / "offset")
@@ -103,7 +103,7 @@ def test_who_waits_for_a_time_of_day_is_woken_by_a_clock_that_jumps_ahead(
         assert process.wait(20) == 0
 
 
-def test_who_waits_for_a_time_of_day_waits_longer_if_the_clock_is_put_back(
+def test_a_wait_for_a_time_of_day_lasts_if_the_clock_goes_back(
     library: Path, waiter: Path, tmp_path: Path
 ) -> None:
     clock = JumpingClock(library, tmp_path / "offset")

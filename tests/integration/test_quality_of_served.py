@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from freshet.apps.metrics import TRAINER_METRICS, trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
 from freshet.log import EventLog
+from freshet.observability.metrics import readings
 from freshet.types import TopicPartition
 from tests.fixtures.trainers import own_trainer
 from tests.integration.closed_loop import CANDIDATES, SPEC, TOPICS, Loop
@@ -54,7 +55,7 @@ def counted(measures: dict[str, Any]) -> dict[str, float]:
     return {of: sum(values["n"] for values in labels.values()) for of, labels in measures.items()}
 
 
-def test_explored_requests_are_measured_as_random_and_popularity_beside_them(trained: Trained) -> None:
+def test_explored_requests_measure_random_order_and_popularity(trained: Trained) -> None:
     assert 0 < trained.explored < IMPRESSIONS / 2
     assert counted(trained.status["measures"]) == {
         "training": IMPRESSIONS,
@@ -79,7 +80,7 @@ def test_lately_is_a_part_of_what_was_measured(trained: Trained) -> None:
     assert all(lately[of] <= n for of, n in ever.items())
 
 
-def test_a_trainer_that_starts_again_goes_on_with_the_same_figures(trained: Trained) -> None:
+def test_a_restarted_trainer_continues_its_figures(trained: Trained) -> None:
     loop = trained.loop
     again = own_trainer(loop.context, loop.rows, loop.versions, lanes=1)
     try:
@@ -89,10 +90,11 @@ def test_a_trainer_that_starts_again_goes_on_with_the_same_figures(trained: Trai
                 assert measures[of][label] == pytest.approx(values, nan_ok=True)
         assert again.status()["published"] == trained.status["published"]
     finally:
-        again._cleanup.run()
+        again.stop()
+        again.run()  # which ends at once
 
 
-def test_everything_learned_is_published_once_training_has_stopped(trained: Trained) -> None:
+def test_all_that_was_learned_is_published_at_the_stop(trained: Trained) -> None:
     published, log = trained.status["published"], trained.loop.log
     assert published["applied"] == trained.status["applied"]
     assert published["rows_next"] == {
@@ -100,13 +102,13 @@ def test_everything_learned_is_published_once_training_has_stopped(trained: Trai
     }
 
 
-def test_tables_are_told_by_name_in_status_and_metrics(trained: Trained) -> None:
+def test_tables_have_names_in_status_and_metrics(trained: Trained) -> None:
     names = {table.name for table in SPEC.tables}
     assert trained.status["rows"].keys() == trained.status["evicted"].keys() == names
     assert sum(trained.status["rows"].values()) > 0
-    readings = trainer_readings(trained.status)
-    assert readings.keys() == {metric.name for metric in TRAINER_METRICS}
-    assert readings["freshet_shard_evicted_rows"] == {(name,): 0.0 for name in names}
+    figures = readings(TRAINER_METRICS, trained.status)
+    assert figures.keys() == {metric.name for metric in TRAINER_METRICS}
+    assert figures["freshet_shard_evicted_rows"] == {(name,): 0.0 for name in names}
 
 
 def test_versions_carry_the_measures_and_their_records_the_time(trained: Trained) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.workload import Workload, append, plain_spec
-from freshet.apps.batch_sources import FromShards
 from freshet.apps.pipeline import Pipeline
+from freshet.apps.remote_sources import FromShards
 from freshet.testing.conditions import wait_until
 from freshet.types import Bucket, Fence
 from tests.fixtures.trainers import rank_of

@@ -46,7 +46,7 @@ def killed(run: Run) -> None:
 
 
 def paused(run: Run) -> None:
-    """Frozen for longer than its lease; when it comes back its slices are somebody else's."""
+    """Frozen for longer than its lease; when it comes back another shard has its slices."""
     stop_between_transactions(run.shards["a"].pid, run.folder)
 
 
@@ -76,7 +76,7 @@ def test_a_shard_that_goes_is_replaced_and_every_sum_is_exact(run: Run, what_hap
 
 
 @pytest.mark.parametrize("cut", [Process.pause, Process.kill], ids=["silent", "refused"])
-def test_sums_are_exact_after_a_reset_link_to_a_shard(
+def test_pushes_wait_while_a_link_is_down_and_sums_stay_exact(
     run: Run, tmp_path: Path, cut: Callable[[Process], None]
 ) -> None:
     (port,) = lasting_ports(1)
@@ -115,7 +115,7 @@ def test_eight_writers_at_the_same_rows_lose_and_double_nothing(run: Run) -> Non
     pushes, writers_of_each = 100, 2
     run.start("a")
     run.start("b")
-    run.wait_for_owners(2, least=SPEC.buckets // 2)  # no slice moves any more: nobody here asks for `applied`
+    run.wait_for_owners(2, least=SPEC.buckets // 2)  # no slice moves any more: no test here reads `applied`
     everything = np.arange(len(KEYS))
 
     def write(rows: RemoteRows, partition: int) -> int:

@@ -67,7 +67,7 @@ def linked() -> Iterator[socket.socket]:
         yield connection
 
 
-def test_what_is_sent_comes_back_whole_and_in_order_after_both_delays() -> None:
+def test_bytes_return_whole_and_in_order_after_both_delays() -> None:
     sent = random.Random(1).randbytes(10 * PIECE + 3)
     with linked() as connection:
         began = time.monotonic()
@@ -91,7 +91,7 @@ def test_an_end_goes_through_as_well() -> None:
         assert connection.recv(1) == b""
 
 
-def test_a_link_that_is_reset_resets_connections_until_it_is_mended() -> None:
+def test_a_reset_link_resets_connections_until_it_is_restored() -> None:
     with carried() as (link, connection):
         connection.sendall(b"one")
         assert received(connection, 3) == b"one"
@@ -107,7 +107,7 @@ def test_a_link_that_is_reset_resets_connections_until_it_is_mended() -> None:
 
 
 @pytest.mark.parametrize("way", [{"answers": False}, {"asks": False}, {}], ids=["asks", "answers", "both"])
-def test_what_a_link_loses_arrives_in_order_once_it_is_mended_and_nobody_is_told(
+def test_lost_bytes_arrive_in_order_once_a_link_is_restored(
     way: dict[str, bool],
 ) -> None:
     with carried() as (link, connection):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from bench.workload import Workload, append, plain_spec
-from freshet.apps.batch_sources import FromShards
 from freshet.apps.pipeline import Pipeline
+from freshet.apps.remote_sources import FromShards
 from freshet.errors import Unavailable
 from freshet.features import EventExtractor
 from freshet.features.blocks import read_blocks
@@ -59,9 +59,7 @@ def requests_in(gateway: Running, topic: str = "feed.ranked") -> dict[bytes, int
     return found
 
 
-def test_events_are_in_the_traces_that_the_joiner_derives_from_them(
-    start: Callable[..., Running], told: Told
-) -> None:
+def test_events_are_in_the_traces_that_the_joiner_derives(start: Callable[..., Running], told: Told) -> None:
     gateway = start()
     events = [ranked(request) for request in (7, 8, 9)]
     assert gateway.send("impressions", events).status_code == 202
@@ -84,9 +82,7 @@ def test_events_are_in_the_traces_that_the_joiner_derives_from_them(
     assert not {span.error for span in told.spans} - {""}
 
 
-def test_avro_and_events_that_are_looked_at_one_by_one_are_traced_too(
-    start: Callable[..., Running], told: Told
-) -> None:
+def test_avro_and_single_events_are_traced_too(start: Callable[..., Running], told: Told) -> None:
     gateway = start()
     schema_id = int.from_bytes(_framed(gateway)[1:5], "big")
     records = [frame(schema_id, avro(ranked(request))) for request in (1, 2)]
@@ -110,7 +106,7 @@ def _framed(gateway: Running) -> bytes:
     return record
 
 
-def test_an_append_that_fails_is_told_of_as_failed(start: Callable[..., Running], told: Told) -> None:
+def test_a_failed_append_has_a_failed_span(start: Callable[..., Running], told: Told) -> None:
     gateway = start()
     gateway.gate.error = Unavailable("the log is away")
 
@@ -200,7 +196,7 @@ def hashes(pipeline: Pipeline, ids_of: TraceIds) -> set[int]:
 
 
 def check_batches(told: Told, expected: set[int], shards: int = 1) -> None:
-    """Each batch with traced events is one trace, of all who had it; no other batch is told of."""
+    """Each batch with traced events is one trace over all processes that had it; no other batch has spans."""
     processed = {s.context: s for s in told.spans if s.role == "embedder" and s.name.startswith("process ")}
     trained = told.of("trainer", "train")
     assert processed

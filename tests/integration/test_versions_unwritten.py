@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import cast
 
 from bench.workload import Workload, append, plain_spec
-from freshet.apps.metrics import trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
 from freshet.apps.pipeline import Pipeline
 from freshet.cli.status import as_text
 from freshet.errors import Unavailable
+from freshet.observability.metrics import readings
 from freshet.testing.conditions import wait_until
 from freshet.testing.faults import Faulty
 from freshet.versions import VersionStore
@@ -19,12 +20,12 @@ ROWS = 1_024
 FULL = "versions/0000000001: cannot write: No space left on device"
 
 
-def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path: Path) -> None:
+def test_unwritten_versions_are_reported_and_training_goes_on(tmp_path: Path) -> None:
     pipeline = Pipeline(plain_spec("", 'version_interval = "100ms"'), tmp_path, 2)
     rows = Workload(rows=ROWS, cardinality=100).arrays()
     versions = Faulty(pipeline.versions)
     training = own_trainer(pipeline.context, pipeline.rows, cast(VersionStore, versions), lanes=1)
-    seen = threading.Event()  # the second write waits until what the first one left was looked at
+    seen = threading.Event()  # the second write waits until the test has read the state after the first
     versions.script("put", nth=1, error=Unavailable(FULL))
     versions.script("put", nth=2, error=Unavailable(FULL), before=lambda: seen.wait(60))
     thread = threading.Thread(target=training.run)
@@ -58,7 +59,7 @@ def test_versions_that_cannot_be_written_are_told_and_training_goes_on(tmp_path:
         pipeline.close()
 
     assert full["version_error"] == FULL
-    assert trainer_readings(full)["freshet_trainer_versions_failed"] == 1
+    assert readings(TRAINER_METRICS, full)["freshet_trainer_versions_failed"] == {(): 1}
     assert (well["versions_failed"], well["version_error"]) == (2, "")
     assert _shown(full).count(FULL) == 1
     assert "could be written" not in _shown(well)

@@ -20,7 +20,7 @@ NOBODY = ""
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A heartbeat (no resource), a claim, or a release (owner NOBODY)."""
+    """A heartbeat (no resource), a claim, or a release (owner `NOBODY`)."""
 
     owner: str
     resource: str = ""
@@ -88,7 +88,7 @@ class ControlView:
         return current
 
     def claimable(self, resource: str) -> bool:
-        """Nobody's, or its owner was silent for a full lease of readable log."""
+        """Free, or its owner was silent for a full lease of readable log."""
         owner = self.owner(resource).owner
         return owner == NOBODY or self._readable - self._heard.get(owner, 0) >= LEASE
 
@@ -115,7 +115,7 @@ class Member(Process):
                 yield resource, claim.fence
 
     def on_control(self) -> None:
-        """The view was brought up to date."""
+        """Called when the view has changed."""
 
     def post(self, record: Record) -> Steps[bool]:
         """Append to `control`; True if it is known to be there."""

@@ -35,14 +35,14 @@ class Batch:
 
 
 def next_stop(position: int, cuts: Sequence[int], end: int, rules: Rules) -> int:
-    """Rule 7: no range crosses an offset that the embedder was told."""
+    """Rule 7: no range crosses an offset that a store reported."""
     if not rules.cut_points:
         return end
     return min([cut for cut in cuts if cut > position] + [end])
 
 
 def start_over(told: Iterable[int], own: int, rules: Rules) -> tuple[int, list[int]]:
-    """Rule 7: rewind to the smallest offset told; the distinct ones above it are cut points."""
+    """Rule 7: rewind to the smallest reported offset; no range crosses the distinct ones above it."""
     offsets = sorted(set(told))
     position = offsets[0] if rules.rewind_to_smallest else max(offsets[-1], own)
     return position, [offset for offset in offsets if offset > position]
@@ -81,13 +81,13 @@ class Embedder(Member):
             self.rewind()
 
     def rewind(self) -> None:
-        """Rule 6: drop what is in flight and ask where everybody stands."""
+        """Rule 6: drop batches in flight and request the offsets of all stores."""
         self._session += 1
         self._asking = True
         self._flight.clear()
 
     def release_partition(self, number: int) -> Steps[None]:
-        """Hand a partition over to whoever claims it next."""
+        """Release a partition for the next claim."""
         if number in self._mine:
             yield from self.release(f"partition/{number}")
 
@@ -142,7 +142,7 @@ class Embedder(Member):
     def _question(
         self, asked: Process, vectors: Callable[[], Iterable[list[int] | None]]
     ) -> Steps[list[list[int]]]:
-        """Somebody's offsets.
+        """Request the offsets of a store.
 
         Raises:
             Unavailable: the process is gone or asleep, or has not loaded all of it yet.
@@ -162,7 +162,7 @@ class Embedder(Member):
             position = self._positions[partition]
             ahead = any(cut > position for cut in self._cuts[partition])
             if ahead and ranges and self.rules.single_range_before_cuts:
-                continue  # while cut points lie ahead, a batch holds that single range (rule 2)
+                continue  # while such offsets lie ahead, a batch holds that single range (rule 2)
             stop = next_stop(
                 position, self._cuts[partition], len(self.world.samples[partition].records), self.rules
             )
@@ -254,7 +254,7 @@ class Embedder(Member):
             self._flight.remove(batch)
 
     def _repeat(self) -> None:
-        """Send again what nobody has answered."""
+        """Send unanswered batches again."""
         for batch in list(self._flight):
             if self.sim.now - batch.sent_at < RESEND:
                 continue

@@ -18,7 +18,7 @@ Strike = tuple[str, Callable[[], None]]
 
 
 class Faults:
-    """What can go wrong. Each is done to the world, with a restart where there would be one."""
+    """What can go wrong. Each strikes the simulated system, with a restart where there would be one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -50,7 +50,7 @@ class Faults:
         self._world.sim.after(losing, promote)
 
     def outage(self, ticks: int) -> None:
-        """The control log is away for everybody."""
+        """The control log is away for all processes."""
         self._world.control.away = True
         self._world.sim.after(ticks, lambda: setattr(self._world.control, "away", False))
 
@@ -93,7 +93,7 @@ class Faults:
         self.release_partition(partition)
 
     def ambush(self, losing: int, then: int, *, kill: bool) -> None:
-        """Strike whoever claims a bucket next: its first writes are lost, and then it dies or sleeps."""
+        """Strike the next claimant of a bucket: its first writes are lost, and then it dies or sleeps."""
 
         def strike(bucket: int, slot: str) -> None:
             self.fail_over(bucket % self._world.nodes, losing)

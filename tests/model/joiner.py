@@ -46,7 +46,7 @@ class Checkpoint:
     following: tuple[int, ...]  # next offset of each input partition
     low: tuple[int, ...]  # a restart rebuilds [low, next)
     watermark: int
-    began: int | None = None  # time of the first impression ever taken, from which the ramp counts
+    began: int | None = None  # time of the first impression ever taken, from which the warm-up counts
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Join:
         return self._positive(event.impression)
 
     def _positive(self, impression: int) -> list[int]:
-        """The sample of an impression that was acted on, unless the ramp holds it."""
+        """The sample of an impression that was acted on, unless the warm-up holds it."""
         served, action = self._served.get(impression), self._actions.get(impression)
         if served is None or action is None or served.decided or action.time > served.time + WINDOW:
             return []

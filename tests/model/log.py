@@ -75,7 +75,7 @@ class Transactions(Generic[R]):
         return self._epoch
 
     def produce(self, epoch: int, records: Iterable[tuple[int, R]]) -> None:
-        """Write records of an open transaction: they have offsets, but nobody can read them."""
+        """Write records of an open transaction: they have offsets, but no reader sees them."""
         self._check(epoch)
         for number, record in records:
             partition = self._topic[number]

@@ -1,7 +1,7 @@
 """The switches: one for every part of a ◆ rule that can be broken on its own.
 
 The string under a field says what the broken implementation does instead. Each is something that a reasonable
-person could have written; none of them looks at the schedule.
+person could have written; none of them reads the schedule.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Rules:
     rewind_on_new_owner: bool = True
     """7: off, the embedder adopts the new map and carries on where it is."""
     rewind_to_smallest: bool = True
-    """7: off, the embedder rewinds to the largest offset it was told."""
+    """7: off, the embedder rewinds to the largest reported offset."""
     cut_points: bool = True
-    """7: off, ranges may cross the offsets that the embedder was told."""
+    """7: off, ranges may cross the reported offsets."""
     single_range_before_cuts: bool = True
-    """2, 7: off, a partition with cut points ahead shares its batches with other partitions."""
+    """2, 7: off, a partition with such offsets ahead shares its batches with other partitions."""
 
     requests_name_the_claim: bool = True
     """7, 9 (found here): off, an owner answers for a bucket under whatever claim it holds it."""
@@ -64,15 +64,15 @@ class Rules:
     loading_is_not_flushed: bool = True
     """10: off, a bucket is flushed before its scan was found to be right."""
     doubt_changes_owner: bool = True
-    """7, 10: off, a bucket whose `meta` changed while it was loaded is read again, and nobody is told."""
+    """7, 10: off, a bucket whose `meta` changed while it was loaded is read again, and its owner stays."""
 
     claim_publishes_whole: bool = True
-    """10, 17 (found here): off, a claimant publishes nothing, whoever wrote what it loaded."""
+    """10, 17 (found here): off, a claimant publishes nothing, even of rows that another owner wrote."""
 
     flush_compares: bool = True
     """11: off, a flush writes its increment on top of whatever is stored."""
     store_refuses_lower_fence: bool = True
-    """9, 11: off, the row store does not look at fences."""
+    """9, 11: off, the row store ignores fences."""
     mismatch_replaces: bool = True
     """11: off, after a mismatch the owner adopts the stored sequence and writes its increment again."""
     flush_atomic: bool = True
@@ -117,7 +117,7 @@ class Rules:
     joiner_restores_watermark: bool = True
     """18: off, a restarted joiner computes the watermark anew."""
     joiner_restores_beginning: bool = True
-    """18: off, a restarted joiner counts the ramp from the first impression that it reads again."""
+    """18: off, a restarted joiner counts the warm-up from the first impression that it reads again."""
     no_one_clock_moves_time: bool = True
     """19: off, an event's own time alone shows how far its topic has come, and not the log's time too."""
     joiner_low_covers_horizon: bool = True

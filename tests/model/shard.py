@@ -165,7 +165,7 @@ class Shard(Member):
                 if not self.rules.fence_is_log_offset and fence == claim:
                     fence = (yield from self._meta(number)).fence + 1
                 if self.rules.claim_writes_fence and not (yield from self._write_fence(number, fence)):
-                    self._loading.pop(number, None)  # somebody claimed later; the log will tell
+                    self._loading.pop(number, None)  # a later claim exists; the log will show it
                     return
                 if bucket is None:
                     generation = self.world.store.node(number).generation
@@ -210,7 +210,7 @@ class Shard(Member):
             source = self.world.store.source(number, replica=self._from_replica(), bound=False)
 
             def read(key: int) -> Row | None:
-                return source.data().rows[number].get(key)  # of whoever is the master then
+                return source.data().rows[number].get(key)  # of the master at that moment
 
             bucket.stored = read
         self.buckets[number] = bucket
@@ -227,7 +227,7 @@ class Shard(Member):
         return (yield from self.call(lambda: source.data().metas[number]))
 
     def _scan(self, number: int) -> Steps[dict[int, Row]]:
-        # Not bound to a connection: the second look at `meta` is what protects a claim from a failover.
+        # Not bound to a connection: the second read of `meta` is what protects a claim from a failover.
         rows: dict[int, Row] = {}
         after = -1
         while True:
@@ -386,7 +386,7 @@ class Shard(Member):
             yield from self.claim(f"bucket/{number}")
 
     def migrate(self, number: int) -> Steps[None]:
-        """Hand a bucket over: flush it, drop it, release it; somebody else claims it (rule 10)."""
+        """Hand a bucket over: flush it, drop it, release it; another shard claims it (rule 10)."""
         bucket = self.buckets.get(number)
         if bucket is None:
             return

@@ -35,7 +35,7 @@ class Simulation:
         self.lost_answers = self.rng.choice([0.0, 0.01, 0.03])
 
     def note(self, text: str) -> None:
-        """Write a line of the schedule, if somebody reads it."""
+        """Write a line of the schedule, if a trace is kept."""
         if self._trace is not None:
             self._trace(f"{self.now:6d}  {text}")
 

@@ -124,7 +124,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where somebody reads: a node, as it was when the connection was made."""
+    """Where a client reads: a node, as it was when the connection was made."""
 
     node: Node
     generation: int

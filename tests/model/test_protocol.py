@@ -74,7 +74,7 @@ def test_a_push_applies_skips_or_is_refused_as_one() -> None:
     [
         ((7, 3), Outcome.WRITE),  # what I wrote last
         ((7, 4), Outcome.DONE),  # what I am retrying
-        ((9, 3), Outcome.FENCED),  # somebody claimed it
+        ((9, 3), Outcome.FENCED),  # another owner claimed it
         ((7, 2), Outcome.REPLACE),  # a failover lost writes
         ((5, 8), Outcome.REPLACE),  # and another owner wrote
     ],
@@ -87,7 +87,7 @@ def test_a_flush_compares_what_is_stored_with_what_it_wrote_last(
     assert judge_flush(stored, cut, Rules()) is outcome
 
 
-def test_an_embedder_rewinds_to_the_smallest_offset_and_stops_at_the_others() -> None:
+def test_an_embedder_rewinds_to_the_smallest_offset() -> None:
     position, cuts = start_over([12, 8, 12, 10], 20, Rules())
 
     assert (position, cuts) == (8, [10, 12])
@@ -102,7 +102,7 @@ def test_ranks_judge_ranges_in_rank_order_and_count_each_once() -> None:
     assert gather([{0: (6, 8)}, None], [4, 5], Rules()) == ([None, None], (4, 5))
 
 
-def test_the_first_claim_of_a_fence_wins_and_its_offset_is_the_next_fence() -> None:
+def test_the_first_claim_of_a_fence_wins_by_its_offset() -> None:
     view = ControlView(Rules())
 
     view.apply(4, Record("a", "bucket/1", replaces=-1))

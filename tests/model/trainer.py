@@ -40,7 +40,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A saved state, with the fence of the seat that saved it."""
+    """A saved state, with the fence of the lease under which it was saved."""
 
     fence: int
     dense: Dense
@@ -102,11 +102,11 @@ def gather(
 
 
 class Trainer(Member):
-    """One candidate for the seat; while it holds it, two ranks step together."""
+    """One candidate for the lease; while it holds it, two ranks step together."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name, ("seat",))
-        self.fence: int | None = None  # of the seat, once a version was loaded under it
+        self.fence: int | None = None  # of the lease, once a version was loaded under it
         self.ranks: list[Dense] = []
         self._queues: list[deque[Offer]] = [deque() for _ in range(RANKS)]
         self._loading = False
@@ -115,7 +115,7 @@ class Trainer(Member):
         self.spawn(self._save_versions())
 
     def on_control(self) -> None:
-        """Load the last version when the seat is won; stop when it is lost."""
+        """Load the last version when the lease is won; stop when it is lost."""
         fence = dict(self.owned()).get("seat")
         if fence is None:
             self.fence = None
@@ -126,7 +126,7 @@ class Trainer(Member):
             self.fence = fence  # re-formed under a new claim of its own
 
     def applied(self, claim: int) -> list[int] | None:
-        """The vector, or None if no version was loaded (yet) under that claim of the seat."""
+        """The vector, or None if no version was loaded (yet) under that claim of the lease."""
         if self.fence is None or (self.fence != claim and self.rules.requests_name_the_claim):
             return None
         return list(self._furthest().applied)
@@ -194,7 +194,7 @@ class Trainer(Member):
             yield 1
 
     def _seat_changed(self, fence: int | None) -> bool:
-        """Whether the seat was lost (and won again) since a step began: its batches are of another time."""
+        """Whether the lease was lost (and won again) since a step began: its batches are of another time."""
         return self.fence is None or self.fence != fence
 
     def _reply(self, offer: Offer | None, weights: Mapping[int, int] | None) -> None:

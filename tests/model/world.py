@@ -1,4 +1,4 @@
-"""One run: a seed makes a world, its traffic and its faults; the run is drained and the ledger checked."""
+"""One run: a seed makes a system, its traffic and its faults; the run is drained and the ledger checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .trainer import Trainer, Versions
 TRAFFIC = 740  # ticks in which clients send events
 FAULTS = 1000  # ticks in which things break, the quiet end of the log included; then the run is drained
 DRAIN = 3000  # ticks until all must be done: many times what a sound run needs
-AFTERMATH = 300  # ticks after which everybody who slept is awake and every failover begun is over
+AFTERMATH = 300  # ticks after which all processes are awake and every failover begun is over
 GRACE = 120  # ticks after which readers must have caught up with a store that is complete
 IMPRESSIONS = 90
 WRONG = 120  # ticks for which a clock is wrong: a tick stands for a second
@@ -203,7 +203,7 @@ class World:
         self.sim.after(1, self._watch_claims)
 
     def _judge_claim(self, record: Record, owner: Process) -> None:
-        """Rule 9: nobody may lose a resource who was awake through a full lease of readable log."""
+        """Rule 9: no process may lose a resource that was awake through a full lease of readable log."""
         well = self._readable[record.decided_at] - self._readable[min(owner.healthy_since, record.decided_at)]
         if well > LEASE + 2 * HEARTBEAT:
             raise Broken("deposed", f"{record.resource} was taken from {owner.name}, which was well")

@@ -1,4 +1,4 @@
-"""One browser for all tests of the page; every page is watched for what must never happen."""
+"""One browser for all tests of the page; every page is checked for errors and foreign requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def console() -> Iterator[Callable[..., Scripted]]:
-    """Start a scripted console with a world; it is stopped with the test."""
+    """Start a scripted console with a state; the test's end stops it."""
     started: list[Scripted] = []
 
     def start(world: dict[str, Any], **options: Any) -> Scripted:
@@ -43,7 +43,7 @@ def console() -> Iterator[Callable[..., Scripted]]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Open a page; at the end of the test it has asked no other host and said nothing in its console.
+    """Open a page; at the end of the test it has queried no other host and logged nothing in its console.
 
     A test that stops the server expects the browser to say so: `lost=True`.
     """

@@ -1,4 +1,4 @@
-"""A console that says what a test scripts: the page's contract over HTTP, without any system behind it."""
+"""A console with scripted answers: the page's contract over HTTP, without a system behind it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CSP = (
 
 
 class Scripted:
-    """Serves the page and a world; can be stopped and started again on its port.
+    """Serves the page and a scripted state; can be stopped and started again on its port.
 
     `state`, `history` and `requests` are sent as they are (text is sent raw, so that a test can break it); a
     state's `now_ms` is kept current if it has one. `publish` sends a record to every page that is connected.
@@ -35,15 +35,13 @@ class Scripted:
     def __init__(self, world: dict[str, Any], *, every_s: float = 0.2) -> None:
         self.world, self.every_s = world, every_s
         self.refuse_api = False  # a console that is there and answers 503 to every question
-        self.asked: list[
-            tuple[str, str, Any]
-        ] = []  # method, path, body of what changed something or was tried
+        self.asked: list[tuple[str, str, Any]] = []  # method, path, body of changes and tries
         self.states = 0  # sent so far, to all pages together
-        self._queues: set[queue.SimpleQueue[tuple[int, str, Any]]] = set()
+        self.queues: set[queue.SimpleQueue[tuple[int, str, Any]]] = set()
         self._next = 1_000_000
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
 
     @property
     def url(self) -> str:
@@ -51,7 +49,7 @@ class Scripted:
 
     def start(self) -> None:
         """Listen, on the port of last time if there was one."""
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
         self._server = _Server(("127.0.0.1", self._port), _handler(self))
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -59,19 +57,19 @@ class Scripted:
     def stop(self) -> None:
         """End at once, streams included."""
         assert self._server is not None
-        self._stopped.set()
+        self.stopped.set()
         self._server.shutdown()
         self._server.server_close()
 
     def publish(self, record: Any, event: str = "record") -> None:
         """Send an event, as a rule a record of the measures topic, to all pages that are connected."""
         self._next += 1
-        for waiting in list(self._queues):
+        for waiting in list(self.queues):
             waiting.put((self._next, event, record))
 
     def waiting(self) -> int:
         """How many records have been published and not sent yet."""
-        return sum(q.qsize() for q in self._queues)
+        return sum(q.qsize() for q in self.queues)
 
     def state(self) -> str:
         """The state as it is sent now."""
@@ -128,8 +126,8 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
 
         def _events(self) -> None:
             mine: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
-            console._queues.add(mine)
-            stopped = console._stopped
+            console.queues.add(mine)
+            stopped = console.stopped
             self._head(200, "text/event-stream", None)
             try:
                 while not stopped.is_set():
@@ -142,7 +140,7 @@ def _handler(console: Scripted) -> type[BaseHTTPRequestHandler]:
                             continue
                         self._send(f"event: {event}\nid: {offset}\ndata: {_text(record)}\n\n")
             finally:
-                console._queues.discard(mine)
+                console.queues.discard(mine)
                 self.close_connection = True
 
         def _send(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A real browser with a page of another site open: what that sends to a port is refused."""
+"""A real browser with a page of another site open: its requests to a port are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[int]:
-    """Port of a web server whose page is blank."""
+    """Port of a web server with a blank page."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Blank)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_address[1]
@@ -75,9 +75,7 @@ def test_a_page_of_another_site_sends_no_event(
     page.close()
 
 
-def test_a_name_that_is_made_to_point_here_reads_and_sends_nothing(
-    browser: Browser, start: Callable[..., Running]
-) -> None:
+def test_a_rebound_name_reads_and_sends_nothing(browser: Browser, start: Callable[..., Running]) -> None:
     gateway, event = start(), orjson.dumps(action()).decode()
     port = gateway.url.rpartition(":")[2]
     page = browser.new_page()

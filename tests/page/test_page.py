@@ -1,4 +1,4 @@
-"""The page as a person meets it, in a real browser, against a console that says what each test needs."""
+"""The page in a real browser, against a console with scripted answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wait_for_caption(page: Page, title: str, words: str) -> None:
 
 
 def serious(page: Page) -> list[str]:
-    """What axe finds that is serious or critical."""
+    """Return the serious and critical findings of axe."""
     found = Axe().run(page).response["violations"]
     grave = [v for v in found if v["impact"] in {"serious", "critical"}]
     return [f"{v['id']}: {n['html'][:200]} {n.get('failureSummary')}" for v in grave for n in v["nodes"]]
@@ -82,7 +82,7 @@ def test_charts_share_their_cursor(console: Console, opened: Opened) -> None:
     expect(page.locator("#quality .when").first).to_contain_text("at ")
 
 
-def test_what_becomes_of_a_version_is_marked_as_it_happens(console: Console, opened: Opened) -> None:
+def test_events_of_versions_are_marked_as_they_happen(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(server.url))
     wait_for_caption(page, "Click rate", "Version 141 was held")
@@ -93,7 +93,7 @@ def test_what_becomes_of_a_version_is_marked_as_it_happens(console: Console, ope
     wait_for_caption(page, "Click rate", "Version 977 was held")
 
 
-def test_a_lost_server_greys_what_is_shown_and_is_found_again(console: Console, opened: Opened) -> None:
+def test_a_lost_server_greys_the_page_and_is_found_again(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(server.url, lost=True))
 
@@ -110,7 +110,7 @@ def test_a_lost_server_greys_what_is_shown_and_is_found_again(console: Console, 
     expect(page.locator("#say")).to_have_text("Connected.")
 
 
-def test_a_server_that_answers_nothing_at_the_start_is_asked_again(console: Console, opened: Opened) -> None:
+def test_a_silent_server_is_queried_again_at_the_start(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     server.refuse_api = True
     page = opened(server.url, lost=True)
@@ -146,9 +146,7 @@ def test_a_fleet_is_drawn_by_role_and_listed_by_instance(
     assert overflow(page) <= 0
 
 
-def test_of_many_notes_the_first_are_told_and_how_many_more_there_are(
-    console: Console, opened: Opened
-) -> None:
+def test_of_many_notes_the_first_and_a_count_are_shown(console: Console, opened: Opened) -> None:
     world = worlds.fleet()
     world["state"]["notes"] = [f"gateway-{i}: away" for i in range(20)]
 
@@ -158,7 +156,7 @@ def test_of_many_notes_the_first_are_told_and_how_many_more_there_are(
     expect(page.locator("#notes")).to_contain_text("and 12 more, see Services")
 
 
-def test_an_empty_system_says_what_will_appear_where(console: Console, opened: Opened) -> None:
+def test_an_empty_system_says_where_figures_will_appear(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.empty()).url))
 
     expect(page.locator("#health")).to_have_text("◐ starting")
@@ -226,7 +224,7 @@ def test_the_theme_is_chosen_by_a_button_and_remembered(console: Console, opened
     assert page.evaluate(ground) != before
 
 
-def test_the_keyboard_goes_through_the_page_in_the_order_of_reading(console: Console, opened: Opened) -> None:
+def test_the_tab_key_follows_the_order_of_reading(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.learning()).url))
     focused = "(({ id, name, textContent }) => id || name || textContent)(document.activeElement)"
 
@@ -264,7 +262,7 @@ def test_promoting_asks_and_teaches_where_the_token_is(console: Console, opened:
     assert [a[1:] for a in server.asked] == [("/api/promote", {"number": 140})] * 2
 
 
-def test_a_token_in_the_address_is_kept_for_the_tab_and_taken_out(console: Console, opened: Opened) -> None:
+def test_a_token_in_the_address_is_kept_and_removed(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(f"{server.url}/#token={TOKEN}"))
 
@@ -275,7 +273,7 @@ def test_a_token_in_the_address_is_kept_for_the_tab_and_taken_out(console: Conso
     expect(page.locator("#versions-said")).to_have_text("Rolled back to the version before.")
 
 
-def test_try_it_ranks_what_is_written_and_gives_curl_and_python(console: Console, opened: Opened) -> None:
+def test_try_it_ranks_the_request_and_shows_curl_and_python(console: Console, opened: Opened) -> None:
     server = console(worlds.learning())
     page = live(opened(server.url))
     expect(page.locator("#try-json")).to_have_value(re.compile("9007199254740993"))
@@ -292,7 +290,7 @@ def test_try_it_ranks_what_is_written_and_gives_curl_and_python(console: Console
     expect(page.locator("#try .wrong")).to_contain_text("not a request yet")
 
 
-def test_what_is_to_be_copied_asks_as_the_door_wants_it(console: Console, opened: Opened) -> None:
+def test_copied_commands_carry_token_and_certificate(console: Console, opened: Opened) -> None:
     """No token stands in it: it comes from a file."""
     world = worlds.learning()
     world["state"]["asking"] = {"scheme": "https", "token": True, "certificate": True}
@@ -321,7 +319,7 @@ def test_what_is_to_be_copied_asks_as_the_door_wants_it(console: Console, opened
         assert part in code
 
 
-def test_what_is_to_be_copied_is_short_where_a_door_wants_nothing(console: Console, opened: Opened) -> None:
+def test_copied_commands_are_short_without_authentication(console: Console, opened: Opened) -> None:
     page = live(opened(console(worlds.learning()).url))
 
     expect(page.locator("pre").first).to_contain_text("curl -s http://127.0.0.1:")

@@ -1,4 +1,4 @@
-"""The page on a system that runs, with readers who click: what it shows comes from real processes."""
+"""The page on a running system with simulated readers: its figures come from real processes."""
 
 from __future__ import annotations
 

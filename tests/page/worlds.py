@@ -1,4 +1,4 @@
-"""What a scripted console can say: a loop that learns, a system without data, and data that means harm."""
+"""States of a scripted console: a loop that learns, a system without data, and hostile data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 STEP_MS = 5_000
-FOLDER = "/home/ada/freshet-demo"  # of a reader who is made up
+FOLDER = "/home/ada/freshet-demo"  # of an invented user
 SERVICES = ("gateway", "joiner", "trainer", "inference", "simulator", "console")
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>"\'`${window.pwned=1}'
 
@@ -289,7 +289,7 @@ def versions(now: int) -> list[dict[str, Any]]:
 
 
 def version_measures(i: int) -> dict[str, float]:
-    """What was measured when the i-th newest version was made."""
+    """Return the measures of the i-th newest version."""
     return {"auc": 0.741 - 0.002 * i, "ne": 0.862 + 0.001 * i, "calibration": 1.31 if i == 2 else 1.01}
 
 
@@ -314,7 +314,7 @@ def letters(now: int) -> list[dict[str, Any]]:
 
 
 def request(i: int) -> dict[str, Any]:
-    """A request that was served; its user's id is beyond what a JavaScript number holds."""
+    """Return a served request; its user's id exceeds the integers of JavaScript."""
     context = {
         "request_id": f"r-{900 + i}",
         "user": 9_007_199_254_740_993 + i,

@@ -1,4 +1,4 @@
-"""Wall clocks of processes that jump while they run, as when somebody sets the time."""
+"""Wall clocks of processes that jump while they run, as when an operator sets the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build_clock(folder: Path) -> Path:
     """Compile what is preloaded into processes. RuntimeError if that cannot be done.
 
     It is our own and not libfaketime: under that one (0.9.10) Python's `time.sleep` fails when monotonic
-    clocks are left alone, and it does not know C11's waits, which librdkafka uses.
+    clocks stay real, and it does not know C11's waits, which librdkafka uses.
     """
     return compiled(SOURCE, folder / "jumping_clock.so", "-O2", "-shared", "-fPIC")
 

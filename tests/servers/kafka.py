@@ -60,7 +60,7 @@ RIGHTS = {
 class Kafka:
     """One node in one folder. Killed or stopped, it starts again on its data and its ports.
 
-    `port` takes anybody; `secure_port` takes USER by SASL PLAIN or SCRAM-SHA-512 over TLS, with a certificate
+    `port` takes any client, `secure_port` USER by SASL PLAIN or SCRAM-SHA-512 over TLS, with a certificate
     of the authority `certificate`, and lets it do what `allow` says, nothing else.
     """
 
@@ -147,7 +147,7 @@ class Kafka:
 
     @property
     def pid(self) -> int:
-        """Of the broker that was started last."""
+        """Process id of the broker that was started last."""
         return self._process.pid
 
     @property
@@ -158,7 +158,7 @@ class Kafka:
     def start(self) -> None:
         """Start it and wait until it takes part in the cluster.
 
-        RuntimeError, with its last words, if it does not.
+        RuntimeError: with the end of its log, if it does not.
         """
         self._process.start(lambda said: "Kafka Server started" in said, within_s=_START_S)
 
@@ -204,7 +204,7 @@ def secure_url(
     password: str = PASSWORD,
     authority: Path | None = None,
 ) -> str:
-    """Of the log behind `secure_port`; its settings are written into `folder`."""
+    """Return the URL of the log behind `secure_port`; its settings are written into `folder`."""
     (folder / "password").write_text(password)
     (folder / "kafka.properties").write_text(
         f"security.protocol=SASL_SSL\nsasl.mechanism={mechanism}\n"
@@ -224,7 +224,7 @@ def _java() -> list[str]:
 
 
 def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
-    """Of a cluster of one: what wants three replicas has one, what waits for others does not wait."""
+    """Settings of a cluster of one: internal topics have one replica, and groups do not wait for members."""
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -247,7 +247,7 @@ def _settings(data: Path, port: int, controller_port: int) -> dict[str, str]:
 
 
 def _second(port: int, controller_port: int) -> dict[str, str]:
-    """Of a broker that takes part in the cluster of that controller."""
+    """Settings of a broker in the cluster of that controller."""
     return {
         "process.roles": "broker",
         "node.id": "2",

@@ -1,4 +1,4 @@
-"""A receiver of OpenTelemetry traces over HTTP, which keeps what it was sent; it can be told to refuse."""
+"""A receiver of OpenTelemetry traces over HTTP, which keeps all spans; a test can have it refuse."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = ["Process", "lasting_ports", "lease_port", "pause", "run_to_end"]
 
 _LOOK_S = 0.02
 _STOP_S = 30.0
-"""For a server to end by itself; then it is killed, and the test told."""
+"""For a server to end by itself; then it is killed, and the test fails."""
 
 _TAIL_CHARS = 4000
 
@@ -129,7 +129,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Process id of the process that was started last."""
         assert self._popen is not None, "it was never started"
         return self._popen.pid
 
@@ -160,7 +160,7 @@ class Process:
             self._popen.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: it holds its connections and answers nobody."""
+        """SIGSTOP: it holds its connections and answers no request."""
         assert self._popen is not None, "it was never started"
         assert self._popen.poll() is None, "it has ended"
         pause(self._popen.pid)
@@ -206,7 +206,7 @@ def run_to_end(command: Sequence[str], *, within_s: float) -> str:
 
 
 def stop_between_transactions(pid: int, folder: Path) -> None:
-    """SIGSTOP while the process holds no lock of SQLite's: a lock of a living process can be taken by nobody,
+    """SIGSTOP while the process holds no lock of SQLite's: no process can take the lock of a living one,
     so that a machine's whole log waits for it; leases are about the others."""
 
     def stopped() -> bool:

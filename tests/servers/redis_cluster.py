@@ -107,7 +107,7 @@ class RedisServer:
         return self._process.alive
 
     def ask(self, *command: str | int) -> Any:
-        """The plain answer of this server, whoever is master, to one command."""
+        """The plain answer of this server to one command, no matter which node is master."""
         with redis.Redis(port=self.port, decode_responses=True, protocol=2, socket_timeout=5) as client:
             client.response_callbacks.clear()
             return client.execute_command(*command)

@@ -4,7 +4,7 @@ It takes requests one after another, since moto checks a condition and writes in
 clients is decided as S3 decides it, by one of the two orders.
 
 `python -m tests.servers.s3` serves at a free port until it is ended; `IGNORE_CONDITIONS` as an argument makes
-it an older server, which accepts the headers and does not look at them.
+it an older server, which accepts the headers and ignores them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class S3:
     def __init__(self, folder: Path, *, ignores_conditions: bool = False) -> None:
         mode = ["IGNORE_CONDITIONS"] if ignores_conditions else []
         root = Path(__file__).parents[2]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'services'}"}
         self.process = Process(
             [sys.executable, "-m", "tests.servers.s3", *mode], folder / "s3.log", environment
         )

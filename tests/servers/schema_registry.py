@@ -49,7 +49,7 @@ class SchemaRegistryServer:
         self._process.kill()
 
     def requests(self, path: str) -> int:
-        """How often a path was asked for since it started."""
+        """How often a path was requested since the start."""
         return self._process.said().count(f"GET {path} ")
 
     def register(

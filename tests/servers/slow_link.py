@@ -1,10 +1,10 @@
-"""A link of chosen delay in front of a server: what is sent either way arrives so much later, in order. It
-can be cut in the two ways in which links are: connections are reset, or nothing arrives and nobody is told.
+"""A link of chosen delay in front of a server: bytes arrive so much later both ways, in order. It can fail
+in both ways of links: connections are reset, or bytes are lost in silence.
 
     python -m tests.servers.slow_link 127.0.0.2:7020 127.0.0.1:7020 --delay-ms 5
 
-Listens at the first address, which is another of this host's own, for the server at the second; one that is
-told to advertise 127.0.0.2 is then reached through the link by all who ask who owns what. Prints `ready`.
+Listens at the first address, which is another of this host's own, for the server at the second; one that
+advertises 127.0.0.2 is then reached through the link by all clients of the shard map. Prints `ready`.
 Delay is one way: the round trip is twice that. Only time is added: as many bytes a second as the two ends
 bring about, up to 64 MiB on their way. Segments are not lost, and a sender sees no window fill up.
 """
@@ -28,8 +28,8 @@ PIECES = 256
 
 
 class SlowLink:
-    """Carries connections until it is closed. Threads wait here, not an event loop: those of Python look at
-    the clock by the millisecond, which is the delay."""
+    """Carries connections until it is closed. Threads wait here, not an event loop: Python's read the clock
+    by the millisecond, which is the delay."""
 
     def __init__(self, at: tuple[str, int], to: tuple[str, int], delay_s: float) -> None:
         """Listen at `at`, whose port may be 0."""
@@ -53,7 +53,7 @@ class SlowLink:
             connection.reset()
 
     def lose(self, *, asks: bool = True, answers: bool = True) -> None:
-        """Nothing arrives any more that is sent to the server, or by it; nobody is told, ends of connections
+        """Bytes to the server, or from it, are lost in silence; ends of connections
         are lost too, and new connections are made in which it is the same.
 
         What was sent arrives when the link is mended: a sender's TCP sends it again until then.

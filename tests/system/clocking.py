@@ -38,7 +38,7 @@ class Clocked(Protocol):
 
     @property
     def parts(self) -> Sequence[str]:
-        """Of these the clock can be set."""
+        """The processes whose clock can be set."""
 
     def jump(self, part: str, seconds: float) -> None:
         """Set a part's clock so much ahead of the machine's."""
@@ -182,7 +182,7 @@ def run_case(system: Clocked, clicker: Clicker, part: str, jump: str) -> Case:
 
 
 def _figures(system: Clocked) -> Counter[str]:
-    """Of the joiner's ledger, as soon as it answers."""
+    """Return the counts of the joiner's ledger, as soon as it answers."""
     pause, deadline = threading.Event(), time.monotonic() + 30
     while "ledger" not in (said := system.joiner()):
         assert time.monotonic() < deadline, "the joiner does not say how it is"
@@ -192,7 +192,7 @@ def _figures(system: Clocked) -> Counter[str]:
 
 
 def _watch(system: Clocked, case: Case, seconds: float) -> None:
-    """Look at what the joiner says of clocks, for so long."""
+    """Poll the joiner's reports on clocks, for so long."""
     until, pause = time.monotonic() + seconds, threading.Event()
     while (left := until - time.monotonic()) > 0:
         said = system.joiner()
@@ -294,7 +294,7 @@ def rows_of(cases: Sequence[Case], fates: Mapping[str, Fate]) -> list[Row]:
 
 def table(form: str, rows: Sequence[Row]) -> str:
     """Process, jump, form; of the requests while the clock was wrong: joined, and why not; the same after;
-    what the joiner's ledger counts; what its status told of clocks."""
+    what the joiner's ledger counts; what its status says of clocks."""
     lines = [
         "process | jump | form | joined of sent, wrong | why not | joined of sent, after | ledger | told"
     ]

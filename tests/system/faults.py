@@ -21,7 +21,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 SERVICES = ("gateway", "joiner", "paramserver", "embedder", "trainer", "inference")
 LINKS: Mapping[str, str] = {"paramserver-link": "paramserver", "embedder-link": "embedder"}
-"""A link leads everybody to one shard, or to one embedder, which itself is well and keeps its claims."""
+"""A link leads all clients to one shard, or to one embedder, which itself is well and keeps its claims."""
 
 
 class Server(Protocol):

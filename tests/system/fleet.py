@@ -29,7 +29,7 @@ PORTS: Mapping[str, tuple[str, ...]] = {
     "trainer": ("TRAINER_ADMIN_PORT",),
     "inference": ("INFERENCE_PORT",),
 }
-"""Of each role, by the settings; the first answers `/status`."""
+"""Settings of the ports of each role; the first answers `/status`."""
 
 NAMED = ("joiner", "paramserver", "embedder")
 
@@ -42,7 +42,7 @@ LINK_HOST = "127.0.0.2"
 class Fleet(Members):
     """Processes of one model, by names such as `joiner-0`. Killed or paused, each comes back on its ports.
 
-    Whoever asks a shard or an embedder reaches it through a link of its own, which can be cut; each process
+    Clients reach a shard or an embedder through a link of its own, which a test can break; each process
     has a wall clock of its own.
     """
 

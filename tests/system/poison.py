@@ -40,17 +40,17 @@ class Bad:
     kind: str
     value: bytes
     why: str  # the word of the metric that counts it; "" where it is state that is left out
-    letters: str = ""  # the topic in which its letter lies
+    letters: str = ""  # the topic of its dead letter
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A bad record in the log, with its letter."""
+    """A bad record in the log, with its dead letter."""
 
     bad: Bad
     partition: int
     offset: int
-    reason: str | None  # None: there is no letter
+    reason: str | None  # None: there is no dead letter
 
 
 BODIES: Mapping[str, tuple[str, bytes]] = {
@@ -113,7 +113,7 @@ class Poisoner:
         return {(p, offset) for bad, p, offset in self.written if bad.topic == topic}
 
     def found(self) -> list[Found]:
-        """The letters of what was written."""
+        """Return the dead letters of all records that were written."""
         letters: dict[tuple[str, int, int], str] = {}
         for topic in (self._topics.dead_letters, self._topics.refused):
             for value in _values(self._log, topic):

@@ -23,7 +23,7 @@ LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over
 AWAY_S = (3.5, 6.0)  # longer than a lease (3 s), and than Redis takes to see that a master is silent (2 s)
-FULL_S = (10.0, 14.0)  # several versions, for which there is no room, on a slow machine too
+FULL_S = (10.0, 14.0)  # several versions, for which there is no space, on a slow machine too
 UNWRITTEN = "no reason: its disk was full, and its log is a file on it"
 WAIT_S = 180.0  # who has not gone on by then is a failure; on a busy machine a broker needs a minute to start
 
@@ -104,7 +104,7 @@ class Storm:
     """Processes that ended by themselves, with the end of their logs, or UNWRITTEN."""
 
     def run(self, count: int) -> None:
-        """Strike so often, then wait until everybody is back and all goes on."""
+        """Strike so often, then wait until all processes are back and go on."""
         left: list[tuple[str, Way]] = []
         for struck in range(count):
             if not left:
@@ -188,7 +188,7 @@ class Storm:
         return [one for one in well if one[0] != one[1] or self.fleet.processes[one[1]].alive]
 
     def _clocked(self, name: str) -> Clocked:
-        answers = role_of(name) in ("gateway", "inference")  # whoever asks one that is there wants an answer
+        answers = role_of(name) in ("gateway", "inference")  # a client waits for an answer of a living one
         return Clocked(self.fleet.processes[name], self.fleet.clocks[name], may_be_killed=not answers)
 
     def _keep_time(self, way: Way) -> list[str]:

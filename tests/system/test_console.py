@@ -1,4 +1,4 @@
-"""The console of a real system: it shows what happens, does what it is told, and outlives what is killed."""
+"""The console of a real system: it shows events, carries out commands, and outlives killed services."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Running:
 
 @contextmanager
 def readers(system: Local) -> Iterator[None]:
-    """Somebody who reads and clicks, about twenty times a second."""
+    """A reader who clicks, about twenty times a second."""
     stop, rng = threading.Event(), random.Random(3)
 
     def read() -> None:
@@ -101,7 +101,7 @@ def test_an_action_is_traced_through_every_stage(running: Running) -> None:
     assert times[0] > 0
 
 
-def test_what_rows_an_item_has_is_looked_up_without_asking_as_a_reader(running: Running) -> None:
+def test_rows_of_an_item_are_shown_without_a_request_of_a_reader(running: Running) -> None:
     offered = [{"article": "a1", "topic": TOPICS[1], "age_s": 60.0}]
 
     def known() -> bool:

@@ -45,7 +45,7 @@ def stores(kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path) -> Mapping
 
 
 class Console:
-    """A console process beside a fleet, told where the others answer."""
+    """A console process beside a fleet, with the addresses of the others."""
 
     def __init__(self, fleet: Fleet, folder: Path, stores: Mapping[str, str]) -> None:
         self._port = lasting_ports(1)[0]
@@ -174,7 +174,7 @@ def test_a_fleet_is_shown_whole_and_what_is_killed_of_it_by_name(fleet: Fleet, c
 
 
 def _state_when(what: str, console: Console, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The state for which that holds. The next look may find another: who is slow just then is told of."""
+    """The state for which that holds. The next snapshot may name a service that is slow at that moment."""
     found: dict[str, Any] = {}
 
     def seen() -> bool:

@@ -1,4 +1,4 @@
-"""`freshet demo` under SIGKILL: each process in turn, then the supervisor. The status tells what happened,
+"""`freshet demo` under SIGKILL: each process in turn, then the supervisor. The status shows each kill,
 everything comes back by itself (the supervisor's once it is started again), nothing is lost or doubled.
 """
 
@@ -31,7 +31,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     assert processes_of(demo.folder) == []
 
 
-def test_whatever_is_killed_the_status_tells_it_and_nothing_is_lost_or_doubled(demo: Demo) -> None:
+def test_kills_show_in_the_status_and_lose_or_double_nothing(demo: Demo) -> None:
     demo.start()
     demo.wait_until_ready()
     tracked = Tracked(f"http://127.0.0.1:{demo.ports['gateway']}")

@@ -27,8 +27,8 @@ from freshet.http.authenticator import AUTH_METRICS
 from freshet.http.endpoint import Endpoint
 from freshet.observability.metrics import Metric
 from freshet.paramserver.service import STORE_METRICS
-from freshet.process.metrics import PROCESS_METRICS
 from freshet.process.ports import free_ports
+from freshet.process.telemetry import PROCESS_METRICS
 from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from ops.reference.http_page import APIS
@@ -132,8 +132,8 @@ def says_ready(url: str) -> bool:
 
 
 def exposed(world: World, service: str) -> dict[str, tuple[str, set[str]]]:
-    """{name: (kind, names of labels)} of what /metrics shows, but when counters began and what Prometheus'
-    own client tells of any process."""
+    """{name: (kind, names of labels)} of what /metrics shows, but when counters began and the figures that
+    Prometheus' own client adds for any process."""
     found = {}
     for family in text_string_to_metric_families(world.ask(service, "/metrics").text):
         labels = {name for sample in family.samples for name in sample.labels} - {"le"}
@@ -148,7 +148,7 @@ def differing(world: World, service: str, described: tuple[Metric, ...]) -> list
     if "freshet_process_memory_limit_bytes" not in found:  # no cgroup limits what runs here
         del told["freshet_process_memory_limit_bytes"]
     doors = {metric.name for metric in AUTH_METRICS}
-    if not doors & found.keys():  # nobody is asked for a token there, nor held back; test_tokens has some
+    if not doors & found.keys():  # without tokens or limits there; test_tokens has some
         told = {name: metric for name, metric in told.items() if name not in doors}
     stores = {metric.name for metric in STORE_METRICS}
     if not stores & found.keys():  # of a row store on servers; here it is a folder
@@ -163,7 +163,7 @@ def differing(world: World, service: str, described: tuple[Metric, ...]) -> list
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_each_service_exposes_just_the_metrics_that_are_described(world: World, service: str) -> None:
+def test_each_service_exposes_exactly_its_described_metrics(world: World, service: str) -> None:
     wait_until(
         f"{service} exposes what is described: {differing(world, service, SERVICES[service])}",
         lambda: not differing(world, service, SERVICES[service]),

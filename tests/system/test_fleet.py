@@ -5,8 +5,8 @@ hour. Everything acknowledged counts once, everywhere.
 
 `FRESHET_TEST_FAULTS` faults (14 by default, at least one of each role), of all roles or of those that are
 named, as in `FRESHET_TEST_FAULTS_OF="joiner clock"`; `FRESHET_TEST_SEED` repeats a run's traffic and choice
-of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, which nobody asks
-for: who starts loads them. `pytest -s` shows how long the work stood still.
+of victims, not its timing. `FRESHET_TEST_ROWS` rows (10,000) are there from the start, without requests
+for them: shards load them as they start. `pytest -s` shows how long the work stood still.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(300 + 30
 def stores(
     kafka: Kafka, redis_cluster: RedisCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Mapping[str, str]:
-    """Settings of a model's stores of its own; the test's own process looks at the same."""
+    """Settings of a model's stores of its own; the test's own process reads the same."""
     life = uuid.uuid4().hex[:8]
     stores = {
         "FRESHET_COMMON_LOG_URL": f"kafka://{kafka.bootstrap}/{life}?replication=1",
@@ -88,7 +88,7 @@ def healed(kafka: Kafka, redis_cluster: RedisCluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("healed")
-def test_whoever_is_killed_or_stands_still_everything_acknowledged_counts_once(
+def test_kills_and_pauses_lose_or_double_no_acknowledged_event(
     fleet: Fleet, kafka: Kafka, redis_cluster: RedisCluster, stores: Mapping[str, str], tmp_path: Path
 ) -> None:
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_FAULTS={FAULTS} FRESHET_TEST_ROWS={ROWS}")

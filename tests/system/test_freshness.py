@@ -12,7 +12,7 @@ from tests.fixtures.commands import told_by
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
-def test_a_click_changes_the_served_score_of_its_reader_and_article() -> None:
+def test_a_click_changes_the_score_of_its_reader_and_article() -> None:
     with (
         local(spec_of_rows_only()) as system,
         Clicks(system) as clicks,

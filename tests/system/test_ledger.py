@@ -33,7 +33,7 @@ GAP_S = float(os.environ.get("FRESHET_TEST_KILL_GAP", "2.5"))
 SEED = int(os.environ.get("FRESHET_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
 
-def test_whatever_is_killed_every_acknowledged_event_counts_exactly_once(tmp_path: Path) -> None:
+def test_acknowledged_events_count_exactly_once_despite_kills(tmp_path: Path) -> None:
     print(f"\nFRESHET_TEST_SEED={SEED} FRESHET_TEST_KILLS={KILLS}")
     spec = load_spec(LEDGER)
     topics = topics_of(spec)

@@ -37,7 +37,7 @@ def loaded(system: Local, *words: str) -> dict[str, Any]:
     return lanes
 
 
-def test_what_is_acknowledged_is_joined_and_what_is_asked_is_answered(tmp_path: Path) -> None:
+def test_acknowledged_events_are_joined_and_requests_answered(tmp_path: Path) -> None:
     spec = load_spec(SPEC)
     # How late events come is the machine's doing; times of the load's own are still seen ("outside").
     spec = replace(spec, join=replace(spec.join, grace_ms=15_000))

@@ -148,7 +148,7 @@ def trained(spec: Spec, folder: Path, rows: Sequence[dict[str, Any]]) -> tuple[i
         return number, model.score(ModelInputs(batch.size, groups, batch.dense, None)).copy()
     finally:
         training.stop()
-        training.run()  # nothing is left to do: it lets go of its claims
+        training.run()  # nothing is left to do: it releases its claims
         versions.close()
         rows_store.close()
         log.close()
@@ -195,7 +195,7 @@ def test_code_of_ones_own_is_trained_served_and_gone_on_with(example: Example, t
         assert told_by(system, "trainer")["steps"] > steps
 
 
-def test_a_transform_whose_code_makes_other_numbers_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_transform_with_changed_code_is_refused_at_the_start(tmp_path: Path) -> None:
     for file in (EXAMPLES / "custom-transform").iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -211,7 +211,7 @@ def test_a_transform_whose_code_makes_other_numbers_is_refused_before_anything_s
     assert "version 0 was trained when it made" in said
 
 
-def test_up_refuses_a_model_that_cannot_be_trained_before_anything_starts(tmp_path: Path) -> None:
+def test_up_refuses_an_untrainable_model_before_it_starts(tmp_path: Path) -> None:
     for file in (EXAMPLES / "custom-model").iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -1,8 +1,8 @@
 """A deployment of an earlier release goes on with this one: nothing is lost, nothing is counted twice.
 
-The archives in `tests/recorded` hold what `tests.recorded.record` left behind at commit 358e9ba, every process
-killed at once: undecided windows, unflushed rows, open transactions, leases. `defaults = 1` is the line that
-docs/operations.md asks for when such a model is upgraded.
+The archives in `tests/system/recorded` hold the state at commit 358e9ba when every process was killed:
+undecided windows, unflushed rows, open transactions, leases. `defaults = 1` is the line that
+docs/operations.md requires when such a model is upgraded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.fixtures import audit
 from tests.fixtures.commands import drain, told_by, url_of
 from tests.fixtures.members import read_to
 from tests.fixtures.traffic import Impression, Traffic
-from tests.recorded.record import COUNTS, PREFIX
 from tests.servers.kafka import Kafka
 from tests.servers.redis_cluster import RedisCluster
 from tests.system.fleet import Fleet
+from tests.system.recorded.record import COUNTS, PREFIX
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-RECORDED = Path(__file__).parents[1] / "recorded"
+RECORDED = Path(__file__).parent / "recorded"
 NEW_IMPRESSIONS = 200
 
 
@@ -50,7 +50,7 @@ class Recording:
         return self.state / "spec" / "freshet.toml"
 
     def traffic_after(self, gateway: str) -> Traffic:
-        """Traffic whose events are none of those recorded; what was acknowledged before stands in its books."""
+        """Return traffic with new events; those acknowledged before stand in its books."""
         traffic = Traffic([gateway], 11, life="after-", first_seq=len(self.impressions))
         traffic.impressions.update(self.impressions)
         traffic.actions.update(self.actions)
@@ -58,7 +58,7 @@ class Recording:
 
 
 def unpack(archive: Path, to: Path) -> Recording:
-    """Unpack an archive of `tests.recorded.record`."""
+    """Unpack an archive of `tests.system.recorded.record`."""
     with tarfile.open(archive) as packed:
         packed.extractall(to, filter="data")
     told = json.loads((to / "acknowledged.json").read_text())
@@ -174,7 +174,7 @@ def differences(
     folder: Path,
     spec: Spec,
 ) -> list[str]:
-    """Of the log, rows and dense weights from what was acknowledged, before the upgrade and after."""
+    """Return how log, rows and weights differ from the events acknowledged before and after the upgrade."""
     late = ledger["events"]
     assert late["impressions_late"] == 0
     excused = late["actions_late"] + late["actions_orphan"]

@@ -147,7 +147,7 @@ def test_a_second_up_in_the_folder_is_refused(spec: Spec, tmp_path: Path) -> Non
     assert still
 
 
-def test_if_the_newest_version_is_damaged_an_older_one_is_gone_on_from(spec: Spec, tmp_path: Path) -> None:
+def test_an_older_version_is_used_if_the_newest_is_damaged(spec: Spec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with local(spec, folder=folder) as system:
         sent = send(system, "before", 20)
@@ -165,7 +165,7 @@ def test_if_the_newest_version_is_damaged_an_older_one_is_gone_on_from(spec: Spe
     assert "trying an older one" in RunFolder(folder).process_log("trainer").read_text()
 
 
-def test_on_a_full_disk_events_are_refused_and_none_acknowledged_is_lost(spec: Spec, tmp_path: Path) -> None:
+def test_a_full_disk_refuses_events_and_loses_none_acknowledged(spec: Spec, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     page = {"request_id": "full", "ts": 0, "user": "user-0", "items": [{"item": 0, "seq": 1000.0}]}
     refusals = []

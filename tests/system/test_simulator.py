@@ -31,11 +31,11 @@ def patient(spec_file: Path) -> Spec:
 
 
 def told(simulator: Simulator, what: str, figure: str) -> float:
-    """Of all windows that are over: a first page, alone in its window, may have been of random items."""
+    """Sum a figure of all windows that are over: a first page, alone in its window, may have random items."""
     return float(sum(window[what][figure] for window in simulator.status()["windows"]))
 
 
-def test_readers_are_served_and_their_clicks_are_joined_with_what_they_saw(tmp_path: Path) -> None:
+def test_readers_are_served_and_their_clicks_joined(tmp_path: Path) -> None:
     with (
         local(patient(write_spec(tmp_path / "demo")), folder=tmp_path / "run") as system,
         readers(system, 300) as simulator,
@@ -76,13 +76,13 @@ def test_readers_go_on_after_a_kill_and_every_action_arrives(tmp_path: Path, rol
             return bool(sent and now["impressions"] > before["impressions"] + 500)
 
         wait_until("readers are served again", on_again, within_s=60)
-    after = simulator.status()  # nobody comes any more
+    after = simulator.status()  # no reader comes any more
     made = after["clicks"] + after["purchases"]
     assert after["actions"]["refused"] == after["actions"]["dropped"] == 0
     assert after["actions"]["sent"] + after["actions"]["waiting"] == made
 
 
-def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) -> None:
+def test_a_simulator_goes_on_with_its_seed_and_refuses_another(tmp_path: Path) -> None:
     with local(write_spec(tmp_path / "demo"), folder=tmp_path / "run") as system:
         with readers(system, 300) as first:
             wait_until("items are shown", lambda: first.status()["impressions"] > 0, within_s=30)
@@ -99,7 +99,7 @@ def test_a_simulator_goes_on_with_its_world_and_refuses_another(tmp_path: Path) 
 
 
 def test_health_metrics_and_status_are_served(tmp_path: Path) -> None:
-    services = ("GATEWAY_PORT", "INFERENCE_PORT", "SIMULATOR_ADMIN_PORT")  # of the first two nobody is there
+    services = ("GATEWAY_PORT", "INFERENCE_PORT", "SIMULATOR_ADMIN_PORT")  # the first two do not run
     ports = {f"FRESHET_{s}": str(port) for s, port in zip(services, free_ports(3), strict=True)}
     settings = load_settings(ports, run_folder=tmp_path)
     settings.common.run.create()
@@ -120,7 +120,7 @@ def test_health_metrics_and_status_are_served(tmp_path: Path) -> None:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody answers there."""
+    """Whether a server answers there."""
     try:
         return httpx.get(url, timeout=1).status_code == 200
     except httpx.HTTPError:

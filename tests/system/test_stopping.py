@@ -47,7 +47,7 @@ MOMENTS = (made_its_folder, started_services, has_one_ready, has_readers)
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda m: m.__name__)
-def test_ctrl_c_ends_everything_and_the_folder_can_be_gone_on_with(
+def test_ctrl_c_ends_everything_and_the_folder_can_be_reused(
     demo: Demo, moment: Callable[[Demo], bool]
 ) -> None:
     demo.start()
@@ -68,7 +68,7 @@ def test_ctrl_c_ends_everything_and_the_folder_can_be_gone_on_with(
     assert demo.stop() == 0
 
 
-def test_a_second_ctrl_c_ends_it_at_once_and_no_service_outlives_it(demo: Demo) -> None:
+def test_a_second_ctrl_c_ends_all_services_at_once(demo: Demo) -> None:
     demo.start()
     wait_until("its readers come", lambda: has_readers(demo), within_s=60)
 
@@ -81,7 +81,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_no_service_outlives_it(demo: Demo) 
     assert "Traceback" not in demo.said
 
 
-def test_a_second_demo_in_the_folder_is_refused_and_the_first_goes_on(demo: Demo) -> None:
+def test_a_second_demo_in_a_folder_is_refused(demo: Demo) -> None:
     demo.start()
     wait_until("its readers come", lambda: has_readers(demo), within_s=60)
     second = Demo(demo.folder, rate=50)

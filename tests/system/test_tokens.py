@@ -1,4 +1,4 @@
-"""A whole run whose doors ask for tokens: events, rankings, the console, and commands that send theirs."""
+"""A whole run whose endpoints require tokens: events, rankings, the console, and commands that send them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TRACEPARENT = {"traceparent": f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01"}
 
 def quick() -> Spec:
     """The quickstart's, with a version a second and each order the model's. A click may take seconds to come:
-    what is decided without it is told of before it."""
+    samples decided without it are reported first."""
     spec = load_spec(QUICKSTART)
     return replace(
         spec,
@@ -44,7 +44,7 @@ def collector() -> Iterator[Receiver]:
         yield made
 
 
-def test_an_event_is_followed_from_its_request_to_the_version_that_has_learned_from_it(
+def test_an_event_is_traced_from_request_to_learned_version(
     collector: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRESHET_TRACES_RATIO", "1")

@@ -1,4 +1,4 @@
-"""How far a fleet has come, looked at from threads: a process that stands still answers nobody."""
+"""Progress of a fleet, read by threads: a paused process answers no request."""
 
 from __future__ import annotations
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import freshet
-from freshet.apps.batch_sources import RankCounts
-from freshet.apps.metrics import trainer_readings
+from freshet.apps.metrics import TRAINER_METRICS
+from freshet.apps.remote_sources import RankCounts
+from freshet.observability.metrics import readings
 from freshet.paramserver.flusher import ShardCounts
-from freshet.process.metrics import PROCESS_METRICS
+from freshet.process.telemetry import PROCESS_METRICS
 from freshet.tables.store import Counts
 from freshet.trainer.state_sync import Progress
 from ops.reference.metrics_page import SERVICES
@@ -30,25 +31,25 @@ COUNTING = re.compile(r"(Counts|Totals)")
 """In the names of classes that count."""
 
 READERS: Mapping[str, str] = {
-    "apps.batch_sources.RankCounts.batches": "status batches",
-    "apps.batch_sources.RankCounts.broken": "freshet_trainer_broken_streams",
-    "apps.batch_sources.RankCounts.fenced": "freshet_trainer_fenced_batches",
-    "apps.batch_sources.RankCounts.received_bytes": "freshet_trainer_received_bytes",
-    "apps.batch_sources.RankCounts.refused": "freshet_trainer_refused",
-    "apps.batch_sources.RankCounts.seconds": "freshet_trainer_stage_seconds",
-    "apps.batch_sources.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
-    "apps.batch_sources.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
+    "apps.remote_sources.RankCounts.batches": "status batches",
+    "apps.remote_sources.RankCounts.broken": "freshet_trainer_broken_streams",
+    "apps.remote_sources.RankCounts.fenced": "freshet_trainer_fenced_batches",
+    "apps.remote_sources.RankCounts.received_bytes": "freshet_trainer_received_bytes",
+    "apps.remote_sources.RankCounts.refused": "freshet_trainer_refused",
+    "apps.remote_sources.RankCounts.seconds": "freshet_trainer_stage_seconds",
+    "apps.remote_sources.RankCounts.sent_bytes": "freshet_trainer_sent_bytes",
+    "apps.remote_sources.RankCounts.stepped_rows": "freshet_trainer_stepped_rows",
     "embedder.lane.LaneCounts.batches": "status batches",
     "embedder.lane.LaneCounts.lookup_s": "freshet_trainer_stage_seconds",
     "embedder.lane.LaneCounts.push_s": "freshet_trainer_stage_seconds",
     "embedder.lane.LaneCounts.rewinds": "freshet_embedder_rewinds",
     "embedder.lane.LaneCounts.void_rows": "freshet_embedder_void_rows",
-    "inference.rank.Totals.candidates": "freshet_inference_candidates",
-    "inference.rank.Totals.explored": "freshet_inference_explored",
-    "inference.rank.Totals.requests": "status requests",
-    "joiner.counters.EventCounts.out_of_bounds": "freshet_joiner_out_of_bounds",
-    "joiner.counters.EventCounts.outcomes": "freshet_joiner_outcomes",
-    "joiner.counters.EventCounts.refused": "freshet_joiner_dead_letters",
+    "inference.scoring.Totals.candidates": "freshet_inference_candidates",
+    "inference.scoring.Totals.explored": "freshet_inference_explored",
+    "inference.scoring.Totals.requests": "status requests",
+    "joiner.commit.EventCounts.out_of_bounds": "freshet_joiner_out_of_bounds",
+    "joiner.commit.EventCounts.outcomes": "freshet_joiner_outcomes",
+    "joiner.commit.EventCounts.refused": "freshet_joiner_dead_letters",
     "paramserver.flusher.ShardCounts.fenced": "freshet_shard_fenced",
     "paramserver.flusher.ShardCounts.flushed_rows": "freshet_shard_flushed_rows",
     "paramserver.flusher.ShardCounts.flushes": "freshet_shard_flushes",
@@ -124,14 +125,14 @@ def test_every_reader_is_a_metric_or_stands_in_the_status() -> None:
     assert named <= METRICS
 
 
-def test_the_native_table_counts_what_its_facade_names() -> None:
+def test_the_native_table_has_the_counts_of_its_facade() -> None:
     native = store_of(counting_group(), buckets=4).native.counts()
 
     assert len(native) == len(dataclasses.fields(Counts))
 
 
 @pytest.mark.parametrize("kind", [ShardCounts, Counts, RankCounts, Progress])
-def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
+def test_all_counts_of_a_trainer_are_metrics(kind: Any) -> None:
     """Each field has a number of its own, and each number is read."""
     numbers = itertools.count(1_000_003)
 
@@ -162,8 +163,8 @@ def test_what_a_trainer_counts_can_be_read_from_its_metrics(kind: Any) -> None:
         "unwritten_s": 0,
     }
     read: set[float] = set()
-    for reading in trainer_readings(status).values():
-        read |= set(reading.values()) if isinstance(reading, Mapping) else {reading}
+    for samples in readings(TRAINER_METRICS, status).values():
+        read |= set(samples.values())
 
     shown_only = {"batches", "version_error"}  # in the status
     for name, value in parts[kind].items():

@@ -21,7 +21,7 @@ def test_another_name_is_an_attribute_error():
     assert not hasattr(freshet, "train")
 
 
-def test_importing_freshet_loads_neither_torch_nor_numpy_nor_the_native_core():
+def test_importing_freshet_loads_no_heavy_module():
     code = (
         "import sys, freshet; print([m for m in ('torch', 'numpy', 'freshet._native') if m in sys.modules])"
     )
@@ -34,7 +34,7 @@ def test_importing_freshet_loads_neither_torch_nor_numpy_nor_the_native_core():
 @pytest.mark.parametrize(
     "verb", [[], *([verb] for verb in VERBS)], ids=lambda verb: " ".join(verb) or "freshet"
 )
-def test_help_loads_what_it_says_and_no_more(verb):
+def test_help_loads_only_its_texts(verb):
     code = (
         f"import sys\nfrom freshet.cli import cli\n"
         f"try:\n    cli({[*verb, '--help']!r})\nexcept SystemExit:\n    pass\n"

@@ -12,7 +12,12 @@ import numpy as np
 
 from freshet.apps.native_backtest import has_native_loop, run_native_pass
 from freshet.apps.results import Outcome, pass_folder
-from freshet.apps.sample_files import ReadySamples, block_ends, ready_samples, sample_times
+from freshet.apps.sample_files import (
+    ReadySamples,
+    block_ends,
+    ready_samples,
+    sample_times,
+)
 from freshet.apps.versus import check_versus, run_vw
 from freshet.config.spec import Spec
 from freshet.errors import BadInput

@@ -6,23 +6,30 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from freshet.adapters import open_eventlog
 from freshet.batches.frames import check_messages, streams, work_bytes
 from freshet.config.avro.schema import Record
 from freshet.config.settings import Settings
+from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import load_schemas, sample_reader
 from freshet.coordination.assignment import ShardMap
 from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoders
-from freshet.embedder.service import Embedder, EmbedderAddress
+from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
 from freshet.http.addresses import Address
+from freshet.http.admin import Admin
 from freshet.log.context import ModelContext
+from freshet.observability.grpc_metrics import GRPC_METRICS
+from freshet.observability.metrics import register
 from freshet.process.lifecycle import Cleanup
+from freshet.process.telemetry import service_registry
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
-__all__ = ["EmbedderProcess", "build_transport"]
+__all__ = ["EmbedderProcess", "build_transport", "run"]
 
 
 def build_transport(settings: Settings, spec: Spec) -> Transport:
@@ -92,3 +99,27 @@ class EmbedderProcess:
     def status(self) -> Mapping[str, Any]:
         """Return figures for `freshet status` and metrics."""
         return self._embedder.status()
+
+
+def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Run an embedder: samples with their rows to trainer ranks."""
+    with Cleanup() as cleanup:
+        made: list[EmbedderProcess] = []
+        registry = service_registry()
+        register(registry, EMBEDDER_METRICS, lambda: made[0].status() if made else None)
+        register(registry, GRPC_METRICS, lambda: made[0].server.counts if made else None)
+        admin = Admin(
+            settings.common.bind_address,
+            settings.embedder.admin_port,
+            hosts=settings.common.hosts,
+            registry=registry,
+            ready=lambda: made[0].ready() if made else "starting",
+            status=lambda: made[0].status() if made else {},
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        schemas = load_schemas(spec)
+        context = ModelContext.open(spec, identity_hash(spec, schemas), log)
+        made.append(EmbedderProcess(context, settings, sample_reader(spec, schemas)))
+        made[0].run(stop)

@@ -1,15 +1,37 @@
-"""Metrics of joiner and trainer: descriptors, and readings of their figures."""
+"""Metrics of joiner and trainer, read from their status."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from freshet.embedder.block_decoder import refused_metrics, refused_readings
-from freshet.observability.metrics import Metric, Reading
-from freshet.paramserver.flusher import store_metrics, store_readings
+from freshet.embedder.block_decoder import refused_metrics
+from freshet.observability.metrics import Metric
+from freshet.paramserver.flusher import store_metrics
 
-__all__ = ["DAMAGED_STATE", "JOINER_METRICS", "TRAINER_METRICS", "joiner_readings", "trainer_readings"]
+if TYPE_CHECKING:
+    from freshet.joiner.service import JoinerStatus
+
+__all__ = ["DAMAGED_STATE", "JOINER_METRICS", "TRAINER_METRICS"]
+
+
+def _lost_shares(status: JoinerStatus) -> dict[str, Any]:
+    return {figure: counts["share"] for figure, counts in status.losses.get("recent", {}).items()}
+
+
+def _misplaced_keys(status: JoinerStatus) -> dict[tuple[str, ...], float]:
+    partitioners = status.placing.get("partitioners", {})
+    return {(topic, name): topic in status.placing["trouble"] for topic, name in partitioners.items()}
+
+
+def _outcomes(status: JoinerStatus) -> dict[tuple[str, ...], int]:
+    """Split counters of the ledger: `actions_late` is ("action", "late"), `impressions` ("served", "new")."""
+    outcomes: dict[tuple[str, ...], int] = {}
+    for counter, n in status.counts.outcomes.items():
+        events, _, outcome = counter.partition("_")
+        stream = {"impressions": "served", "actions": "action"}.get(events, events)
+        outcomes[stream, outcome or "new"] = n
+    return outcomes
+
 
 JOINER_METRICS = (
     Metric("freshet_joiner_events", "counter", "events", "Events read by this process."),
@@ -20,14 +42,23 @@ JOINER_METRICS = (
         "gauge",
         "milliseconds since 1970",
         "Newest event time of samples written by this process; missing before the first.",
+        at="newest_ms",
     ),
-    Metric("freshet_joiner_lag_records", "gauge", "records", "Input records not yet read.", ("partition",)),
+    Metric(
+        "freshet_joiner_lag_records",
+        "gauge",
+        "records",
+        "Input records not yet read.",
+        ("partition",),
+        at="lag",
+    ),
     Metric(
         "freshet_joiner_room_records",
         "gauge",
         "records",
         "Input records between the log's start and the first that a restart reads; below 0 is a loss.",
         ("partition",),
+        at="room",
     ),
     Metric(
         "freshet_joiner_lost_share",
@@ -36,6 +67,7 @@ JOINER_METRICS = (
         "Share of the events read in the last five minutes from which the model learns nothing, by figure "
         "(docs/operations.md, Losses); missing without events.",
         ("figure",),
+        at=_lost_shares,
     ),
     Metric(
         "freshet_joiner_keys_misplaced",
@@ -45,6 +77,7 @@ JOINER_METRICS = (
         "0 after enough keys were seen. `partitioner` names the partitioner that explains the keys "
         "(murmur2, crc32, fnv1a, fnv1a-positive, no key, other).",
         ("topic", "partitioner"),
+        at=_misplaced_keys,
     ),
     Metric(
         "freshet_joiner_topic_partitions",
@@ -52,6 +85,7 @@ JOINER_METRICS = (
         "partitions",
         "Partitions of an input topic when last counted, on a log whose topics can gain partitions.",
         ("topic",),
+        at="growth.counts",
     ),
     Metric(
         "freshet_joiner_topic_partitions_unread",
@@ -60,6 +94,7 @@ JOINER_METRICS = (
         "Partitions of an input topic that no joiner reads, so that their events are not learned; 0 once all "
         "joined topics have the same number of partitions.",
         ("topic",),
+        at=lambda status: dict.fromkeys(status.growth.counts, 0) | status.growth.unread,
     ),
     Metric(
         "freshet_joiner_watermark_ms",
@@ -75,6 +110,7 @@ JOINER_METRICS = (
         "Watermark minus the time that the joiner has verified; usually below 0. Current events are late "
         "where it exceeds the longest window plus twice the grace.",
         ("partition",),
+        at=lambda status: {p: w - status.now_ms for p, w in status.watermark_ms.items() if w is not None},
     ),
     Metric(
         "freshet_joiner_clock_step_ms",
@@ -87,6 +123,7 @@ JOINER_METRICS = (
         "gauge",
         "partitions",
         "Partitions that wait because their next event is dated ahead and clocks disagree on it.",
+        at="disputed_ms",
     ),
     Metric(
         "freshet_joiner_impressions",
@@ -94,6 +131,7 @@ JOINER_METRICS = (
         "impressions",
         "Impressions since the model began, by label and outcome.",
         ("label", "outcome"),
+        at="ledger.labels",
     ),
     Metric(
         "freshet_joiner_out_of_bounds",
@@ -101,6 +139,7 @@ JOINER_METRICS = (
         "samples",
         "Samples not written because the value is outside the label's bounds; included in no_value.",
         ("label",),
+        at="counts.out_of_bounds",
     ),
     Metric(
         "freshet_joiner_outcomes",
@@ -110,6 +149,7 @@ JOINER_METRICS = (
         "new or matched; again (the label is already true); repeated; late (already decided); outside "
         "(after every window); orphan (no impression within the grace); no_label (true for no label).",
         ("stream", "outcome"),
+        at=_outcomes,
     ),
     Metric(
         "freshet_joiner_dead_letters",
@@ -119,6 +159,7 @@ JOINER_METRICS = (
         "without a field that the spec names); bad_time (before 1970, or too far ahead); too_large (the "
         "samples would exceed the log's limit).",
         ("stream", "reason"),
+        at="counts.refused",
     ),
 )
 
@@ -128,10 +169,10 @@ DAMAGED_STATE = Metric(
     "yes or no",
     "1 while a trainer with its own rows does not start because rows or other state are damaged; it retries "
     "until an operator has repaired them.",
+    absent=0,
 )
 
 TRAINER_METRICS = (
-    DAMAGED_STATE,
     Metric("freshet_trainer_samples", "counter", "samples", "Samples trained on by this process."),
     Metric("freshet_trainer_steps", "gauge", "steps", "Dense steps since the model began."),
     Metric("freshet_trainer_lag_blocks", "gauge", "blocks", "Blocks of samples that no batch contains yet."),
@@ -160,6 +201,7 @@ TRAINER_METRICS = (
         "counter",
         "labels",
         "Numeric labels that measures and the gate leave out, beyond 1,000 times the label's median.",
+        absent=0,
     ),
     Metric(
         "freshet_trainer_quality",
@@ -167,6 +209,7 @@ TRAINER_METRICS = (
         "figure",
         "Measures since the model began.",
         ("of", "label", "measure"),
+        at="measures",
     ),
     Metric(
         "freshet_trainer_quality_lately",
@@ -174,34 +217,58 @@ TRAINER_METRICS = (
         "figure",
         "Measures over the last ten closed windows; missing before the first.",
         ("of", "label", "measure"),
+        at="lately",
     ),
-    Metric("freshet_trainer_ranks", "gauge", "ranks", "Ranks of the quorum, including this one."),
+    Metric(
+        "freshet_trainer_ranks",
+        "gauge",
+        "ranks",
+        "Ranks of the quorum, including this one.",
+        at="ranks.ranks",
+        absent=1,
+    ),
     Metric(
         "freshet_trainer_worlds",
         "counter",
         "worlds",
         "Quorums of this rank; a new one begins when a rank joins, leaves or is lost.",
+        at="ranks.worlds",
+        absent=1,
     ),
-    Metric("freshet_trainer_lost", "counter", "worlds", "Quorums that ended because a rank was lost."),
+    Metric(
+        "freshet_trainer_lost",
+        "counter",
+        "worlds",
+        "Quorums that ended because a rank was lost.",
+        at="ranks.lost",
+        absent=0,
+    ),
     Metric(
         "freshet_trainer_stepped_rows",
         "counter",
         "rows",
         "Row copies looked up ahead and stepped by the rank's own pushes before training, once per push.",
+        absent=0,
     ),
-    Metric("freshet_trainer_sent_bytes", "counter", "bytes", "Sent to embedders or shards."),
-    Metric("freshet_trainer_received_bytes", "counter", "bytes", "Received from embedders or shards."),
+    Metric("freshet_trainer_sent_bytes", "counter", "bytes", "Sent to embedders or shards.", absent=0),
+    Metric(
+        "freshet_trainer_received_bytes", "counter", "bytes", "Received from embedders or shards.", absent=0
+    ),
     Metric(
         "freshet_trainer_broken_streams",
         "counter",
         "streams",
         "Streams to embedders or shards that ended with an error; batches in flight are built again.",
+        at="broken",
+        absent=0,
     ),
     Metric(
         "freshet_trainer_fenced_batches",
         "counter",
         "batches",
         "Batches not trained on because another embedder has claimed the partition.",
+        at="fenced",
+        absent=0,
     ),
     *refused_metrics("trainer"),
     Metric("freshet_shard_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
@@ -213,7 +280,9 @@ TRAINER_METRICS = (
         "recently used are evicted.",
         ("table",),
     ),
-    Metric("freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",)),
+    Metric(
+        "freshet_shard_evicted_rows", "counter", "rows", "Rows evicted, by table.", ("table",), at="evicted"
+    ),
     Metric(
         "freshet_shard_row_bytes",
         "gauge",
@@ -221,21 +290,66 @@ TRAINER_METRICS = (
         "Memory of rows with their state, by table, without indexes and spare capacity.",
         ("table",),
     ),
-    Metric("freshet_shard_memory_bytes", "gauge", "bytes", "Memory of rows, indexes and spare capacity."),
+    Metric(
+        "freshet_shard_memory_bytes",
+        "gauge",
+        "bytes",
+        "Memory of rows, indexes and spare capacity.",
+        at="bytes",
+    ),
     *store_metrics("shard"),
-    Metric("freshet_shard_fenced", "counter", "pushes", "Pushes refused because of an old fence."),
-    Metric("freshet_shard_skipped", "counter", "pushes", "Pushes already applied; included in pushes."),
-    Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped."),
-    Metric("freshet_shard_refused", "counter", "pushes", "Pushes that do not follow the applied offsets."),
-    Metric("freshet_shard_published_rows", "counter", "rows", "Changed rows published to serving."),
-    Metric("freshet_shard_flushed_rows", "counter", "rows", "Changed rows written to the row store."),
-    Metric("freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets."),
-    Metric("freshet_shard_flushes_failed", "counter", "flushes", "Failed attempts at a flush."),
+    Metric(
+        "freshet_shard_fenced",
+        "counter",
+        "pushes",
+        "Pushes refused because of an old fence.",
+        at="shard.fenced",
+    ),
+    Metric(
+        "freshet_shard_skipped",
+        "counter",
+        "pushes",
+        "Pushes already applied; included in pushes.",
+        at="shard.skipped",
+    ),
+    Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied or skipped.", at="shard.pushes"),
+    Metric(
+        "freshet_shard_refused",
+        "counter",
+        "pushes",
+        "Pushes that do not follow the applied offsets.",
+        at="shard.refused",
+    ),
+    Metric(
+        "freshet_shard_published_rows",
+        "counter",
+        "rows",
+        "Changed rows published to serving.",
+        at="shard.published_rows",
+    ),
+    Metric(
+        "freshet_shard_flushed_rows",
+        "counter",
+        "rows",
+        "Changed rows written to the row store.",
+        at="shard.flushed_rows",
+    ),
+    Metric(
+        "freshet_shard_flushes", "counter", "flushes", "Rounds of flushing all buckets.", at="shard.flushes"
+    ),
+    Metric(
+        "freshet_shard_flushes_failed",
+        "counter",
+        "flushes",
+        "Failed attempts at a flush.",
+        at="shard.flushes_failed",
+    ),
     Metric(
         "freshet_shard_unwritten_seconds",
         "gauge",
         "seconds",
         "Age of the flush that is not yet written, over all attempts; 0 between flushes.",
+        at="unwritten_s",
     ),
     Metric(
         "freshet_shard_room_blocks",
@@ -243,127 +357,6 @@ TRAINER_METRICS = (
         "blocks",
         "Blocks between the start of samples and the smallest offset in the row store; below 0 is a loss.",
         ("partition",),
+        at="shard.room_blocks",
     ),
 )
-
-
-SINGLE_RANK = {"ranks": 1, "worlds": 1, "lost": 0}
-"""Figures of a trainer with its own rows, which has no other ranks."""
-
-
-def joiner_readings(status: Any) -> Mapping[str, Reading]:
-    """Return the readings of a `JoinerStatus`."""
-    return {
-        "freshet_joiner_events": status.events,
-        "freshet_joiner_samples": status.samples,
-        "freshet_joiner_commits": status.commits,
-        **({} if status.newest_ms is None else {"freshet_joiner_newest_sample_ms": status.newest_ms}),
-        "freshet_joiner_lag_records": {(str(p),): float(n) for p, n in status.lag.items()},
-        "freshet_joiner_room_records": {(str(p),): float(n) for p, n in status.room.items()},
-        "freshet_joiner_lost_share": {
-            (figure,): one["share"]
-            for figure, one in status.losses.get("recent", {}).items()
-            if one["share"] is not None
-        },
-        "freshet_joiner_keys_misplaced": {
-            (topic, name): float(topic in status.placing["trouble"])
-            for topic, name in status.placing.get("partitioners", {}).items()
-        },
-        "freshet_joiner_topic_partitions": {(topic,): float(n) for topic, n in status.growth.counts.items()},
-        "freshet_joiner_topic_partitions_unread": {
-            (topic,): float(status.growth.unread.get(topic, 0)) for topic in status.growth.counts
-        },
-        "freshet_joiner_out_of_bounds": {
-            (label,): float(n) for label, n in status.counts.out_of_bounds.items()
-        },
-        "freshet_joiner_watermark_ms": {
-            (str(p),): float(w) for p, w in status.watermark_ms.items() if w is not None
-        },
-        "freshet_joiner_event_time_ahead_ms": {
-            (str(p),): float(w - status.now_ms) for p, w in status.watermark_ms.items() if w is not None
-        },
-        "freshet_joiner_clock_step_ms": status.clock_step_ms,
-        "freshet_joiner_disputed_partitions": len(status.disputed_ms),
-        "freshet_joiner_impressions": {
-            (label, outcome): float(n)
-            for label, counts in status.ledger.labels.items()
-            for outcome, n in counts.items()
-        },
-        "freshet_joiner_outcomes": {
-            _stream_and_outcome(name): float(n) for name, n in status.counts.outcomes.items()
-        },
-        "freshet_joiner_dead_letters": {
-            (stream, reason): float(n)
-            for stream, counts in status.counts.refused.items()
-            for reason, n in counts.items()
-        },
-    }
-
-
-def _stream_and_outcome(counter: str) -> tuple[str, str]:
-    """Split a counter of the joiner's ledger: `actions_late` -> action, late; `impressions` -> served,
-    new."""
-    events, _, outcome = counter.partition("_")
-    return {"impressions": "served", "actions": "action"}.get(events, events), outcome or "new"
-
-
-def trainer_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
-    """Return the readings of `Training.status()`, or of `RemoteTraining.status()`, which has no shard."""
-    return _training_readings(status) | (_shard_readings(status) if "shard" in status else {})
-
-
-def _training_readings(status: Mapping[str, Any]) -> dict[str, Reading]:
-    return {
-        DAMAGED_STATE.name: 0,
-        "freshet_trainer_samples": status["samples"],
-        "freshet_trainer_steps": status["steps"],
-        "freshet_trainer_lag_blocks": status["lag_blocks"],
-        "freshet_trainer_stage_seconds": {(s,): seconds for s, seconds in status["stage_seconds"].items()},
-        "freshet_trainer_event_time_ms": status["event_time_ms"],
-        "freshet_trainer_version": status["version"],
-        "freshet_trainer_versions_failed": status["versions_failed"],
-        "freshet_trainer_outliers": status.get("outliers", 0),
-        "freshet_trainer_ranks": status.get("ranks", SINGLE_RANK)["ranks"],
-        "freshet_trainer_worlds": status.get("ranks", SINGLE_RANK)["worlds"],
-        "freshet_trainer_lost": status.get("ranks", SINGLE_RANK)["lost"],
-        "freshet_trainer_stepped_rows": status.get("stepped_rows", 0),
-        "freshet_trainer_sent_bytes": status.get("sent_bytes", 0),
-        "freshet_trainer_received_bytes": status.get("received_bytes", 0),
-        "freshet_trainer_broken_streams": status.get("broken", 0),
-        "freshet_trainer_fenced_batches": status.get("fenced", 0),
-        **refused_readings("trainer", status),
-        "freshet_trainer_quality": _quality_readings(status["measures"]),
-        "freshet_trainer_quality_lately": _quality_readings(status["lately"]),
-    }
-
-
-def _quality_readings(measures: Mapping[str, Any]) -> Mapping[tuple[str, ...], float]:
-    return {
-        (of, label, measure): float(value)
-        for of, labels in measures.items()
-        for label, values in labels.items()
-        for measure, value in values.items()
-        if value is not None
-    }
-
-
-def _shard_readings(status: Mapping[str, Any]) -> dict[str, Reading]:
-    shard = status["shard"]
-    return {
-        "freshet_shard_rows": {(str(table),): float(n) for table, n in status["rows"].items()},
-        "freshet_shard_max_rows": {(str(t),): float(n) for t, n in status.get("max_rows", {}).items()},
-        "freshet_shard_evicted_rows": {(str(table),): float(n) for table, n in status["evicted"].items()},
-        "freshet_shard_row_bytes": {(str(table),): float(n) for table, n in status["row_bytes"].items()},
-        "freshet_shard_memory_bytes": status["bytes"],
-        "freshet_shard_pushes": shard["pushes"],
-        "freshet_shard_skipped": shard["skipped"],
-        "freshet_shard_fenced": shard["fenced"],
-        **store_readings("shard", status["store"], shard["replaced_buckets"]),
-        "freshet_shard_refused": shard["refused"],
-        "freshet_shard_published_rows": shard["published_rows"],
-        "freshet_shard_flushed_rows": shard["flushed_rows"],
-        "freshet_shard_flushes": shard["flushes"],
-        "freshet_shard_flushes_failed": shard["flushes_failed"],
-        "freshet_shard_unwritten_seconds": status["unwritten_s"],
-        "freshet_shard_room_blocks": {(p,): float(n) for p, n in shard["room_blocks"].items()},
-    }

@@ -22,6 +22,7 @@ import orjson
 from freshet.apps.results import Outcome
 from freshet.apps.row_memory import trainer_rows_bytes
 from freshet.apps.sample_files import (
+    ReadySampleDecoder,
     ReadySamples,
     block_ends,
     ready_samples,
@@ -29,12 +30,12 @@ from freshet.apps.sample_files import (
     with_window_emission,
 )
 from freshet.batches.stream import TrainBatch
-from freshet.config.avro.schema import Record
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import item_of, layout_of
 from freshet.config.spec.model import Spec
+from freshet.embedder.batch_builder import item_keys
 from freshet.errors import BadInput
-from freshet.features import Decoded, SampleDecoder
+from freshet.features import Decoded
 from freshet.model import NATIVE_KINDS
 from freshet.model.inputs import Labels, ModelInputs
 from freshet.model.native_loop import NativePass
@@ -116,8 +117,7 @@ class _Piece:
 def _decoded(
     spec: Spec, files: Sequence[Path], request: str | None, seen: EventTimes, stage_times: _StageTimes
 ) -> Iterator[_Piece]:
-    schemas: list[Record] = []
-    decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
+    decoder = ReadySampleDecoder(spec)
     read = iter(ready_samples(spec, files, request, seen))
     before = 0
     while True:
@@ -128,11 +128,7 @@ def _decoded(
         if not len(ready):
             continue
         with stage_times("decode"):
-            if ready.schema not in schemas:
-                schemas.append(ready.schema)
-            columns = decoder.decode(ready.payloads, schemas.index(ready.schema), ready.times_ms)
-            if len(columns.bad):
-                raise BadInput(f"sample {int(ready.sample_ids[columns.bad[0]])}: {columns.why[0]}")
+            columns = decoder.decode(ready)
             labels = Labels(ready.labels, ready.values, np.ones(len(ready), np.float32))
             piece = _Piece(ready, columns, labels, block_ends(ready.requests, spec.train.batch_rows, before))
             before += len(ready)
@@ -174,7 +170,7 @@ class _Measurer:
 
     def _add(self, piece: _Piece, predictions: F32) -> None:
         with self.stage_times("measure"):
-            self.quality.add(_batch(piece, self._items(piece.columns)), predictions)
+            self.quality.add(_batch(piece, item_keys(piece.columns, self._item)), predictions)
             self.pieces += 1
             if self.pieces % CLOSE_EVERY == 0:
                 self._close_windows()
@@ -182,13 +178,6 @@ class _Measurer:
     def _close_windows(self) -> None:
         closed = self.quality.finished_windows()
         self.windows += orjson.loads(orjson.dumps(closed, option=orjson.OPT_SERIALIZE_NUMPY))
-
-    def _items(self, columns: Decoded) -> U64 | None:
-        if self._item is None:
-            return None
-        group, place = self._item
-        start, stop = columns.groups[group].feature_starts[place : place + 2].tolist()
-        return columns.groups[group].keys[start:stop]
 
 
 def _batch(piece: _Piece, items: U64 | None) -> TrainBatch:

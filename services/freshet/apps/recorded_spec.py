@@ -14,7 +14,7 @@ from freshet.config.spec.parse import with_defaults
 from freshet.config.spec.schemas import Schemas, load_schemas, streams_of
 from freshet.config.spec.transforms import check_outcomes
 from freshet.errors import Corrupt, FreshetError, Mismatch
-from freshet.process.whole_files import replace_file
+from freshet.process.run_state import replace_file
 
 __all__ = ["KEPT", "keep_spec", "kept_spec", "load_kept", "refuse_another_model"]
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from freshet.config.avro.schema import Record
+from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
-from freshet.features import take
+from freshet.errors import BadInput
+from freshet.features import Decoded, SampleDecoder, take
 from freshet.recordings.event_times import EventTimes
 from freshet.recordings.sample_files import SampleRows, read_samples
 from freshet.types import F32, I64, U8, U64, BytesColumn
 
 __all__ = [
+    "ReadySampleDecoder",
     "ReadySamples",
     "block_ends",
     "choose_ends",
@@ -49,6 +52,24 @@ def ready_samples(
     the errors of `read_samples`."""
     for rows in read_samples(spec, files, request, seen):
         yield _taught(spec, rows)
+
+
+class ReadySampleDecoder:
+    """Decodes the samples of one pass."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._schemas: list[Record] = []
+        self._decoder = SampleDecoder(spec, layout_of(spec), self._schemas.__getitem__)
+
+    def decode(self, samples: ReadySamples) -> Decoded:
+        """Return the columns of the samples. Raises BadInput if one cannot be decoded."""
+        if samples.schema not in self._schemas:
+            self._schemas.append(samples.schema)
+        schema_id = self._schemas.index(samples.schema)
+        decoded = self._decoder.decode(samples.payloads, schema_id, samples.times_ms)
+        if len(decoded.bad):
+            raise BadInput(f"sample {int(samples.sample_ids[decoded.bad[0]])}: {decoded.why[0]}")
+        return decoded
 
 
 def with_window_emission(spec: Spec) -> Spec:

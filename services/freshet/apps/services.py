@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,38 +17,31 @@ import structlog
 
 from freshet.adapters import open_eventlog, open_rowstore, open_versions
 from freshet.apps.metrics import (
-    DAMAGED_STATE,
     JOINER_METRICS,
-    TRAINER_METRICS,
-    joiner_readings,
-    trainer_readings,
 )
-from freshet.apps.row_memory import shard_evict_bytes, trainer_rows_bytes
+from freshet.apps.row_memory import shard_evict_bytes
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Common, Settings
 from freshet.config.settings import Gateway as GatewaySettings
 from freshet.config.settings import Inference as InferenceSettings
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.model import Spec
-from freshet.config.spec.schemas import load_schemas, sample_reader
-from freshet.errors import ConfigError, Corrupt, Unavailable
+from freshet.config.spec.schemas import load_schemas
+from freshet.errors import ConfigError
 from freshet.extras import how_to_install
 from freshet.http.addresses import Address, reachable_host
 from freshet.http.admin import Admin
 from freshet.observability.metrics import register
-from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse
-from freshet.process.metrics import service_registry
-from freshet.types import Bucket
+from freshet.process.lifecycle import CLOSE_S, Cleanup, Pulse, interruptible_start
+from freshet.process.telemetry import service_registry
 
 if TYPE_CHECKING:
-    from freshet.apps.trainer import TrainerProcess
     from freshet.gateway.service import Gateway
     from freshet.http.authenticator import Authenticator
     from freshet.http.server import Listener
     from freshet.http.token_files import TokenFile
     from freshet.inference.service import Inference
     from freshet.log.schema_registry import RestRegistry
-    from freshet.rows.store import RowStore
     from freshet.rpc.public_server import PublicServer
 
 __all__ = [
@@ -106,7 +98,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
             latest[:] = [status]
 
         registry = service_registry()
-        register(registry, JOINER_METRICS, lambda: joiner_readings(latest[0]) if latest else {})
+        register(registry, JOINER_METRICS, lambda: latest[0] if latest else None)
         admin = Admin(
             settings.common.bind_address,
             settings.joiner.admin_port,
@@ -159,176 +151,17 @@ def external_registry(settings: Settings) -> RestRegistry | None:
 
 
 def run_trainer(spec: Spec, settings: Settings, stop: threading.Event) -> None:
-    """Run a trainer: with embedder and shard in the process, or as a rank with remote rows."""
-    from freshet.apps.batch_sources import FromEmbedders, FromShards, OwnRows, Wire
-    from freshet.apps.trainer import TrainerOptions, TrainerProcess
-    from freshet.log.context import ModelContext
+    """Run a trainer: with rows of its own, or as a rank with rows elsewhere."""
+    from freshet.apps.trainer import run
 
-    with Cleanup(CLOSE_S) as cleanup:
-        training: list[TrainerProcess] = []
-        damage: list[str] = []  # the reason why it does not start
-        registry = service_registry()
-        register(
-            registry,
-            TRAINER_METRICS,
-            lambda: (
-                trainer_readings(training[0].status())
-                if training
-                else {DAMAGED_STATE.name: float(bool(damage))}
-            ),
-        )
-        admin = Admin(
-            settings.common.bind_address,
-            settings.trainer.admin_port,
-            hosts=settings.common.hosts,
-            registry=registry,
-            ready=lambda: (
-                training[0].ready() if training else "".join(damage) or "claiming buckets and loading rows"
-            ),
-            status=lambda: training[0].status() if training else {},
-            progress=lambda: training[0].progress() if training else {},
-            stuck=lambda: training[0].stuck() if training else None,
-        )
-        cleanup.add("admin", admin.close)
-        log = open_eventlog(settings.common.log_url)
-        cleanup.add("log", log.close)
-        versions = open_versions(settings.common.versions_url)
-        cleanup.add("versions", versions.close)
-        schemas = load_schemas(spec)
-        context = ModelContext.open(spec, identity_hash(spec, schemas), log)
-        reader, own = sample_reader(spec, schemas), settings.trainer
-        if own.batches != "own":
-            from freshet.apps.embedder import build_transport
-            from freshet.rpc.frames import RowCodec
-
-            wire = Wire(
-                build_transport(settings, spec), RowCodec[own.rows.upper()], RowCodec[own.gradients.upper()]
-            )
-            options = TrainerOptions(
-                device=own.device,
-                address=own.advertised_host or settings.common.bind_address,
-                answer_s=own.rank_answer_ms / 1000,
-            )
-            source = (
-                partial(FromShards, wire=wire, reader=reader)
-                if own.batches == "shards"
-                else partial(FromEmbedders, wire=wire)
-            )
-            training.append(TrainerProcess(context, versions, source, options))
-        else:
-
-            def start(rows: RowStore) -> TrainerProcess:
-                own_rows = partial(
-                    OwnRows, rows=rows, stop=stop, most_bytes=trainer_rows_bytes(settings), reader=reader
-                )
-                options = TrainerOptions(device=own.device, drain_s=settings.common.drain_ms / 1000)
-                return TrainerProcess(context, versions, own_rows, options)
-
-            def open_rows() -> RowStore:
-                return open_rowstore(settings.common.rows_url)
-
-            with _starting(stop):
-                opened = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
-                if opened is not None:
-                    cleanup.add("rows", opened[0].close)
-                    training.append(opened[1])
-        if not training:
-            return
-
-        def forward_stop() -> None:
-            stop.wait()
-            training[0].stop()
-
-        threading.Thread(target=forward_stop, name="stop", daemon=True).start()
-        training[0].run()
-
-
-REPAIR_POLL_S, MAX_REPAIR_POLL_S = 10.0, 30.0
-"""Least and greatest interval between two starts on damaged state; within them, ten times a start's
-duration."""
-
-
-def _start_when_repaired(
-    open_rows: Callable[[], RowStore],
-    buckets: int,
-    start: Callable[[RowStore], TrainerProcess],
-    stop: threading.Event,
-    damage: list[str],
-) -> tuple[RowStore, TrainerProcess] | None:
-    """Return the row store and the training on it; None after `stop`.
-
-    While rows, or other state that training starts from, are damaged, retry until an operator has repaired
-    them; `damage` holds the reason meanwhile.
-    """
-    while True:
-        began_s = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            try:
-                rows = open_rows()
-                stack.callback(rows.close)
-                if damage:  # check before claiming: `freshet rows mend` needs unclaimed buckets
-                    _check_rows(rows, buckets)
-                training = start(rows)
-            except Corrupt as error:
-                if not damage:
-                    logger.error("damaged state: the trainer waits until it is repaired", reason=str(error))
-                    damage.append(str(error))
-            else:
-                stack.pop_all()
-                damage.clear()
-                return rows, training
-        if stop.wait(min(MAX_REPAIR_POLL_S, max(REPAIR_POLL_S, 10 * (time.monotonic() - began_s)))):
-            return None
-
-
-def _check_rows(rows: RowStore, buckets: int) -> None:
-    """Raise Corrupt if any rows are damaged."""
-    every = [Bucket(bucket) for bucket in range(buckets)]
-    rows.metas(every)
-    for _ in rows.scan(every):
-        pass
-
-
-@contextlib.contextmanager
-def _starting(stop: threading.Event) -> Iterator[None]:
-    """Suppress Unavailable within the block if `stop` is set: the start was interrupted on purpose."""
-    try:
-        yield
-    except Unavailable as error:
-        if not stop.is_set():
-            raise
-        logger.info("stopped during the start", reason=str(error))
+    run(spec, settings, stop)
 
 
 def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run an embedder: samples with their rows to trainer ranks."""
-    from freshet.apps.embedder import EmbedderProcess
-    from freshet.embedder.service import EMBEDDER_METRICS, embedder_readings
-    from freshet.log.context import ModelContext
-    from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
+    from freshet.apps.embedder import run
 
-    with Cleanup() as cleanup:
-        made: list[EmbedderProcess] = []
-        registry = service_registry()
-        register(registry, EMBEDDER_METRICS, lambda: embedder_readings(made[0].status()) if made else {})
-        register(
-            registry, GRPC_METRICS, lambda: grpc_readings(made[0].server.counts, REFUSALS) if made else {}
-        )
-        admin = Admin(
-            settings.common.bind_address,
-            settings.embedder.admin_port,
-            hosts=settings.common.hosts,
-            registry=registry,
-            ready=lambda: made[0].ready() if made else "starting",
-            status=lambda: made[0].status() if made else {},
-        )
-        cleanup.add("admin", admin.close)
-        log = open_eventlog(settings.common.log_url)
-        cleanup.add("log", log.close)
-        schemas = load_schemas(spec)
-        context = ModelContext.open(spec, identity_hash(spec, schemas), log)
-        made.append(EmbedderProcess(context, settings, sample_reader(spec, schemas)))
-        made[0].run(stop)
+    run(spec, settings, stop)
 
 
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -369,7 +202,7 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         rows = open_rowstore(settings.common.rows_url)
         cleanup.add("rows", rows.close)
         spec_hash = identity_hash(spec, load_schemas(spec))
-        with _starting(stop):
+        with interruptible_start(stop):
             made.append(
                 ParamServer(
                     ModelContext.open(spec, spec_hash, log),
@@ -505,11 +338,11 @@ def run_console(spec: Spec, settings: Settings, stop: threading.Event) -> None:
                 run_folder.path,
                 log,
                 versions,
+                places,
                 Path(settings.console.token_file) if settings.console.token_file else None,
             ),
             settings.console,
             settings.common,
-            places=places,
             authenticator=Authenticator(
                 _tokens_of(settings.common),
                 more=[console_entry(token)],

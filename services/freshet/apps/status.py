@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.process.run_folder import existing_folder
+from freshet.process.run_state import existing_folder
 
 if TYPE_CHECKING:
     from freshet.console.instances import Instance, Places

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
 
-from freshet.apps.batch_sources import BatchSource, RankContext
+from freshet.adapters import open_eventlog, open_rowstore, open_versions
+from freshet.apps.batch_sources import BatchSource, OwnRows, RankContext
+from freshet.apps.metrics import DAMAGED_STATE, TRAINER_METRICS
+from freshet.apps.row_memory import trainer_rows_bytes
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream
+from freshet.config.settings import Settings
+from freshet.config.spec.identity import identity_hash
+from freshet.config.spec.model import Spec
+from freshet.config.spec.schemas import load_schemas, sample_reader
 from freshet.config.spec.transforms import check_outcomes
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.embedder.core import lanes_for
+from freshet.errors import Corrupt
+from freshet.http.admin import Admin
 from freshet.log.context import ModelContext
 from freshet.model import build_model
-from freshet.observability.cached_gauge import Newest
-from freshet.process.lifecycle import LAST_S, Cleanup, Drain
+from freshet.observability.metrics import CachedGauge, register
+from freshet.process.lifecycle import CLOSE_S, LAST_S, Cleanup, Drain, interruptible_start
+from freshet.process.telemetry import service_registry
+from freshet.rows.store import RowStore
 from freshet.trainer.membership import FixedMembership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
@@ -27,10 +41,10 @@ from freshet.trainer.service import Trainer, TrainingLoop
 from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
-from freshet.types import TopicPartition
+from freshet.types import Bucket, TopicPartition
 from freshet.versions import VersionStore
 
-__all__ = ["TrainerOptions", "TrainerProcess"]
+__all__ = ["TrainerOptions", "TrainerProcess", "run"]
 
 log = structlog.get_logger("freshet.training")
 
@@ -113,28 +127,23 @@ class TrainerProcess:
                 writer,
             )
             self._stream: BatchStream | None = None  # of the current quorum
-            self._cached_lag = Newest(self.lag, 0)
+            self._cached_lag = CachedGauge(self.lag, 0)
             self._alone = isinstance(membership, FixedMembership)
             if isinstance(membership, FixedMembership):
                 self._open_stream(membership.group, lanes)
                 self.trainer.on_state_synced(membership.group)
             self._cleanup = cleanup.pop_all()
-        self.source.attach(self.trainer)
 
     def run(self) -> None:
         """Train with the ranks of each quorum until `stop`, then write rows and a last version.
 
         Raises Fenced if a claim was lost, and the errors of the trainer and of the source.
         """
-        self.source.start()
         try:
-            self.trainer.run()
+            with self.source.running(self.trainer, self._left_s):
+                self.trainer.run()
         finally:
-            try:
-                self.source.finish(self._left_s())
-            finally:
-                self._cleanup.run(self._left_s())
-        self.source.check()
+            self._cleanup.run(self._left_s())
 
     def run_to_the_end(self) -> None:
         """Train on all samples that the log holds, then stop."""
@@ -246,3 +255,124 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
         progress = Progress(steps=start.step, event_time_ms=start.event_time_ms)
     return DenseState(model, ledger, quality, SharedMeasures(quality), progress, context.spec_hash)
+
+
+def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
+    """Run a trainer: with embedder and shard in the process, or as a rank with remote rows."""
+    with Cleanup(CLOSE_S) as cleanup:
+        training: list[TrainerProcess] = []
+        damage: list[str] = []  # the reason why it does not start
+        registry = service_registry()
+        register(registry, [DAMAGED_STATE], lambda: {"damaged": not training and bool(damage)})
+        register(registry, TRAINER_METRICS, lambda: training[0].status() if training else None)
+        admin = Admin(
+            settings.common.bind_address,
+            settings.trainer.admin_port,
+            hosts=settings.common.hosts,
+            registry=registry,
+            ready=lambda: (
+                training[0].ready() if training else "".join(damage) or "claiming buckets and loading rows"
+            ),
+            status=lambda: training[0].status() if training else {},
+            progress=lambda: training[0].progress() if training else {},
+            stuck=lambda: training[0].stuck() if training else None,
+        )
+        cleanup.add("admin", admin.close)
+        log = open_eventlog(settings.common.log_url)
+        cleanup.add("log", log.close)
+        versions = open_versions(settings.common.versions_url)
+        cleanup.add("versions", versions.close)
+        schemas = load_schemas(spec)
+        context = ModelContext.open(spec, identity_hash(spec, schemas), log)
+        reader, own = sample_reader(spec, schemas), settings.trainer
+        if own.batches != "own":
+            from freshet.apps.embedder import build_transport
+            from freshet.apps.remote_sources import FromEmbedders, FromShards, Wire
+            from freshet.rpc.frames import RowCodec
+
+            wire = Wire(
+                build_transport(settings, spec), RowCodec[own.rows.upper()], RowCodec[own.gradients.upper()]
+            )
+            options = TrainerOptions(
+                device=own.device,
+                address=own.advertised_host or settings.common.bind_address,
+                answer_s=own.rank_answer_ms / 1000,
+            )
+            source = (
+                partial(FromShards, wire=wire, reader=reader)
+                if own.batches == "shards"
+                else partial(FromEmbedders, wire=wire)
+            )
+            training.append(TrainerProcess(context, versions, source, options))
+        else:
+
+            def start(rows: RowStore) -> TrainerProcess:
+                own_rows = partial(
+                    OwnRows, rows=rows, stop=stop, most_bytes=trainer_rows_bytes(settings), reader=reader
+                )
+                options = TrainerOptions(device=own.device, drain_s=settings.common.drain_ms / 1000)
+                return TrainerProcess(context, versions, own_rows, options)
+
+            def open_rows() -> RowStore:
+                return open_rowstore(settings.common.rows_url)
+
+            with interruptible_start(stop):
+                opened = _start_when_repaired(open_rows, spec.buckets, start, stop, damage)
+                if opened is not None:
+                    cleanup.add("rows", opened[0].close)
+                    training.append(opened[1])
+        if not training:
+            return
+
+        def forward_stop() -> None:
+            stop.wait()
+            training[0].stop()
+
+        threading.Thread(target=forward_stop, name="stop", daemon=True).start()
+        training[0].run()
+
+
+REPAIR_POLL_S, MAX_REPAIR_POLL_S = 10.0, 30.0
+"""Least and greatest interval between two starts on damaged state; within them, ten times a start's
+duration."""
+
+
+def _start_when_repaired(
+    open_rows: Callable[[], RowStore],
+    buckets: int,
+    start: Callable[[RowStore], TrainerProcess],
+    stop: threading.Event,
+    damage: list[str],
+) -> tuple[RowStore, TrainerProcess] | None:
+    """Return the row store and the training on it; None after `stop`.
+
+    While rows, or other state that training starts from, are damaged, retry until an operator has repaired
+    them; `damage` holds the reason meanwhile.
+    """
+    while True:
+        began_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            try:
+                rows = open_rows()
+                stack.callback(rows.close)
+                if damage:  # check before claiming: `freshet rows mend` needs unclaimed buckets
+                    _check_rows(rows, buckets)
+                training = start(rows)
+            except Corrupt as error:
+                if not damage:
+                    log.error("damaged state: the trainer waits until it is repaired", reason=str(error))
+                    damage.append(str(error))
+            else:
+                stack.pop_all()
+                damage.clear()
+                return rows, training
+        if stop.wait(min(MAX_REPAIR_POLL_S, max(REPAIR_POLL_S, 10 * (time.monotonic() - began_s)))):
+            return None
+
+
+def _check_rows(rows: RowStore, buckets: int) -> None:
+    """Raise Corrupt if any rows are damaged."""
+    every = [Bucket(bucket) for bucket in range(buckets)]
+    rows.metas(every)
+    for _ in rows.scan(every):
+        pass

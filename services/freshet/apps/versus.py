@@ -13,20 +13,19 @@ from __future__ import annotations
 import importlib.util
 import math
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from freshet.apps.sample_files import ReadySamples, block_ends, ready_samples
-from freshet.config.avro.schema import Record
+from freshet.apps.sample_files import ReadySampleDecoder, block_ends, ready_samples
 from freshet.config.spec.layout import Layout, layout_of
 from freshet.config.spec.model import Spec
-from freshet.errors import BadInput, ConfigError
+from freshet.errors import ConfigError
 from freshet.evaluation.predictions import LearnerPredictions
 from freshet.extras import how_to_install
-from freshet.features import ABSENT_KEY, Decoded, SampleDecoder
+from freshet.features import ABSENT_KEY, Decoded
 from freshet.types import F32, F64, I64
 
 __all__ = ["CENTRED", "SETTINGS", "VERSUS", "Learner", "Standardized", "check_versus", "lines_of", "run_vw"]
@@ -88,8 +87,11 @@ def run_vw(
     learners = {(name, label): Learner(name) for name in learners_of(layout) for label in labels}
     standardized = Standardized(len(layout.dense))
     try:
-        before = 0
-        for samples, decoded in _decoded(spec, files, request):
+        before, decoder = 0, ReadySampleDecoder(spec)
+        for samples in ready_samples(spec, files, request):
+            if not len(samples):
+                continue
+            decoded = decoder.decode(samples)
             ends = block_ends(samples.requests, delay_rows, before)
             lines = {"": lines_of(spec, layout, decoded, decoded.dense)}
             if layout.dense:
@@ -108,22 +110,6 @@ def run_vw(
     finally:
         for learner in learners.values():
             learner.close()
-
-
-def _decoded(
-    spec: Spec, files: Sequence[Path], request: str | None
-) -> Iterator[tuple[ReadySamples, Decoded]]:
-    schemas: list[Record] = []
-    decoder = SampleDecoder(spec, layout_of(spec), schemas.__getitem__)
-    for samples in ready_samples(spec, files, request):
-        if not len(samples):
-            continue
-        if samples.schema not in schemas:
-            schemas.append(samples.schema)
-        decoded = decoder.decode(samples.payloads, schemas.index(samples.schema), samples.times_ms)
-        if len(decoded.bad):
-            raise BadInput(f"sample {int(samples.sample_ids[decoded.bad[0]])}: {decoded.why[0]}")
-        yield samples, decoded
 
 
 # --- Vowpal Wabbit.

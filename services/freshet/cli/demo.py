@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.demo_text import DEMO_FOLDER
+from freshet.apps.demo import DEMO_FOLDER
 from freshet.cli.options import PATH, SEED, FiniteRange, examples, json_option
 
 __all__ = ["command"]

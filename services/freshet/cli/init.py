@@ -69,7 +69,7 @@ def _read(path: Path) -> bytes:
 
 def _write(out: Path, text: str) -> None:
     """Write the whole file or none of it: without space on the disk the old file stays."""
-    from freshet.process.whole_files import replace_file
+    from freshet.process.run_state import replace_file
 
     try:
         replace_file(out.resolve(), text.encode())  # a link stays a link

@@ -181,8 +181,8 @@ def _lanes(spec: Spec, settings: Settings, how: dict[str, Any]) -> list[Lane]:
     from freshet.http.token_files import read_token
     from freshet.load.connections import Connections
     from freshet.load.open_loop import Lane
+    from freshet.load.random_events import Draws, keys_of
     from freshet.load.requests import Events, Ranks, read_requests
-    from freshet.load.values import Draws, keys_of
 
     tls.use(settings)
 

@@ -13,7 +13,7 @@ import orjson
 from freshet.cli.options import examples, folder_option, json_option
 from freshet.errors import BadInput, ConfigError, Corrupt, Unavailable
 from freshet.json_text import kind_of
-from freshet.process.run_folder import existing_folder
+from freshet.process.run_state import existing_folder
 from freshet.terminal import emit, table
 
 if TYPE_CHECKING:

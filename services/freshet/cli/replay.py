@@ -123,7 +123,7 @@ def topics_command(
     """
     from freshet.adapters import open_eventlog
     from freshet.config.spec import load_spec
-    from freshet.process.run_folder import existing_folder
+    from freshet.process.run_state import existing_folder
     from freshet.recordings.event_times import SetAside
     from freshet.recordings.sources import events_of_topics
 

@@ -12,7 +12,7 @@ import click
 
 from freshet.cli.options import examples, folder_option, json_option
 from freshet.errors import ConfigError, Corrupt, Unavailable
-from freshet.process.run_folder import existing_folder
+from freshet.process.run_state import existing_folder
 from freshet.terminal import emit, table
 
 if TYPE_CHECKING:

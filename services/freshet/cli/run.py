@@ -29,7 +29,7 @@ def command(role: str, spec_file: Path, folder: Path, as_json: bool) -> None:
     from freshet.observability.logging import configure_logging, debug_on_signal
     from freshet.process.lifecycle import die_with_parent, stop_on_signals
     from freshet.process.memory import return_large_blocks
-    from freshet.process.traces import start_traces
+    from freshet.process.telemetry import start_traces
 
     supervisor = os.environ.get("FRESHET_SUPERVISOR_PID")
     if supervisor:

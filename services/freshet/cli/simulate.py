@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.demo_text import DRIFT_AT, DRIFT_EVERY, seconds_of
+from freshet.apps.demo import DRIFT_AT, DRIFT_EVERY, seconds_of
 from freshet.cli.options import SEED, FiniteRange, examples, folder_option, json_option
 from freshet.terminal import emit_end
 
@@ -67,9 +67,9 @@ def command(
     with the same readers.
     """
     from freshet.config.settings import load_settings
+    from freshet.demo.connections import targets_by
     from freshet.demo.service import run
     from freshet.demo.start_time import RunStart
-    from freshet.demo.targets import targets_by
     from freshet.http import tls
     from freshet.observability.logging import configure_logging
     from freshet.process.lifecycle import die_with_parent, stop_on_signals

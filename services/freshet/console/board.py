@@ -1,4 +1,4 @@
-"""What open pages are shown: the newest state, and a bounded number of the newest records. Any thread."""
+"""Event streams of open pages: the newest state, and a bounded number of the newest records. Thread-safe."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from freshet.console.history import History
 
 __all__ = ["Board", "event", "quality_of", "segments_of", "simulator_of", "tables_of"]
 
-# --- What the page is shown of the model: quality, segments, tables, the simulated world. Pure.
+# --- Parts of the state about the model: quality, segments, tables, the simulation. Pure.
 
 
 def quality_of(spec: Spec, look: Look, history: History) -> dict[str, Any]:
-    """Figures since the beginning, windows that are still open, and reliability curves."""
+    """Return measures since the model began, open windows and reliability curves."""
     return {
         "labels": [label.name for label in spec.labels],
         "totals": look.figure("trainer", "measures") or {},
@@ -32,17 +32,16 @@ def quality_of(spec: Spec, look: Look, history: History) -> dict[str, Any]:
 
 
 def segments_of(history: History, text: Callable[[str, int], str | None]) -> list[dict[str, Any]]:
-    """Changes of the segments; `text`: what stands for a segment's value, if that is known."""
+    """Return the changes of segments; `text` returns the text of a segment's value, or None."""
     return [
         {**change, "text": text(change["segment"], change["value"])} for change in history.segments.changes()
     ]
 
 
 def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
-    """Rows of each table, their bytes in memory and how many were evicted; None while the service that
-    holds the rows does not report them."""
-    told = {key: look.figure(look.holder, key) for key in ("rows", "row_bytes", "evicted")}
-    known = {key: figures if isinstance(figures, Mapping) else {} for key, figures in told.items()}
+    """Return rows of each table, their bytes in memory and the number evicted; None while not reported."""
+    reported = {key: look.figure(look.holder, key) for key in ("rows", "row_bytes", "evicted")}
+    known = {key: figures if isinstance(figures, Mapping) else {} for key, figures in reported.items()}
     return [
         {
             "table": t.name,
@@ -55,23 +54,23 @@ def tables_of(tables: Sequence[Table], look: Look) -> list[dict[str, Any]]:
 
 
 def simulator_of(look: Look, history: History) -> dict[str, Any] | None:
-    """The simulated world; None where there is none."""
+    """Return rate, seed and drifts of the simulator; None if there is none."""
     figures = look.roles.get("simulator")
     if figures is None:
         return None
-    told = [{"time_ms": d["time_ms"], "what": d.get("what")} for d in history.drifts]
+    recorded = [{"time_ms": d["time_ms"], "what": d.get("what")} for d in history.drifts]
     return {
         "rate": figures.get("rate"),
         "seed": figures.get("seed"),
-        "drifts": figures.get("drifts") or told,
+        "drifts": figures.get("drifts") or recorded,
     }
 
 
 KEPT = 2_000
-"""Records that a page may miss and still get one by one; beyond it, it reads the history again."""
+"""Records that a page may miss and still get one by one; if it missed more, it reads the history again."""
 
 PIECE = 500
-"""Records of one piece of a stream."""
+"""Records in one piece of a stream."""
 
 PING_S = 10.0
 """Silence after which a comment is sent, so that both sides notice a dead connection."""
@@ -80,22 +79,22 @@ RETRY_MS = 1_000
 
 
 def event(name: str, data: bytes, offset: int | None = None) -> bytes:
-    """One server-sent event. `data` holds no line breaks, as JSON written by machines does not."""
+    """Encode a server-sent event. `data` must hold no line breaks, as compact JSON does not."""
     head = b"" if offset is None else b"id: %d\n" % offset
     return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
 
 
 class Board:
-    """One writer, any number of streams. Streams keep a position each, the board nothing about them."""
+    """One writer, any number of streams. Each stream keeps its position; the board keeps none of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state: tuple[int, bytes] = (0, b"")
         self._records: deque[tuple[int, int, bytes]] = deque(maxlen=KEPT)  # (sequence, offset, event)
         self._sequence = 0  # of the newest record
-        self._life = 0  # one more each time the log began anew
+        self._generation = 0  # rises each time the log began anew
         self._next = 0  # first offset that was not read yet
-        self._whole_from = 0  # every record from this offset on that pages are told is here
+        self._whole_from = 0  # offset from which on all published records are kept
         self._wakers: set[Callable[[], None]] = set()
 
     @property
@@ -110,36 +109,36 @@ class Board:
             self._state = (self._state[0] + 1, data)
         self._wake()
 
-    def tell(self, offset: int, record: Mapping[str, Any]) -> None:
+    def publish_record(self, offset: int, record: Mapping[str, Any]) -> None:
         """Add a record of the measures."""
         self._append(offset, event("record", _dumped(record), offset))
 
-    def tell_version(self, what: Mapping[str, Any]) -> None:
-        """Add what became of a version; it has no offset, so after a gap a page may be told of it twice."""
-        self._append(-1, event("version", _dumped({"kind": "version", **what})))
+    def publish_version(self, change: Mapping[str, Any]) -> None:
+        """Add an event of a version; it has no offset, so after a gap a page may get it twice."""
+        self._append(-1, event("version", _dumped({"kind": "version", **change})))
 
     @property
     def streams(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return len(self._wakers)
 
-    def seen(self, following: int) -> None:
-        """The measures were read up to here, whether or not pages are told of what they hold."""
+    def advance(self, offset: int) -> None:
+        """Note that the measures below `offset` were read, also those that are not published."""
         with self._lock:
-            self._next = following
+            self._next = offset
 
     def begin(self, offset: int) -> None:
-        """The measures are read from this offset on. Pages that are open must begin anew, too."""
+        """Restart at this offset of the measures; open pages must start anew, too."""
         with self._lock:
             self._records.clear()
-            self._life += 1
+            self._generation += 1
             self._next = self._whole_from = offset
         self._wake()
 
     async def stream(self, start: int | None) -> AsyncGenerator[bytes]:
-        """Pieces of an event stream: the state now and whenever it changes, records from offset `start` on.
+        """Yield pieces of an event stream: the state now and at each change, records from offset `start` on.
 
-        Without `start`, only new records. The caller closes it.
+        Without `start`, only new records. The caller closes the generator.
         """
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
 
@@ -148,7 +147,7 @@ class Board:
 
         with self._lock:
             self._wakers.add(waker)
-            cursor, life, complete = self._begin(start)
+            cursor, generation, complete = self._begin(start)
             following = self._next
         try:
             yield b"retry: %d\n\n" % RETRY_MS
@@ -157,13 +156,13 @@ class Board:
             shown = 0
             while True:
                 wake.clear()
-                piece, cursor, life, shown = self._piece(cursor, life, shown)
+                piece, cursor, generation, shown = self._piece(cursor, generation, shown)
                 if piece:
                     yield piece
                     continue
                 try:
-                    # Not `wait_for`: before Python 3.12 that forgets a cancellation which comes in the moment
-                    # of a wake, and the stream of a page that has gone then never ends.
+                    # Not `wait_for`: before Python 3.12 it loses a cancellation that comes at the moment of a
+                    # wake, and the stream of a closed page then never ends.
                     async with asyncio.timeout(PING_S):
                         await wake.wait()
                 except TimeoutError:
@@ -173,22 +172,22 @@ class Board:
                 self._wakers.discard(waker)
 
     def _begin(self, start: int | None) -> tuple[int, int, bool]:
-        """(sequence before the first record wanted, life, whether all wanted are at hand)."""
+        """Return (sequence before the first requested record, generation, whether all of them are kept)."""
         if start is None:
-            return self._sequence, self._life, True
+            return self._sequence, self._generation, True
         if not self._whole_from <= start <= self._next:
-            return self._sequence, self._life, False
-        # From behind the last record that is not wanted: what became of versions has no offset, and is told
-        # again rather than missed.
+            return self._sequence, self._generation, False
+        # Start after the last record below `start`: events of versions have no offset, and come twice rather
+        # than not at all.
         before = (sequence for sequence, offset, _ in reversed(self._records) if 0 <= offset < start)
-        return next(before, self._first - 1), self._life, True
+        return next(before, self._first - 1), self._generation, True
 
-    def _piece(self, cursor: int, life: int, shown: int) -> tuple[bytes, int, int, int]:
+    def _piece(self, cursor: int, generation: int, shown: int) -> tuple[bytes, int, int, int]:
         with self._lock:
             parts: list[bytes] = []
-            if life != self._life or cursor + 1 < self._first:
+            if generation != self._generation or cursor + 1 < self._first:
                 parts.append(event("reset", _dumped({"next": self._next})))
-                cursor, life = self._sequence, self._life
+                cursor, generation = self._sequence, self._generation
             at = cursor + 1 - self._first
             fresh = [e for _, _, e in islice(self._records, at, at + PIECE)]
             parts += fresh
@@ -196,11 +195,11 @@ class Board:
             number, data = self._state
         if number > shown and data:
             parts.append(event("state", data))
-        return b"".join(parts), cursor, life, number
+        return b"".join(parts), cursor, generation, number
 
     @property
     def _first(self) -> int:
-        """Sequence of the oldest record that is at hand; they are numbered without gaps."""
+        """Sequence of the oldest kept record; records are numbered without gaps."""
         return self._sequence + 1 - len(self._records)
 
     def _append(self, offset: int, data: bytes) -> None:
@@ -215,7 +214,7 @@ class Board:
         with self._lock:
             wakers = list(self._wakers)
         for wake in wakers:
-            with contextlib.suppress(RuntimeError):  # its loop has closed: the server has stopped
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
                 wake()
 
 

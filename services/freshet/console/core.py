@@ -1,15 +1,14 @@
-"""What the figures of the services mean: rates, edges of the pipeline with their levels, health. Pure."""
+"""Rates, edges of the pipeline with their levels, and health, from the figures of services. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from freshet.console.instances import merged
-from freshet.console.service_snapshot import Service, number, whole
+from freshet.console.instances import Service, merged, number, whole
 
 __all__ = ["Edge", "Look", "Rates", "edges_of", "health_of", "level_of", "losses_of"]
 
@@ -17,41 +16,41 @@ Level = Literal["ok", "warn", "bad", "idle", "unknown"]
 Health = Literal["good", "degraded", "starting", "down"]
 
 RATE_SPAN_S = 5.0
-"""What a rate is the mean of: long enough to be calm, short enough to follow a change with the eye."""
+"""Time over which a rate is a mean: long enough to be steady, short enough to follow changes."""
 
 WARN_BEHIND_S, BAD_BEHIND_S = 2.0, 10.0
-"""How far behind, in seconds of work, is told: freshness promises about one second."""
+"""Seconds of waiting work from which on an edge is warned about or bad; freshness promises about a second."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at services and log found."""
+    """Services and log at one time."""
 
     services: Mapping[str, Service]  # by name
-    joined: Mapping[str, int]  # stream role -> events that the joiner has taken; empty: not known
-    ends: Mapping[str, int]  # what -> end offsets, summed over partitions: roles, "samples", "rows"
-    log_served: bool  # whether inference logs what it served
+    joined: Mapping[str, int]  # stream role -> events that the joiner has read; empty: not known
+    ends: Mapping[str, int]  # stream role, "samples" or "rows" -> end offsets, summed over partitions
+    log_served: bool  # whether inference logs served events
 
     @cached_property
     def roles(self) -> Mapping[str, Mapping[str, Any]]:
-        """{role: figures of all its instances as one}."""
+        """{role: figures of all its instances, merged}."""
         return merged(self.services.values())
 
     @property
     def holder(self) -> str:
-        """The role that holds the rows: shards where there are any, else the trainer."""
+        """The role that holds the rows: shards if there are any, else the trainer."""
         return "paramserver" if "paramserver" in self.roles else "trainer"
 
     def figure(self, role: str, *path: str) -> Any:
-        """A figure of a role; None if it is not there."""
+        """Return a figure of a role; None if it is not known."""
         return _at(self.roles.get(role), path)
 
     def totals(self, role: str, *path: str) -> dict[str, float | None]:
-        """{instance: its total}, for rates; None: not known."""
-        return {name: number(_at(said, path)) for name, said in self.figures_of(role).items()}
+        """Return {instance: its total}, for rates; None: not known."""
+        return {name: number(_at(figures, path)) for name, figures in self.figures_of(role).items()}
 
     def figures_of(self, role: str) -> dict[str, Mapping[str, Any]]:
-        """{instance: its figures}."""
+        """Return {instance: its figures}."""
         return {name: s.figures for name, s in self.services.items() if s.role == role}
 
 
@@ -62,16 +61,16 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 
 
 class Rates:
-    """Rates of totals that may fall back to 0, as their process began anew. The clock is an argument."""
+    """Rates of totals that fall to 0 when their process restarts. The clock is an argument."""
 
     def __init__(self, span_s: float = RATE_SPAN_S) -> None:
         self._span_s = span_s
         self._seen: dict[str, deque[tuple[float, float]]] = {}
 
-    def take(self, name: str, total: float | None, now_s: float) -> float | None:
-        """Growth a second of this total over the last few seconds; None while two looks are not to be had.
+    def rate_of(self, name: str, total: float | None, now_s: float) -> float | None:
+        """Add a total; return its growth per second over the last few seconds, or None before two totals.
 
-        A total that is not known now, or is less than it was, begins anew.
+        A total that is not known now, or smaller than before, begins anew.
         """
         seen = self._seen.setdefault(name, deque())
         if total is None or (seen and total < seen[-1][1]):
@@ -85,57 +84,47 @@ class Rates:
         return (last - first) / (last_s - first_s) if last_s > first_s else None
 
     def summed(self, name: str, totals: Mapping[str, float | None], now_s: float) -> float | None:
-        """The rate of several instances' totals: the sum of the rates that are known; None if none is.
+        """Return the sum of the known rates of several instances' totals; None if none is known.
 
-        Each total has a rate of its own, so that one that begins anew, or is away, neither takes from the
-        others nor adds what it had before.
+        Each total has a rate of its own, so that an instance that restarts or is away changes no other rate.
         """
-        found = [self.take(f"{name} {instance}", total, now_s) for instance, total in totals.items()]
+        found = [self.rate_of(f"{name} {instance}", total, now_s) for instance, total in totals.items()]
         known = [rate for rate in found if rate is not None]
         return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What flows from one service to another."""
+    """Flow of records from one service to another."""
 
     source: str
     target: str
     what: str
     rate: float | None
     unit: str
-    lag: int | None = None  # what waits on the way; None: nothing can wait there, or it is not known
+    lag: int | None = None  # waiting records; None: none can wait there, or it is not known
     lag_unit: str | None = None
     level: Level = "unknown"
     note: str = ""
 
     @property
     def name(self) -> str:
-        """As vitals name it."""
+        """Name in vitals."""
         return f"{self.source}>{self.target}"
 
     def to_json(self) -> dict[str, Any]:
-        """As the page gets it."""
-        return {
-            "from": self.source,
-            "to": self.target,
-            "what": self.what,
-            "rate": self.rate,
-            "unit": self.unit,
-            "lag": self.lag,
-            "lag_unit": self.lag_unit,
-            "level": self.level,
-            "note": self.note,
-        }
+        """Return the edge as the page reads it."""
+        figures = asdict(self)
+        return {"from": figures.pop("source"), "to": figures.pop("target"), **figures}
 
 
 def level_of(lag: int | None, rate: float | None, per_s: float | None, floor: int) -> Level:
-    """How bad a lag is.
+    """Return the level of a lag.
 
     Args:
-        rate:  what passes now; 0 and no lag is idle.
-        per_s: how many of the lag's units come a second, in which the lag is measured.
-        floor: a lag up to this is no lag: it is what is always in hand.
+        rate:  current rate; idle is a rate of 0 without lag.
+        per_s: arrivals per second, in the unit of the lag.
+        floor: a lag up to this is work in hand.
     """
     if lag is None:
         return "unknown"
@@ -148,12 +137,12 @@ def level_of(lag: int | None, rate: float | None, per_s: float | None, floor: in
 
 
 def _flow(rate: float | None) -> Level:
-    """The level of an edge on which nothing can wait."""
+    """Return the level of an edge on which nothing can wait."""
     return "unknown" if rate is None else "ok" if rate else "idle"
 
 
 def edges_of(look: Look, rates: Rates, now_s: float) -> list[Edge]:
-    """The pipeline's edges, in the order of an event's way."""
+    """Return the pipeline's edges, in the order of an event's path."""
     from_inference = ("served",) if look.log_served else ()
     from_gateway = tuple(role for role in ("served", "shown", "action") if role not in from_inference)
     return [
@@ -167,7 +156,7 @@ def edges_of(look: Look, rates: Rates, now_s: float) -> list[Edge]:
             "client",
             "requests",
             "requests/s",
-            rates.summed("asked", look.totals("inference", "requests"), now_s),
+            rates.summed("requests", look.totals("inference", "requests"), now_s),
         ),
     ]
 
@@ -195,18 +184,18 @@ def _to_joiner(look: Look, rates: Rates, now_s: float, source: str, what: str, r
         )
     here = [role for role in roles if role in look.ends]
     known = bool(here) and all(role in look.joined for role in here)
-    taken = sum(look.joined[role] for role in here) if known else None
+    joined = sum(look.joined[role] for role in here) if known else None
     end = sum(look.ends[role] for role in here) if here else None
-    rate = rates.take(f"{source}>joiner", taken, now_s)
-    arriving = rates.take(f"{source} end", end, now_s)
-    lag = max(0, end - taken) if end is not None and taken is not None else None
+    rate = rates.rate_of(f"{source}>joiner", joined, now_s)
+    arriving = rates.rate_of(f"{source} end", end, now_s)
+    lag = max(0, end - joined) if end is not None and joined is not None else None
     level = level_of(lag, rate, max(arriving or 0.0, rate or 0.0), floor=200)
     return Edge(source, "joiner", what, rate, f"{what}/s", lag, "records", level)
 
 
 def _to_trainer(look: Look, rates: Rates, now_s: float) -> Edge:
     rate = rates.summed("trained", look.totals("trainer", "samples"), now_s)
-    blocks_per_s = rates.take("samples end", look.ends.get("samples"), now_s)
+    blocks_per_s = rates.rate_of("samples end", look.ends.get("samples"), now_s)
     lag = whole(look.figure("trainer", "lag_blocks"))
     level = level_of(lag, rate, blocks_per_s, floor=16)
     return Edge("joiner", "trainer", "samples", rate, "samples/s", lag, "blocks", level)
@@ -214,7 +203,7 @@ def _to_trainer(look: Look, rates: Rates, now_s: float) -> Edge:
 
 def _to_inference(look: Look, rates: Rates, now_s: float) -> Edge:
     rate = rates.summed("published", look.totals(look.holder, "shard", "published_rows"), now_s)
-    records_per_s = rates.take("rows end", look.ends.get("rows"), now_s)
+    records_per_s = rates.rate_of("rows end", look.ends.get("rows"), now_s)
     following = look.figure("inference", "rows_next")
     lag: int | None = None
     if isinstance(following, Mapping) and following and "rows" in look.ends:
@@ -224,11 +213,11 @@ def _to_inference(look: Look, rates: Rates, now_s: float) -> Edge:
 
 
 def losses_of(look: Look) -> list[dict[str, Any]]:
-    """Of each figure of losses what was lost of how many in the last five minutes, all instances together."""
+    """Return lost and all events of each figure of losses in the last five minutes, over all instances."""
     sums: dict[str, list[int]] = {}
     for role in ("joiner", "inference"):
-        for said in look.figures_of(role).values():
-            recent = _at(said, ("losses", "recent"))
+        for figures in look.figures_of(role).values():
+            recent = _at(figures, ("losses", "recent"))
             for name, one in recent.items() if isinstance(recent, Mapping) else ():
                 lost, of = whole(_at(one, ("lost",))), whole(_at(one, ("of",)))
                 if isinstance(name, str) and lost is not None and of is not None:
@@ -238,11 +227,11 @@ def losses_of(look: Look) -> list[dict[str, Any]]:
 
 
 ORPHANS, ORPHANS_SHARE = 50, 0.2
-"""Orphans of the last five minutes from which on the page calls the system degraded."""
+"""Orphans of the last five minutes, and their share, from which on the system counts as degraded."""
 
 
 def _lost(services: Sequence[Service]) -> list[str]:
-    """What joiners say of clients whose events do not meet."""
+    """Return notes on keys in different partitions, and on many orphans."""
     notes = []
     for s in services:
         trouble = _at(s.figures, ("placing", "trouble")) if s.role == "joiner" else None
@@ -256,11 +245,11 @@ def _lost(services: Sequence[Service]) -> list[str]:
 
 
 AHEAD_MS = 60_000
-"""Event time that is further ahead of now has followed a wrong clock."""
+"""Event time that is further ahead of now was moved by a wrong clock."""
 
 
 def _clocks(services: Sequence[Service]) -> list[str]:
-    """What joiners say of clocks that were set, or that disagree, and of event time that is ahead of now."""
+    """Return notes on clocks that were set or that disagree, and on event time that is ahead of now."""
     notes = []
     for s in services:
         if s.role != "joiner":
@@ -285,13 +274,13 @@ def _clocks(services: Sequence[Service]) -> list[str]:
 
 
 def _wholes(found: object) -> list[int]:
-    """The whole numbers among the values of a mapping."""
+    """Return the whole numbers among the values of a mapping."""
     values = found.values() if isinstance(found, Mapping) else ()
     return [number for value in values if (number := whole(value)) is not None]
 
 
 def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Health, list[str]]:
-    """(health, why it is not good) of the whole; the console itself does not count."""
+    """Return (health, reasons why it is not good) of the system without the console."""
     others = [s for s in services if s.role != "console"]
     notes = [f"{s.name}: {s.reason or s.state}" for s in others if s.state != "ready"]
     notes += [
@@ -300,11 +289,11 @@ def health_of(services: Sequence[Service], edges: Sequence[Edge]) -> tuple[Healt
         if edge.level == "bad"
     ]
     notes += [
-        f"{s.name}: {said}"
+        f"{s.name}: {problem}"
         for s in others
         if s.role == "inference" and s.state == "ready"
-        for key in ("served_log", "rows", "versions")  # it says there what is wrong, if anything is
-        if isinstance(said := s.figures.get(key), str) and said
+        for key in ("served_log", "rows", "versions")  # figures with the reason of a problem, or ""
+        if isinstance(problem := s.figures.get(key), str) and problem
     ]
     notes += _lost(others)
     notes += _clocks(others)

@@ -1,6 +1,6 @@
-"""What `<model>.measures` and `<model>.versions` tell of the past, in bounded memory. Pure; for one thread.
+"""The past of `<model>.measures` and `<model>.versions`, in bounded memory. Pure; not thread-safe.
 
-Records come from a topic that others write, too: what is not understood is left out, never an error.
+Other processes write these topics, too: a record that cannot be parsed is left out and is no error.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import orjson
 
+from freshet.console.instances import number
 from freshet.console.segments import Segments
-from freshet.console.service_snapshot import number
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.versions.promotions import PEOPLE
 
-__all__ = ["POINTS", "History", "Reliability", "Series", "added", "newest", "parsed", "version_event"]
+__all__ = ["POINTS", "History", "Reliability", "Series", "added", "later", "parsed", "version_event"]
 
-# --- Points over time in bounded memory: the newest hour in full, what is older ever more thinly. Pure.
+# --- Points over time in bounded memory: the newest hour in full, older ones ever more sparsely. Pure.
 
 
 POINTS = 720
-"""Points that are given out and kept of a span: an hour of one every 5 s; about a chart's pixels."""
+"""Points of a span that are kept: an hour of one every 5 s, about a chart's pixels."""
 
 HOUR_MS = 3_600_000
 
@@ -32,16 +32,15 @@ Point = Any
 Merge = Callable[[Point, Point], Point]
 
 
-def newest(_old: Point, new: Point) -> Point:
-    """Of two points of one place in time, keep the later."""
+def later(_old: Point, new: Point) -> Point:
+    """Return the later of two points of one place in time."""
     return new
 
 
 def added(old: Point, new: Point) -> Point:
-    """The sum of two windows: from the first's start to the second's stop, the counts in it added.
+    """Return the sum of two windows, from the first's start to the second's stop.
 
-    Counts are the numbers of what lies in the window by name ({"model": {"clicks": 3}}); of all else (kind,
-    offset) the newer is kept.
+    Counts ({"model": {"clicks": 3}}) are added; of other keys (kind, offset) the newer value is kept.
     """
     both = {**old, **new}
     for key in old.keys() & new.keys():
@@ -58,18 +57,18 @@ def _sum(old: Any, new: Any) -> Any:
 class Series:
     """Points by time. Each of a few spans is kept at `POINTS` a span, so memory does not grow with time."""
 
-    def __init__(self, longest_ms: int, merge: Merge = newest) -> None:
-        """`merge`: what becomes of two points that share a place in a span."""
+    def __init__(self, longest_ms: int, merge: Merge = later) -> None:
+        """`merge` combines two points that share a place in a span."""
         spans = [s for s in (HOUR_MS, 6 * HOUR_MS) if s < longest_ms]
         self._tiers = [_Tier(span, merge) for span in (*spans, longest_ms)]
 
     def add(self, time_ms: int, point: Point) -> None:
-        """Take a point; one that is older than the newest is put in its place."""
+        """Add a point; it may be older than the newest."""
         for tier in self._tiers:
             tier.add(time_ms, point)
 
     def last(self, span_ms: int, now_ms: int) -> list[Point]:
-        """Points of the last `span_ms`, oldest first, at most about `POINTS`."""
+        """Return points of the last `span_ms`, oldest first, at most about `POINTS`."""
         tier = next((t for t in self._tiers if t.span_ms >= span_ms), self._tiers[-1])
         return tier.since(now_ms - span_ms)
 
@@ -80,7 +79,7 @@ class Series:
 
 
 class _Tier:
-    """One span at one step."""
+    """Points of one span, in places of one length."""
 
     def __init__(self, span_ms: int, merge: Merge) -> None:
         self.span_ms, self._step_ms, self._merge = span_ms, max(1, span_ms // POINTS), merge
@@ -111,21 +110,23 @@ class _Tier:
 
 
 MOST_SERIES = 200
-"""Kinds of prediction × labels that are told apart; beyond it windows are left out."""
+"""Kinds of prediction × labels that are kept; windows of further ones are left out."""
 
 RELIABILITY_WINDOWS = 12
-"""Windows whose reliability is added up: a minute at 5 s a window, enough for a curve that stands still."""
+"""Windows in a reliability curve: a minute at 5 s a window, enough for a steady curve."""
 
 SHOWN_OF = ("random", "served", "training")
-"""Which predictions a reliability curve is of: the first of these that there is."""
+"""Predictions of a reliability curve: the first of these that exist."""
 
 LATEST_MS = 1 << 48
-"""No record is dated beyond this (the year 10889): what is, is damage."""
+"""A record with a later time (the year 10889) is damaged."""
 
 
 def parsed(value: bytes) -> dict[str, Any] | None:
-    """A JSON record of a topic of ours; None, and counted, if it is none that we know. An empty one is not
-    counted."""
+    """Parse a JSON record of the topics of measures, versions, commits or dead letters.
+
+    Returns None for other bytes, and counts them as skipped unless they are empty.
+    """
     try:
         record = orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -154,7 +155,7 @@ class History:
         self._clicks = Series(longest_ms, added)
         self._drifts: dict[int, dict[str, Any]] = {}  # by time
         self._versions: deque[dict[str, Any]] = deque(maxlen=POINTS)
-        self.next = 0  # first offset of measures that is not in here
+        self.next = 0  # first offset of the measures that was not added
         self.last_vitals: dict[str, Any] | None = None
 
     @property
@@ -164,35 +165,35 @@ class History:
 
     @property
     def drifts(self) -> Sequence[Mapping[str, Any]]:
-        """Changes of the simulated world's tastes, oldest first."""
+        """Drifts of the simulation, oldest first."""
         return [self._drifts[at] for at in sorted(self._drifts)]
 
     def add(self, offset: int, value: bytes) -> dict[str, Any] | None:
-        """Take a record of the measures; returns what pages are told of it, or None if they are not."""
+        """Add a record of the measures; return its form for pages, or None if pages do not show it."""
         self.next = max(self.next, offset + 1)
         record = parsed(value)
         if record is None:
             return None
-        told: dict[str, Any] | None = None
+        shown: dict[str, Any] | None = None
         match record["kind"]:
             case "window":
-                told = self._window(offset, record)
+                shown = self._window(offset, record)
             case "vitals" if (at := _time(record, "time_ms")) is not None:
-                told = {"offset": offset, **record}
-                self._vitals.add(at, told)
-                self.last_vitals = told
+                shown = {"offset": offset, **record}
+                self._vitals.add(at, shown)
+                self.last_vitals = shown
             case "clicks" if (at := _time(record, "stop_ms")) is not None and _clicks(record):
-                told = {"offset": offset, **record}
-                self._clicks.add(at, told)
+                shown = {"offset": offset, **record}
+                self._clicks.add(at, shown)
             case "drift" if (at := _time(record, "time_ms")) is not None:
-                told = {"offset": offset, **record}
-                self._drifts[at] = told
+                shown = {"offset": offset, **record}
+                self._drifts[at] = shown
                 while len(self._drifts) > POINTS:
                     del self._drifts[min(self._drifts)]
-        return told
+        return shown
 
     def add_version(self, event: Mapping[str, Any]) -> None:
-        """Take what `version_event` made of a record of `<model>.versions`."""
+        """Add a `version_event` of a record of `<model>.versions`."""
         self._versions.append(dict(event))
 
     def _window(self, offset: int, record: dict[str, Any]) -> dict[str, Any] | None:
@@ -207,12 +208,12 @@ class History:
             self.reliability.add(of, label, bins)
         if (of, label) not in self._windows and len(self._windows) >= MOST_SERIES:
             return None
-        told = {"offset": offset, **record}
-        self._windows.setdefault((of, label), Series(self._longest_ms)).add(stop_ms, told)
-        return told
+        shown = {"offset": offset, **record}
+        self._windows.setdefault((of, label), Series(self._longest_ms)).add(stop_ms, shown)
+        return shown
 
     def to_json(self, span_ms: int, now_ms: int) -> dict[str, Any]:
-        """What /api/history answers, of the last `span_ms`."""
+        """Return the answer of /api/history for the last `span_ms`."""
         windows = [w for series in self._windows.values() for w in series.last(span_ms, now_ms)]
         return {
             "next": self.next,
@@ -225,7 +226,7 @@ class History:
 
 
 def _clicks(record: Mapping[str, Any]) -> bool:
-    """Whether a window of clicks holds counts that can be added up."""
+    """Check that a window of clicks has counts that can be added."""
     for slate in ("model", "random", "best"):
         counts = record.get(slate)
         if not isinstance(counts, Mapping):
@@ -236,7 +237,7 @@ def _clicks(record: Mapping[str, Any]) -> bool:
 
 
 def version_event(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A record of `<model>.versions` for pages, {time_ms, number, what, reason, by}; None: not for them."""
+    """Return the event of a record of `<model>.versions` (`time_ms`, `what`, …); None: pages omit it."""
     at, version = _time(record, "time_ms"), record.get("number")
     if at is None or type(version) is not int:
         return None
@@ -253,20 +254,20 @@ def version_event(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class Reliability:
-    """Reliability curves of the newest windows, added up bin by bin."""
+    """Reliability curves: sums of the newest windows by bin."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], deque[list[tuple[float, float, float]]]] = {}
 
     def add(self, of: str, label: str, bins: Any) -> None:
-        """Take a window's bins, [n, mean predicted, mean label] each; what is no such thing is left out."""
+        """Add a window's bins, [n, mean predicted, mean label] each; malformed ones are left out."""
         if (of, label) not in self._kept and len(self._kept) >= MOST_SERIES:
             return
         kept = self._kept.setdefault((of, label), deque(maxlen=RELIABILITY_WINDOWS))
         kept.append([b for b in map(_bin, bins if isinstance(bins, list) else []) if b is not None])
 
     def to_json(self) -> dict[str, list[list[float]]]:
-        """{label: bins}, rising; of random slates if there are any, else of what was served or trained on."""
+        """Return {label: rising bins}, of random slates if there are any, else of served or training ones."""
         found: dict[str, list[list[float]]] = {}
         for label in dict.fromkeys(label for _, label in self._kept):
             of = next((of for of in SHOWN_OF if any(self._kept.get((of, label), ()))), None)
@@ -285,7 +286,7 @@ def _bin(value: Any) -> tuple[float, float, float] | None:
 
 
 def _summed(bins: Sequence[tuple[float, float, float]]) -> list[list[float]]:
-    """Bins of several windows by half a logit, so that what windows share a place adds up."""
+    """Add the bins of several windows in bins of half a logit."""
     sums: dict[int, list[float]] = {}
     for n, predicted, labelled in bins:
         place = round(2 * math.log(predicted / (1 - predicted)))

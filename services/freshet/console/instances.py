@@ -1,12 +1,11 @@
-"""The processes that the console asks: their roles, names and addresses. Pure."""
+"""Instances of services: roles, names, addresses, snapshots of them, and figures of a whole role. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from freshet.console.service_snapshot import Service, number
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
 
@@ -15,17 +14,55 @@ __all__ = [
     "RULES",
     "Instance",
     "Places",
+    "Service",
     "Standing",
     "listed_places",
     "local_places",
     "merged",
+    "number",
     "roles_of",
+    "whole",
 ]
 
-# --- What several instances of a role say, as one: a rule for each figure that the console reads. Pure.
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Snapshot of a service. None: not known."""
+
+    name: str  # unique: its role, with a number if it is one of several
+    role: str
+    state: Literal["ready", "starting", "down"]
+    reason: str  # why it is not ready; "" if it is
+    host: str | None  # of its listener; None: this machine
+    port: int | None
+    pid: int | None = None
+    up_s: float | None = None
+    restarts: int | None = None
+    last_exit: str = ""
+    memory_mb: float | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)  # its /status; empty while it does not answer
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the service as the page reads it."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "figures"}
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as a float; None for any other value of JSON."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if -1e300 < value < 1e300 else None
+
+
+def whole(value: Any) -> int | None:
+    """Return a finite number without its fraction; None for any other value of JSON."""
+    found = number(value)
+    return None if found is None else int(found)
+
+
+# --- Figures of several instances of a role, merged by a rule for each figure that the console reads.
 #
-# Totals are not added up here: what is away takes its part with it, so sums are made of rates
-# (`Rates.summed`).
+# Totals are not added here: the sum would fall while an instance is away. Rates are (`Rates.summed`).
 
 
 Standing = Literal["ready", "degraded", "starting", "down"]
@@ -34,42 +71,42 @@ Figures = Mapping[str, Any]
 
 
 def total(values: Sequence[Any]) -> Any:
-    """The sum of what is known; None if nothing is."""
+    """Return the sum of the known values; None if none is known."""
     known = [value for value in map(number, values) if value is not None]
     return _as_given(sum(known)) if known else None
 
 
 def least(values: Sequence[Any]) -> Any:
-    """The smallest that is known."""
+    """Return the smallest known value."""
     known = [value for value in map(number, values) if value is not None]
     return _as_given(min(known)) if known else None
 
 
 def most(values: Sequence[Any]) -> Any:
-    """The largest that is known."""
+    """Return the largest known value."""
     known = [value for value in map(number, values) if value is not None]
     return _as_given(max(known)) if known else None
 
 
 def total_by_key(values: Sequence[Any]) -> Any:
-    """{key: the sum of what is known of it}."""
+    """Return {key: sum of its known values}."""
     return _by_key(values, total)
 
 
 def least_by_key(values: Sequence[Any]) -> Any:
-    """{key: the smallest that is known of it}."""
+    """Return {key: smallest known value}."""
     return _by_key(values, least)
 
 
 def first(values: Sequence[Any]) -> Any:
-    """Take the first instance's value: a leader comes before the others."""
+    """Return the first known value: a leader comes before the others."""
     return next((value for value in values if value is not None), None)
 
 
 RULES: Mapping[str, Mapping[str, Rule]] = {
     "trainer": {
-        "lag_blocks": total,  # ranks have partitions of their own
-        "measures": first,  # every rank has those of all
+        "lag_blocks": total,  # each rank has its own partitions
+        "measures": first,  # all ranks have the same
         "open": first,
         "rows": total_by_key,
         "row_bytes": total_by_key,
@@ -83,8 +120,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "bytes": total,
     },
     "inference": {
-        "freshness_ms": most,  # of the server that is furthest behind
-        "version": least,  # the oldest that is served
+        "freshness_ms": most,  # of the oldest replica
+        "version": least,  # the oldest served version
         "rows_next": least_by_key,
     },
     "simulator": {
@@ -94,14 +131,14 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "seed": first,
     },
 }
-"""{role: {figure: its rule}}; other figures are not read of a role as a whole."""
+"""{role: {figure: its rule}}; other figures of a whole role are not read."""
 
 
 def merged(services: Iterable[Service]) -> dict[str, Figures]:
-    """{role: its figures}: one instance's as they are, several instances' by RULES.
+    """Return {role: its figures}: of a single instance unchanged, of several by RULES.
 
-    Counted are those that are ready; if none is, all that answer. Who is still starting would make a whole
-    role look as if it stood at its beginning.
+    Only ready instances count, or all that answer if none is ready: the figures of one that starts would make
+    the whole role seem to be at its beginning.
     """
     by_role: dict[str, list[Service]] = {}
     for service in services:
@@ -114,20 +151,22 @@ def _of_role(role: str, instances: Sequence[Service]) -> Figures:
         return instances[0].figures
     counted = [s for s in instances if s.state == "ready"] or [s for s in instances if s.figures]
     if role == "trainer":
-        counted = sorted(counted, key=_seat)
-    told = {name: rule([s.figures.get(name) for s in counted]) for name, rule in RULES.get(role, {}).items()}
-    return {name: value for name, value in told.items() if value is not None}
+        counted = sorted(counted, key=_lease)
+    merged_figures = {
+        name: rule([s.figures.get(name) for s in counted]) for name, rule in RULES.get(role, {}).items()
+    }
+    return {name: value for name, value in merged_figures.items() if value is not None}
 
 
-def _seat(rank: Service) -> float:
-    """Of the ranks of a world, the one of the lowest seat leads."""
+def _lease(rank: Service) -> float:
+    """Return a rank's membership lease; the rank of the lowest one leads its quorum."""
     ranks = rank.figures.get("ranks")
-    seat = number(ranks.get("seat")) if isinstance(ranks, Mapping) else None
-    return seat if seat is not None and seat >= 0 else float("inf")
+    lease = number(ranks.get("seat")) if isinstance(ranks, Mapping) else None
+    return lease if lease is not None and lease >= 0 else float("inf")
 
 
 def roles_of(services: Iterable[Service]) -> list[dict[str, Any]]:
-    """Each role as a whole: {role, state, ready, of, memory_mb}."""
+    """Return {role, state, ready, of, memory_mb} of each role."""
     by_role: dict[str, list[Service]] = {}
     for service in services:
         by_role.setdefault(service.role, []).append(service)
@@ -144,7 +183,10 @@ def roles_of(services: Iterable[Service]) -> list[dict[str, Any]]:
 
 
 def standing_of(instances: Sequence[Service]) -> Standing:
-    """ready: all are; down: none answers; degraded: some are ready, or some answer and some do not."""
+    """Return the state of a role.
+
+    ready: all instances are; down: none answers; degraded: some are ready, or only some answer.
+    """
     states = {s.state for s in instances}
     if states == {"ready"}:
         return "ready"
@@ -165,10 +207,10 @@ def _as_given(value: float) -> float | int:
 
 
 ROLES = ("gateway", "joiner", "embedder", "paramserver", "trainer", "inference", "simulator")
-"""What may be listed, in the order of an event's way."""
+"""Roles that may be listed, in the order of an event's path."""
 
 MOST = 500
-"""Instances of a list: each is asked every second."""
+"""Most instances of a list, as each is queried every second."""
 
 SETTING = "FRESHET_CONSOLE_SERVICES"
 
@@ -178,21 +220,21 @@ class Instance:
     """One process of a role."""
 
     role: str
-    name: str  # the role itself where it is the only one
+    name: str  # the role, if it is the only instance
     address: Address
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the services of a model answer HTTP."""
+    """HTTP addresses of a model's services."""
 
     instances: Sequence[Instance]
-    optional: Sequence[Instance] = ()  # shown only if they answer and are of this run, or are supervised
-    supervised: bool = False  # whether the run folder knows of them: processes, ends, other ports
+    optional: Sequence[Instance] = ()  # shown only if they answer and belong to this run, or are supervised
+    supervised: bool = False  # whether the run folder has their processes, exits and ports
 
 
 def local_places(ports: Mapping[str, int], optional: Mapping[str, int], host: str = "127.0.0.1") -> Places:
-    """One of each service, on this machine, as `freshet up` runs them."""
+    """Return one instance of each service on this machine, as `freshet up` runs them."""
     return Places(_local(ports, host), _local(optional, host), supervised=True)
 
 
@@ -201,18 +243,18 @@ def _local(ports: Mapping[str, int], host: str) -> list[Instance]:
 
 
 def listed_places(text: str) -> Places:
-    """The services that a list names: `role=host:port`, separated by commas; a role may come again.
+    """Parse a list of services: `role=host:port`, separated by commas; a role may be repeated.
 
-    Raises ConfigError: an entry is no such thing, or stands twice.
+    Raises ConfigError if an entry is malformed or repeated.
     """
     found: list[tuple[str, Address]] = []
     for entry in (part.strip() for part in text.split(",")):
         one = _entry(entry)
         if one in found:
-            raise _wrong(entry, "each service once", "take the second one out")
+            raise _wrong(entry, "each service once", "remove the second one")
         found.append(one)
     if len(found) > MOST:
-        raise _wrong(f"{len(found)} services", f"at most {MOST}", "each is asked every second")
+        raise _wrong(f"{len(found)} services", f"at most {MOST}", "each is queried every second")
     names = {role: _names(role, [a.host for r, a in found if r == role]) for role, _ in found}
     places = [Instance(role, names[role].pop(0), address) for role, address in found]
     return Places(sorted(places, key=lambda i: ROLES.index(i.role)))
@@ -232,7 +274,7 @@ def _entry(entry: str) -> tuple[str, Address]:
 
 
 def _names(role: str, hosts: Sequence[str]) -> list[str]:
-    """What tells the instances of a role apart: their hosts' names where these say it, else numbers."""
+    """Return unique names of a role's instances: the hosts' names if they begin with the role, or numbers."""
     if len(hosts) == 1:
         return [role]
     labels = [host.partition(".")[0] for host in hosts]

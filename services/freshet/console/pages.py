@@ -1,4 +1,8 @@
-"""The page's files: read once at the start, served from memory. No path from outside touches the disk."""
+"""Files of the page, served from memory so that no client's path reaches the disk; headers of all answers.
+
+Host names and origins are checked as on every HTTP port (`freshet.http.browser_checks`), and a change needs a
+token that no browser sends by itself.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from freshet.http.messages import Request, Response
+from freshet.http.messages import Headers, Request, Response
 
-__all__ = ["PAGE", "Page", "read_pages"]
+__all__ = ["HEADERS", "PAGE", "SITE_SETTINGS", "Page", "read_pages"]
+
+SITE_SETTINGS = ("FRESHET_COMMON_HOSTS", "FRESHET_CONSOLE_HOST")
+"""Settings that add a host name of the console."""
+
+HEADERS: Headers = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+"""Headers of every answer: the page loads, runs and frames nothing of other sites, and sends no referrer."""
 
 PAGE = Path(__file__).parent / "page"
 
@@ -24,21 +44,21 @@ TYPES: Mapping[str, bytes] = {
     ".ico": b"image/x-icon",
     ".woff2": b"font/woff2",
 }
-"""Suffixes that are served; what has another one is no part of the page."""
+"""Suffixes of the page's files; other files are not served."""
 
 LARGEST = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One file in memory."""
+    """A file in memory."""
 
     body: bytes
     content_type: bytes
     etag: bytes
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 if the browser has it already."""
+        """Return the file, or 304 if the browser has it already."""
         headers = ((b"etag", self.etag), (b"cache-control", b"no-cache"))
         if self.etag in [tag.strip() for tag in request.headers.get(b"if-none-match", b"").split(b",")]:
             return Response(304, b"", self.content_type, headers)
@@ -46,7 +66,7 @@ class Page:
 
 
 def read_pages(folder: Path = PAGE) -> dict[str, Page]:
-    """{path as it is asked for: file}: index.html is `/`, all others stand below `/static/`."""
+    """Return {path of the URL: file}: index.html is `/`, all others are below `/static/`."""
     pages: dict[str, Page] = {}
     for file in sorted(folder.rglob("*")):
         content_type = TYPES.get(file.suffix)

@@ -1,4 +1,4 @@
-"""How each segment's normalised entropy has changed within the last hour, with an interval. Pure.
+"""Changes of each segment's normalised entropy within the last hour, with confidence intervals. Pure.
 
 Windows add up to spans of half a minute or more; the hour's newer half is compared with its older half. The
 interval is by linearisation of the ratio over the spans as units (Cochran 1977, §6.3; here the ratio is
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from freshet.config.spec.model import Feature
-from freshet.console.service_snapshot import number
+from freshet.console.instances import number
 from freshet.features import key_of
 from freshet.types import F64
 
@@ -29,21 +29,21 @@ __all__ = [
     "texts_of_times",
 ]
 
-# --- Texts of segment values that need no event to be known: parts of the time, ranges of numbers. Pure.
+# --- Texts of segment values that follow from the spec: parts of the time, ranges of numbers. Pure.
 
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 def fixed_texts(feature: Feature) -> Mapping[int, str]:
-    """Texts of features whose values need no event to be known."""
+    """Return {key: text} of a feature's values, if they follow from the spec."""
     if feature.kind == "time":
         return texts_of_times(feature.time or "")
     return texts_of_buckets(feature.buckets) if feature.kind == "bucket" else {}
 
 
 def texts_of_times(part: str) -> dict[int, str]:
-    """{key: text} of every value of a part of the time (UTC; weeks begin on Monday)."""
+    """Return {key: text} of all values of a part of the time (UTC; weeks begin on Monday)."""
     hours = {key_of(h, 0): f"{h:02d}:00" for h in range(24)}
     if part == "hour":
         return hours
@@ -55,7 +55,7 @@ def texts_of_times(part: str) -> dict[int, str]:
 
 
 def texts_of_buckets(edges: Sequence[float]) -> dict[int, str]:
-    """{key: text} of the ranges that edges cut numbers into."""
+    """Return {key: text} of the ranges between edges."""
     texts = [f"below {edges[0]:g}"] if edges else []
     texts += [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
     texts += [f"{edges[-1]:g} and more"] if edges else []
@@ -66,10 +66,10 @@ HOUR_MS = 3_600_000
 SPAN_MS = 30_000
 SPANS = HOUR_MS // SPAN_MS
 LEAST_SAMPLES = 500
-"""Of each half: below it the interval says nothing."""
+"""Samples of each half, below which the interval is meaningless."""
 LEAST_SPANS = 3
 MOST_KEYS = 4_000
-"""Segments × values × labels × kinds of prediction kept: each costs about 4 KB."""
+"""Segments × values × labels × kinds of prediction that are kept; each costs about 4 KB."""
 
 Key = tuple[str, str, str, int]  # of, label, segment, value
 Sums = tuple[float, float, float]  # samples, Σ logloss, Σ label
@@ -87,15 +87,15 @@ class Change:
 
 
 class Segments:
-    """Sums of windows by segment, of the newest hour."""
+    """Sums of the newest hour's windows by segment."""
 
     def __init__(self) -> None:
         self._cells: dict[Key, _Ring] = {}
         self._newest = -1
-        self._changes: list[dict[str, Any]] | None = []  # None: to be found anew
+        self._changes: list[dict[str, Any]] | None = []  # None: to be computed anew
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind window that has a segment; others are left alone."""
+        """Add a record of kind window with a segment; other records are ignored."""
         key = (record.get("of"), record.get("label"), record.get("segment"), record.get("value"))
         measures, start_ms = record.get("measures"), record.get("start_ms")
         if not all(isinstance(k, str) for k in key[:3]) or not isinstance(measures, Mapping):
@@ -112,16 +112,15 @@ class Segments:
         self._cells.setdefault(key, _Ring()).add(place, (n, n * loss, n * rate))  # type: ignore[arg-type]
 
     def changes(self) -> list[dict[str, Any]]:
-        """As `_found`; found anew only when windows have come."""
+        """Return {of, segment, value, label, n, ne, change, low, high} of segments with enough samples.
+
+        The figures are of served predictions if there are any, else of training.
+        """
         if self._changes is None:
-            self._changes = self._found()
+            self._changes = self._compute_changes()
         return self._changes
 
-    def _found(self) -> list[dict[str, Any]]:
-        """Segments with enough samples in both halves: {of, segment, value, label, n, ne, change, low, high}.
-
-        Of what was served where that is known, else of what was predicted in training.
-        """
+    def _compute_changes(self) -> list[dict[str, Any]]:
         kinds = {key[0] for key in self._cells}
         of = next((kind for kind in ("served", "training") if kind in kinds), None)
         first = self._newest - SPANS + 1
@@ -140,8 +139,10 @@ class Segments:
 
 
 class _Ring:
-    """(SPANS, 4) float64: number of the span, samples, Σ logloss, Σ label; a span takes the place of that of
-    an hour before."""
+    """(SPANS, 4) float64: number of the span, samples, Σ logloss, Σ label.
+
+    A span replaces that of an hour before.
+    """
 
     def __init__(self) -> None:
         self._rows = np.full((SPANS, 4), -1.0)
@@ -149,7 +150,7 @@ class _Ring:
     def add(self, place: int, sums: Sums) -> None:
         row = self._rows[place % SPANS]
         if row[0] > place:
-            return  # of an hour ago or more
+            return  # an hour old, or older
         if row[0] < place:
             row[:] = (place, 0.0, 0.0, 0.0)
         row[1:] += sums
@@ -160,7 +161,7 @@ class _Ring:
 
 
 def change_of(older: F64, newer: F64) -> Change | None:
-    """Compare two sets of spans, (S, 3) each: samples, Σ logloss, Σ label; None if they say too little."""
+    """Compare two sets of spans, (S, 3) each: samples, Σ logloss, Σ label; None if they are too few."""
     before, after = _ratio(older), _ratio(newer)
     if before is None or after is None:
         return None
@@ -173,7 +174,7 @@ def change_of(older: F64, newer: F64) -> Change | None:
 
 
 def _ratio(spans: F64) -> tuple[float, float] | None:
-    """(NE, its standard error); None without samples enough, or where one answer is all there is."""
+    """Return (NE, its standard error); None with too few samples, or if all labels are equal."""
     if len(spans) < LEAST_SPANS:
         return None
     n, loss, labelled = spans.sum(0)
@@ -181,7 +182,7 @@ def _ratio(spans: F64) -> tuple[float, float] | None:
     if n < LEAST_SAMPLES or not 0 < rate < 1:
         return None
     entropy = -rate * np.log(rate) - (1 - rate) * np.log1p(-rate)
-    slope = np.log((1 - rate) / rate)  # of the entropy, by the rate
+    slope = np.log((1 - rate) / rate)  # derivative of the entropy by the rate
     ne = loss / n / entropy
     residual = (
         spans[:, 1] - ne * entropy * spans[:, 0] - ne * slope * (spans[:, 2] - rate * spans[:, 0])
@@ -191,6 +192,6 @@ def _ratio(spans: F64) -> tuple[float, float] | None:
 
 
 def _t975(freedom: int) -> float:
-    """0.975 quantile of Student's t, by Cornish and Fisher's expansion: within 1 % from 4 degrees on."""
+    """Return the 0.975 quantile of Student's t by Cornish and Fisher's expansion; within 1 % from 4 on."""
     z, v = 1.959964, max(freedom, 1)
     return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)

@@ -1,7 +1,7 @@
-"""A few of the newest served events, decoded: texts of segment values, and requests to try again.
+"""A sample of the newest served events, decoded: texts of segment values, and requests to send again.
 
-The measures know a segment's value by its key only. The keys of texts that were seen in served events are
-computed here as `features.hashing` does, so that the page can say "DE" for 0x9e….
+Measures have only the key of a segment's value. The keys of texts in served events are computed here as
+`features.hashing` does, so that the page can show "DE" for 0x9e….
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from fastavro.schema import SchemaParseException
 from freshet.config.avro.schema import SERVED_FIELD, Record, canonical, to_json, without_defaults
 from freshet.config.spec.model import Feature, Spec, Stream
 from freshet.console.segments import fixed_texts
-from freshet.console.topic_follower import newest
 from freshet.errors import Corrupt, Unavailable
 from freshet.features import key_of
 from freshet.log import EventLog
+from freshet.log.records import newest
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry, framed_id
 from freshet.types import TopicPartition
 
 __all__ = ["ServedSample", "grouped", "leaves", "plain", "request_of", "without_logical_types"]
 
-# --- Served events as people see them: values at paths, and events as rank requests again. Pure.
+# --- Values at paths of served events, and rank requests of them. Pure.
 
 
 def without_logical_types(schema: Any) -> Any:
-    """The schema with values as they are written: a time stays the number that rank requests take."""
+    """Return the schema without logical types, so that a time stays the number that rank requests have."""
     if isinstance(schema, dict):
         return {key: without_logical_types(v) for key, v in schema.items() if key != "logicalType"}
     return [without_logical_types(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def leaves(value: Any, path: Sequence[str]) -> Iterator[Any]:
-    """Values at a path, through every element of the arrays on the way."""
+    """Yield the values at a path, of every element of the arrays on it."""
     if isinstance(value, list):
         for element in value:
             yield from leaves(element, path)
@@ -51,9 +51,9 @@ def leaves(value: Any, path: Sequence[str]) -> Iterator[Any]:
 
 
 def request_of(event: Mapping[str, Any], stream: Stream) -> dict[str, Any] | None:
-    """A served event as a rank request, {request_id, context, candidates}; None if it served nothing.
+    """Return a served event as a rank request, {request_id, context, candidates}; None without candidates.
 
-    Without what serving adds, and without the id and the time of then, which are filled in anew.
+    Fields that serving adds, the id and the time are left out; they are filled in anew.
     """
     context = _copied(plain(event))
     *parents, array = (stream.explode or "").split(".")
@@ -70,7 +70,8 @@ def request_of(event: Mapping[str, Any], stream: Stream) -> dict[str, Any] | Non
 
 
 def grouped(events: Sequence[Mapping[str, Any]], stream: Stream) -> list[dict[str, Any]]:
-    """Served events of one item each as rank requests: what all events of a request share is its context."""
+    """Return rank requests of served events of one item each; fields that a request's events share are its
+    context."""
     by_request: dict[str, tuple[Any, list[dict[str, Any]]]] = {}
     for event in events:
         item = _copied(plain(event))
@@ -88,7 +89,7 @@ def grouped(events: Sequence[Mapping[str, Any]], stream: Stream) -> list[dict[st
 
 
 def _without(tree: dict[str, Any], path: str) -> Any:
-    """Take away what stands at a dotted path, and return it; None if there is nothing."""
+    """Remove and return the value at a dotted path; None if there is none."""
     *parents, last = path.split(".")
     for part in parents:
         below = tree.get(part)
@@ -99,7 +100,7 @@ def _without(tree: dict[str, Any], path: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes become text, one character a byte, as Avro's JSON writes them."""
+    """Return a value for JSON: bytes become text, one character a byte, as in Avro's JSON encoding."""
     if isinstance(value, dict):
         return {name: plain(v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -116,24 +117,24 @@ def _copied(tree: dict[str, Any]) -> dict[str, Any]:
 log = structlog.get_logger(__name__)
 
 READ_RECORDS = 5
-"""Of one partition at a look: decoding is Python's, a look must stay cheap whatever passes."""
+"""Records of one partition that a look reads: they are decoded in Python, and a look must stay cheap."""
 
 KEPT_REQUESTS = 12
 LARGEST_REQUEST = 256 << 10
-"""Bytes of an event, the whole of a request, that is decoded; a larger one is left out."""
+"""Bytes of an event with a whole request; larger ones are left out."""
 
 KEPT_ITEMS, LARGEST_ITEM = 240, LARGEST_REQUEST // 20
-"""Events of one item each that are kept, and bytes of one: about as much memory."""
+"""Kept events of one item each, and their largest size: about the same memory."""
 
 MOST_TEXTS = 2_000
-"""Values of one segment that are known by text; the measures tell 100 apart."""
+"""Values of one segment with a known text; the measures distinguish 100."""
 
 MOST_SEEN = 10_000
 LONGEST_TEXT = 60
 
 
 class ServedSample:
-    """What is known of served events by looking at some. Used by one thread, but `requests` by any."""
+    """Texts and requests of sampled served events. Not thread-safe, but for `requests`."""
 
     def __init__(
         self,
@@ -143,8 +144,12 @@ class ServedSample:
         unreadable: Callable[[], None] = lambda: None,
         reader: Record | None = None,
     ) -> None:
-        """`unreadable` is called for each event that cannot be shown; `reader` is what events are read as,
-        whatever schema they were written by."""
+        """Read nothing yet.
+
+        Args:
+            unreadable: called for each event that cannot be shown.
+            reader: schema to which events are resolved.
+        """
         tree = None if reader is None else without_logical_types(to_json(reader, aliases=True))
         self._reader = None if tree is None else _parsed(tree)
         self._spec, self._log, self._topic, self._unreadable = spec, log, topic, unreadable
@@ -164,19 +169,19 @@ class ServedSample:
 
     @property
     def requests(self) -> Sequence[Mapping[str, Any]]:
-        """Recent requests as they could be asked again, newest first."""
+        """Recent requests that can be sent again, newest first."""
         served, kept = self._spec.events.served, list(self._kept)[::-1]
         return kept if served.explode is not None else grouped(kept, served)[:KEPT_REQUESTS]
 
     def text(self, segment: str, value: int) -> str | None:
-        """What stands for a segment's value; None if it was not seen in the events looked at."""
+        """Return the text of a segment's value; None if no sampled event had it."""
         if value == 0:
             return "(other, or none)"
         texts = self._texts.get(segment)
         return texts.get(value) if texts is not None else None
 
     def look(self) -> None:
-        """Look at the newest events of one partition, the next one in turn that has some."""
+        """Read the newest events of the next partition."""
         for _ in range(self._spec.partitions):
             self._turn = (self._turn + 1) % self._spec.partitions
             at = TopicPartition(self._topic, self._turn)
@@ -186,20 +191,20 @@ class ServedSample:
             if fresh > 0:
                 for _, value in newest(self._log, at, min(fresh, READ_RECORDS)):
                     if len(value) <= self._largest and not self._spec.events.served.external:
-                        self._look_at(value)
+                        self._add_event(value)
                 return
 
-    def _look_at(self, value: bytes) -> None:
-        """Take an event; one that cannot be read (the joiner tells of it) leaves the others as they are."""
+    def _add_event(self, value: bytes) -> None:
+        """Add an event, or skip it if it cannot be read, which the joiner reports."""
         try:
-            self._take(self._decoded(value))
-        except Unavailable:  # its schema is not known now: nothing is wrong with the event
+            self._keep(self._decoded(value))
+        except Unavailable:  # of its schema; the event may be valid
             raise
-        except Exception as error:  # bytes of others: the decoder promises nothing of what it raises
+        except Exception as error:  # the decoder may raise any exception for damaged bytes
             log.debug("a served event cannot be shown", reason=repr(error))
             self._unreadable()
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _keep(self, event: dict[str, Any]) -> None:
         for feature in self._fields:
             self._note(feature, leaves(event, (feature.field or "").split(".")))
         request = (
@@ -216,7 +221,7 @@ class ServedSample:
             if not isinstance(value, (str, bytes, int, float)) or (type(value), value) in seen:
                 continue
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                continue  # of JSON alone, and no value of a feature
+                continue  # possible in JSON only, and no value of a feature
             seen.add((type(value), value))
             text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
             texts[key_of(value, 0)] = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
@@ -224,7 +229,7 @@ class ServedSample:
                 texts.popitem(last=False)
 
     def _decoded(self, value: bytes) -> dict[str, Any]:
-        """The event as fields."""
+        """Decode an event. Raises Corrupt if it is no record, and exceptions of the decoders."""
         if self._spec.events.served.format == "json":
             event = orjson.loads(value)
         else:
@@ -234,8 +239,7 @@ class ServedSample:
         return event
 
     def _read(self, record: bytes, written: Any) -> Any:
-        """A record as the spec's schema has it; as it was written, where a field that nothing reads is in the
-        way."""
+        """Decode a record to the spec's schema, or as written if an unused field cannot be resolved."""
         try:
             return fastavro.schemaless_reader(io.BytesIO(record), written, self._reader)
         except SchemaResolutionError:
@@ -250,8 +254,10 @@ class ServedSample:
 
 
 def _parsed(reader: Any) -> Any:
-    """What events are read as. Without defaults, if a field cannot have its own: an event that lacks one is
-    shown as it was written."""
+    """Return the parsed reader schema, without defaults if one is invalid.
+
+    An event without such a field is then shown as it was written.
+    """
     try:
         return fastavro.parse_schema(reader)
     except SchemaParseException as error:

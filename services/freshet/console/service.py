@@ -1,10 +1,12 @@
-"""The console as a process: routes, threads, lifecycle. Decisions are in `core` and its neighbours."""
+"""The console as a process: routes, threads, lifecycle. Decisions are in pure modules such as `core`."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,27 +23,29 @@ from freshet.config.settings import Console as Settings
 from freshet.config.spec.topics import topics_of
 from freshet.console import api
 from freshet.console.board import Board
-from freshet.console.browser_headers import HEADERS, SITE_SETTINGS
 from freshet.console.collector import Collector, Sources
-from freshet.console.instances import Places
-from freshet.console.pages import PAGE, read_pages
+from freshet.console.pages import HEADERS, PAGE, SITE_SETTINGS, read_pages
 from freshet.console.services import Services
-from freshet.console.tracer import Tracer
-from freshet.console.try_it import asked, body_of
+from freshet.console.traces import Tracer
 from freshet.errors import BadInput, ConfigError, Corrupt, Overloaded, Unavailable
+from freshet.http import tls
+from freshet.http.addresses import Address
 from freshet.http.app import App, Handler
 from freshet.http.authenticator import Authenticator
 from freshet.http.browser_checks import AllowedSites
 from freshet.http.endpoint import Endpoint
 from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response, require_json
 from freshet.http.server import HttpListener, run_server
+from freshet.http.service_client import whole_body
+from freshet.http.token_files import token_headers
+from freshet.json_text import kind_of, written
 from freshet.observability.audit import Actor, Audit
-from freshet.observability.skipped import skipped_status
+from freshet.observability.skipped_state import skipped_status
 from freshet.process.lifecycle import LAST_S, join_all
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.versions.promotions import move, version_to_roll_back_to
 
-__all__ = ["Console", "Sources", "run"]
+__all__ = ["Console", "Sources", "rank_for_page", "rank_request", "run"]
 
 logger = structlog.get_logger(__name__)
 
@@ -49,42 +53,39 @@ DEFAULT_SPAN_S = 3_600
 FRESH: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"),)
 START_LOOK_S = 0.05
 START_WAIT_S = 10.0
-"""How long a page waits for a console that still reads the past back; then it gets 503."""
+"""Time for which a page waits for a console that still reads its past; then it gets 503."""
 
 LARGEST_NUMBER = 1 << 53
 
 READERS = 4
-"""Threads that write the past as JSON."""
+"""Threads that encode the past as JSON."""
 
 MOST_TRIES = 4
-"""Tries under way at once; each may wait for a server that starts, and one more is told to come again."""
+"""Concurrent rank requests of pages; each may wait for a server that starts. A further one is refused."""
 
 T = TypeVar("T")
 
 
 class Console:
-    """One page and what is behind it. Requests live on one event loop; looking and tracing on threads."""
+    """Routes of the page. Requests run on one event loop; collector and tracer on threads."""
 
     def __init__(
         self,
         sources: Sources,
         settings: Settings,
-        places: Places,
-        sites: AllowedSites,
+        common: Common,
         authenticator: Authenticator,
         audit: Audit,
         *,
-        client_token_file: str = "",
-        tokens_asked: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         pages: Path = PAGE,
     ) -> None:
-        """`places`: where the services answer. With a `client_token_file` requests are tried by that
-        token, for whoever may operate. `tokens_asked`: whether services ask clients for tokens."""
+        """Start nothing yet. With a client token file in `common`, operators may send rank requests by its
+        token."""
         self._sources, self._settings, self._clock = sources, settings, clock
         self._audit = audit
-        self._client_token_file = client_token_file
-        self._services = Services(RunFolder(sources.folder), places)
+        self._client_token_file = common.client_token_file
+        self._services = Services(RunFolder(sources.folder), sources.places)
         self._board = Board()
         self._tracer = Tracer(
             sources.spec,
@@ -103,22 +104,22 @@ class Console:
             self._tracer.traces,
             clock,
             registry,
-            tokens_asked=tokens_asked,
+            tokens_required=bool(common.tokens_file),
         )
         self._reading = ThreadPoolExecutor(READERS, thread_name_prefix="read")
         self._reads = 0
-        self._trying = ThreadPoolExecutor(
-            MOST_TRIES, thread_name_prefix="try"
-        )  # may wait, and delays nothing
+        self._trying = ThreadPoolExecutor(MOST_TRIES, thread_name_prefix="try")
         self._tries = 0
-        # One thread, as store and topic must tell of two moves in the same order; of its own, as whoever
-        # rolls back waits for nobody who only looks.
+        # One thread, as store and topic must have two moves in the same order; a separate one, as a rollback
+        # must not wait for readers.
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="move")
         self.app = App(
             registry,
             BodyLimits(settings.max_body_bytes, settings.body_timeout_ms / 1e3, settings.max_bodies_bytes),
             headers=HEADERS,
-            check=sites.check,
+            check=AllowedSites(
+                common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS
+            ).check,
             authenticator=authenticator,
             max_streams=settings.max_streams,
             streams_setting="FRESHET_CONSOLE_MAX_STREAMS",
@@ -131,7 +132,7 @@ class Console:
             (api.HISTORY, self._history),
             (api.EVENTS, self._events),
             (api.REQUESTS, self._requests),
-            # our token is lent to those only who may do more: they are asked before a body is read
+            # the console's token serves only operators; the scope is checked before a body is read
             (replace(api.TRY, scope="operate") if self._client_token_file else api.TRY, self._try),
             (api.PROMOTE, self._promote),
             (api.ROLLBACK, self._rollback),
@@ -149,7 +150,7 @@ class Console:
             self.app.route(api.file_at(path), answer)
 
     def start(self, stop: threading.Event) -> list[threading.Thread]:
-        """Start to look and to trace, until `stop` is set."""
+        """Start collector and tracer, until `stop` is set."""
         jobs = {"look": self._collector.run, "trace": self._tracer.run}
         threads = [
             threading.Thread(target=job, args=(stop,), name=name, daemon=True) for name, job in jobs.items()
@@ -159,26 +160,26 @@ class Console:
         return threads
 
     def close(self) -> None:
-        """Have the threads notice that they are to stop, and take no more work."""
+        """Wake the threads to stop, and accept no more work."""
         self._collector.look_soon()
         for pool in (self._reading, self._trying, self._moving):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # --- what is read
+    # --- reads
 
     async def _state(self, _request: Request) -> Response:
         await self._until(lambda: bool(self._board.state), "the first look at the services is under way")
         return Response(200, self._board.state, headers=FRESH)
 
     async def _history(self, request: Request) -> Response:
-        span_s = _asked_for(request, "span_s", DEFAULT_SPAN_S)
+        span_s = _query_number(request, "span_s", DEFAULT_SPAN_S)
         span_ms = min(span_s * 1000, self._settings.history_ms)
         await self._until(self._collector.caught_up.is_set, "the past is being read back")
         body = await self._read(lambda: self._collector.history(span_ms))
         return Response(200, body, headers=FRESH)
 
     async def _events(self, request: Request) -> StreamingResponse:
-        start = _asked_for(request, "from", None)
+        start = _query_number(request, "from", None)
         if last := request.headers.get(b"last-event-id", b""):
             start = _whole("Last-Event-ID", last.decode("latin-1")) + 1
         await self._until(self._collector.caught_up.is_set, "the past is being read back")
@@ -188,18 +189,18 @@ class Console:
     async def _requests(self, _request: Request) -> Response:
         return await self._read(lambda: json_response(200, self._collector.requests, FRESH))
 
-    # --- what is done
+    # --- actions
 
     async def _try(self, request: Request) -> Response:
         require_json(request)
-        body = body_of(request.body)
+        body = rank_request(request.body)
         if self._tries >= MOST_TRIES:
             raise Overloaded(f"{self._tries} requests are being tried; try again", retry_after_s=1)
         self._tries += 1
         try:
             replicas = [one.address for one in self._services.of("inference")]
             return await asyncio.get_running_loop().run_in_executor(
-                self._trying, asked, replicas, body, self._client_token_file
+                self._trying, rank_for_page, replicas, body, self._client_token_file
             )
         finally:
             self._tries -= 1
@@ -218,7 +219,7 @@ class Console:
         )
 
     def _number(self, request: Request) -> int | None:
-        """The version named in a body."""
+        """Return the version number of a body, or None."""
         require_json(request)
         try:
             wanted = orjson.loads(request.body or b"{}")
@@ -269,7 +270,7 @@ class Console:
         self._collector.look_soon()
         return json_response(200, record, FRESH)
 
-    # --- how it is
+    # --- health
 
     async def _ready(self, _request: Request) -> Response:
         if self._collector.caught_up.is_set():
@@ -280,7 +281,7 @@ class Console:
         return json_response(200, {"streams": self._board.streams, "skipped": skipped_status()})
 
     async def _until(self, holds: Callable[[], bool], why: str) -> None:
-        """Hold a request back while the console starts: a restart is then a pause to its pages, no error."""
+        """Delay a request while the console starts, so that a restart is a pause to pages, not an error."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_WAIT_S
         while not holds():
@@ -289,7 +290,7 @@ class Console:
             await asyncio.sleep(START_LOOK_S)
 
     async def _read(self, do: Callable[[], T]) -> T:
-        """On a thread. As many may wait as pages may be followed, each of which begins so."""
+        """Run on a thread. As many reads may wait as streams may be open, since each page starts with one."""
         if self._reads >= self._settings.max_streams:
             raise Overloaded(
                 f"{self._reads} questions about the past are under way; try again", retry_after_s=1
@@ -301,18 +302,83 @@ class Console:
             self._reads -= 1
 
 
-def _asked_for(request: Request, name: str, otherwise: T) -> int | T:
-    """A whole number of the query. Raises BadInput for what is none."""
+def _query_number(request: Request, name: str, otherwise: T) -> int | T:
+    """Return a whole number of the query. Raises BadInput for other text."""
     given = parse_qs(request.query, max_num_fields=10).get(name)
     return _whole(name, given[-1]) if given else otherwise
 
 
 def _whole(name: str, text: str) -> int:
-    """A whole number below LARGEST_NUMBER, in digits. Raises BadInput for what is none."""
-    # its length first: int() refuses thousands of digits with an error of its own
+    """Parse a whole number below LARGEST_NUMBER. Raises BadInput for other text."""
+    # the length first: int() raises an error of its own for thousands of digits
     if not text.isascii() or not text.isdigit() or len(text) > 16 or not int(text) < LARGEST_NUMBER:
         raise BadInput(f"{name}: expected a whole number below 2^53, found {text!r:.60}")
     return int(text)
+
+
+# --- Rank requests of the page: inference neither logs nor explores them.
+
+KEYS = {"context", "candidates", "k"}
+TRY_TIMEOUT_S = 10.0
+"""Time for all replicas together; a request may wait for a server that starts."""
+
+MOST_REPLICAS = 3
+CONNECT_S = 1.0
+
+MOST_BYTES = 16 << 20
+
+
+def rank_request(body: bytes) -> bytes:
+    """Return the rank request for the page's {context, candidates, k}; inference validates the values.
+
+    Raises BadInput for another body.
+    """
+    try:
+        wanted: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error}") from None
+    if not isinstance(wanted, dict):
+        raise BadInput(f"expected an object with context and candidates, found {kind_of(wanted)}")
+    unknown = sorted(wanted.keys() - KEYS)
+    if unknown:
+        raise BadInput(f"expected context, candidates and k, found {unknown[0]!r:.60}")
+    return written({**wanted, "dry_run": True, "explain": True}, "the body")
+
+
+def rank_for_page(addresses: Sequence[Address], body: bytes, token_file: str = "") -> Response:  # nosec B107  # no file
+    """Return the answer of the first inference replica that answers. Blocks.
+
+    Raises:
+        Unavailable: none answers.
+        ConfigError: the token file cannot be read.
+    """
+    headers = {"content-type": "application/json", **token_headers(token_file)}
+    problem = Unavailable("inference: where it answers is not known; is it started?")
+    deadline = time.monotonic() + TRY_TIMEOUT_S
+    for address in addresses[:MOST_REPLICAS]:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            return _post_rank(address, body, headers, left_s)
+        except Unavailable as error:
+            problem = error
+    raise problem
+
+
+def _post_rank(address: Address, body: bytes, headers: Mapping[str, str], left_s: float) -> Response:
+    connection = tls.connection(address.host, address.port, min(CONNECT_S, left_s))
+    try:
+        connection.connect()
+        connection.sock.settimeout(left_s)
+        connection.request("POST", "/v1/rank", body, dict(headers))
+        answer = connection.getresponse()
+        content = whole_body(answer, MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"inference does not answer at {address}: {error}") from None
+    finally:
+        connection.close()
+    return Response(answer.status, content)
 
 
 def run(
@@ -320,35 +386,25 @@ def run(
     settings: Settings,
     common: Common,
     *,
-    places: Places,
     authenticator: Authenticator,
     audit: Audit,
     stop: threading.Event,
     clock: Clock = SYSTEM_CLOCK,
     ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve on the calling thread until `stop` is set; streams end then, at once.
+    """Serve on the calling thread until `stop` is set; streams then end at once.
 
-    `authenticator` requires tokens for changes, which `audit` records. `ready` is called with the address
-    once connections are accepted. Signals are the caller's.
+    Args:
+        authenticator: requires tokens of requests that change something.
+        audit: records changes.
+        ready: called with the address once the listener accepts connections.
 
-    Raises:
-        ConfigError: the port cannot be had.
+    Raises ConfigError if the port cannot be bound. Signals are the caller's.
     """
     left_s = 0.0
 
     with HttpListener(common, settings.port) as listener:
-        console = Console(
-            sources,
-            settings,
-            places,
-            AllowedSites(common.bind_address, common.hosts, settings.host, settings=SITE_SETTINGS),
-            authenticator,
-            audit,
-            client_token_file=common.client_token_file,
-            tokens_asked=bool(common.tokens_file),
-            clock=clock,
-        )
+        console = Console(sources, settings, common, authenticator, audit, clock=clock)
         stop_threads = threading.Event()
 
         async def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from freshet.errors import Corrupt
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.types import Fence
 
 __all__ = [

@@ -13,21 +13,41 @@ import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.settings import Settings
-from freshet.demo.connection import Connection, HttpConnection
-from freshet.demo.metrics import METRICS
+from freshet.demo.connections import Connection, HttpConnection, Outbox, Targets, targets_by
 from freshet.demo.news_site import NewsSite
-from freshet.demo.outbox import Outbox
 from freshet.demo.readers import Counts, Pace, Readers
 from freshet.demo.start_time import STATE_FILE, RunStart, read_start, save_start
-from freshet.demo.targets import Targets, targets_by
 from freshet.http.addresses import Address
 from freshet.http.admin import Admin
 from freshet.http.service_client import why_unready
-from freshet.observability.metrics import Reading, register
+from freshet.observability.metrics import Metric, register
 from freshet.process.lifecycle import Cleanup
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 
-__all__ = ["STATE_FILE", "Simulator", "run"]
+__all__ = ["METRICS", "STATE_FILE", "Simulator", "run"]
+
+METRICS = (
+    Metric("freshet_simulator_impressions", "counter", "items", "Items shown to readers."),
+    Metric("freshet_simulator_clicks", "counter", "clicks", "Clicks that readers make, some still to come."),
+    Metric("freshet_simulator_purchases", "counter", "purchases", "Purchases that readers make."),
+    Metric("freshet_simulator_abandoned", "counter", "visits", "Visits that got no page in time."),
+    Metric("freshet_simulator_errors", "counter", "requests", "Requests that failed, each attempt."),
+    Metric(
+        "freshet_simulator_events_per_second",
+        "gauge",
+        "events/s",
+        "Events created in the last seconds.",
+        at="measured_rate",
+    ),
+    Metric(
+        "freshet_simulator_waiting",
+        "gauge",
+        "actions",
+        "Actions that wait for the gateway.",
+        at="actions.waiting",
+    ),
+)
+
 
 log = structlog.get_logger("freshet.simulator")
 
@@ -133,22 +153,6 @@ class Simulator:
             "windows": running.readers.windows.closed(now_ms) if running else [],
         }
 
-    def readings(self) -> Mapping[str, Reading]:
-        """Return the readings of `METRICS`."""
-        if self._running is None:
-            return {}
-        readers, outbox = self._running.readers, self._running.outbox
-        prefix = "freshet_simulator_"
-        return {
-            f"{prefix}impressions": readers.counts.impressions,
-            f"{prefix}clicks": readers.counts.clicks,
-            f"{prefix}purchases": readers.counts.purchases,
-            f"{prefix}abandoned": readers.counts.abandoned,
-            f"{prefix}errors": readers.counts.errors + outbox.errors,
-            f"{prefix}events_per_second": self._running.pace.measured_rate(self._clock.monotonic()),
-            f"{prefix}waiting": outbox.waiting(),
-        }
-
     def _connect(self, servers: Sequence[Address], first: int = 0) -> Connection:
         return HttpConnection(servers, first, token_file=self._settings.common.client_token_file)
 
@@ -220,7 +224,7 @@ def run(
     cleanup = Cleanup()
     simulator = Simulator(settings, wanted, events_per_s, targets=targets)
     registry = service_registry()
-    register(registry, METRICS, simulator.readings)
+    register(registry, METRICS, simulator.status)
     admin = Admin(
         settings.common.bind_address,
         settings.simulator.admin_port,

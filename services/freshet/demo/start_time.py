@@ -74,7 +74,7 @@ def _read(file: Path) -> RunStart | None:
         return None
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            str(file), "", f"not what the simulator wrote: {error!r}", "its own file", "delete the run folder"
+            str(file), "", f"no state of a simulator: {error!r}", "its own file", "delete the run folder"
         ) from None
 
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from freshet.batches.read_my_writes import LookupResult, LookupStart, ReadMyWrites
 from freshet.batches.stream import TrainBatch
-from freshet.clock import Stages
+from freshet.clock import Stopwatch
 from freshet.config.spec.layout import Layout, item_of
 from freshet.config.spec.model import Spec
 from freshet.embedder.block_decoder import DecodedBatch
 from freshet.embedder.core import BatchPlan
+from freshet.features import Decoded
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.observability.spans import start_rows_call
 from freshet.observability.trace_ids import TracedBatch
@@ -26,7 +27,7 @@ from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.tables import Plan
 from freshet.types import F32, U32, U64, Fence, TimeMs
 
-__all__ = ["BatchBuilder", "BuiltBatch", "Slot"]
+__all__ = ["BatchBuilder", "BuiltBatch", "Slot", "item_keys"]
 
 
 class Slot:
@@ -144,7 +145,7 @@ class BatchBuilder:
         return Slot(plans, self._widths, self._states or ())
 
     def build(
-        self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stages
+        self, plan: BatchPlan, decoded: DecodedBatch, slot: Slot, *, replayed: bool, stages: Stopwatch
     ) -> BuiltBatch:
         """Find the unique keys of decoded samples and their positions, in the slot's memory."""
         groups: list[KeyGroup] = []
@@ -168,12 +169,17 @@ class BatchBuilder:
 
     def items(self, decoded: DecodedBatch) -> U64 | None:
         """Return the (B,) uint64 key of each sample's item; None if the spec has no feature for it."""
-        if self._item is None:
-            return None
-        group, feature = self._item
-        keys = decoded.columns.groups[group]
-        start, stop = keys.feature_starts[feature : feature + 2].tolist()
-        return keys.keys[start:stop]
+        return item_keys(decoded.columns, self._item)
+
+
+def item_keys(columns: Decoded, item: tuple[int, int] | None) -> U64 | None:
+    """Return the (B,) uint64 key of each sample's item; `item`: its group and feature (`item_of`)."""
+    if item is None:
+        return None
+    group, feature = item
+    keys = columns.groups[group]
+    start, stop = keys.feature_starts[feature : feature + 2].tolist()
+    return keys.keys[start:stop]
 
 
 def _grown(memory: F32, rows: int) -> F32:

@@ -27,7 +27,7 @@ from freshet.log import Writer
 from freshet.log.context import ModelContext
 from freshet.log.records import letter
 from freshet.log.schema_ids import SchemaRegistry
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import Metric
 from freshet.types import F32, I64, U8, U64, Append, Bool, BytesColumn
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "Places",
     "RefusedSamples",
     "refused_metrics",
-    "refused_readings",
 ]
 
 log = structlog.get_logger("freshet.embedder")
@@ -133,13 +132,6 @@ def refused_metrics(role: str) -> tuple[Metric, ...]:
             ("reason",),
         ),
     )
-
-
-def refused_readings(role: str, status: Mapping[str, Any]) -> dict[str, Reading]:
-    """Return the readings of `refused_metrics` from a status with `refused`."""
-    return {
-        f"freshet_{role}_refused": {(reason,): float(n) for reason, n in status["refused"].items()},
-    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ import structlog
 from freshet.batches.read_my_writes import ReadMyWrites
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import TrainBatch, TrainRun
-from freshet.clock import Stages
+from freshet.clock import Stopwatch
 from freshet.embedder.batch_builder import BatchBuilder, BuiltBatch, Slot
 from freshet.embedder.block_decoder import BlockDecoder
 from freshet.embedder.core import BatchPlan
@@ -104,7 +104,7 @@ class Lane:
         model = context.model
         self.partitions = tuple(mine.partitions)
         self.counts = LaneCounts()
-        self.stages = Stages(STAGES)
+        self.stages = Stopwatch(STAGES)
         self._index, self._fence, self._dense_applied = index, mine.fence, mine.dense_applied
         self._context, self._clock, self._decoder = context, model.clock, decoder
         self._reader = PartitionReader(

@@ -28,21 +28,20 @@ from freshet.batches.grpc_client import BATCHES
 from freshet.batches.stream import TrainBatch
 from freshet.coordination.assignment import PartitionAssignment
 from freshet.coordination.claims import LEASE_S, Claims
-from freshet.embedder.block_decoder import BlockDecoders, refused_metrics, refused_readings
+from freshet.embedder.block_decoder import BlockDecoders, refused_metrics
 from freshet.embedder.core import PARTITION
 from freshet.embedder.lane import LanePartitions
 from freshet.embedder.pipeline import BatchPipeline
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.http.addresses import Address
 from freshet.log.context import ModelContext
-from freshet.observability.cached_gauge import Newest
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import CachedGauge, Metric
 from freshet.rows.service import RowService
 from freshet.rpc.frames import Frame, Kind, RowCodec
 from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
 
-__all__ = ["EMBEDDER_METRICS", "BatchServer", "Embedder", "EmbedderAddress", "LaneShape", "embedder_readings"]
+__all__ = ["EMBEDDER_METRICS", "BatchServer", "Embedder", "EmbedderAddress", "LaneShape"]
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -322,7 +321,7 @@ class Embedder:
         self.batches.add_to(server)
         self._partitions: PartitionAssignment | None = None
         self._rewinds = self._void_rows = 0
-        self._lag = Newest(self._read_lag, 0)
+        self._lag = CachedGauge(self._read_lag, 0)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop`, then push queued gradients and release the partitions.
@@ -395,12 +394,3 @@ class Embedder:
             self._context, self._rows, self._decoders, lanes, prefetch=True, read_my_writes="trainer"
         )
         return stream, [place for place, _ in owned]
-
-
-def embedder_readings(status: Mapping[str, Any]) -> Mapping[str, Reading]:
-    """Return the readings of `Embedder.status()`."""
-    figures = {**status, "partitions": len(status["partitions"])}
-    prefix = "freshet_embedder_"
-    own = [metric.name for metric in EMBEDDER_METRICS if metric.name.removeprefix(prefix) in figures]
-    plain = {name: figures[name.removeprefix(prefix)] for name in own if name != "freshet_embedder_refused"}
-    return {name: float(value) for name, value in plain.items()} | refused_readings("embedder", status)

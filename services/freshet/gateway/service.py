@@ -32,9 +32,9 @@ from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topic
 from freshet.observability.grpc_metrics import public_counts
-from freshet.observability.skipped import skipped_status
+from freshet.observability.skipped_state import skipped_status
 from freshet.process.lifecycle import LAST_S
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.types import TopicPartition
 
 __all__ = ["Gateway", "codecs_of", "run"]

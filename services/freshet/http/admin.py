@@ -30,7 +30,7 @@ from freshet.http.endpoint import (
     status_page,
 )
 from freshet.http.messages import HttpError, error_response
-from freshet.observability.skipped import skipped_status
+from freshet.observability.skipped_state import skipped_status
 from freshet.process.ports import cannot_listen
 
 __all__ = ["ENDPOINTS", "PROGRESS", "Admin"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -19,7 +19,7 @@ from freshet.http.addresses import client_key, forwarded_address
 from freshet.http.messages import Headers, HttpError
 from freshet.http.token_files import TokenFile
 from freshet.http.tokens import SCOPES, Scope, TokenEntry, bearer, matching_entry, time_text
-from freshet.observability.metrics import Metric, Reading, register
+from freshet.observability.metrics import Metric, register
 
 __all__ = [
     "ANONYMOUS",
@@ -208,7 +208,7 @@ class Authenticator:
 
     def register(self, registry: CollectorRegistry) -> None:
         """Register AUTH_METRICS."""
-        register(registry, AUTH_METRICS, self.readings)
+        register(registry, AUTH_METRICS, self.figures)
 
     def authenticate(
         self,
@@ -266,21 +266,17 @@ class Authenticator:
             now = self._clock.monotonic()
             self._limiter.charge_events(allowance.key, allowance.events_per_s, now, events)
 
-    def readings(self) -> Mapping[str, Reading]:
-        """Return AUTH_METRICS; those of tokens only where tokens are required."""
-        refused: dict[tuple[str, ...], float] = {labels: float(n) for labels, n in self._refused.items()}
-        limited: dict[str, Reading] = {
-            "freshet_door_clients": len(self._limiter),
-            "freshet_door_refused": refused,
-        }
+    def figures(self) -> Mapping[str, Any]:
+        """Return the figures of AUTH_METRICS; those of tokens only where tokens are required."""
+        limited = {"clients": len(self._limiter), "refused": dict(self._refused)}
         if not self.required:
             return limited
         now_ms = self._clock.now_ms()
         valid = sum(e.expires_ms is None or e.expires_ms > now_ms for e in self._entries())
         return limited | {
-            "freshet_door_requests": {(name,): float(n) for name, n in self._requests.items()},
-            "freshet_door_tokens": valid,
-            "freshet_door_tokens_file_wrong": float(self._tokens is not None and self._tokens.wrong),
+            "requests": dict(self._requests),
+            "tokens": valid,
+            "tokens_file_wrong": self._tokens is not None and self._tokens.wrong,
         }
 
     def _entry_of(

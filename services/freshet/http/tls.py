@@ -57,6 +57,7 @@ HANDSHAKES = Metric(
     "`not_believed`: the client did not believe ours; `broken`: anything else. "
     "Clients that go away half-way are not counted.",
     ("outcome",),
+    at=lambda _: handshakes(),
 )
 
 _TLS_ONLY = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNSUPPORTED_PROTOCOL")

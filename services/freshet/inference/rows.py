@@ -29,7 +29,7 @@ from freshet.errors import (
     first_line,
 )
 from freshet.log import EventLog, Reader
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_rows_applied
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import decode_rows

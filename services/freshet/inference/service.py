@@ -48,10 +48,10 @@ from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topic
 from freshet.model import SERVING_PREFIXES, build_model
 from freshet.observability.grpc_metrics import public_counts
-from freshet.observability.skipped import skipped_status
+from freshet.observability.skipped_state import skipped_status
 from freshet.observability.tracing import active
 from freshet.process.lifecycle import CLOSE_S, LAST_S, join_all, within
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
 from freshet.versions import VersionStore
 

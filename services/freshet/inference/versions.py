@@ -16,7 +16,7 @@ from freshet.config.spec.identity import explain_defaults
 from freshet.errors import Corrupt, Mismatch, first_line
 from freshet.inference import metrics
 from freshet.model.inputs import ModelInputs
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.observability.spans import start_version_load
 from freshet.observability.tracing import running
 from freshet.types import F32

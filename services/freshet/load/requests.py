@@ -18,8 +18,7 @@ from freshet.config.spec.generate import ITEM, words_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import Schemas
 from freshet.errors import BadInput
-from freshet.load.event_builder import EventBuilder, Keys, identifier, set_path
-from freshet.load.values import Draws
+from freshet.load.random_events import Draws, EventBuilder, Keys, identifier, set_path
 
 __all__ = ["Events", "Ranks", "Request", "Shown", "Source", "compared_by", "read_requests"]
 

@@ -1,8 +1,8 @@
-"""Who has changed what, from where, when, and how it went: lines of JSON, on disk before it is told.
+"""The audit trail: lines of JSON with the actor, action, place, time and outcome of changes by operators.
 
-An action is two lines of one id: that it has begun, on disk before anything is done, and how it went. Where
-the first cannot be written, nothing is done; where the second is missing, the reader says that it is not
-known whether it was. The file is appended to and never shortened by us. Several processes may write to it.
+An action has two lines with one id: its beginning, which is on disk before anything is done, and its outcome.
+If the first cannot be written, nothing is done; if the second is missing, the reader reports that the outcome
+is not known. The file is only appended to. Several processes may write to it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,44 @@ import os
 import pwd
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Generic, Literal, TypeVar
 
 import orjson
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import FreshetError, Unavailable
-from freshet.observability.audit_queue import Refusals
 
-__all__ = ["OUTCOMES", "Actor", "Audit", "AuditLine", "Told", "os_user", "read_audit"]
+__all__ = [
+    "LONGEST_PAUSES",
+    "MOST_KINDS",
+    "OUTCOMES",
+    "PAUSE_S",
+    "Actor",
+    "Audit",
+    "AuditLine",
+    "AuditTail",
+    "Refusals",
+    "os_user",
+    "read_audit",
+]
 
 log = structlog.get_logger(__name__)
 
 LONGEST = 1_000
-"""Characters of a reason."""
+"""Characters of a reason that are kept."""
 
 READ_BYTES = 1 << 20
-"""At once, from the file's end backwards."""
+"""Size of one read, from the file's end backwards."""
 
 LONGEST_LINE = 1 << 20
-"""Bytes; what is longer is none of ours."""
+"""Bytes; a longer line was not written here."""
 
 Outcome = Literal["begun", "done", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("begun", "done", "refused", "failed")
@@ -47,10 +60,10 @@ NOT_KNOWN = "whether it was done is not known, or it is being done"
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who does something."""
+    """The person or program that acts."""
 
     who: str  # token:NAME, or user:NAME of the operating system; "" if it is not known
-    at: str  # the address that asked, or the host on which a command ran
+    at: str  # address of the client, or the host on which a command ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +71,16 @@ class AuditLine:
     """One action."""
 
     time: str  # ISO 8601, UTC
-    action: str  # promote, rollback, token new, token drop; operate: what was refused is not known
+    action: str  # promote, rollback, token new, token drop; operate: a refused action that is not known
     who: str
     at: str
     what: Mapping[str, Any]
-    outcome: str  # done, refused, failed; begun: how it went is not there
+    outcome: str  # done, refused, failed; begun: the outcome is missing
     why: str  # "" if it was done
 
 
 def os_user() -> Actor:
-    """Whoever runs this process, on this host. By the user id: variables of the environment are anybody's."""
+    """Return the user of this process and this host; by the user id, as any user can set the environment."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -76,7 +89,7 @@ def os_user() -> Actor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Action:
     id: str  # of its two lines
     action: str
     actor: Actor
@@ -90,8 +103,127 @@ class _Refusal:
     why: str
 
 
+PAUSE_S = 1.0
+"""Pause between the first two lines of a kind. Refusals during it are counted into the line after it; while
+refusals continue, each pause is twice as long as the one before."""
+
+LONGEST_PAUSES = 60
+"""The longest pause, in first pauses: a flood of a day is 1,445 lines of a kind."""
+
+MOST_KINDS = 1_000
+"""Kinds that are counted separately. If as many wait for a disk that fails, further kinds are counted
+together, and the newest refusal stands for all."""
+
+_OTHERS = object()
+
+CLOSE_S = 10.0
+"""Longest wait for the last lines at the close, as the disk may hang."""
+
+T = TypeVar("T")
+
+
+class _Kind(Generic[T]):
+    """Refusals of one kind."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.newest: T | None = None
+        self.count = 0  # refusals that are not written
+        self.added = False  # a refusal came since the last attempt to write
+        self.is_tried = False  # a write is under way; if it fails, its count is added again
+        self.next_s = float("-inf")  # earliest time of the next line
+        self.pause_s = pause_s
+
+
+class Refusals(Generic[T]):
+    """Refusals on their way from an event loop to the disk: written by a thread, in ever fewer lines.
+
+    Clients that are refused must neither fill the disk nor delay the others. Each line is the newest refusal
+    of its kind with the number of further ones; the first is written without delay.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[T, int], bool],
+        pause_s: float = PAUSE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the thread with the first refusal.
+
+        Args:
+            write: called on the thread with a refusal and the number of further ones that it stands for;
+                returns False if they are not written and must be counted into the next line.
+        """
+        self._write, self._pause_s, self._clock = write, pause_s, clock
+        self.changed = threading.Condition()  # notified of each refusal
+        self._kinds: dict[Hashable, _Kind[T]] = {}
+        self._all_wait = False  # MOST_KINDS kinds wait to be written
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, refusal: T, kind: Hashable = None) -> None:
+        """Count a refusal. Never blocks on the disk."""
+        with self.changed:
+            if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
+                kind = self._kind_to_count(kind)
+            one = self._kinds.setdefault(kind, _Kind(self._pause_s))
+            one.newest, one.count, one.added = refusal, one.count + 1, True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
+                self._thread.start()
+            self.changed.notify_all()
+
+    def _kind_to_count(self, kind: Hashable) -> Hashable:
+        """Forget kinds that are written; return the kind as which a new one is counted."""
+        if not self._all_wait:  # otherwise each new refusal would go through all kinds
+            self._kinds = {name: one for name, one in self._kinds.items() if one.count or one.is_tried}
+            self._all_wait = len(self._kinds) >= MOST_KINDS
+        return _OTHERS if self._all_wait else kind
+
+    def close(self) -> None:
+        """Write the remaining refusals, and end the thread."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                taken = self._next_lines()
+                last = self._closing
+            for kind, newest, count in taken:
+                written = self._write(newest, count - 1)
+                with self.changed:
+                    kind.is_tried = False
+                    kind.count += 0 if written else count
+                    self._all_wait = self._all_wait and not written
+            if last:
+                return
+
+    def _next_lines(self) -> list[tuple[_Kind[T], T, int]]:
+        """Wait for refusals that may be written now, and return them; all remaining ones at the close."""
+        while True:
+            now = self._clock()
+            taken = []
+            for kind in self._kinds.values():
+                if kind.newest is None or not kind.count:
+                    continue
+                if self._closing or (kind.added and kind.next_s <= now):
+                    taken.append((kind, kind.newest, kind.count))
+                    quiet = now - kind.next_s >= kind.pause_s
+                    longest = LONGEST_PAUSES * self._pause_s
+                    kind.pause_s = self._pause_s if quiet else min(2 * kind.pause_s, longest)
+                    kind.next_s = now + kind.pause_s
+                    kind.count, kind.added, kind.is_tried = 0, False, True
+            if taken or self._closing:
+                return taken
+            waits = [kind.next_s - now for kind in self._kinds.values() if kind.added]
+            self.changed.wait(min(waits) if waits else None)
+
+
 class Audit:
-    """Writes to one file. For any thread."""
+    """Writes to one file. Thread-safe."""
 
     def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path, self._clock = path, clock
@@ -99,42 +231,40 @@ class Audit:
 
     @contextlib.contextmanager
     def of(self, action: str, actor: Actor, what: dict[str, Any]) -> Iterator[None]:
-        """Record what the block does: as done, or as failed with the error that it raises.
+        """Record the block's action as done, or as failed with the error that it raises.
 
-        `what` may be filled by the block. Raises Unavailable, before the block, if it is not on disk that it
-        has begun. A disk that is full only then is logged, and the line stays without an outcome.
+        The block may add to `what`. Raises Unavailable, before the block, if its beginning cannot be written.
+        If only the outcome cannot be written, that is logged, and the action stays without an outcome.
         """
-        asked = _Asked(secrets.token_hex(8), action, actor, what)
+        begun = _Action(secrets.token_hex(8), action, actor, what)
         with contextlib.ExitStack() as opened:
             try:
                 handle = self._open()
                 opened.callback(os.close, handle)
-                self._write(handle, asked, "begun", "")
+                self._write(handle, begun, "begun", "")
             except OSError as error:
                 raise Unavailable(
-                    f"{self._path}: what is done must be written there first, and cannot be "
+                    f"{self._path}: an action must be written there first, and cannot be "
                     f"({error.strerror}); nothing was done. See that it can be written to, or name another "
                     "with FRESHET_COMMON_AUDIT_FILE"
                 ) from error
             try:
                 yield
             except BaseException as error:
-                self._end(handle, asked, "failed", str(error) or type(error).__name__)
+                self._end(handle, begun, "failed", str(error) or type(error).__name__)
                 raise
-            self._end(handle, asked, "done", "")
+            self._end(handle, begun, "done", "")
 
     def refused(self, action: str, actor: Actor, why: str) -> None:
-        """Record what somebody was not let do: soon, by a thread, in fewer lines the longer the same goes on.
-
-        Never blocks."""
+        """Record an action that was refused, by a thread; repeated ones in ever fewer lines. Never blocks."""
         self._refusals.add(_Refusal(action, actor, why), (action, actor.who, why))
 
     def on_refused(self, scope: str, name: str, peer: str, why: str) -> None:
-        """Called by an `Authenticator`."""
+        """Record a refusal of the `Authenticator`."""
         self.refused(scope, Actor(f"token:{name}" if name else "", peer), why)
 
     def close(self) -> None:
-        """Write the refusals that are left; none may come after it. May block on the disk. Idempotent."""
+        """Write the remaining refusals; none may come afterwards. May block on the disk. Idempotent."""
         self._refusals.close()
 
     def _write_refusal(self, refusal: _Refusal, more: int) -> bool:
@@ -142,8 +272,8 @@ class Audit:
         try:
             handle = self._open()
             try:
-                asked = _Asked(secrets.token_hex(8), refusal.action, refusal.actor, what)
-                self._write(handle, asked, "refused", refusal.why)
+                refused = _Action(secrets.token_hex(8), refusal.action, refusal.actor, what)
+                self._write(handle, refused, "refused", refusal.why)
             finally:
                 os.close(handle)
         except OSError as error:
@@ -151,10 +281,10 @@ class Audit:
             return False
         return True
 
-    def _end(self, handle: int, asked: _Asked, outcome: Outcome, why: str) -> None:
+    def _end(self, handle: int, action: _Action, outcome: Outcome, why: str) -> None:
         try:
-            self._write(handle, asked, outcome, why)
-        except OSError as error:  # it is done, or has failed, all the same
+            self._write(handle, action, outcome, why)
+        except OSError as error:  # the action itself is over
             self._not_written(error)
 
     def _not_written(self, error: OSError) -> None:
@@ -163,16 +293,16 @@ class Audit:
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _write(self, handle: int, asked: _Asked, outcome: Outcome, why: str) -> None:
-        """Append a line, and have it on disk. Raises OSError: it may be there in part, or not be kept."""
+    def _write(self, handle: int, action: _Action, outcome: Outcome, why: str) -> None:
+        """Append a line and flush it to disk. Raises OSError; the line may then be there in part."""
         line = {
             "v": 1,
-            "id": asked.id,
+            "id": action.id,
             "time": _text(self._clock.now_ms()),
-            "action": asked.action,
-            "who": asked.actor.who,
-            "at": asked.actor.at,
-            "what": asked.what,
+            "action": action.action,
+            "who": action.actor.who,
+            "at": action.actor.at,
+            "what": action.what,
             "outcome": outcome,
             "why": why.splitlines()[0][:LONGEST] if why else "",
         }
@@ -185,7 +315,7 @@ class Audit:
 
 
 def _append(handle: int, line: bytes) -> None:
-    """After a line that was cut off by a crash or a full disk, a new one is begun."""
+    """Append a line; begin a new one if a crash or a full disk left the last one incomplete."""
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":
         line = b"\n" + line
@@ -198,24 +328,24 @@ def _text(ms: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What was read of an audit log."""
+class AuditTail:
+    """The newest lines of an audit log."""
 
     lines: list[AuditLine]  # oldest first
-    damaged: int  # lines among those read that cannot be understood
-    unread_bytes: int  # of older lines, which were not looked at
+    damaged: int  # lines among those read that cannot be parsed
+    unread_bytes: int  # of older lines, which were not read
 
 
-def read_audit(path: Path, most: int, outcomes: Collection[str] = OUTCOMES) -> Told:
-    """The newest actions that ended in one of these ways, from a file of any length.
+def read_audit(path: Path, most: int, outcomes: Collection[str] = OUTCOMES) -> AuditTail:
+    """Return the newest actions with one of these outcomes, from a file of any length.
 
-    It is read from its end backwards until there are enough. What has begun is left out where its outcome
-    follows.
+    The file is read from its end backwards until there are enough. The beginning of an action is left out if
+    its outcome follows.
 
-    Raises FreshetError: the file cannot be read.
+    Raises FreshetError if the file cannot be read.
     """
     found: list[AuditLine] = []
-    ended: set[str] = set()  # ids whose beginning is not met yet
+    ended: set[str] = set()  # ids of which the beginning was not read yet
     damaged, unread = 0, 0
     try:
         with path.open("rb") as file:
@@ -225,23 +355,23 @@ def read_audit(path: Path, most: int, outcomes: Collection[str] = OUTCOMES) -> T
                 if one is None:
                     damaged += 1
                     continue
-                id_, said = one
-                if said.outcome in ("done", "failed"):
+                id_, action = one
+                if action.outcome in ("done", "failed"):
                     ended.add(id_)
-                if said.outcome == "begun" and id_ in ended:
+                if action.outcome == "begun" and id_ in ended:
                     ended.remove(id_)
-                elif said.outcome in outcomes:
-                    found.append(said)
+                elif action.outcome in outcomes:
+                    found.append(action)
                     if len(found) == most:
                         break
     except OSError as error:
         raise FreshetError(f"{path}: {error.strerror}") from error
-    return Told(found[::-1], damaged, unread)
+    return AuditTail(found[::-1], damaged, unread)
 
 
 def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(bytes before it, line) from the last line to the first; of one that is too long, its beginning."""
-    at, rest = file.seek(0, os.SEEK_END), b""  # `rest`: of the line that ends the next piece
+    """Yield (bytes before the line, line) from the last line to the first; the beginning of too long ones."""
+    at, rest = file.seek(0, os.SEEK_END), b""  # `rest`: the line that ends the next piece
     first = True
     while at:
         size = min(READ_BYTES, at)
@@ -260,7 +390,7 @@ def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _line(line: bytes) -> tuple[str, AuditLine] | None:
-    """Its id, and what it says."""
+    """Parse a line; return its id and the action, or None."""
     try:
         said = orjson.loads(line)
         keys = ("time", "action", "who", "at", "outcome", "why")

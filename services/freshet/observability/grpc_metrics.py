@@ -1,46 +1,38 @@
-"""What gRPC listeners count; without gRPC itself, which not every service needs."""
+"""Metrics of gRPC listeners; without gRPC itself, which not every service needs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from freshet.observability.metrics import ANSWER_BUCKETS, Metric, Reading, register
+from freshet.observability.metrics import ANSWER_BUCKETS, Metric, register
 
-__all__ = [
-    "GRPC_METRICS",
-    "PUBLIC_GRPC_METRICS",
-    "QUIET",
-    "REFUSALS",
-    "ListenerCounts",
-    "grpc_readings",
-    "public_counts",
-    "public_readings",
-]
+__all__ = ["GRPC_METRICS", "PUBLIC_GRPC_METRICS", "QUIET", "REFUSALS", "ListenerCounts", "public_counts"]
 
 GRPC_METRICS = (
-    Metric("freshet_grpc_frames", "counter", "messages", "Messages taken.", ("method",)),
-    Metric("freshet_grpc_received_bytes", "counter", "bytes", "Of messages taken.", ("method",)),
-    Metric("freshet_grpc_sent_bytes", "counter", "bytes", "Of answers.", ("method",)),
+    Metric("freshet_grpc_frames", "counter", "messages", "Messages received.", ("method",)),
+    Metric("freshet_grpc_received_bytes", "counter", "bytes", "Bytes of messages received.", ("method",)),
+    Metric("freshet_grpc_sent_bytes", "counter", "bytes", "Bytes of answers.", ("method",)),
     Metric("freshet_grpc_streams", "gauge", "streams", "Streams that are open.", ("method",)),
     Metric(
         "freshet_grpc_refused",
         "counter",
         "messages",
-        "Calls without the token or of another model, streams beyond those that may be open, and messages "
-        "that were refused: truncated, oversized, of another version, with a wrong checksum or shape, while "
-        "too much was in work, or whose next piece did not come in time (late).",
+        "Refused calls and messages: calls without the token or of another model, streams beyond the limit, "
+        "and messages that are truncated, oversized, of another version, with a wrong checksum or shape, "
+        "that came while too many were in work, or of which the next piece came late.",
         ("reason",),
+        at=lambda counts: counts.refusals(),
     ),
     Metric(
         "freshet_grpc_handshakes",
         "counter",
         "connections",
-        "TLS handshakes begun. A client whose certificate is refused, or that speaks no TLS, ends in one, "
-        "which gRPC tells nobody: it shows as handshakes that go on without calls.",
+        "TLS handshakes begun. gRPC does not report a refused certificate or a client without TLS: both show "
+        "as handshakes without calls.",
     ),
 )
 
@@ -50,15 +42,16 @@ _READ = (
         "freshet_grpc_held_bytes",
         "gauge",
         "bytes",
-        "Of messages that are read or worked on; one that is waited for counts as the largest.",
+        "Bytes of messages that are read or in work; an awaited message counts as the largest.",
+        at=lambda counts: counts.held_bytes(),
     ),
     Metric(
         "freshet_grpc_answers",
         "counter",
         "answers",
-        "Answers to clients from outside, those of a stream one by one, and calls that ended without one "
-        "(`CANCELLED`: given up by the client before it was answered); by gRPC status, and by `door`: "
-        "`passed`, or `refused` before anybody was let in.",
+        "Answers to external clients, each one of a stream, and calls that ended without one (`CANCELLED`: "
+        "cancelled by the client before the answer); by gRPC status, and by `door`: `passed`, or `refused` "
+        "by authentication or a limit.",
         ("method", "status", "door"),
     ),
 )
@@ -66,14 +59,13 @@ ANSWER_SECONDS = Metric(
     "freshet_grpc_answer_seconds",
     "histogram",
     "seconds",
-    "Time from a call's beginning, or of a stream from a message's coming, to its answer, of those that "
-    "passed the door; of one that was given up, until that was seen.",
+    "Time from the start of an admitted call, or from a message of a stream, to its answer, or until a "
+    "cancellation was noticed.",
     ("method",),
     buckets=ANSWER_BUCKETS,
 )
 PUBLIC_GRPC_METRICS = (*_READ, ANSWER_SECONDS)
-"""Of a listener for clients from outside; `freshet_http_requests` and `…_request_seconds` are the same of
-HTTP."""
+"""Metrics of a listener for external clients, as `freshet_http_requests` and `…_request_seconds` of HTTP."""
 
 REFUSALS = (
     "token",
@@ -88,66 +80,46 @@ REFUSALS = (
     "overloaded",
     "late",
 )
-"""Reasons of a listener between services. They are shown from 0 on: of a series that begins with its first
-refusal, Prometheus sees no increase."""
+"""Reasons of a listener between services."""
 
 QUIET = "quiet"
-"""Reason of a door: a stream that made room for others."""
+"""Reason of a public listener: an idle stream was closed in favour of a new one."""
 
 
 @dataclass(slots=True)
 class ListenerCounts:
-    """What a listener has done since it started, by method and by reason."""
+    """Counts of a listener since its start, by method and by reason."""
 
     frames: Counter[str] = field(default_factory=Counter)
     received_bytes: Counter[str] = field(default_factory=Counter)
     sent_bytes: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    answers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # method, status, door
+    answers: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # method, status, `door`
     handshakes: int = 0  # TLS, begun
-    held_bytes: Callable[[], int] = lambda: 0  # of a door, now
-    seconds: Histogram | None = None  # of a door's answers; None: nobody asks
+    held_bytes: Callable[[], int] = lambda: 0  # of a public listener, now
+    seconds: Histogram | None = None  # of a public listener's answers; None: between services
+
+    def refusals(self) -> dict[str, int]:
+        """Return refusals by reason, from 0 on: Prometheus misses the first increase of a new series."""
+        reasons = REFUSALS if self.seconds is None else (QUIET,)
+        return {**dict.fromkeys(reasons, 0), **self.refused}
 
     def show(self, method: str) -> None:
-        """Tell of a door's method from the start on: of series that begin with an answer, Prometheus sees no
-        increase."""
+        """Expose a method before its first answer: Prometheus misses the first increase of a new series."""
         self.answers[method, "OK", "passed"] += 0
         if self.seconds is not None:
             self.seconds.labels(method)
 
     def answered(self, method: str, status: str, door: str, seconds: float) -> None:
-        """A door has answered. Those that were refused there change no times, as over HTTP."""
+        """Count an answer of a public listener; refused calls do not count in times, as over HTTP."""
         self.answers[method, status, door] += 1
         if self.seconds is not None and door == "passed":
             self.seconds.labels(method).observe(seconds)
 
 
 def public_counts(registry: CollectorRegistry) -> ListenerCounts:
-    """Counts of a door for clients from outside, which the registry shows as PUBLIC_GRPC_METRICS."""
+    """Create the counts of a listener for external clients; the registry exposes PUBLIC_GRPC_METRICS."""
     counts = ListenerCounts(seconds=ANSWER_SECONDS.histogram(registry))
-    register(registry, _READ, lambda: public_readings(counts))
+    register(registry, _READ, lambda: counts)
     return counts
-
-
-def grpc_readings(counts: ListenerCounts, reasons: Sequence[str] = ()) -> dict[str, Reading]:
-    """GRPC_METRICS now. `reasons`: of refusals, shown also before there is one."""
-    labelled: dict[str, Reading] = {
-        f"freshet_grpc_{name}": {(label,): float(n) for label, n in list(getattr(counts, name).items())}
-        for name in ("frames", "received_bytes", "sent_bytes", "streams")
-    }
-    labelled["freshet_grpc_refused"] = {
-        (reason,): float(n) for reason, n in {**dict.fromkeys(reasons, 0), **counts.refused}.items()
-    }
-    return {**labelled, "freshet_grpc_handshakes": float(counts.handshakes)}
-
-
-def public_readings(counts: ListenerCounts) -> dict[str, Reading]:
-    """PUBLIC_GRPC_METRICS now, but for times."""
-    answers: Reading = {labels: float(n) for labels, n in list(counts.answers.items())}
-    held = float(counts.held_bytes())
-    return {
-        **grpc_readings(counts, (QUIET,)),
-        "freshet_grpc_answers": answers,
-        "freshet_grpc_held_bytes": held,
-    }

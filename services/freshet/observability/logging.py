@@ -1,7 +1,7 @@
 """Structured logs by structlog: a JSON object a line for machines, or structlog's console format for people.
 
 Each process calls `configure_logging` once, at its start. Lines of Python's `logging` and `warnings` pass the
-same processors. Keys are those of `log_keys`; `log_repeats` limits repeated messages, `log_secrets` takes out
+same processors. Keys are those of `log_keys`; `RepeatLimit` limits repeated messages, `scrub` removes
 credentials and bodies of events.
 """
 
@@ -12,27 +12,243 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TextIO, cast
 
 import orjson
 import structlog
 from structlog.typing import EventDict, Processor
 
-from freshet.observability.log_repeats import TEMPLATE, Later, RepeatLimit
-from freshet.observability.log_secrets import scrub
 from freshet.observability.tracing import current
 from freshet.release import RELEASE
 
-__all__ = ["configure_logging", "debug_on_signal"]
+__all__ = [
+    "HIDDEN",
+    "LINES",
+    "MOST_CHARS",
+    "MOST_CHARS_IN_ALL",
+    "MOST_MESSAGES",
+    "TEMPLATE",
+    "WINDOW_S",
+    "Later",
+    "RepeatLimit",
+    "configure_logging",
+    "debug_on_signal",
+    "scrub",
+    "scrubbed",
+]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-_limit: RepeatLimit | None = None
+# --- Repeated messages
+
+LINES = 10
+"""Lines of one message in a window: enough to see which values vary."""
+
+WINDOW_S = 10.0
+"""A message that is repeated for ever costs one line a second."""
+
+MOST_MESSAGES = 1_000
+"""Messages with a count. Freshet has some 80; a library's that never repeat must not fill the memory."""
+
+TEMPLATE = "_template"
+"""Key of a library's message before its arguments, by which its lines count as the same message."""
+
+Message = tuple[str, str]  # level, template
+Later = Callable[[float, Callable[[], None]], None]
+"""Calls a function after so many seconds."""
+
+
+def _on_a_timer(seconds: float, call: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread is left, or the process ends: reported then
+        timer.start()
+
+
+@dataclass(slots=True)
+class _Window:
+    since: float
+    lines: int = 1
+    left_out: int = 0
+
+
+class RepeatLimit:
+    """Drops freshet's warnings and errors, and all lines of libraries, that come too fast. The next such line
+    gives their number; if none comes, a line of its own does once the window is over, or at the end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = _on_a_timer) -> None:
+        self._clock, self._later, self._waits = clock, later, False
+        self.windows: dict[Message, _Window] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
+        """Pass a line on, or raise DropEvent."""
+        template, level = event.pop(TEMPLATE, None), event["level"]
+        if template is None and level in ("debug", "info"):
+            return event
+        with self._lock:
+            left_out = self._admit((level, template or event["event"]), self._clock())
+            starts = left_out is None and not self._waits
+            self._waits = self._waits or starts
+        if starts:
+            self._later(WINDOW_S, self._report_ended)
+        if left_out is None:
+            raise structlog.DropEvent
+        if left_out:
+            event["left_out"] = left_out
+        return event
+
+    def report(self) -> None:
+        """Write how many lines were left out and not reported yet; called at the end of the process."""
+        with self._lock:
+            counts = self._take_counts(None)
+        self._write(counts)
+
+    def _admit(self, message: Message, now: float) -> int | None:
+        """Return how many lines of the message were left out before this one; None: this one is, too."""
+        window = self.windows.get(message)
+        if window is None or now - window.since >= WINDOW_S:
+            if window is None and len(self.windows) >= MOST_MESSAGES:
+                del self.windows[next(iter(self.windows))]
+            self.windows[message] = _Window(now)
+            return window.left_out if window is not None else 0
+        if window.lines >= LINES:
+            window.left_out += 1
+            return None
+        window.lines += 1
+        return 0
+
+    def _take_counts(self, now: float | None) -> list[tuple[Message, int]]:
+        """Return and reset the counts of windows that have ended; None: of all windows."""
+        found = []
+        for message, window in self.windows.items():
+            if window.left_out and (now is None or now - window.since >= WINDOW_S):
+                found.append((message, window.left_out))
+                window.left_out = 0
+        return found
+
+    def _report_ended(self) -> None:
+        with self._lock:
+            counts = self._take_counts(self._clock())
+            self._waits = any(window.left_out for window in self.windows.values())
+            waits = self._waits  # for a window that began since
+        if waits:
+            self._later(WINDOW_S, self._report_ended)
+        self._write(counts)
+
+    @staticmethod
+    def _write(counts: list[tuple[Message, int]]) -> None:
+        for (_, message), left_out in counts:
+            structlog.get_logger(__name__).info("lines were left out", message=message, left_out=left_out)
+
+
+# --- Credentials and events in lines
+#
+# Clients choose many logged texts, so the time for a text must grow with its length and no faster: no pattern
+# begins with a repetition that may start anywhere, and none can fail after a long one over and over.
+
+HIDDEN = "***"
+
+MOST_CHARS = 4_000
+"""Characters of one text that are kept: an error fits, a body does not. A traceback keeps its end."""
+
+MOST_CHARS_IN_ALL = 20_000
+"""Characters of all texts in one value."""
+
+MOST_ITEMS = 50
+
+_BEYOND_THE_CUT = 200
+"""Characters beyond the kept ones that are scanned too, so that a credential across the cut is found."""
+
+_SECRET = r"(?:password|passwd|secret|token|credential|api[_-]?key|access[_-]?key|authorization)"  # nosec B105
+_SECRET_KEY = re.compile(rf"[\w.-]*{_SECRET}", re.IGNORECASE)
+
+_IN_TEXT = (
+    # scheme://user:password@host, up to the last @, as a password may contain unencoded ones
+    (re.compile(r"://[^\s/'\"]*@"), f"://{HIDDEN}@"),
+    # A token of freshet, 43 characters of base64, or its beginning; metrics' names have no capital letters.
+    (re.compile(r"freshet_(?=[a-z0-9_-]{0,60}[A-Z])[A-Za-z0-9_-]{20,}"), f"freshet_{HIDDEN}"),
+    (re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{4,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    # sasl.password=…, "token": "…", X-Amz-Signature=…; a name alone, as in "the token is missing", stays.
+    # A quoted value is hidden to its quote, or to the line's end, as the quote may have been cut off.
+    (
+        re.compile(
+            rf"((?:{_SECRET}|x-amz-signature)\\*['\"]?\s*[=:]\s*)(?!Bearer\b|Basic\b)"
+            r"(?:(?P<quote>\\{0,3}['\"])(?:(?!(?P=quote))(?:\\.|[^\\\n]))*|[^\s'\",;&]+)",
+            re.IGNORECASE,
+        ),
+        lambda found: f"{found[1]}{found['quote'] or ''}{HIDDEN}",
+    ),
+)
+
+
+def scrub(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """Scrub every value of a line."""
+    return {key: scrubbed(key, value) for key, value in event.items()}
+
+
+def scrubbed(key: str, value: Any) -> Any:
+    """Return a line's value without credentials and bytes of events; numbers and booleans stay."""
+    return _Scrubbing().value(key, value)
+
+
+class _Scrubbing:
+    """Scrubs one value and the values in it."""
+
+    def __init__(self) -> None:
+        self._left = MOST_CHARS_IN_ALL
+
+    def value(self, key: str, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, bytes | bytearray | memoryview):
+            return f"<{len(value)} bytes>"
+        if len(key) <= MOST_CHARS and _SECRET_KEY.fullmatch(key):
+            return HIDDEN
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            return self._several(key, value)
+        if getattr(value, "ndim", None) == 0:  # a number of numpy's
+            return value.item()
+        return self._text(str(value), keep_end=key == "exception")
+
+    def _several(self, key: str, values: Any) -> Any:
+        more = len(values) - MOST_ITEMS
+        if isinstance(values, dict):
+            kept = {self._text(str(k)): self.value(str(k), v) for k, v in islice(values.items(), MOST_ITEMS)}
+            return kept | ({"…": f"{more} more"} if more > 0 else {})
+        few = [self.value(key, value) for value in islice(values, MOST_ITEMS)]
+        return few + ([f"… {more} more"] * (more > 0))
+
+    def _text(self, text: str, *, keep_end: bool = False) -> str:
+        most = min(MOST_CHARS, self._left)
+        self._left -= min(len(text), most)
+        cut = len(text) - most
+        if cut <= 0:
+            return _without_secrets(text)
+        left_out, seen = f"… ({cut} characters left out) …", most + _BEYOND_THE_CUT
+        if keep_end:
+            return left_out + _without_secrets(text[-seen:])[-most:] if most else left_out
+        return _without_secrets(text[:seen])[:most] + left_out
+
+
+def _without_secrets(text: str) -> str:
+    for pattern, instead in _IN_TEXT:
+        text = pattern.sub(instead, text)
+    return text
+
+
+# --- Configuration
+
+repeat_limit: RepeatLimit | None = None
 
 
 def configure_logging(
@@ -50,15 +266,15 @@ def configure_logging(
         level: least severe level kept: debug, info, warning or error. Lines of libraries are kept from
             warning on, at level debug from info on.
         form:  json or text.
-        instance: which of several it is; without it the host's name.
+        instance: name among several; the host's name by default.
         clock: monotonic, in seconds; repeated messages are limited by it.
         later: calls the report of left-out lines; a timer by default.
     """
-    global _limit  # noqa: PLW0603 - one a process, as structlog's configuration
-    if _limit is not None:
-        atexit.unregister(_limit.report)
-    _limit = RepeatLimit(clock, later) if later else RepeatLimit(clock)
-    atexit.register(_limit.report)
+    global repeat_limit  # noqa: PLW0603 - one a process, as structlog's configuration
+    if repeat_limit is not None:
+        atexit.unregister(repeat_limit.report)
+    repeat_limit = RepeatLimit(clock, later) if later else RepeatLimit(clock)
+    atexit.register(repeat_limit.report)
     host = socket.gethostname()
     process = {
         "service": service,
@@ -71,7 +287,7 @@ def configure_logging(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            _limit,
+            repeat_limit,
             _add_span,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
@@ -87,7 +303,7 @@ def configure_logging(
 
 
 def debug_on_signal(level: str) -> None:
-    """From now on SIGUSR1 turns level debug on, and the next one `level` again. Main thread only."""
+    """Make SIGUSR1 switch between level debug and `level`. Main thread only."""
     kept = level
 
     def turn() -> None:
@@ -98,7 +314,7 @@ def debug_on_signal(level: str) -> None:
         structlog.get_logger(__name__).warning("the log's level is another from now on", log_level=kept)
 
     def handle(_number: int, _frame: object) -> None:
-        # Not here: this thread may be within a line, with the lock that writing waits for.
+        # On another thread: this one may be writing a line, and hold the lock that writing waits for.
         _thread.start_new_thread(turn, ())
 
     signal.signal(signal.SIGUSR1, handle)
@@ -113,7 +329,7 @@ def _add_span(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _add_process(process: Mapping[str, Any]) -> Processor:
-    """Add the process, and put the keys of every line first."""
+    """Return a processor that puts the process and the keys of every line first."""
 
     def add(_logger: Any, _method: str, event: EventDict) -> EventDict:
         head = {"timestamp": event.pop("timestamp"), "level": event.pop("level"), **process}
@@ -175,7 +391,7 @@ class _FromLibraries(logging.Handler):
     """Passes a library's record to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it; never raises, as a library does not expect it."""
+        """Write a record; never raises, since a library does not expect it."""
         names = ("error", "warning", "info")
         level = next((name for name in names if record.levelno >= _LEVELS[name]), "debug")
         try:
@@ -183,21 +399,23 @@ class _FromLibraries(logging.Handler):
             more = {"exc_info": record.exc_info} if record.exc_info else {}
             template = f"{record.name}: {record.msg}"
             say(record.getMessage().strip(), logger=record.name, **more, **{TEMPLATE: template})
-        except Exception:  # a message whose arguments do not fit it, say
+        except Exception:  # such as arguments that do not fit the message
             with contextlib.suppress(Exception):
                 self.handleError(record)
 
 
 class _StandardError:
-    """Writes to the current `sys.stderr`, and drops text that cannot be written, as on a full disk: a message
-    about a full disk must not end the thread that was about to try again."""
+    """Writes to the current `sys.stderr`, and drops text that cannot be written.
+
+    A message about a full disk must not end the thread that would have tried again.
+    """
 
     def write(self, text: str) -> None:
-        """Write, if that is possible."""
+        """Write, if possible."""
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
 
     def flush(self) -> None:
-        """Flush, if that is possible."""
+        """Flush, if possible."""
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()

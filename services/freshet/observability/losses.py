@@ -1,7 +1,7 @@
-"""Shares of events that teach the model nothing: each figure's definition, and its last five minutes.
+"""Shares of events from which the model learns nothing: definitions, and figures of the last five minutes.
 
-A share is `lost` over `of`; both are sums of counts that joiner and inference keep. Status, console, replay
-and metrics all take the figures from here, so that one name has one numerator and one denominator.
+A share is `lost` divided by `of`; both are sums of counts that joiner and inference keep. Status, console,
+replay and metrics use these definitions, so that a name has one numerator and one denominator.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 __all__ = ["INFERENCE_FIGURES", "JOINER_FIGURES", "RECENT_S", "Figure", "Recent", "counted", "losses_text"]
 
 RECENT_S = 300.0
-"""The span of `recent`."""
+"""Length of `recent`."""
 
 _STEP_S = 10.0
-"""How far apart counts are kept: `recent` covers this much more at most."""
+"""Interval between kept counts; `recent` covers up to this much more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One share."""
+    """Definition of a share."""
 
     name: str
     words: str  # in a sentence: "3 of 50 <words>"
@@ -58,34 +58,34 @@ JOINER_FIGURES = (
         ("refused", *_IMPRESSIONS, *_ACTIONS, *_SHOWN, *_REPEATS),
     ),
 )
-"""Of counts of the joiner's ledger (`freshet.joiner.commit.EVENT_COUNTERS`), and `refused`."""
+"""Figures over counts of the joiner's ledger (`freshet.joiner.commit.EVENT_COUNTERS`), and `refused`."""
 
 INFERENCE_FIGURES = (
     Figure("unlogged", "served events were not logged", ("unlogged",), ("unlogged", "logged")),
 )
-"""Of counts of the served log."""
+"""Figures over counts of the served log."""
 
 _ALL = {figure.name: figure for figure in (*JOINER_FIGURES, *INFERENCE_FIGURES)}
 
 
 def counted(figures: tuple[Figure, ...], counts: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """{figure: {lost, of, share}}; a share of nothing is None."""
-    made = {}
+    """Return {figure: {lost, of, share}}; a share is None if `of` is 0."""
+    shares = {}
     for figure in figures:
         lost, of = (sum(counts.get(name, 0) for name in names) for names in (figure.lost, figure.of))
-        made[figure.name] = {"lost": lost, "of": of, "share": lost / of if of else None}
-    return made
+        shares[figure.name] = {"lost": lost, "of": of, "share": lost / of if of else None}
+    return shares
 
 
 @dataclass(slots=True)
 class Recent:
-    """Counts of the last five minutes, of totals that only grow. Used by one thread."""
+    """Counts of the last five minutes, from totals that only grow. Not thread-safe."""
 
     span_s: float = RECENT_S
     _kept: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
 
     def take(self, totals: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """Growth of each total over the span, or since the first call. `now_s`: monotonic."""
+        """Return the growth of each total over the span, or since the first call; `now_s` is monotonic."""
         if not self._kept or now_s - self._kept[-1][0] >= _STEP_S:
             self._kept.append((now_s, dict(totals)))
         while len(self._kept) > 1 and now_s - self._kept[1][0] >= self.span_s:
@@ -95,11 +95,11 @@ class Recent:
 
 
 def losses_text(recent: Mapping[str, Any] | None, begun: Mapping[str, Any] | None) -> list[str]:
-    """A line for each figure of which anything was lost.
+    """Return a line for each figure with losses.
 
     Args:
-        recent: of the last five minutes, as `counted` makes it; None where there is no such span.
-        begun: since the model, or the process, began.
+        recent: `counted` of the last five minutes; None if there is no such span.
+        begun: `counted` since the model, or the process, began.
     """
     lines = []
     for name, figure in _ALL.items():

@@ -1,4 +1,4 @@
-"""Every span that freshet records: its name, attributes, parent and links, by service.
+"""All spans that freshet records: names, attributes, parents and links, by service.
 
 Functions return None where tracing is off. `start_…` begins a span, which `tracing.running` or `end_…` ends;
 `record_…` makes spans of work that is over, from the start that the service noted by `tracing.now_ns`.
@@ -52,8 +52,8 @@ MOST_REQUEST_CHARS = 200
 """Characters of a request's id in a span: clients choose it, of any length."""
 
 SAMPLES_SENT = 10_000
-"""Number of events whose first samples' span is remembered. An event whose later samples come after so many
-others gets a second span of the same id, of which viewers show one."""
+"""Number of events of which the first samples' span is remembered. If later samples of an event come after so
+many others, it gets a second span of the same id, of which viewers show one."""
 
 _CALLER = {"Lookup": "process", "Push": "train"}
 """A call to shards -> the place of its parent in its batch's trace."""

@@ -19,7 +19,7 @@ import numpy as np
 from freshet.observability.tracing import Context
 from freshet.types import I64, U64, Bool, OffsetRange
 
-__all__ = ["MOST_LINKS", "TraceIds", "TracedBatch", "child_of"]
+__all__ = ["MOST_LINKS", "TraceIds", "TracedBatch"]
 
 MOST_LINKS = 128
 """Links of one span, OpenTelemetry's default limit; so many traced events of one batch get spans."""
@@ -108,11 +108,6 @@ class TraceIds:
             x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             return x ^ (x >> np.uint64(31))
-
-
-def child_of(parent: Context) -> Context:
-    """Return random ids of a span in the parent's trace."""
-    return Context(parent.trace_id, random.getrandbits(64) or 1)  # nosec B311  # no secret
 
 
 def _mix(x: int) -> int:

@@ -92,7 +92,9 @@ class Tracer:
         self.batches: deque[Context] = deque(maxlen=MOST_LINKS)
         self.pushes: deque[Context] = deque(maxlen=MOST_LINKS)
         self.newest_rows: Context | None = None
-        self.sent_samples: OrderedDict[int, None] = OrderedDict()  # requests whose first samples have a span
+        self.sent_samples: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # requests with a span of their first samples
 
     def start(
         self,
@@ -109,7 +111,7 @@ class Tracer:
         """Start a span now, or at a time that was noted.
 
         Args:
-            service: whose work it is: gateway, joiner, embedder, paramserver, trainer or inference.
+            service: the span's service: gateway, joiner, embedder, paramserver, trainer or inference.
             context: the span's ids; None: new ones, in the parent's trace.
         """
         carrier = Carrier()

@@ -1,6 +1,6 @@
 """Whether this process traces, and the span that the current thread or task works for.
 
-Services import this module and `spans`, which load without OpenTelemetry. `freshet.process.traces` imports
+Services import this module and `spans`, which load without OpenTelemetry. `freshet.process.telemetry` imports
 `tracer`, and OpenTelemetry with it, only if the settings turn tracing on. Where tracing is off, the functions
 of `spans` return None after one check of a variable.
 """

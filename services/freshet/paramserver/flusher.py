@@ -20,7 +20,7 @@ import structlog
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, FreshetError, Unavailable
 from freshet.log.context import ModelContext
-from freshet.observability.metrics import Metric, Reading
+from freshet.observability.metrics import Metric
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of
@@ -42,7 +42,6 @@ __all__ = [
     "PublishedTo",
     "ShardCounts",
     "store_metrics",
-    "store_readings",
 ]
 
 
@@ -206,12 +205,13 @@ class ShardCounts:
 def store_metrics(of: str) -> tuple[Metric, ...]:
     """Metrics of a shard's table and flushes, named `freshet_<of>_…`."""
     return (
-        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows created."),
+        Metric(f"freshet_{of}_created_rows", "counter", "rows", "Rows created.", at="store.created"),
         Metric(
             f"freshet_{of}_dropped_rows",
             "counter",
             "rows",
             "Rows dropped from memory, evicted or removed.",
+            at="store.evicted",
         ),
         Metric(
             f"freshet_{of}_not_finite_gradients",
@@ -219,6 +219,7 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "gradients",
             "Row gradients that were not applied because they, or their squared length, were not finite; "
             "those samples did not change these rows.",
+            at="store.not_finite",
         ),
         Metric(
             f"freshet_{of}_not_admitted_gradients",
@@ -226,25 +227,16 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "gradients",
             "Row gradients that were dropped because their key had not been seen often enough (`admission` "
             "of the table).",
+            at="store.not_admitted",
         ),
         Metric(
             f"freshet_{of}_replaced_buckets",
             "counter",
             "buckets",
             "Buckets that were written whole because the row store had lost or mixed writes.",
+            at="shard.replaced_buckets",
         ),
     )
-
-
-def store_readings(of: str, counts: Mapping[str, int], replaced_buckets: int) -> dict[str, Reading]:
-    """Readings of `store_metrics` from the fields of `tables.Counts`."""
-    return {
-        f"freshet_{of}_created_rows": counts["created"],
-        f"freshet_{of}_dropped_rows": counts["evicted"],
-        f"freshet_{of}_not_finite_gradients": counts["not_finite"],
-        f"freshet_{of}_not_admitted_gradients": counts["not_admitted"],
-        f"freshet_{of}_replaced_buckets": replaced_buckets,
-    }
 
 
 @dataclass(frozen=True, slots=True)

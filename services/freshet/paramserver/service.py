@@ -16,10 +16,10 @@ from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import FreshetError, Unavailable
 from freshet.http.addresses import Address
 from freshet.log.context import ModelContext
-from freshet.observability.grpc_metrics import GRPC_METRICS, REFUSALS, grpc_readings
-from freshet.observability.metrics import Metric, Reading, register
+from freshet.observability.grpc_metrics import GRPC_METRICS
+from freshet.observability.metrics import Metric, register
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
-from freshet.paramserver.flusher import store_metrics, store_readings
+from freshet.paramserver.flusher import store_metrics
 from freshet.paramserver.placement import PlanReason
 from freshet.paramserver.server import MeteredRows, identity_of, serve_rows
 from freshet.paramserver.shard import Shard
@@ -44,6 +44,7 @@ STORE_METRICS = (
         "replicas",
         "Replicas of this master of the row store. All of these gauges are absent while a master is silent.",
         ("server",),
+        at=lambda servers: {server.name: server.replicas for server in servers},
     ),
     Metric(
         "freshet_paramserver_store_used_bytes",
@@ -51,6 +52,7 @@ STORE_METRICS = (
         "bytes",
         "Memory that this master of the row store uses.",
         ("server",),
+        at=lambda servers: {server.name: server.used_bytes for server in servers},
     ),
     Metric(
         "freshet_paramserver_store_limit_bytes",
@@ -58,6 +60,7 @@ STORE_METRICS = (
         "bytes",
         "Memory at which this master refuses writes; 0: no limit, or it reports none.",
         ("server",),
+        at=lambda servers: {server.name: server.limit_bytes for server in servers},
     ),
 )
 
@@ -100,14 +103,6 @@ class StoreWatch:
                 )
             self._failed = True
 
-    def readings(self) -> Mapping[str, Reading]:
-        """Return the values of STORE_METRICS."""
-        return {
-            "freshet_paramserver_store_replicas": {(s.name,): s.replicas for s in self.seen},
-            "freshet_paramserver_store_used_bytes": {(s.name,): s.used_bytes for s in self.seen},
-            "freshet_paramserver_store_limit_bytes": {(s.name,): s.limit_bytes for s in self.seen},
-        }
-
     def _run(self) -> None:
         while not self._stop.is_set():
             self.poll_servers()
@@ -116,6 +111,12 @@ class StoreWatch:
 
 JOIN_TIMEOUT_S = 10 * LEASE_S
 """Longest wait of a start for the lease of a former process of the same name."""
+
+
+def _pushes(counts: Mapping[str, int]) -> dict[str, int]:
+    outcomes = {outcome: counts[outcome] for outcome in ("skipped", "refused", "fenced")}
+    return {"applied": counts["pushes"] - counts["skipped"], **outcomes}
+
 
 PARAMSERVER_METRICS = (
     Metric("freshet_paramserver_slices", "gauge", "slices", "Slices of the model's buckets served here."),
@@ -126,14 +127,23 @@ PARAMSERVER_METRICS = (
         "Ownership changes of slices: `taken`, `given` to other shards, `lost` to them, `doubted` (changed "
         "while loading, and claimed anew).",
         ("how",),
+        at="moved",
     ),
-    Metric("freshet_paramserver_pushes", "counter", "pushes", "Pushes answered, by outcome.", ("outcome",)),
+    Metric(
+        "freshet_paramserver_pushes",
+        "counter",
+        "pushes",
+        "Pushes answered, by outcome.",
+        ("outcome",),
+        at=lambda status: _pushes(status["shard"]),
+    ),
     Metric(
         "freshet_paramserver_room_blocks",
         "gauge",
         "blocks",
         "Blocks between the start of samples and the smallest offset in the row store; below 0 is a loss.",
         ("partition",),
+        at="shard.room_blocks",
     ),
     Metric("freshet_paramserver_rows", "gauge", "rows", "Rows resident, by table.", ("table",)),
     Metric(
@@ -141,14 +151,22 @@ PARAMSERVER_METRICS = (
         "gauge",
         "buckets",
         "Buckets served here whose rows still load; until then they are read by key, and not flushed.",
+        at="loading.buckets",
     ),
-    Metric("freshet_paramserver_loading_rows", "gauge", "rows", "Rows of those buckets in the row store."),
+    Metric(
+        "freshet_paramserver_loading_rows",
+        "gauge",
+        "rows",
+        "Rows of those buckets in the row store.",
+        at="loading.rows",
+    ),
     Metric("freshet_paramserver_read_keys", "counter", "keys", "Keys read one by one while buckets loaded."),
     Metric(
         "freshet_paramserver_damaged_slices",
         "gauge",
         "slices",
         "Slices planned for this shard that it does not serve because their rows are damaged.",
+        at="damaged",
     ),
     Metric("freshet_paramserver_bytes", "gauge", "bytes", "Memory of rows, indexes and sketches."),
     Metric(
@@ -168,12 +186,14 @@ PARAMSERVER_METRICS = (
         "gauge",
         "rows/s",
         "Rows looked up and pushed here a second, over the last report to the other shards.",
+        at="load.rows_per_s",
     ),
     Metric(
         "freshet_paramserver_unevenness",
         "gauge",
         "1",
         "Largest deviation of a shard's load from its fair share, as a part of that; all shards report it.",
+        at="load.unevenness",
     ),
     Metric(
         "freshet_paramserver_plans",
@@ -181,20 +201,44 @@ PARAMSERVER_METRICS = (
         "plans",
         "Plans of the slices' owners that this shard published, by the reason.",
         ("why",),
+        at=lambda status: {reason.value: 0 for reason in PlanReason} | status["load"]["plans"],
     ),
     *store_metrics("paramserver"),
-    Metric("freshet_paramserver_flushed_rows", "counter", "rows", "Rows written to the row store."),
-    Metric("freshet_paramserver_flushes", "counter", "flushes", "Flushes written to the row store."),
-    Metric("freshet_paramserver_flushes_failed", "counter", "flushes", "Failed attempts at a flush."),
+    Metric(
+        "freshet_paramserver_flushed_rows",
+        "counter",
+        "rows",
+        "Rows written to the row store.",
+        at="shard.flushed_rows",
+    ),
+    Metric(
+        "freshet_paramserver_flushes",
+        "counter",
+        "flushes",
+        "Flushes written to the row store.",
+        at="shard.flushes",
+    ),
+    Metric(
+        "freshet_paramserver_flushes_failed",
+        "counter",
+        "flushes",
+        "Failed attempts at a flush.",
+        at="shard.flushes_failed",
+    ),
     Metric(
         "freshet_paramserver_unwritten_seconds",
         "gauge",
         "seconds",
         "Age of the flush that is not written yet, over all its attempts; 0 between flushes.",
+        at="unwritten_s",
     ),
-    Metric("freshet_paramserver_published_rows", "counter", "rows", "Rows published for serving."),
-    *STORE_METRICS,
-    *GRPC_METRICS,
+    Metric(
+        "freshet_paramserver_published_rows",
+        "counter",
+        "rows",
+        "Rows published for serving.",
+        at="shard.published_rows",
+    ),
 )
 
 
@@ -351,42 +395,14 @@ class ParamServer:
         return {"slices": len(self.manager.slices), "published": asdict(self.shard.published)}
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Register PARAMSERVER_METRICS."""
-        register(registry, PARAMSERVER_METRICS, self._readings)
-
-    def _readings(self) -> Mapping[str, Reading]:
-        status, counts = self.status(), self.shard.counts
-        applied = counts.pushes - counts.skipped
-        return {
-            "freshet_paramserver_slices": status["slices"],
-            "freshet_paramserver_moved_slices": {(how,): n for how, n in status["moved"].items()},
-            "freshet_paramserver_pushes": {
-                ("applied",): applied,
-                ("skipped",): counts.skipped,
-                ("refused",): counts.refused,
-                ("fenced",): counts.fenced,
-            },
-            "freshet_paramserver_rows": {(table,): n for table, n in status["rows"].items()},
-            "freshet_paramserver_room_blocks": {(p,): n for p, n in counts.room_blocks.items()},
-            "freshet_paramserver_loading_buckets": status["loading"]["buckets"],
-            "freshet_paramserver_loading_rows": status["loading"]["rows"],
-            "freshet_paramserver_read_keys": self.shard.buckets.keys_read,
-            "freshet_paramserver_damaged_slices": len(status["damaged"]),
-            "freshet_paramserver_bytes": status["bytes"],
-            "freshet_paramserver_memory_limit_bytes": status["memory_limit_bytes"],
-            "freshet_paramserver_refused_lookups": status["refused_lookups"],
-            "freshet_paramserver_load_rows_per_second": self.balancer.rate,
-            "freshet_paramserver_unevenness": self.balancer.unevenness,
-            "freshet_paramserver_plans": {(r.value,): self.balancer.plans[r.value] for r in PlanReason},
-            **store_readings("paramserver", status["store"], counts.replaced_buckets),
-            "freshet_paramserver_flushed_rows": counts.flushed_rows,
-            "freshet_paramserver_flushes": counts.flushes,
-            "freshet_paramserver_flushes_failed": counts.flushes_failed,
-            "freshet_paramserver_unwritten_seconds": self.shard.unwritten_s,
-            "freshet_paramserver_published_rows": counts.published_rows,
-            **(self.watch.readings() if self.watch is not None else {}),
-            **grpc_readings(self.server.counts, REFUSALS),
-        }
+        """Register PARAMSERVER_METRICS, STORE_METRICS and GRPC_METRICS."""
+        register(
+            registry,
+            PARAMSERVER_METRICS,
+            lambda: {**self.status(), "read_keys": self.shard.buckets.keys_read},
+        )
+        register(registry, STORE_METRICS, lambda: None if self.watch is None else self.watch.seen)
+        register(registry, GRPC_METRICS, lambda: self.server.counts)
 
     def _flush_last(self, seconds: float, *, release: bool) -> None:
         """Flush and stop; with `release` also release all claims. Unwritten rows are replayed."""

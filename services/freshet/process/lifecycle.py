@@ -9,13 +9,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
 
 from freshet.clock import SYSTEM_CLOCK, Clock
+from freshet.errors import Unavailable
 
 __all__ = [
     "CLOSE_S",
@@ -27,6 +29,7 @@ __all__ = [
     "Pulse",
     "Task",
     "die_with_parent",
+    "interruptible_start",
     "join_all",
     "stop_on_signals",
     "within",
@@ -176,6 +179,17 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> Sequence[st
         if thread.is_alive():
             alive.append(thread.name)
     return alive
+
+
+@contextmanager
+def interruptible_start(stop: threading.Event) -> Iterator[None]:
+    """Suppress Unavailable within the block if `stop` is set: the start was interrupted on purpose."""
+    try:
+        yield
+    except Unavailable as error:
+        if not stop.is_set():
+            raise
+        log.info("stopped during the start", reason=str(error))
 
 
 @dataclass

@@ -5,6 +5,8 @@ The supervisor writes it; `freshet status` and the console read it, also while n
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +15,53 @@ from typing import Any
 import orjson
 
 from freshet.config.settings import RunFolder
-from freshet.errors import Corrupt, Unavailable
-from freshet.process.whole_files import replace_file
+from freshet.errors import ConfigError, Corrupt, Unavailable
 
-__all__ = ["STATE_FILE", "Ended", "RunState", "last_sign_ms", "read_run", "read_state", "write_run"]
+__all__ = [
+    "STATE_FILE",
+    "Ended",
+    "RunState",
+    "existing_folder",
+    "last_sign_ms",
+    "read_run",
+    "read_state",
+    "replace_file",
+    "write_run",
+]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically. Raises OSError, with the old content kept and the temporary file removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def existing_folder(folder: Path) -> Path:
+    """Return `folder`. Raises ConfigError if `freshet up`, `demo`, `run` or `replay` did not create it."""
+    if _is_run(folder):
+        return folder
+    if (folder / "log").is_dir() and (folder / "state").is_dir():
+        return folder  # its creator ended, or found the disk full, before it wrote the log
+    fault = "is a file" if folder.is_file() else "is no run folder" if folder.exists() else "does not exist"
+    near = sorted(str(one) for one in Path().glob("*/") if _is_run(one) and one != folder)
+    raise ConfigError(
+        "--folder",
+        "",
+        f"{folder} {fault}",
+        "a folder that `freshet up SPEC` or `freshet demo` has made (it holds log/)",
+        f"did you mean --folder {' or '.join(near[:3])}?" if near else "`freshet demo` creates an example",
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "log" / "catalog.sqlite").is_file()
+
 
 STATE_FILE = "services.json"
 

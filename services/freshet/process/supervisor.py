@@ -22,7 +22,7 @@ from freshet.config.settings import RunFolder
 from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.http.endpoint import LIVE
 from freshet.http.service_client import ask
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.process.process_info import activity_of, birth_of, exit_reason
 from freshet.process.restart_policy import HangPolicy, Silence, Watch, exit_in_words
 from freshet.process.run_state import STATE_FILE, Ended, RunState, last_sign_ms, read_run, write_run

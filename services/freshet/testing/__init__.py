@@ -1,2 +1,1 @@
-"""For those who test freshet or write an adapter: contract suites, a settable clock, faults by script,
-references."""
+"""Contract suites for adapters, a settable clock, scripted faults and references, for tests."""

@@ -1,4 +1,4 @@
-"""A clock that a test sets."""
+"""A clock that tests set."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class SettableClock:
         self._now_ms, self._monotonic_s = now_ms, monotonic_s
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the Unix epoch."""
+        """Return the wall clock in milliseconds since the Unix epoch."""
         with self._lock:
             return self._now_ms
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
         with self._lock:
             return self._monotonic_s
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on."""
+        """Move both clocks forward. Raises ValueError for a negative time."""
         if seconds < 0:
-            raise ValueError("time does not go back; `jump` moves the wall clock alone")
+            raise ValueError("time does not go back; `jump` moves only the wall clock")
         with self._lock:
             self._monotonic_s += seconds
             self._now_ms += round(seconds * 1000)
 
     def jump(self, now_ms: int) -> None:
-        """Set the wall clock alone, as an administrator or NTP may."""
+        """Set only the wall clock, as an administrator or NTP may."""
         with self._lock:
             self._now_ms = now_ms

@@ -1,10 +1,9 @@
-"""Faults by script: an adapter whose chosen calls fail, are slow, or fail after they were done (a lost
-answer).
+"""Scripted faults: calls of an adapter that fail, are slow, or fail after they were done (a lost answer).
 
-    log = Faulty(log)
-    log.script("reader", nth=2, error=Unavailable("the network is away"))
-    writer = Faulty(log.writer())
-    writer.script("append", nth=1, error=Unavailable("time-out"), after=True)   # written, but nobody is told
+log = Faulty(log)
+log.script("reader", nth=2, error=Unavailable("the network is away"))
+writer = Faulty(log.writer())
+writer.script("append", nth=1, error=Unavailable("time-out"), after=True)   # written, but not acknowledged
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class _Fault:
 
 
 class Faulty:
-    """Passes everything on to `inner`, but for the calls that a script says otherwise about. Thread-safe."""
+    """Passes calls to `inner`, except for scripted ones. Thread-safe."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -45,12 +44,14 @@ class Faulty:
         before: Callable[[], object] | None = None,
         after: bool = False,
     ) -> None:
-        """Have the `nth` call from now (1 is the next), and `times` in all, go wrong.
+        """Script the `nth` call from now (1 is the next), and `times` calls in all.
 
         Args:
-            error:  raised instead of the call, or after it was done if `after` is set.
-            before: called before the call, on its thread: to hold it up (`event.wait`), move a clock or kill
-            a process.
+            error:  raised instead of the call, or after it if `after` is set.
+            before: called before the call, on its thread, to delay it (`event.wait`), move a clock or kill a
+                process.
+
+        Raises ValueError if `method` is no method.
         """
         if not callable(getattr(self._inner, method)):
             raise ValueError(f"{method} is not a method")
@@ -60,7 +61,7 @@ class Faulty:
             self._faults.setdefault(method, []).append(fault)
 
     def calls(self, method: str) -> int:
-        """How often it was called so far."""
+        """Return the number of calls so far."""
         with self._lock:
             return self._calls.get(method, 0)
 

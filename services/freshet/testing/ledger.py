@@ -1,8 +1,8 @@
-"""A model that counts: after any run its rows and weights say exactly which samples they were given.
+"""A model that counts: after any run its rows and weights show exactly which samples they have learned.
 
-For `model.kind = "freshet.testing.ledger:LedgerModel"`. Every sample has the same gradient whatever the
-model holds: -1 in the first column of each row that it touches, and minus a small hash of itself in the
-second. With tables of `dim = 2`, `init = 0` and `optimizer = { name = "sgd", lr = 1.0 }` a row is then
+For `model.kind = "freshet.testing.ledger:LedgerModel"`. Every sample has the same gradient in any
+state of the model: -1 in the first column of each row that it touches, and minus a small hash of itself in
+the second. With tables of `dim = 2`, `init = 0` and `optimizer = { name = "sgd", lr = 1.0 }` a row is then
 (samples that touched it, sum of their hashes), and one sample lost and another doubled cannot cancel. The
 dense state counts the same over all samples.
 
@@ -27,7 +27,7 @@ from freshet.types import F32, F64, I64
 __all__ = ["DENSE", "SEQ", "LedgerLane", "LedgerModel", "hash_of"]
 
 SEQ = "seq"
-"""The dense feature that tells samples apart: an integer from 0 to 2**24, exact in float32."""
+"""The dense feature that identifies a sample: an integer from 0 to 2**24, exact in float32."""
 
 DENSE = -1
 """A request to serving with this `seq` is answered with (count, hash) of the dense state; with -2 of the row
@@ -37,21 +37,21 @@ MODULUS = 97
 """Hashes are hardly above it, so that float32 sums of 100,000 of them are exact."""
 
 PREDICTION = 0.5
-"""Of every sample with a label: the gate and the measures see a model that never changes."""
+"""Prediction for every sample with a label: gate and measures see a model that never changes."""
 
 
 def hash_of(seq: NDArray[Any], label: NDArray[Any]) -> I64:
-    """(B,) small hash of each sample: of what tells it apart, and of its label."""
+    """Return (B,) small hashes of the samples' identities and labels."""
     hashed: I64 = seq.astype(np.int64) % MODULUS + label.astype(np.int64)
     return hashed
 
 
 class LedgerModel:
-    """`DenseModel` that counts. See the module."""
+    """A `DenseModel` that counts; see the module."""
 
     @classmethod
     def dense_model(cls, spec: Spec, *, training: bool, precision: Precision) -> Self:
-        """The hook of `freshet.model.DENSE_MODEL_HOOK`."""
+        """Build the model: the hook of `freshet.model.DENSE_MODEL_HOOK`."""
         return cls(spec, training=training)
 
     def __init__(self, spec: Spec, *, training: bool) -> None:
@@ -76,7 +76,7 @@ class LedgerModel:
         self._steps = 0
 
     def lane(self) -> LedgerLane:
-        """A new lane."""
+        """Return a new lane."""
         return LedgerLane(self)
 
     def step(self, lanes: Sequence[Lane]) -> None:
@@ -90,7 +90,7 @@ class LedgerModel:
                 lane.sums[:] = 0.0
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L): what the request's `seq` asks for (see `DENSE`), PREDICTION for a sample."""
+        """Return (B, L): values that the request's `seq` selects (see `DENSE`), PREDICTION for a sample."""
         seq = inputs.dense[:, self.seq]
         out = np.full((inputs.size, self.labels), PREDICTION, np.float32)
         out[seq == DENSE] = self.totals[: self.labels]
@@ -100,12 +100,12 @@ class LedgerModel:
         return out
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A copy of the dense state."""
+        """Return a copy of the dense state."""
         state = {"weights/count": self.totals[:1].copy(), "weights/hash": self.totals[1:].copy()}
         return state | ({"optimizer/step": np.array([self._steps], np.int64)} if self.training else {})
 
     def load_state(self, state: State, *, weights_only: bool = False) -> None:
-        """Take a state in."""
+        """Replace the dense state."""
         for name in ("weights/count", "weights/hash", *(() if weights_only else ("optimizer/step",))):
             if name not in state or state[name].shape != (1,):
                 raise Mismatch(f"array {name!r} of the version: expected one number; it is not a ledger's")
@@ -114,7 +114,7 @@ class LedgerModel:
             self._steps = int(state["optimizer/step"][0])
 
     def finite(self) -> bool:
-        """Whether all of the dense state is finite."""
+        """Check that the dense state is finite."""
         return bool(np.isfinite(self.totals).all())
 
     @property
@@ -123,11 +123,11 @@ class LedgerModel:
         return self._steps
 
     def mixture(self) -> F32:
-        """(L, 1) of ones: this is no hedge."""
+        """Return (L, 1) ones, as there is one expert."""
         return np.ones((self.labels, 1), np.float32)
 
     def _vectors(self, group: GroupInputs, g: int, feature: int) -> F32:
-        """(B, 2) the row of each sample's value of a feature; zeros for null."""
+        """Return (B, 2) rows of a feature's values; zeros for null."""
         start, stop = group.feature_starts[feature : feature + 2]
         positions = group.positions[start:stop]
         column = self.columns[g]
@@ -137,14 +137,14 @@ class LedgerModel:
 
 
 class LedgerLane:
-    """`Lane` of a ledger."""
+    """A `Lane` that counts."""
 
     def __init__(self, model: LedgerModel) -> None:
         self.model = model
         self.sums: F64 = np.zeros(2)
 
     def forward_backward(self, inputs: ModelInputs, dense_weight: float = 1.0) -> StepResult:
-        """Count the samples, and return what their rows are to count."""
+        """Count the samples; return the counts for their rows."""
         labels = inputs.labels
         if labels is None:
             raise ValueError("forward_backward needs labels; to serve, use score")
@@ -161,22 +161,22 @@ class LedgerLane:
         )
 
     def score(self, inputs: ModelInputs) -> F32:
-        """(B, L), as the model scores."""
+        """Return (B, L) as the model scores."""
         return self.model.score(inputs)
 
     def reduce_buffers(self) -> list[F32 | F64]:
-        """The lane's sums."""
+        """Return the lane's sums."""
         return [self.sums]
 
     def merge(self, other: Lane) -> None:
-        """Take another lane's sums and zero them."""
+        """Add another lane's sums and zero them."""
         if not isinstance(other, LedgerLane):
             raise TypeError("lanes of different models cannot be merged")
         self.sums += other.sums
         other.sums[:] = 0.0
 
     def _gradient(self, group: GroupInputs, g: int, hashes: I64) -> F32:
-        """(U, S) minus (1, hash) summed over the occurrences of each row; zeros in the scalars."""
+        """Return (U, S): minus (1, hash) summed over the occurrences of each row; zeros in the scalars."""
         gradient = np.zeros_like(group.rows)
         column = self.model.columns[g]
         for start, stop in zip(group.feature_starts[:-1], group.feature_starts[1:], strict=True):

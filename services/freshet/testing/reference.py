@@ -1,4 +1,4 @@
-"""A row service in a dict: slow, obvious, the yardstick for the others. In tests it stands in for a shard."""
+"""A row service in a dict: slow and obvious, the reference of the others. In tests it replaces a shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReferenceRowService:
         seed: int = 0,
         init: float = 0.01,
     ) -> None:
-        """Make a service of `widths[g]` floats a row, whose partitions have applied up to `starting`."""
+        """Create a service of `widths[g]` floats a row, with its partitions applied up to `starting`."""
         self._widths, self._lr, self._seed, self._init = widths, lr, seed, init
         self._applied = dict(starting)
         self._fences = dict.fromkeys(starting, -1)
@@ -77,12 +77,12 @@ class ReferenceRowService:
         return True
 
     def applied(self) -> Mapping[int, Sequence[int]]:
-        """{partition: [offset]}: there is one set of rows, so one offset."""
+        """Return {partition: [offset]}: there is one set of rows, so one offset."""
         with self._lock:
             return {partition: [offset] for partition, offset in self._applied.items()}
 
     def rows(self) -> dict[tuple[int, int, int], list[float]]:
-        """{(group, table, key): values} of all rows."""
+        """Return {(group, table, key): values} of all rows."""
         with self._lock:
             return {row: values.tolist() for row, values in self._rows.items()}
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from freshet import _native
 from freshet.batches.stream import BatchStream, RunStream, TrainBatch, TrainRun
-from freshet.clock import Stages, summed
+from freshet.clock import Stopwatch, summed
 from freshet.errors import Refused
 from freshet.model import DenseModel, Lane, SplitStep, StepResult, StepsRows
 from freshet.model.native_loop import MOMENTS, Ended, NativeLoop, Ran
@@ -70,7 +70,7 @@ class LaneRound:
     batch: TrainBatch | None = None
     verdict: BatchVerdict | None = None
     result: StepResult | None = None
-    stages: Stages = field(default_factory=lambda: Stages(STAGES))
+    stages: Stopwatch = field(default_factory=lambda: Stopwatch(STAGES))
     training: Training | None = None  # the batch's span, if it is traced
 
 
@@ -94,7 +94,7 @@ class Lanes:
     _error: BaseException | None = None
     _agreed: Agreed = field(default_factory=lambda: Agreed((), steps=False))
     _work: threading.Event = field(default_factory=threading.Event)
-    _stepping: Stages = field(default_factory=lambda: Stages(STAGES))
+    _stepping: Stopwatch = field(default_factory=lambda: Stopwatch(STAGES))
     _ready: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _done: _native.Gate = field(default_factory=lambda: _native.Gate(1))
     _shared: _native.Gate = field(default_factory=lambda: _native.Gate(1))

@@ -27,7 +27,7 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.coordination.claims import LEASE_S, Claims, Lease
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.trainer.process_group import LocalProcessGroup, ProcessGroup, RankLost
 from freshet.types import Fence
 

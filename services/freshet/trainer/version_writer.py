@@ -20,7 +20,7 @@ from freshet.log import EventLog, Writer
 from freshet.log.context import ModelContext
 from freshet.model import DenseModel
 from freshet.model.inputs import ModelInputs, arrays_of, inputs_of, joined
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.observability.spans import record_publication
 from freshet.observability.tracing import now_ns
 from freshet.types import Append, BytesColumn, Fence, TopicPartition

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.sqlite import folder_of
 from freshet.versions import ALIASES, Aliases, Manifest, Version
 from freshet.versions.weights import (

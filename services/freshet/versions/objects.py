@@ -43,7 +43,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from freshet.errors import ConfigError, Corrupt, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.versions import ALIASES, Aliases, Manifest, Version
 from freshet.versions.weights import (
     MOST_DIGITS,

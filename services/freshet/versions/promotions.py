@@ -8,7 +8,7 @@ import orjson
 
 from freshet.errors import ConfigError, Corrupt
 from freshet.log import EventLog
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.types import Append, BytesColumn
 from freshet.versions import Manifest, VersionStore
 

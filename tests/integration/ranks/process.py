@@ -1,7 +1,7 @@
 """One trainer rank as a process, for tests that kill it: `python -m tests.integration.ranks.process FOLDER`.
 
-Says what happens as a JSON object a line: worlds that it is in, its first step in each, when all that the log
-holds is in its dense state, and at the end that state.
+Prints events as a JSON object a line: quorums that it is in, its first step in each, when the whole log is in
+its dense state, and at the end that state.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def say(**what: Any) -> None:
 
 
 class Pausable:
-    """An event log whose process stops itself (SIGSTOP) when it was told to by SIGUSR1, and then holds no
-    lock of the log: in a file, unlike in a broker, it would keep everybody else from writing."""
+    """An event log whose process stops itself (SIGSTOP) on SIGUSR1, and then holds no
+    lock of the log: in a file, unlike in a broker, a lock would keep all others from writing."""
 
     def __init__(self, log: EventLog) -> None:
         self._log, self._writing, self.told = log, threading.Lock(), threading.Event()
@@ -78,7 +78,7 @@ class PausableWriter:
 
 
 class Told:
-    """`RankObserver` that says what it is told."""
+    """`RankObserver` that prints each call."""
 
     def __init__(self, state: DenseState, rows: SharedRows) -> None:
         self._state, self._rows = state, rows

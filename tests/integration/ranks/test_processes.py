@@ -46,11 +46,11 @@ class Rank:
             pause.wait(0.02)
 
     def steps_among(self, ranks: int) -> None:
-        """Wait until it has made a step in a world of so many ranks, its newest."""
+        """Wait until it has made a step in a quorum of so many ranks, its newest."""
         self.wait(lambda rank: rank.in_world_of() == ranks)
 
     def in_world_of(self) -> int:
-        """Ranks of the newest world in which it has stepped; 0 if it has not."""
+        """Ranks of the newest quorum in which it has stepped; 0 if it has not."""
         worlds, steps = self.said("world"), self.said("stepped")
         return worlds[-1]["ranks"] if worlds and steps and steps[-1]["at"] >= worlds[-1]["at"] else 0
 
@@ -65,7 +65,7 @@ class Ranks:
         open_url(f"sqlite:{folder / 'log'}").close()
 
     def start(self, *args: str) -> Rank:
-        """Another rank, as soon as it is in a world."""
+        """Another rank, as soon as it is in a quorum."""
         rank = Rank(self.folder, f"rank-{self._count}", *args)
         self._count += 1
         self._clean.callback(rank.process.kill)
@@ -100,7 +100,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
         yield Ranks(tmp_path, clean)
 
 
-def test_a_rank_that_joins_has_the_state_of_the_others_and_steps_with_them(ranks: Ranks) -> None:
+def test_a_joining_rank_heals_and_steps_with_the_others(ranks: Ranks) -> None:
     first = ranks.start("--lanes", "2")
     first.steps_among(1)
     second = ranks.start()
@@ -114,7 +114,7 @@ def test_a_rank_that_joins_has_the_state_of_the_others_and_steps_with_them(ranks
     assert [rank.said("end")[-1]["lost"] for rank in (first, second)] == [0, 0]
 
 
-def test_when_a_rank_is_killed_the_others_go_on_at_once_and_another_may_come(ranks: Ranks) -> None:
+def test_a_killed_rank_is_left_behind_and_another_may_join(ranks: Ranks) -> None:
     first, second, third = (ranks.start() for _ in range(3))
     for rank in (first, second, third):
         rank.steps_among(3)
@@ -142,7 +142,7 @@ def test_a_rank_that_stood_still_is_left_behind_and_comes_back(ranks: Ranks) -> 
     ranks.check(ranks.finish(first, second))
 
 
-def test_a_rank_that_is_told_to_stop_leaves_at_a_border_and_is_nobodys_loss(ranks: Ranks) -> None:
+def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> None:
     first, second = (ranks.start() for _ in range(2))
     first.steps_among(2)
 

@@ -71,7 +71,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[list[TorchProcessGroup]]:
         group.close()
 
 
-def test_offers_come_to_all_in_rank_order(made: list[TorchProcessGroup]) -> None:
+def test_proposals_arrive_in_rank_order(made: list[TorchProcessGroup]) -> None:
     offers = [
         Proposal(7, 9, (ProposedBatch((OffsetRange(rank, 5, 6 + rank),), 3), None), leaving=rank == 1)
         for rank in range(len(made))
@@ -82,7 +82,7 @@ def test_offers_come_to_all_in_rank_order(made: list[TorchProcessGroup]) -> None
     assert told == [offers] * len(made)
 
 
-def test_sums_of_any_kind_and_size_have_the_same_bits_on_all_ranks(made: list[TorchProcessGroup]) -> None:
+def test_sums_of_any_type_and_size_are_equal_on_all_ranks(made: list[TorchProcessGroup]) -> None:
     rng = np.random.default_rng(5)
     sizes = [0, 1, 2, 1000, 30_001]
     floats = [[rng.normal(size=n).astype(np.float32) for n in sizes] for _ in made]
@@ -122,7 +122,7 @@ def test_tls_that_this_torch_does_not_have_is_not_claimed() -> None:
     assert "network of their own" in done.stderr
 
 
-def test_when_a_rank_closes_the_others_are_told_and_form_a_group_anew() -> None:
+def test_when_a_rank_closes_the_others_form_a_new_group() -> None:
     first = groups(3)
     first[2].close()
 
@@ -208,14 +208,14 @@ def alone(lanes: int, steps: int) -> HedgeDense:
     return model
 
 
-def test_after_many_steps_all_ranks_have_the_same_model_to_the_bit(made: list[TorchProcessGroup]) -> None:
+def test_after_many_steps_all_ranks_have_equal_bits(made: list[TorchProcessGroup]) -> None:
     models: Sequence[HedgeDense] = at_once(*(lambda g=g: trained(g, 2, 20) for g in made))
 
     first = state_bytes(models[0])
     assert all(state_bytes(model) == first for model in models[1:])
 
 
-def test_two_ranks_of_a_lane_are_one_process_of_two_lanes_to_the_bit() -> None:
+def test_two_ranks_of_one_lane_equal_one_process_of_two_lanes() -> None:
     pair = groups(2)
     first, _ = at_once(*(lambda g=g: trained(g, 1, 20) for g in pair))
 
@@ -224,7 +224,7 @@ def test_two_ranks_of_a_lane_are_one_process_of_two_lanes_to_the_bit() -> None:
         group.close()
 
 
-def test_ranks_of_several_lanes_differ_from_one_process_by_the_order_of_their_sums(
+def test_ranks_of_many_lanes_differ_by_the_order_of_sums_only(
     made: list[TorchProcessGroup],
 ) -> None:
     models = at_once(*(lambda g=g: trained(g, 2, 20) for g in made))

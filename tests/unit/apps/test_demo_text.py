@@ -1,4 +1,4 @@
-from freshet.apps.demo_text import click_rates, drift_lines, farewell, progress_line, span_of
+from freshet.apps.demo import click_rates, drift_lines, farewell, progress_line, span_of
 
 
 def window(model, random, best, shown=100):

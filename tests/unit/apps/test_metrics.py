@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from freshet.apps.metrics import joiner_readings, trainer_readings
+from freshet.apps.metrics import JOINER_METRICS, TRAINER_METRICS
 from freshet.joiner.commit import EventCounts, Ledger
 from freshet.joiner.service import JoinerStatus
+from freshet.observability.metrics import readings
 from freshet.paramserver.shard import ShardCounts
 
 JOINED = JoinerStatus(
@@ -38,33 +39,31 @@ TRAINED: dict[str, Any] = {
 
 
 def test_newest_sample_is_missing_before_the_first() -> None:
-    assert joiner_readings(JOINED)["freshet_joiner_newest_sample_ms"] == 1_050
-    assert "freshet_joiner_newest_sample_ms" not in joiner_readings(replace(JOINED, newest_ms=None))
+    assert readings(JOINER_METRICS, JOINED)["freshet_joiner_newest_sample_ms"] == {(): 1_050}
+    assert "freshet_joiner_newest_sample_ms" not in readings(JOINER_METRICS, replace(JOINED, newest_ms=None))
 
 
 def test_outcomes_and_dead_letters_start_at_zero() -> None:
     counts = EventCounts.of(["served", "action"])
     counts.add({"impressions": 4, "actions_late": 2}, {"action": {"no_schema": 1}})
 
-    readings = joiner_readings(replace(JOINED, counts=counts))
+    figures = readings(JOINER_METRICS, replace(JOINED, counts=counts))
 
-    outcomes, letters = readings["freshet_joiner_outcomes"], readings["freshet_joiner_dead_letters"]
-    assert isinstance(outcomes, dict)
-    assert isinstance(letters, dict)
+    outcomes, dead_letters = figures["freshet_joiner_outcomes"], figures["freshet_joiner_dead_letters"]
     assert {key: n for key, n in outcomes.items() if n} == {("served", "new"): 4, ("action", "late"): 2}
     assert outcomes["action", "matched"] == outcomes["shown", "late"] == outcomes["served", "repeated"] == 0
-    assert {key: n for key, n in letters.items() if n} == {("action", "no_schema"): 1}
-    assert letters["served", "unreadable"] == 0
+    assert {key: n for key, n in dead_letters.items() if n} == {("action", "no_schema"): 1}
+    assert dead_letters["served", "unreadable"] == 0
 
 
 def test_measures_are_overall_and_of_the_last_windows() -> None:
-    readings = trainer_readings(TRAINED)
+    figures = readings(TRAINER_METRICS, TRAINED)
 
-    assert readings["freshet_trainer_quality"] == {
+    assert figures["freshet_trainer_quality"] == {
         ("served", "click", "n"): 9.0,
         ("served", "click", "calibration"): 1.5,
     }
-    assert readings["freshet_trainer_quality_lately"] == {
+    assert figures["freshet_trainer_quality_lately"] == {
         ("served", "click", "n"): 4.0,
         ("served", "click", "calibration"): 0.9,
     }
@@ -82,9 +81,9 @@ def test_trainer_with_rows_reports_flushes() -> None:
         "unwritten_s": 31.5,
     }
 
-    readings = trainer_readings(TRAINED | held)
+    figures = readings(TRAINER_METRICS, TRAINED | held)
 
-    assert readings["freshet_shard_flushes"] == 7
-    assert readings["freshet_shard_flushes_failed"] == 2
-    assert readings["freshet_shard_unwritten_seconds"] == 31.5
-    assert not [name for name in trainer_readings(TRAINED) if name.startswith("freshet_shard")]
+    assert figures["freshet_shard_flushes"] == {(): 7}
+    assert figures["freshet_shard_flushes_failed"] == {(): 2}
+    assert figures["freshet_shard_unwritten_seconds"] == {(): 31.5}
+    assert not [name for name in readings(TRAINER_METRICS, TRAINED) if name.startswith("freshet_shard")]

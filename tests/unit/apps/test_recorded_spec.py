@@ -13,7 +13,7 @@ from freshet.config.settings import RunFolder, Settings, load_settings
 from freshet.config.spec import load_spec
 from freshet.config.spec.identity import identity_hash
 from freshet.config.spec.schemas import load_schemas
-from freshet.process.whole_files import replace_file
+from freshet.process.run_state import replace_file
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "freshet.toml"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freshet.apps.embedder import EmbedderProcess
 from freshet.batches.frames import Names, batch_frame, check_messages, largest_batch_bytes, streams
-from freshet.clock import Stages
+from freshet.clock import Stopwatch
 from freshet.config.settings import load_settings
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
@@ -28,6 +28,7 @@ from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES
 from freshet.tables import KnownPushes
 from freshet.types import BytesColumn, Fence, OffsetRange
+from tests.fixtures.effort import examples
 
 
 def spec_of(dim: int, optimizer: str, longest: int, rows: int) -> Spec:
@@ -72,7 +73,7 @@ def fullest(spec: Spec) -> int:
     decoded = DecodedBatch(columns, ids, ids.astype(np.uint64), ids, np.zeros(rows, np.uint8), ones, ones)
     plan = BatchPlan((OffsetRange(0, 0, 1),), BytesColumn.of([]), (), rows)
     builder = BatchBuilder(spec, layout, states=True)
-    built = builder.build(plan, decoded, builder.slot(), replayed=False, stages=Stages(("plan",)))
+    built = builder.build(plan, decoded, builder.slot(), replayed=False, stages=Stopwatch(("plan",)))
     assert built.looked is not None
     # the most moments that shards and pushes in flight produce
     moments = {g: np.zeros(spec.buckets, np.uint32) for g in range(len(groups))}
@@ -82,7 +83,7 @@ def fullest(spec: Spec) -> int:
     return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowCodec.FP32))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     dim=st.integers(1, 32),
     optimizer=st.sampled_from(["sgd", "adam", "rowwise_adagrad", "ftrl"]),

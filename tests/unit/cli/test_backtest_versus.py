@@ -29,6 +29,7 @@ from freshet.errors import ConfigError
 from freshet.evaluation import LabelKind
 from freshet.evaluation.predictions import LearnerPredictions
 from freshet.features import Decoded, SampleDecoder
+from tests.fixtures.effort import examples
 
 ROWS = 4_000
 LEARNERS = [f"vw {name}{form}" for form in ("", CENTRED) for name in SETTINGS]
@@ -235,7 +236,7 @@ numbers = st.lists(
 ).map(lambda rows: np.array(rows, np.float32))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(numbers, st.data())
 def test_numbers_are_standardised_by_the_batches_before(dense: Any, data: st.DataObject) -> None:
     standardized, found, first = Standardized(2), [], 0

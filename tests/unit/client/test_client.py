@@ -1,4 +1,4 @@
-"""The client against a server that answers as told: retries, receipts, errors."""
+"""The client against a scripted server: retries, receipts, errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AWAY = json_response(503, {"error": {"code": "unavailable", "message": "log away
 
 @dataclass
 class Scripted:
-    """Answers what stands in `answers`, the last one again and again; keeps what it was asked."""
+    """Gives `answers` in turn, then repeats the last; keeps the requests."""
 
     url: str = ""
     answers: list[Response] = field(default_factory=list)
@@ -80,7 +80,7 @@ def test_events_go_to_their_path_and_come_back_as_a_receipt(script: Scripted, cl
     ]
 
 
-def test_what_fails_for_the_moment_is_sent_again(script: Scripted, client: Client) -> None:
+def test_temporary_failures_are_retried(script: Scripted, client: Client) -> None:
     script.answers = [BUSY, AWAY, ACKED]
 
     assert len(client.actions({"id": 1}).acks) == 1
@@ -107,7 +107,7 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:1", "socks5://127.0.0.1:1"])
-def test_no_proxy_is_asked_for_a_server_of_this_machine(
+def test_no_proxy_is_used_for_a_server_of_this_machine(
     script: Scripted, monkeypatch: pytest.MonkeyPatch, proxy: str
 ) -> None:
     monkeypatch.setenv("all_proxy", proxy)
@@ -121,14 +121,14 @@ def test_no_proxy_is_asked_for_a_server_of_this_machine(
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:7000", "http://", "ftp://h", "http://[::1", "http://h:99999", "http://ä ü"]
 )
-def test_a_url_that_is_none_is_told_before_anything_is_sent(url: str) -> None:
+def test_a_malformed_url_is_refused_before_anything_is_sent(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a URL such as"):
         Client(gateway=url)
     with pytest.raises(ConfigError, match="expected a URL such as"):
         AsyncClient(inference=url)
 
 
-def test_refused_events_are_raised_with_the_receipt_of_the_others(script: Scripted, client: Client) -> None:
+def test_refused_events_are_raised_with_a_receipt(script: Scripted, client: Client) -> None:
     refused = {"index": 1, "path": "user.id", "expected": "long", "found": '"x"'}
     body = {"accepted": 1, "acks": [{"topic": "a", "partition": 0, "offset": 3}], "refused": [refused]}
     script.answers = [json_response(422, body)]
@@ -180,7 +180,7 @@ def test_a_ranking_is_read(script: Scripted, client: Client) -> None:
     ]
 
 
-def test_a_dry_run_with_its_rows_is_asked_for_and_read(script: Scripted, client: Client) -> None:
+def test_a_dry_run_returns_its_rows(script: Scripted, client: Client) -> None:
     item = {"index": 0, "score": 0.5, "predictions": {"buy": 0.5}, "propensity": 1.0}
     rows = {"user": {"known": 1, "of": 1, "age_s": 12}, "tags": {"known": 0, "of": 2, "age_s": None}}
     body = {"request_id": 9, "version": 4, "freshness_ms": 80, "unknown_rows": {}, "explored": False}

@@ -1,4 +1,4 @@
-"""Event streams: framing, going on after a gap, beginning anew, and what a page that sleeps costs."""
+"""Event streams: framing, resuming after a gap, resets, and the cost of a page that sleeps."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def filled(records: int, *, shown: bool = True) -> Board:
     if shown:
         board.show({"health": "good"})
     for offset in range(records):
-        board.tell(offset, {"kind": "vitals", "n": offset})
-        board.seen(offset + 1)
+        board.publish_record(offset, {"kind": "vitals", "n": offset})
+        board.advance(offset + 1)
     return board
 
 
 def test_a_page_gets_the_state_at_once_and_then_new_records_only() -> None:
     board = filled(5)
 
-    found = seen(board, None, 2, lambda: board.tell(5, {"kind": "vitals"}))
+    found = seen(board, None, 2, lambda: board.publish_record(5, {"kind": "vitals"}))
 
     assert found[0] == {"retry": "1000"}
     assert sorted(kinds(found)) == ["record", "state"]
@@ -80,18 +80,18 @@ def test_a_page_that_read_the_history_goes_on_where_that_ended() -> None:
 def test_a_page_at_the_end_misses_nothing() -> None:
     board = filled(10)
 
-    found = seen(board, 10, 2, lambda: board.tell(10, {}))
+    found = seen(board, 10, 2, lambda: board.publish_record(10, {}))
 
     assert "reset" not in kinds(found)
     assert offsets(found) == [10]
 
 
 @pytest.mark.parametrize("start", [2, 3])
-def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
+def test_an_event_of_a_version_in_a_gap_comes_after_it(start: int) -> None:
     board = filled(2)
-    board.tell_version({"number": 7})
-    board.tell(2, {"kind": "vitals"})
-    board.seen(3)
+    board.publish_version({"number": 7})
+    board.publish_record(2, {"kind": "vitals"})
+    board.advance(3)
 
     found = seen(board, start, 2)
 
@@ -99,24 +99,24 @@ def test_what_became_of_a_version_in_a_gap_is_told_after_it(start: int) -> None:
     assert told == (["version", "record"] if start == 2 else []), "between the records where it came"
 
 
-def test_what_became_of_a_version_after_the_newest_record_is_not_missed() -> None:
+def test_an_event_of_a_version_after_the_newest_record_is_sent() -> None:
     board = filled(2)
-    board.tell_version({"number": 7})
+    board.publish_version({"number": 7})
 
     assert kinds(seen(board, 2, 2)) == ["version", "state"]
 
 
-def test_records_that_pages_are_not_told_of_leave_no_gap() -> None:
+def test_records_that_are_not_published_leave_no_gap() -> None:
     board = Board()
     board.begin(0)
-    board.tell(3, {})
-    board.seen(9)
+    board.publish_record(3, {})
+    board.advance(9)
 
     assert kinds(seen(board, 0, 2)) == ["record"]
     assert "reset" not in kinds(seen(board, 9, 2, lambda: board.show({})))
 
 
-def test_what_is_no_longer_at_hand_is_a_reset_that_says_where_it_goes_on() -> None:
+def test_missed_records_are_a_reset_with_the_next_offset() -> None:
     board = filled(KEPT + 100)
 
     found = seen(board, 50, 2)
@@ -134,14 +134,14 @@ def test_a_log_that_begins_anew_resets_the_pages_that_are_open() -> None:
 
     def anew() -> None:
         board.begin(0)
-        board.tell(0, {"kind": "vitals", "life": 2})
+        board.publish_record(0, {"kind": "vitals", "life": 2})
 
     found = seen(board, None, 2, anew)
 
     assert kinds(found) == ["reset", "state"]
 
 
-def test_a_page_that_sleeps_skips_states_and_then_gets_the_newest() -> None:
+def test_a_page_that_sleeps_gets_only_the_newest_state() -> None:
     board = filled(0)
 
     def meanwhile() -> None:
@@ -153,12 +153,12 @@ def test_a_page_that_sleeps_skips_states_and_then_gets_the_newest() -> None:
     assert [orjson.loads(e["data"]) for e in found if e.get("event") == "state"] == [{"n": 999}]
 
 
-def test_a_page_that_slept_too_long_is_told_so() -> None:
+def test_a_page_that_slept_too_long_is_reset() -> None:
     board = filled(10)
 
     def meanwhile() -> None:
         for offset in range(10, 10 + 2 * KEPT):
-            board.tell(offset, {})
+            board.publish_record(offset, {})
 
     assert kinds(seen(board, 5, 2, meanwhile)) == ["reset", "state"]
 
@@ -168,11 +168,11 @@ def test_a_closed_stream_leaves_nothing_behind() -> None:
     seen(board, None, 2)
 
     assert board.streams == 0
-    board.show({})  # and nobody is woken
+    board.show({})  # without a stream to wake
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_page_that_goes_in_the_moment_that_something_is_shown_is_gone(turns: int) -> None:
+def test_a_stream_cancelled_at_a_wake_ends(turns: int) -> None:
     """Its reader is cancelled some turns of the loop after the wake."""
     board = filled(0)
 
@@ -206,7 +206,7 @@ def test_many_records_come_in_pieces_of_bounded_size() -> None:
 
 
 @given(st.text(), st.integers(0, 2**53))
-def test_an_event_is_one_event_whatever_its_text_holds(text: str, offset: int) -> None:
+def test_any_text_is_one_event(text: str, offset: int) -> None:
     found = events_of(event("record", orjson.dumps({"text": text}), offset))
 
     assert len(found) == 1

@@ -1,4 +1,4 @@
-"""Who may change something at the console; and the token's file."""
+"""Authorization of changes at the console, and the token's file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AUTHENTICATOR = Authenticator(more=[console_entry(TOKEN)], hint=CONSOLE_HINT)
 @pytest.mark.parametrize(
     "shown", [None, b"", b"Bearer", b"Bearer ", b"Basic " + TOKEN.encode(), TOKEN.encode()]
 )
-def test_who_shows_no_token_is_told_where_it_is(shown: bytes | None) -> None:
+def test_a_refusal_names_the_token_file(shown: bytes | None) -> None:
     with pytest.raises(HttpError) as caught:
         AUTHENTICATOR.authenticate("operate", shown, "")
 
@@ -40,7 +40,7 @@ def test_another_token_is_refused_and_not_repeated(shown: bytes) -> None:
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
-def test_the_token_lets_in(scheme: bytes) -> None:
+def test_the_token_is_accepted(scheme: bytes) -> None:
     assert AUTHENTICATOR.authenticate("operate", scheme + TOKEN.encode(), "").name == "console"
 
 
@@ -68,7 +68,7 @@ def test_a_token_that_is_given_needs_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "short", "with spaces in it, and long"])
-def test_a_file_that_holds_no_token_stops_the_start_and_says_what_to_do(tmp_path: Path, content: str) -> None:
+def test_a_file_without_a_token_stops_the_start_with_a_hint(tmp_path: Path, content: str) -> None:
     (tmp_path / "console.token").write_text(content)
 
     with pytest.raises(ConfigError, match="delete the file"):
@@ -93,7 +93,7 @@ def test_a_token_that_cannot_be_written_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_token_may_stand_in_a_file_of_a_secret_which_is_only_read(tmp_path: Path) -> None:
+def test_a_token_may_be_in_a_read_only_file_of_a_secret(tmp_path: Path) -> None:
     secret, state = tmp_path / "secret", tmp_path / "state"
     secret.write_text(f"{TOKEN}\n")
     secret.chmod(0o444)

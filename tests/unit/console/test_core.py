@@ -1,4 +1,4 @@
-"""What figures mean: rates over restarts, levels of lag, health of the whole. Plain arithmetic."""
+"""Rates over restarts, levels of lag, health of the system. Plain arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from freshet.console.core import Edge, Look, Rates, edges_of, health_of, level_of
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import Service
 
 
 def look(figures: dict[str, dict[str, Any]], **more: Any) -> Look:
@@ -23,30 +23,30 @@ def edge(found: list[Edge], name: str) -> Edge:
 def test_a_rate_is_the_growth_over_the_last_seconds() -> None:
     rates = Rates(span_s=5)
 
-    assert rates.take("x", 100, 0.0) is None
-    assert rates.take("x", 150, 1.0) == 50
+    assert rates.rate_of("x", 100, 0.0) is None
+    assert rates.rate_of("x", 150, 1.0) == 50
     for second in range(2, 20):
-        found = rates.take("x", 150 + 10 * (second - 1), float(second))
+        found = rates.rate_of("x", 150 + 10 * (second - 1), float(second))
 
     assert found == pytest.approx(10), "what was long ago does not count"
 
 
-def test_a_total_that_falls_back_begins_anew_and_is_never_a_negative_rate() -> None:
+def test_a_total_that_falls_is_never_a_negative_rate() -> None:
     rates = Rates()
-    rates.take("x", 1_000, 0.0)
-    rates.take("x", 1_100, 1.0)
+    rates.rate_of("x", 1_000, 0.0)
+    rates.rate_of("x", 1_100, 1.0)
 
-    assert rates.take("x", 3, 2.0) is None
-    assert rates.take("x", 13, 3.0) == 10
+    assert rates.rate_of("x", 3, 2.0) is None
+    assert rates.rate_of("x", 13, 3.0) == 10
 
 
-def test_a_total_that_is_not_known_makes_the_rate_unknown_until_two_are() -> None:
+def test_a_rate_needs_two_known_totals() -> None:
     rates = Rates()
-    rates.take("x", 10, 0.0)
+    rates.rate_of("x", 10, 0.0)
 
-    assert rates.take("x", None, 1.0) is None
-    assert rates.take("x", 30, 2.0) is None
-    assert rates.take("x", 40, 3.0) == 10
+    assert rates.rate_of("x", None, 1.0) is None
+    assert rates.rate_of("x", 30, 2.0) is None
+    assert rates.rate_of("x", 40, 3.0) == 10
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_total_that_is_not_known_makes_the_rate_unknown_until_two_are() -> Non
         (None, 5.0, 5.0, "unknown"),
         (0, 0.0, 0.0, "idle"),
         (0, 9.0, 9.0, "ok"),
-        (10, 0.0, 0.0, "ok"),  # what is always in hand
+        (10, 0.0, 0.0, "ok"),  # work that is always in hand
         (150, 100.0, 100.0, "ok"),  # 1.5 s of work
         (500, 100.0, 100.0, "warn"),
         (5_000, 100.0, 100.0, "bad"),
@@ -104,7 +104,7 @@ def test_rates_and_lags_come_from_the_log_and_from_each_service() -> None:
     assert edge(found, "inference>client").rate == 20
 
 
-def test_without_a_log_of_what_is_served_the_impressions_are_the_gateways() -> None:
+def test_without_a_served_log_impressions_come_by_the_gateway() -> None:
     found = edges_of(
         look({}, log_served=False, ends={"served": 7, "action": 5}, joined={"served": 6, "action": 5}),
         Rates(),
@@ -142,7 +142,7 @@ def test_health_is_that_of_the_services_without_the_console(states, health) -> N
     assert len(notes) == sum(state != "ready" for state in states.values())
 
 
-def test_a_service_that_starts_again_is_a_degraded_system_not_a_new_one() -> None:
+def test_a_restarting_service_degrades_the_system() -> None:
     again = [
         Service("trainer", "trainer", "starting", "loading rows", None, 1, restarts=2),
         Service("gateway", "gateway", "ready", "", None, 1),
@@ -151,7 +151,7 @@ def test_a_service_that_starts_again_is_a_degraded_system_not_a_new_one() -> Non
     assert health_of(again, []) == ("degraded", ["trainer: loading rows"])
 
 
-def test_work_that_waits_and_what_inference_complains_of_are_told() -> None:
+def test_waiting_work_and_problems_of_inference_are_noted() -> None:
     behind = Edge("gateway", "joiner", "events", 1.0, "events/s", 12_000, "records", "bad")
     seen = look({"inference": {"served_log": "disk full", "rows": "", "versions": ""}})
 
@@ -176,7 +176,7 @@ def test_work_that_waits_and_what_inference_complains_of_are_told() -> None:
         ({"clock_step_ms": "x", "disputed_ms": [1], "now_ms": {}, "watermark_ms": {"0": "x"}}, None),
     ],
 )
-def test_a_clock_that_was_wrong_is_told_among_the_notes(figures, said) -> None:
+def test_a_wrong_clock_is_noted(figures, said) -> None:
     health, notes = health_of(list(look({"joiner": figures}).services.values()), [])
 
     assert health == ("degraded" if said else "good")
@@ -209,7 +209,7 @@ def test_rates_of_a_role_are_the_sum_over_its_instances() -> None:
     assert edge(found, "client>gateway").rate == 50
 
 
-def test_an_instance_that_begins_anew_takes_nothing_from_the_rate_of_the_others() -> None:
+def test_a_restarted_instance_changes_no_other_rate() -> None:
     rates = Rates()
     for second in range(3):
         edges_of(fleet(gateway_0=events(30 * second), gateway_1=events(9_000 + 20 * second)), rates, second)
@@ -233,7 +233,7 @@ def test_an_instance_that_was_away_adds_nothing_it_did_before() -> None:
     assert [edge(found, "client>gateway").rate for found in (away, back, later)] == [30, 30, 50]
 
 
-def test_rows_are_published_by_shards_where_there_are_any_and_samples_are_the_ranks() -> None:
+def test_shards_publish_rows_and_ranks_train_samples() -> None:
     rates = Rates()
 
     def at(second: int) -> list[Edge]:
@@ -250,14 +250,14 @@ def test_rows_are_published_by_shards_where_there_are_any_and_samples_are_the_ra
     assert edge(found, "trainer>inference").rate == 80
 
 
-def test_what_the_slowest_replica_has_not_followed_waits() -> None:
+def test_the_lag_is_that_of_the_slowest_replica() -> None:
     seen = fleet(inference_0={"rows_next": {"0": 90, "1": 50}}, inference_1={"rows_next": {"0": 70, "1": 60}})
     seen = Look(seen.services, {}, {"rows": 160}, log_served=True)
 
     assert edge(edges_of(seen, Rates(), 0.0), "trainer>inference").lag == 160 - (70 + 50)
 
 
-def test_one_of_several_that_is_away_degrades_the_whole_and_is_named() -> None:
+def test_a_missing_instance_degrades_the_system_and_is_named() -> None:
     some = [
         Service("inference-0", "inference", "ready", "", "h", 1, figures={"rows": "a page is damaged"}),
         Service("inference-1", "inference", "down", "nothing answers at h:2", "h", 2),

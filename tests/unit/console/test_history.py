@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.console.history import History, Reliability, parsed, version_event
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 
 DAY, HOUR = 86_400_000, 3_600_000
 NOW = 1_800_000_000_000
@@ -40,7 +40,7 @@ def clicks(stop_ms: int) -> dict[str, Any]:
     return {"kind": "clicks", "start_ms": stop_ms - 5_000, "stop_ms": stop_ms, **slates}
 
 
-def test_what_was_written_comes_back_with_its_offset() -> None:
+def test_records_come_back_with_their_offsets() -> None:
     history = History(DAY)
     add(
         history,
@@ -60,7 +60,7 @@ def test_what_was_written_comes_back_with_its_offset() -> None:
     assert history.clicks_until_ms == NOW
 
 
-def test_pages_are_told_of_all_samples_only_and_without_reliability() -> None:
+def test_pages_get_windows_without_segments_and_reliability() -> None:
     history = History(DAY)
 
     whole, part = add(history, window(NOW, reliability=[[5, 0.5, 0.4]]), window(NOW, segment="hour", value=3))
@@ -72,7 +72,7 @@ def test_pages_are_told_of_all_samples_only_and_without_reliability() -> None:
     assert len(history.to_json(HOUR, NOW)["windows"]) == 1
 
 
-def test_only_the_asked_for_span_is_answered() -> None:
+def test_only_the_requested_span_is_returned() -> None:
     history = History(DAY)
     add(
         history,
@@ -112,7 +112,7 @@ def test_a_drift_that_was_written_twice_is_one() -> None:
         b'{"v": 1, "kind": "window", "of": 3, "stop_ms": 5}',
     ],
 )
-def test_what_is_not_understood_is_left_out_and_passed(value: bytes) -> None:
+def test_malformed_records_are_left_out(value: bytes) -> None:
     history = History(DAY)
 
     assert history.add(41, value) is None
@@ -142,7 +142,7 @@ KINDS = ("window", "vitals", "clicks", "drift", "verdict", "alias", "version")
         max_size=20,
     )
 )
-def test_no_bytes_break_the_past_or_what_is_told_of_it(values: list[bytes]) -> None:
+def test_no_bytes_break_the_history(values: list[bytes]) -> None:
     history = History(DAY)
     for offset, value in enumerate(values):
         history.add(offset, value)
@@ -157,7 +157,7 @@ def test_no_bytes_break_the_past_or_what_is_told_of_it(values: list[bytes]) -> N
     assert orjson.loads(told)["next"] == len(values)
 
 
-def test_versions_are_told_by_what_became_of_them() -> None:
+def test_events_of_versions_are_returned() -> None:
     base = {"v": 1, "time_ms": NOW, "number": 4}
 
     gate = {"kind": "alias", "alias": "stable", "by": "trainer"}
@@ -174,7 +174,7 @@ def test_versions_are_told_by_what_became_of_them() -> None:
     assert version_event({**base, "kind": "version"}) is None
 
 
-def test_a_reliability_curve_adds_up_windows_and_prefers_random_slates() -> None:
+def test_a_reliability_curve_sums_windows_of_random_slates() -> None:
     curves = Reliability()
     curves.add("served", "click", [[100, 0.5, 0.9]])
     for _ in range(2):

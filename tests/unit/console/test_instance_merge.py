@@ -1,4 +1,4 @@
-"""Several instances of a role as one: a rule for each figure, whoever is away or only starts."""
+"""Figures of several instances of a role, merged by a rule each, also while some are away or start."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.instances import RULES, merged, roles_of
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import RULES, Service, merged, roles_of
 
 
 def instance(role: str, i: int, state: str = "ready", /, **figures: Any) -> Service:
@@ -22,7 +21,7 @@ def of_role(*services: Service) -> dict[str, Any]:
     return dict(merged(services)[services[0].role])
 
 
-def test_one_instance_speaks_for_its_role_whatever_it_says() -> None:
+def test_figures_of_one_instance_are_unchanged() -> None:
     figures = {"anything": {"at": "all"}, "lag_blocks": 3}
 
     assert of_role(instance("trainer", 0, **figures)) == figures
@@ -36,20 +35,20 @@ def test_replicas_are_as_good_as_the_worst_of_them() -> None:
 
 
 @pytest.mark.parametrize("state", ["starting", "down"])
-def test_a_replica_that_serves_nobody_makes_the_others_no_staler(state: str) -> None:
+def test_a_replica_that_is_not_ready_does_not_count(state: str) -> None:
     ready = instance("inference", 0, freshness_ms=200, version=9, rows_next={"0": 50})
     other = instance("inference", 1, state, freshness_ms=86_400_000, version=1, rows_next={"0": 0})
 
     assert of_role(other, ready) == {"freshness_ms": 200, "version": 9, "rows_next": {"0": 50}}
 
 
-def test_while_none_is_ready_those_that_answer_tell() -> None:
+def test_while_none_is_ready_all_that_answer_count() -> None:
     starting = instance("inference", 0, "starting", rows_next={"0": 5})
 
     assert of_role(starting, instance("inference", 1, "down")) == {"rows_next": {"0": 5}}
 
 
-def test_a_version_that_a_replica_has_not_yet_is_not_known_and_hides_no_other() -> None:
+def test_a_replica_without_a_version_hides_no_other() -> None:
     assert of_role(instance("inference", 0, version=None), instance("inference", 1, version=4)) == {
         "version": 4
     }
@@ -67,7 +66,7 @@ def test_shards_hold_the_rows_together() -> None:
     }
 
 
-def test_lags_of_ranks_add_up_and_measures_are_those_of_whoever_leads() -> None:
+def test_lags_of_ranks_add_up_and_the_leader_gives_measures() -> None:
     ranks = [
         instance("trainer", i, lag_blocks=2 + i, measures={"of": seat}, open=[seat], ranks={"seat": seat})
         for i, seat in enumerate((2, 0, 1))
@@ -76,7 +75,7 @@ def test_lags_of_ranks_add_up_and_measures_are_those_of_whoever_leads() -> None:
     assert of_role(*ranks) == {"lag_blocks": 9, "measures": {"of": 0}, "open": [0]}
 
 
-def test_a_rank_without_a_seat_does_not_lead() -> None:
+def test_a_rank_without_a_lease_does_not_lead() -> None:
     waiting = instance("trainer", 0, measures={"of": "nobody"}, ranks={"seat": -1})
     leading = instance("trainer", 1, measures={"of": "all"}, ranks={"seat": 3})
 
@@ -91,7 +90,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.sampled_from(sorted(RULES)), st.data())
-def test_whatever_services_say_is_merged_without_an_error(role: str, data: st.DataObject) -> None:
+def test_any_figures_are_merged_without_an_error(role: str, data: st.DataObject) -> None:
     figures = st.fixed_dictionaries({}, optional=dict.fromkeys([*RULES[role], "ranks"], ANYTHING))
     said = data.draw(st.lists(figures, min_size=2, max_size=4))
 
@@ -119,7 +118,7 @@ def test_a_role_is_down_only_if_none_of_it_answers(
     ]
 
 
-def test_roles_come_in_the_order_of_their_first_instances_with_the_memory_that_is_known() -> None:
+def test_roles_are_ordered_by_their_first_instances() -> None:
     found = roles_of([instance("joiner", 0, memory_mb=3.0), instance("gateway", 0), instance("joiner", 1)])
 
     assert [(r["role"], r["of"], r["memory_mb"]) for r in found] == [("joiner", 2, 3), ("gateway", 1, None)]

@@ -1,4 +1,4 @@
-"""The list of services: what it names, in what order, and what is refused."""
+"""The list of services: names, order and refused entries."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ LISTS = st.lists(st.tuples(st.sampled_from(ROLES), ADDRESSES), min_size=1, max_s
 
 
 @given(LISTS, st.sampled_from([",", ", ", " ,\n"]))
-def test_every_service_of_a_list_is_named_once_and_keeps_its_role_and_address(
-    services: list[tuple[str, Address]], between: str
-) -> None:
+def test_every_listed_service_has_a_unique_name(services: list[tuple[str, Address]], between: str) -> None:
     places = listed_places(between.join(f"{role}={address}" for role, address in services))
 
     assert sorted((i.role, str(i.address)) for i in places.instances) == sorted(
@@ -34,14 +32,14 @@ def test_every_service_of_a_list_is_named_once_and_keeps_its_role_and_address(
     ), "in the order of an event's way"
 
 
-def test_one_of_a_role_has_its_name_and_several_are_told_apart() -> None:
+def test_one_of_a_role_has_its_name_and_several_are_numbered() -> None:
     found = listed_places(
         "gateway=gateway-1.news:7000,gateway=gateway-0.news:7000,trainer=10.0.0.1:7011,"
         "inference=[fd00::1]:7001,inference=[fd00::2]:7001,joiner=joiner-0:7010,joiner=other:7010"
     )
 
     assert {str(i.address): i.name for i in found.instances} == {
-        "gateway-1.news:7000": "gateway-1",  # as its host calls it, whatever place it has in the list
+        "gateway-1.news:7000": "gateway-1",  # by its host's name, not by its place in the list
         "gateway-0.news:7000": "gateway-0",
         "joiner-0:7010": "joiner-0",
         "other:7010": "joiner-1",
@@ -71,9 +69,7 @@ def test_hosts_that_bear_one_name_in_two_domains_are_numbered() -> None:
         (",".join(f"gateway=g:{port}" for port in range(1, 503)), "502 services", "at most 500"),
     ],
 )
-def test_what_is_no_list_stops_the_start_and_says_which_entry_and_why(
-    text: str, named: str, expected: str
-) -> None:
+def test_a_malformed_list_stops_the_start_with_the_entry(text: str, named: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         listed_places(text)
 

@@ -37,13 +37,13 @@ def test_the_newer_half_is_compared_with_the_older_half() -> None:
     assert found[0]["change"] == pytest.approx(-0.2)
 
 
-def test_what_has_too_few_samples_in_a_half_is_left_out() -> None:
+def test_segments_with_too_few_samples_are_left_out() -> None:
     assert changes(*[window(i, 200, 0.9) for i in range(4)]) == []
     assert changes(*[window(i, 99, 0.9) for i in range(10)]) == []
     assert changes(*[window(i, 101, 0.9) for i in range(10)]) != []
 
 
-def test_what_is_older_than_an_hour_does_not_count() -> None:
+def test_windows_older_than_an_hour_do_not_count() -> None:
     old = [window(i, 1_000, 5.0) for i in range(10)]
     new = [window(SPANS + 50 + i, 300, 0.8) for i in range(10)]
 
@@ -61,7 +61,7 @@ def test_windows_shorter_than_a_span_are_added_up() -> None:
     assert found["n"] == 2_000
 
 
-def test_predictions_that_were_served_come_before_those_of_training() -> None:
+def test_served_predictions_come_before_those_of_training() -> None:
     training = [window(i, 500, 0.5, of="training") for i in range(10)]
     served = [window(i, 500, 0.9) for i in range(10)]
 

@@ -1,4 +1,4 @@
-"""Series: bounded whatever comes, newest first to stay, sums where windows are thinned."""
+"""Series: bounded, the newest points are kept in full, thinned windows are summed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from freshet.console.history import POINTS, Series, added
 HOUR, DAY = 3_600_000, 86_400_000
 
 
-def test_the_last_hour_is_kept_in_full_at_a_point_every_five_seconds() -> None:
+def test_the_last_hour_keeps_a_point_every_five_seconds() -> None:
     series = Series(DAY)
     for i in range(POINTS):
         series.add(i * 5_000, i)
@@ -18,7 +18,7 @@ def test_the_last_hour_is_kept_in_full_at_a_point_every_five_seconds() -> None:
     assert series.last(HOUR, POINTS * 5_000) == list(range(POINTS))
 
 
-def test_a_day_is_thinned_to_so_many_points_whatever_comes() -> None:
+def test_a_day_is_thinned_to_a_fixed_number_of_points() -> None:
     series = Series(DAY)
     for i in range(20_000):
         series.add(i * 5_000, i)
@@ -30,7 +30,7 @@ def test_a_day_is_thinned_to_so_many_points_whatever_comes() -> None:
     assert series.last(60_000, now) == list(range(19_988, 20_000))
 
 
-def test_windows_that_share_a_place_are_added_up_and_nothing_is_counted_twice() -> None:
+def test_windows_of_one_place_are_added_once() -> None:
     series = Series(DAY, added)
     for i in range(1_000):
         window = {
@@ -54,7 +54,7 @@ def test_windows_that_share_a_place_are_added_up_and_nothing_is_counted_twice() 
     assert all(w["model"]["clicks"] * 10 == w["model"]["impressions"] for w in day)
 
 
-def test_adding_leaves_what_was_added_as_it_was() -> None:
+def test_adding_does_not_change_the_windows() -> None:
     first, second = {"n": {"a": 1}, "start_ms": 0}, {"n": {"a": 2}, "start_ms": 5}
 
     assert added(first, second) == {"n": {"a": 3}, "start_ms": 0}
@@ -62,7 +62,7 @@ def test_adding_leaves_what_was_added_as_it_was() -> None:
 
 
 @given(st.lists(st.integers(0, 10 * DAY), min_size=1, max_size=300))
-def test_points_come_out_in_order_in_whatever_order_they_came(times: list[int]) -> None:
+def test_points_come_out_in_order(times: list[int]) -> None:
     series = Series(DAY)
     for time in times:
         series.add(time, time)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from freshet.config.avro.schema import parse_schema, sample_schema
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.parse import parse_spec
-from freshet.console.dead_letters import LONGEST_TEXT, letter_of
 from freshet.console.segments import texts_of_buckets, texts_of_times
 from freshet.console.served_events import (
     ServedSample,
@@ -27,7 +26,8 @@ from freshet.console.served_events import (
     request_of,
     without_logical_types,
 )
-from freshet.console.try_it import body_of
+from freshet.console.service import rank_request
+from freshet.console.topic_readers import LONGEST_TEXT, dead_letter_of
 from freshet.errors import BadInput
 from freshet.features import EventExtractor, SampleDecoder, key_of
 from freshet.log.schema_ids import SchemaRegistry, frame
@@ -160,7 +160,7 @@ def test_an_event_that_served_nothing_is_no_request(broken: dict[str, Any]) -> N
     assert request_of(broken, STREAM) is None
 
 
-def test_events_of_one_item_each_are_grouped_and_share_what_is_alike() -> None:
+def test_events_of_one_item_each_share_a_context() -> None:
     def one(request: str, item: int) -> dict[str, Any]:
         return {
             "meta": {"request": request, "at": 3},
@@ -200,13 +200,13 @@ def test_leaves_of_any_tree_are_found_without_an_error(value: Any, path: list[st
 
 
 @given(st.dictionaries(st.sampled_from(["meta", "page", "items"]), tree, max_size=3))
-def test_any_event_is_a_request_or_none_and_can_be_told_as_json(served: dict[str, Any]) -> None:
+def test_any_event_is_a_request_in_json_or_none(served: dict[str, Any]) -> None:
     told = [request_of(served, STREAM), grouped([served, served], STREAM), plain(served)]
 
     orjson.dumps(told)
 
 
-def test_texts_of_times_and_buckets_have_the_keys_that_training_computes() -> None:
+def test_texts_of_times_and_buckets_have_the_keys_of_training() -> None:
     tuesday = 1_700_000_000_000 // 86_400_000 * 86_400_000  # 00:00 UTC
     times = [tuesday + hour * 3_600_000 for hour in range(24 * 8)]
     ages = [0.0, 1.0, 5.0, 99.9, 1e9]
@@ -232,10 +232,10 @@ def test_texts_of_times_and_buckets_have_the_keys_that_training_computes() -> No
 # --- dead letters
 
 
-def test_a_sample_that_the_trainer_refused_is_told_as_its() -> None:
+def test_a_sample_that_the_trainer_refused_names_it() -> None:
     refused = {"v": 1, "kind": "sample", "reason": "cut short", "bytes": "AA=="}
 
-    letter = letter_of(orjson.dumps(refused), "gateway")
+    letter = dead_letter_of(orjson.dumps(refused), "gateway")
 
     assert letter is not None
     assert (letter["from"], letter["reason"], letter["time_ms"]) == ("trainer", "cut short", None)
@@ -244,7 +244,7 @@ def test_a_sample_that_the_trainer_refused_is_told_as_its() -> None:
 def test_a_long_event_is_cut_and_says_so() -> None:
     value = base64.b64encode(b"a" * 10_000).decode()
 
-    letter = letter_of(orjson.dumps({"v": 1, "kind": "refused", "value": value}), "gateway")
+    letter = dead_letter_of(orjson.dumps({"v": 1, "kind": "refused", "value": value}), "gateway")
 
     assert letter is not None
     assert (len(letter["text"]), letter["text"][-1]) == (LONGEST_TEXT, "…")
@@ -257,17 +257,17 @@ letters = st.dictionaries(
 
 
 @given(st.binary(max_size=200) | letters)
-def test_no_letter_breaks_the_list(value: bytes) -> None:
-    letter = letter_of(value, "joiner")
+def test_no_dead_letter_breaks_the_list(value: bytes) -> None:
+    letter = dead_letter_of(value, "joiner")
 
     orjson.dumps(letter)
     assert letter is None or len(letter["text"]) <= 2 * LONGEST_TEXT
 
 
 @given(st.binary(max_size=60))
-def test_a_try_is_a_dry_run_whatever_is_sent(body: bytes) -> None:
+def test_a_try_is_always_a_dry_run(body: bytes) -> None:
     try:
-        asked = orjson.loads(body_of(body))
+        asked = orjson.loads(rank_request(body))
     except BadInput:
         return
     assert asked["dry_run"] is True
@@ -276,4 +276,4 @@ def test_a_try_is_a_dry_run_whatever_is_sent(body: bytes) -> None:
 
 def test_a_try_that_is_nested_too_deep_is_refused_not_a_fault() -> None:
     with pytest.raises(BadInput, match="too deep"):
-        body_of(b'{"context":' + b"[" * 300 + b"]" * 300 + b"}")
+        rank_request(b'{"context":' + b"[" * 300 + b"]" * 300 + b"}")

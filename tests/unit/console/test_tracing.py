@@ -1,4 +1,4 @@
-"""A trace's stages by offsets: each when it is true, in order, whatever restarts in between."""
+"""A trace's stages by offsets: in order, also over restarts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freshet.console.tracing import STAGES, Published, Trace, Traces, furthest, offsets_of, published_by
+from freshet.console.traces import STAGES, Published, Trace, Traces, furthest, offsets_of, published_by
 
 
 def logged(offset: int = 7) -> Trace:
@@ -41,14 +41,14 @@ def test_one_look_may_find_several_stages_reached() -> None:
     assert trace.stages["trained"] == trace.stages["published"] == 30
 
 
-def test_nothing_is_trained_before_it_is_known_which_samples_to_wait_for() -> None:
+def test_nothing_is_trained_before_the_samples_are_known() -> None:
     trace = logged()
     trace.trained({2: 10**9}, {2: 10**9}, {0: 1}, 1_030)
 
     assert trace.waits_for == "joined"
 
 
-def test_a_trainer_that_starts_again_and_knows_nothing_yet_is_waited_for() -> None:
+def test_a_trace_waits_for_a_restarted_trainer() -> None:
     trace = logged()
     trace.joined(8, 41, 1_020)
     trace.trained({}, {}, {}, 1_030)
@@ -61,7 +61,7 @@ def test_a_trainer_that_starts_again_and_knows_nothing_yet_is_waited_for() -> No
     assert trace.stages["published"] == 60
 
 
-def test_a_clock_that_jumps_back_makes_no_stage_earlier_than_the_one_before() -> None:
+def test_stages_never_decrease_after_a_clock_jump() -> None:
     trace = logged()
     trace.joined(8, 41, 900)
     trace.trained({2: 41}, {2: 41}, {0: 2}, 500)
@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_back_makes_no_stage_earlier_than_the_one_before() ->
     assert list(trace.stages.values()) == sorted(trace.stages.values())
 
 
-def test_medians_are_of_the_newest_traces_and_a_failure_is_told_while_it_is_among_them() -> None:
+def test_figures_and_failures_are_of_the_newest_traces() -> None:
     traces = Traces()
     assert traces.to_json() is None
 
@@ -105,7 +105,7 @@ def test_medians_are_of_the_newest_traces_and_a_failure_is_told_while_it_is_amon
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=5),
     )
 )
-def test_offsets_are_read_from_whatever_a_service_answers(value: object) -> None:
+def test_offsets_are_read_from_any_answer(value: object) -> None:
     assert all(type(p) is int and type(n) is int for p, n in offsets_of(value).items())
 
 
@@ -120,7 +120,7 @@ def shard(slices: int, applied: dict[str, int], rows_next: dict[str, int]) -> di
     return {"slices": slices, "published": {"applied": applied, "rows_next": rows_next}}
 
 
-def test_shards_have_published_what_all_of_them_have_and_as_far_as_the_furthest_wrote() -> None:
+def test_shards_publish_the_least_applied_and_furthest_rows() -> None:
     shards = [
         shard(40, {"0": 9, "1": 4}, {"0": 100, "1": 20}),
         shard(24, {"0": 7, "1": 5}, {"0": 90, "1": 30}),
@@ -129,14 +129,14 @@ def test_shards_have_published_what_all_of_them_have_and_as_far_as_the_furthest_
     assert published_by(shards, 64) == Published({0: 7, 1: 4}, {0: 100, 1: 30})
 
 
-def test_nothing_is_published_while_slices_are_with_a_shard_that_does_not_answer() -> None:
+def test_nothing_is_published_while_a_shard_is_silent() -> None:
     known = [shard(40, {"0": 9}, {"0": 100})]
 
     assert published_by(known, 64) == Published({}, {})
     assert published_by([], 64) == Published({}, {})
 
 
-def test_a_shard_without_slices_holds_nobody_up() -> None:
+def test_a_shard_without_slices_delays_no_trace() -> None:
     assert published_by([shard(64, {"0": 9}, {"0": 100}), shard(0, {}, {})], 64).applied == {0: 9}
 
 
@@ -151,11 +151,11 @@ def test_a_trainer_that_holds_its_rows_itself_speaks_alone() -> None:
     assert published_by([{"slices": True, "published": "x"}], 0) == Published({}, {})
 
 
-def test_ranks_have_learned_what_the_furthest_has() -> None:
+def test_ranks_have_applied_the_furthest_offsets() -> None:
     assert furthest([{0: 5, 1: 2}, {0: 4, 2: 1}]) == {0: 5, 1: 2, 2: 1}
 
 
-def test_an_action_is_served_once_every_replica_that_answers_has_its_rows() -> None:
+def test_an_action_is_served_once_all_replicas_have_its_rows() -> None:
     trace = logged()
     trace.joined(8, 41, 1_020)
     trace.trained({2: 41}, {2: 41}, {0: 6}, 1_030)

@@ -1,4 +1,4 @@
-"""A request to try goes to a replica that answers, and what nobody answers says where it was asked."""
+"""A rank request of the page goes to a replica that answers; the error names the last address."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from freshet.console.try_it import asked
+from freshet.console.service import rank_for_page
 from freshet.errors import Unavailable
 from freshet.http.addresses import Address
 
@@ -38,18 +38,18 @@ def replica() -> Iterator[Address]:
 
 
 def test_a_replica_that_has_just_gone_is_passed_over(replica: Address) -> None:
-    assert asked([NOWHERE, replica], b"{}").status == 200
+    assert rank_for_page([NOWHERE, replica], b"{}").status == 200
 
 
-def test_what_a_replica_refuses_is_its_answer_and_no_other_is_asked(replica: Address) -> None:
-    assert asked([replica, NOWHERE], b"bad").status == 400
+def test_a_refusal_of_a_replica_is_the_answer(replica: Address) -> None:
+    assert rank_for_page([replica, NOWHERE], b"bad").status == 400
 
 
-def test_if_none_answers_it_is_said_where_the_last_was_asked() -> None:
+def test_if_none_answers_the_last_address_is_named() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        asked([NOWHERE, NOWHERE], b"{}")
+        rank_for_page([NOWHERE, NOWHERE], b"{}")
 
 
 def test_if_none_is_known_that_is_said() -> None:
     with pytest.raises(Unavailable, match="not known"):
-        asked([], b"{}")
+        rank_for_page([], b"{}")

@@ -36,7 +36,7 @@ from freshet.coordination.claim_rules import (
 from freshet.coordination.claims import Claims
 from freshet.errors import Corrupt, DataLost, Fenced, Unavailable
 from freshet.log import EventLog
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.paramserver.placement import BalanceRules
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from freshet.demo.draws import Draws
-from freshet.demo.news_site import LONGEST_CLICK_S, DriftPlan, NewsSite, SiteOptions
+from freshet.demo.news_site import LONGEST_CLICK_S, Draws, DriftPlan, NewsSite, SiteOptions
 from freshet.types import F64
 
 SMALL = SiteOptions(users=20, items=60, candidates=6, shown=4)

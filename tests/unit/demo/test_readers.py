@@ -9,10 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
+from freshet.demo.connections import Outbox
 from freshet.demo.news_site import NewsSite
-from freshet.demo.outbox import Outbox
-from freshet.demo.readers import Pace, Readers
-from freshet.demo.windows import Windows
+from freshet.demo.readers import Pace, Readers, Windows
 from freshet.errors import Unavailable
 from freshet.testing.clock import SettableClock
 

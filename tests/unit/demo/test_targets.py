@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from freshet.config.settings import load_settings
-from freshet.demo.connection import HttpConnection
-from freshet.demo.targets import Targets, server_of, targets_by
+from freshet.demo.connections import HttpConnection, Targets, server_of, targets_by
 from freshet.errors import ConfigError, Unavailable
 from freshet.http.addresses import Address
 

@@ -12,7 +12,7 @@ from ops.constraints import CONSTRAINTS, ROOT, declared, needed, text_of
 PINS = dict(line.split("==") for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#"))
 
 
-def test_every_package_that_a_service_asks_for_is_pinned_to_a_release_that_it_allows() -> None:
+def test_every_required_package_is_pinned_to_an_allowed_release() -> None:
     asked = [need for need in declared() if need.name not in ("torch", "freshet")]
 
     assert len(asked) > 20
@@ -20,7 +20,7 @@ def test_every_package_that_a_service_asks_for_is_pinned_to_a_release_that_it_al
         assert need.specifier.contains(PINS[canonicalize_name(need.name)]), need
 
 
-def test_what_is_written_follows_needs_and_extras_as_far_as_they_go() -> None:
+def test_constraints_follow_requirements_and_extras() -> None:
     found = needed([Requirement("redis[hiredis]"), Requirement("torch")])
 
     assert {"redis", "hiredis", "sympy", "mpmath"} <= set(found)

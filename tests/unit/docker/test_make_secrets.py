@@ -59,7 +59,7 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_certificate_is_made_again_if_it_ends_soon_or_is_of_another_authority(tmp_path: Path) -> None:
+def test_an_expiring_or_foreign_certificate_is_replaced(tmp_path: Path) -> None:
     made(tmp_path, "kafka", "shard-0", "shard-1")
     authority, peers = tmp_path / "authority", tmp_path / "secrets" / "peers"
     before = {name: (peers / f"{name}.pem").read_bytes() for name in ("shard-0", "shard-1")}
@@ -79,7 +79,7 @@ def test_a_certificate_is_made_again_if_it_ends_soon_or_is_of_another_authority(
     assert CertificateFiles("grpc", ca_file=ca, cert_file=cert, key_file=key).expires()
 
 
-def test_the_authoritys_key_is_given_to_nobody(folder: Path) -> None:
+def test_no_service_gets_the_authority_s_key(folder: Path) -> None:
     secret = (folder.parent / "authority" / "ca.key").read_text()
 
     assert not [path for path in folder.rglob("*") if path.is_file() and secret in path.read_text()]
@@ -88,7 +88,7 @@ def test_the_authoritys_key_is_given_to_nobody(folder: Path) -> None:
     assert others == ["secrets"]
 
 
-def test_every_file_that_a_service_is_told_of_is_made(folder: Path) -> None:
+def test_every_file_that_a_service_reads_is_made(folder: Path) -> None:
     for file, told_of in COMPOSE_FILES.items():
         told = set(re.findall(r"/run/freshet/([a-z]+/[A-Za-z0-9.-]+)", told_of))
         assert {name for name in told if not (folder / name).is_file()} == set(), file
@@ -176,7 +176,7 @@ def test_kafka_is_reached_by_what_stands_in_its_properties(folder: Path) -> None
     assert client["sasl.password"] not in properties
 
 
-def test_one_that_was_killed_while_it_wrote_is_made_good_by_the_next(tmp_path: Path) -> None:
+def test_a_run_repairs_the_files_of_a_killed_one(tmp_path: Path) -> None:
     made(tmp_path, "kafka")
     token = tmp_path / "secrets" / "peers" / "grpc.token"
     token.unlink()
@@ -234,7 +234,7 @@ def test_a_token_that_was_dropped_is_not_made_again(tmp_path: Path) -> None:
     assert [e.name for e in read_tokens(file)] == ["rank", "operate", "client"]
 
 
-def test_a_token_that_was_taken_away_is_made_anew_and_the_former_one_is_not_known(tmp_path: Path) -> None:
+def test_a_removed_token_is_replaced_and_no_longer_valid(tmp_path: Path) -> None:
     made(tmp_path, "kafka")
     file, token = tmp_path / "secrets" / "doors" / "tokens", tmp_path / "secrets" / "client" / "client.token"
     rewritten(file, "".join(

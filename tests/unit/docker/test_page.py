@@ -28,7 +28,7 @@ def section(title: str) -> str:
 
 
 def first_cells(text: str) -> list[str]:
-    """Of the rows of a table, without its head."""
+    """Return the first cells of the rows of a table, without its head."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return [line.split("|")[1] for line in rows[2:]]
 
@@ -40,7 +40,7 @@ def another() -> dict[str, Any]:
     return dict(found)
 
 
-def test_an_example_changes_services_that_there_are_or_extends_one() -> None:
+def test_an_example_changes_or_extends_existing_services() -> None:
     for services in EXAMPLES:
         for name, service in services.items():
             assert name in COMPOSE or service["extends"]["service"] in COMPOSE, name
@@ -52,7 +52,7 @@ def overrides() -> dict[str, dict[str, Any]]:
     return {name: yaml.safe_load(text)["services"] for name, text in texts.items()}
 
 
-def test_every_file_that_may_be_named_is_told_and_changes_services_that_there_are() -> None:
+def test_every_optional_file_is_documented_and_fits_the_stack() -> None:
     (told,) = (line for line in PAGE.read_text().splitlines() if line.startswith("| `COMPOSE_FILE`"))
 
     assert len(overrides()) > 3
@@ -61,7 +61,7 @@ def test_every_file_that_may_be_named_is_told_and_changes_services_that_there_ar
         assert set(services) <= set(COMPOSE), file
 
 
-def test_a_gpu_is_of_the_trainer_alone_and_changes_the_one_that_there_is() -> None:
+def test_the_gpu_file_changes_the_existing_trainer_only() -> None:
     """Ranks of a model are all on one kind of device."""
     services = overrides()["compose.gpu.yml"]
 
@@ -72,7 +72,7 @@ def test_a_gpu_is_of_the_trainer_alone_and_changes_the_one_that_there_is() -> No
         assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
 
 
-def test_an_inference_server_that_starts_has_clients_wait_only_where_there_is_no_other() -> None:
+def test_clients_wait_for_a_start_only_without_another_server() -> None:
     waits = "FRESHET_INFERENCE_START_WAIT"
     small = yaml.safe_load((ROOT / "compose.small.yml").read_text().replace("!override", ""))
     servers = [service for name, service in COMPOSE.items() if name.startswith("inference-")]
@@ -93,19 +93,19 @@ def test_another_shard_has_a_name_and_a_certificate_of_its_own(another: dict[str
     }
 
 
-def test_another_inference_server_asks_for_tokens_as_the_others_do(another: dict[str, Any]) -> None:
+def test_another_inference_server_requires_the_same_tokens(another: dict[str, Any]) -> None:
     for part in ("environment", "volumes"):
         assert another["inference-2"][part] == TOKENS["inference-1"][part]
 
 
-def test_a_new_model_begins_without_what_belongs_to_the_former_and_keeps_secrets_and_audit() -> None:
+def test_a_new_model_keeps_secrets_and_audit_log_only() -> None:
     (removed,) = re.findall(r"docker volume rm (.*)", section("### Another model"))
 
     of_a_model = {name for name in VOLUMES if name in ("kafka", "versions") or name.startswith("redis-")}
     assert {name.removeprefix("freshet_") for name in removed.split()} == of_a_model - {"redis-secrets"}
 
 
-def test_the_loss_of_every_volume_is_told() -> None:
+def test_the_loss_of_every_volume_is_documented() -> None:
     told = first_cells(section("### What is lost with each volume"))
     names = {pattern for cell in told for pattern in re.findall(r"`([^`]+)`", cell)} | {
         "*-secrets",

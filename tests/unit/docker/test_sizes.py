@@ -1,5 +1,5 @@
-"""Sizes in the compose files, and in the table of docs/compose.md, fit together: what shards may hold has
-room in Redis and in each inference server, and every container has memory for what it does beside."""
+"""Sizes in the compose files, and in the table of docs/compose.md, fit together: Redis and each inference
+server have space for the rows of all shards, and every container has memory for what it does beside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from freshet.config.spec import load_spec
 from freshet.config.spec.explanation import INDEX_BYTES, row_bytes
 from freshet.config.spec.layout import layout_of
-from freshet.demo.spec import DEMO_SPEC
+from freshet.demo import DEMO_SPEC
 from freshet.paramserver.placement import FILLED
 from freshet.tables.store import Store
 from tests.fixtures.pages import ROOT
@@ -31,7 +31,7 @@ MIB, GIB = 1 << 20, 1 << 30
 TWICE = 1.6
 """So many times its own bytes a row may take in Redis: docs/redis.md, "Sizing"."""
 PAGES = 1_024 * (64 << 10)
-"""Of pages that are not put together yet, in all buckets."""
+"""Bytes of pages that are not compacted yet, in all buckets."""
 FULLEST = 1.04
 """The fullest of three masters has so many times its share of the store's 1,024 buckets."""
 SERVICES_BESIDE = 128 * MIB
@@ -84,7 +84,7 @@ def services(request: pytest.FixtureRequest) -> dict[str, Any]:
     return read(variables, small=small)
 
 
-def test_redis_has_room_for_all_that_shards_may_hold(services: dict[str, Any]) -> None:
+def test_redis_has_space_for_all_that_shards_may_hold(services: dict[str, Any]) -> None:
     cluster = nodes(services)
     masters = cluster if len(cluster) == 1 else cluster[: len(cluster) // 2]
     room = sum(size(node["environment"]["REDIS_MAXMEMORY"]) for node in masters)
@@ -93,7 +93,7 @@ def test_redis_has_room_for_all_that_shards_may_hold(services: dict[str, Any]) -
     assert room >= uneven * TWICE * shards_bytes(services) + PAGES
 
 
-def test_no_row_takes_more_in_redis_or_in_serving_than_its_share_of_a_shard() -> None:
+def test_no_row_exceeds_its_share_in_redis_or_in_serving() -> None:
     """So that bytes of shards may be compared with bytes of Redis and of inference servers."""
     for path in (DEMO_SPEC, *sorted((ROOT / "examples").glob("*/freshet.toml"))):
         spec = load_spec(path)

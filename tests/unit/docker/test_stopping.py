@@ -19,7 +19,7 @@ COMPOSE = yaml.safe_load(filled((ROOT / "docker-compose.yml").read_text(), {}))
 
 
 def role_of(service: Mapping[str, Any]) -> str:
-    """Of which role its image is; "" if it is none of ours, or runs once."""
+    """Return the role of its image; "" if it is an external one, or runs once."""
     name: str = service["image"].rpartition("/")[2].partition(":")[0]
     return name if name in RUNNERS and service["restart"] != "no" else ""
 

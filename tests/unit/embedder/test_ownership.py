@@ -6,9 +6,10 @@ import pytest
 
 from freshet.coordination.claims import Claims
 from freshet.embedder.core import address_of, embedders_of
-from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress, embedder_readings
+from freshet.embedder.service import EMBEDDER_METRICS, Embedder, EmbedderAddress
 from freshet.errors import Fenced
 from freshet.log.sqlite.event_log import SqliteEventLog
+from freshet.observability.metrics import readings
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import FrameServer
@@ -97,9 +98,9 @@ def test_embedders_take_partitions_over_during_training(scene):
     wait_for(lambda: second.owned == [0, 1], DEADLINE_S)
     train(60)
 
-    readings = embedder_readings(second.embedder.status())
-    assert readings.keys() == {metric.name for metric in EMBEDDER_METRICS}
-    assert readings["freshet_embedder_samples"] != 0
+    figures = readings(EMBEDDER_METRICS, second.embedder.status())
+    assert figures.keys() == {metric.name for metric in EMBEDDER_METRICS}
+    assert figures["freshet_embedder_samples"] != {(): 0}
     second.end()
     watching.close()
     assert first.error is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from freshet.evaluation import LabelKind, Measures, auc
 from freshet.evaluation.predictions import LearnerPredictions
+from tests.fixtures.effort import examples
 
 CLICK, BUY, WATCH = LabelKind("click", False), LabelKind("buy", False), LabelKind("watch", True)
 
@@ -25,7 +26,7 @@ def logloss(p: np.ndarray, y: np.ndarray) -> float:
     return float(-(y * np.log(q) + (1 - y) * np.log(1 - q)).mean())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     samples=st.integers(1, 4_000),
     gaps=st.floats(0, 0.9),

@@ -32,6 +32,7 @@ from freshet.inference.schemas import request_schema
 from freshet.recordings.sample_files import event_rows, read_samples
 from freshet.types import BytesColumn
 from tests.fixtures import feature_oracle as oracle
+from tests.fixtures.effort import examples
 
 VALUES = int(os.environ.get("FRESHET_TEST_KEYS", "20000"))
 ROWS = 200
@@ -370,7 +371,7 @@ def by_rank(spec: Spec, rows: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 @settings(
-    max_examples=max(3, VALUES // (ROWS * VALUES_A_ROW)),
+    max_examples=examples(max(3, VALUES // (ROWS * VALUES_A_ROW))),
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.generate,),  # a seed does not shrink
@@ -405,7 +406,7 @@ def keys_by_feature(spec: Spec, found: Decoded) -> dict[str, list[int]]:
     return out
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(value=st.integers(-(2**31), 2**31 - 1) | st.integers(0, 5), text=st.text("abcé ", max_size=6))
 def test_features_have_one_row_of_an_id_only_if_they_share(spec: Spec, value: int, text: str) -> None:
     row = rows_of(1, 1)[0] | {"small": value, "recent": [value], "raw": text.encode(), "tags": [text]}

@@ -25,6 +25,7 @@ from freshet.features import (
 )
 from freshet.inference.schemas import request_schema
 from freshet.types import BytesColumn
+from tests.fixtures.effort import examples
 
 FEED = Path(__file__).parents[3] / "examples" / "feed"
 FLAT = """
@@ -143,7 +144,7 @@ contexts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(contexts, candidates), min_size=1, max_size=4))
 def test_a_request_decodes_to_what_its_samples_would(
     requests: list[tuple[dict[str, Any], list[Any]]],
@@ -167,7 +168,7 @@ flat_candidates = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(flat_candidates, min_size=1, max_size=4))
 def test_candidates_that_are_events_share_constants_only(
     requests: list[list[dict[str, Any]]],

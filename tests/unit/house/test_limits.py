@@ -21,7 +21,7 @@ def test_only_a_measure_above_its_ceiling_is_worse() -> None:
 
 
 @pytest.mark.parametrize(("now", "ceiling"), [(15, 15), (5, 10), (30, 20)])
-def test_a_ceiling_is_lowered_to_the_measure_but_not_below_the_limit(now: int, ceiling: int) -> None:
+def test_a_ceiling_falls_to_the_measure_but_not_below_the_limit(now: int, ceiling: int) -> None:
     assert lowered(BOUNDS, [Measure("lines", now)]) == {"lines": Limit(10, ceiling)}
 
 

@@ -39,7 +39,7 @@ def test_an_import_statement_counts_once_and_relative_ones_count() -> None:
     assert [place.partition(" ")[0].rpartition(":")[2] for place in found.borrowed] == ["1", "2", "3"]
 
 
-def test_private_names_of_dependencies_count_however_they_are_reached() -> None:
+def test_private_names_count_however_they_are_reached() -> None:
     source = """
 import uvicorn
 import torch as t

@@ -19,7 +19,7 @@ def facts(source: str) -> Facts:
     return facts_of(PATH, source, tree, texts_of(PATH, source, tree))
 
 
-def test_a_callable_with_more_than_eight_parameters_counts_without_self() -> None:
+def test_more_than_eight_parameters_count_without_self() -> None:
     eight, nine = (", ".join(f"a{i}" for i in range(count)) for count in (8, 9))
     source = f"""
 def f({nine}): ...

@@ -82,7 +82,7 @@ def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path, quick: None)
     assert windows.read() == []
 
 
-def test_a_module_is_on_the_path_if_every_pass_and_no_idle_window_enters_a_function_of_it() -> None:
+def test_modules_of_every_pass_and_no_idle_window_are_counted() -> None:
     def functions(names: str) -> frozenset[tuple[str, str]]:
         return frozenset((f"freshet.{name}", function) for name, function in map(tuple, names.split()))
 

@@ -101,7 +101,7 @@ def test_a_word_is_allowed_in_its_files() -> None:
 
 
 @pytest.mark.parametrize("text", ["Of a door", "One. Of two", "One:\n\nOf two", "- Of two", "| Of two |"])
-def test_a_sentence_that_begins_with_a_forbidden_opening_is_found(text: str) -> None:
+def test_a_sentence_with_a_forbidden_opening_is_found(text: str) -> None:
     assert "Of" in [what for _, _, what in found(text, "docs/a.md")]
 
 

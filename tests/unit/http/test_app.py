@@ -23,6 +23,7 @@ from freshet.http.endpoint import Endpoint
 from freshet.http.messages import BodyLimits, HttpError, Request, Response, json_response
 from freshet.http.server import bind, run_server, serve
 from tests.fixtures.asgi import answered
+from tests.fixtures.effort import examples
 from tests.fixtures.serving import answering
 
 LIMIT = 1_000
@@ -196,7 +197,9 @@ def test_requests_are_counted_by_route_not_by_path(server: Running) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60), deadline=None
+)
 def test_random_bytes_on_the_wire_never_stop_the_server(server: Running, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
         client.sendall(data + b"\r\n\r\n")

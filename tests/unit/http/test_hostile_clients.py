@@ -18,6 +18,7 @@ from freshet.http.app import App
 from freshet.http.endpoint import Endpoint
 from freshet.http.messages import BodyLimits, Request, Response, header_map
 from freshet.testing.conditions import wait_for
+from tests.fixtures.effort import examples
 from tests.fixtures.serving import answering
 from tests.unit.http.hot_server import Running, asking, bodies, running_server
 
@@ -132,7 +133,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), min_size=1, max_size=4),
     st.integers(0, 1 << 30),

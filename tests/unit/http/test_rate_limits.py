@@ -67,7 +67,7 @@ def test_a_client_with_both_limits_counts_once() -> None:
     for i in range(100):
         authenticator.charge_events(authenticator.authenticate("send", None, f"192.0.2.{i}").allowance, 1_000)
 
-    assert authenticator.readings()["freshet_door_clients"] == 100
+    assert authenticator.figures()["clients"] == 100
     assert outcomes(authenticator, 1, None, "192.0.2.0") == [429], "it is still known, and what it owes, too"
 
 

@@ -27,7 +27,7 @@ from freshet.http.endpoint import LIVE, Endpoint
 from freshet.http.messages import BodyLimits, Request, Response
 from freshet.http.service_client import ask
 from freshet.http.tls import seconds_left
-from freshet.process.metrics import service_registry
+from freshet.process.telemetry import service_registry
 from freshet.testing.conditions import wait_for
 from tests.fixtures.serving import answering
 

@@ -307,17 +307,17 @@ def test_scopes_and_times_decide_on_requests(tmp_path: Path) -> None:
     assert code_of(authenticator, "send", b"Bearer three") == "old"
     clock.advance(2)
     assert code_of(authenticator, "send", b"Bearer three") == "401 token_expired"
-    assert authenticator.readings() == {
-        "freshet_door_clients": 0,
-        "freshet_door_requests": {("shop",): 1, ("ada",): 2, ("old",): 1},
-        "freshet_door_refused": {
+    assert authenticator.figures() == {
+        "clients": 0,
+        "requests": {"shop": 1, "ada": 2, "old": 1},
+        "refused": {
             ("token_scope", "shop"): 1,
             ("token_missing", ""): 2,
             ("token_unknown", ""): 1,
             ("token_expired", "old"): 1,
         },
-        "freshet_door_tokens": 2,
-        "freshet_door_tokens_file_wrong": 0,
+        "tokens": 2,
+        "tokens_file_wrong": 0,
     }
 
 

@@ -24,6 +24,7 @@ from freshet.inference.rank import FastPath
 from freshet.inference.requests import Filling, Order, RankRequest, events_of, parse_rank, refuse_expanded
 from freshet.inference.served_log import Loggable, Served, served_events
 from freshet.types import BytesColumn
+from tests.fixtures.effort import examples
 from tests.fixtures.joiner import limits_for
 from tests.fixtures.serving import FEED, schema
 
@@ -164,7 +165,7 @@ ITEMS = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_a_request_that_is_answered_can_be_logged_and_joined(name: str, data: st.DataObject) -> None:
     way = WAYS[name]

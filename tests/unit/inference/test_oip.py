@@ -16,6 +16,7 @@ from freshet.errors import BadInput
 from freshet.inference.oip import InputLimits, RequestedOutput, parse_infer, write_infer
 from freshet.inference.oip_grpc import read_infer
 from freshet.rpc.protobuf import OIP, messages
+from tests.fixtures.effort import examples
 
 M = messages(OIP)
 LIMITS = InputLimits({"x": 10, "y": None, "z": None}, 10)
@@ -203,7 +204,7 @@ def test_binary_data_that_does_not_add_up_is_refused(request_: tuple[bytes, int]
 
 
 @given(st.binary(max_size=120), st.none() | st.integers(-3, 130))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_random_bytes_are_bad_input(raw: bytes, header: int | None) -> None:
     with pytest.raises(BadInput):
         parse_infer(raw, header, LIMITS)
@@ -247,7 +248,7 @@ def test_random_binary_data_is_a_tensor_or_bad_input(blob: bytes, datatype: str,
         ),
     )
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_json_is_a_request_or_bad_input(tree: Any) -> None:
     try:
         parse_infer(orjson.dumps(tree), None, LIMITS)

@@ -19,7 +19,7 @@ from freshet.errors import Unavailable
 from freshet.inference.rows import BucketView, FollowedTable, RowFollower, ServingTable
 from freshet.log import EventLog
 from freshet.log.sqlite.event_log import open_url as open_log
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.rows.deltas import RowDelta, encode_rows
 from freshet.rows.sqlite.row_store import open_url as open_store
 from freshet.rows.store import RowStore, StoreIdentity

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.joiner.core import REPLAY_EXCLUDED, Joiner
 from freshet.joiner.plan import JoinPlan
+from tests.fixtures.effort import examples
 from tests.fixtures.join_events import (
     Action,
     Event,
@@ -95,7 +96,7 @@ class Native:
         return sorted((p.decode(), *rest) for p, *rest in zip(s.payloads, *columns, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(PLANS, STEPS)
 def test_the_native_join_does_what_the_plain_one_does(
     plan: JoinPlan, steps: list[tuple[list[Event], int]]
@@ -122,7 +123,7 @@ def test_the_native_join_does_what_the_plain_one_does(
     assert native.joiner.ids == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(PLANS, STEPS, st.randoms(use_true_random=False))
 def test_order_of_streams_between_watermarks_does_not_matter(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], chance: random.Random
@@ -147,7 +148,7 @@ def test_order_of_streams_between_watermarks_does_not_matter(
     assert one.joiner.ledger() == other.joiner.ledger()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(PLANS, STEPS, st.lists(EVENTS, max_size=15), st.integers(0, 300))
 def test_state_rebuilt_from_low_offsets_equals_the_old_one(
     plan: JoinPlan, steps: list[tuple[list[Event], int]], later: list[Event], ahead: int

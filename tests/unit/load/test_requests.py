@@ -17,8 +17,8 @@ from freshet.config.spec import load_spec
 from freshet.config.spec.schemas import load_schemas, streams_of
 from freshet.errors import BadInput, ConfigError
 from freshet.gateway.codec import StreamCodec
+from freshet.load.random_events import Draws, keys_of, record_generator
 from freshet.load.requests import Events, Ranks, Shown, compared_by, read_requests
-from freshet.load.values import Draws, keys_of, record_generator
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.sqlite.event_log import open_url
 from freshet.log.topics import ensure_topics

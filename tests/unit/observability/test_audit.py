@@ -1,4 +1,4 @@
-"""The audit log: what was done what failed, refusals that do not fill it, damage that is told."""
+"""The audit trail: actions done and failed, bounded refusals, reported damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(path: Path) -> list[AuditLine]:
     return told.lines
 
 
-def test_what_is_done_is_one_line_on_disk(tmp_path: Path) -> None:
+def test_an_action_is_one_line_of_the_audit(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     what: dict[str, object] = {}
     with Audit(path, SettableClock(1_700_000_000_123)).of("promote", ADA, what):
@@ -44,7 +44,7 @@ def test_what_is_done_is_one_line_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [BadInput("no such version\nmore"), KeyboardInterrupt(), OSError(28, "full")]
 )
-def test_what_fails_is_a_line_with_the_reason_and_fails(tmp_path: Path, error: BaseException) -> None:
+def test_a_failed_action_is_a_line_with_the_reason(tmp_path: Path, error: BaseException) -> None:
     path = tmp_path / "audit.jsonl"
     with pytest.raises(type(error)), Audit(path).of("promote", ADA, {"version": 1}):
         raise error
@@ -54,7 +54,7 @@ def test_what_fails_is_a_line_with_the_reason_and_fails(tmp_path: Path, error: B
     assert line.why in ("no such version", "KeyboardInterrupt", "[Errno 28] full")
 
 
-def test_a_line_is_on_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_disk_before_the_action(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, synced = tmp_path / "audit.jsonl", list[int]()
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
     with Audit(path).of("promote", ADA, {}):
@@ -75,9 +75,7 @@ def test_nothing_is_done_that_cannot_be_recorded(path: str) -> None:
     assert done == []
 
 
-def test_nothing_is_done_of_which_the_disk_does_not_say_that_it_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_action_begins_unless_its_line_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_handle: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -89,7 +87,7 @@ def test_nothing_is_done_of_which_the_disk_does_not_say_that_it_has_it(
     assert done == []
 
 
-def test_what_has_begun_and_has_no_outcome_is_not_known_to_be_done(tmp_path: Path) -> None:
+def test_an_action_without_an_outcome_is_not_known_to_be_done(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     with Audit(path).of("promote", ADA, {"version": 1}):
         (under_way,) = lines(path)
@@ -122,7 +120,7 @@ def test_all_refusals_of_a_burst_are_counted_in_few_lines(tmp_path: Path) -> Non
     )  # fmt: skip
 
 
-def test_a_line_that_was_cut_off_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_damage_the_next(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_bytes(b'{"v":1,"time":"2023')
     with Audit(path).of("promote", ADA, {}):
@@ -174,7 +172,7 @@ def test_a_rollback_is_found_behind_any_number_of_refusals(
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30), st.booleans())
-def test_lines_are_the_same_whatever_is_read_at_once(
+def test_lines_do_not_depend_on_the_size_of_reads(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], size: int, ended: bool
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "lines"
@@ -194,7 +192,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         read_audit(tmp_path / "audit.jsonl", 1)
 
 
-def test_the_user_is_the_one_of_the_process_whatever_the_environment_says(
+def test_the_user_is_that_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("USER", "LOGNAME", "USERNAME"):

@@ -1,10 +1,10 @@
-"""Refusals on their way to the disk: none is lost, whoever tells of them does not wait, and lines are few."""
+"""Refusals on their way to the disk: none is lost, no caller waits, and lines are few."""
 
 from __future__ import annotations
 
 import threading
 
-from freshet.observability.audit_queue import LONGEST_PAUSES, MOST_KINDS, Refusals
+from freshet.observability.audit import LONGEST_PAUSES, MOST_KINDS, Refusals
 from freshet.testing.clock import SettableClock
 
 
@@ -27,7 +27,7 @@ class Disk:
         return True
 
 
-def test_a_disk_that_hangs_holds_nobody_up() -> None:
+def test_a_disk_that_hangs_delays_no_caller() -> None:
     disk = Disk()
     disk.free.clear()
     refusals = Refusals(disk.write, pause_s=0.0)
@@ -43,7 +43,7 @@ def test_a_disk_that_hangs_holds_nobody_up() -> None:
     assert disk.lines == [("first", 0), ("999", 999)]
 
 
-def test_what_comes_within_a_pause_is_written_after_it_though_nothing_follows() -> None:
+def test_refusals_of_a_pause_are_written_after_it() -> None:
     disk = Disk()
     disk.free.clear()
     refusals = Refusals(disk.write, pause_s=0.01)
@@ -57,7 +57,7 @@ def test_what_comes_within_a_pause_is_written_after_it_though_nothing_follows() 
     assert disk.lines == [("first", 0), ("second", 0)]
 
 
-def test_a_pause_is_kept_between_two_lines_and_ended_by_the_close() -> None:
+def test_a_pause_between_lines_ends_at_the_close() -> None:
     disk = Disk()
     refusals = Refusals(disk.write, pause_s=3600.0)
     refusals.add("first")
@@ -70,7 +70,7 @@ def test_a_pause_is_kept_between_two_lines_and_ended_by_the_close() -> None:
     assert disk.lines == [("first", 0), ("9", 9)]
 
 
-def test_what_could_not_be_written_is_counted_into_the_next_line() -> None:
+def test_unwritten_refusals_count_into_the_next_line() -> None:
     disk = Disk(full=1)
     refusals = Refusals(disk.write, pause_s=0.0)
     refusals.add("first")
@@ -82,7 +82,7 @@ def test_what_could_not_be_written_is_counted_into_the_next_line() -> None:
     assert disk.lines == [("second", 1)]
 
 
-def test_what_could_not_be_written_is_tried_once_more_at_the_close() -> None:
+def test_unwritten_refusals_are_retried_at_the_close() -> None:
     disk = Disk(full=1)
     refusals = Refusals(disk.write, pause_s=0.0)
     refusals.add("only")
@@ -106,7 +106,7 @@ def test_the_longer_refusals_go_on_the_fewer_lines_they_are() -> None:
     refusals = Refusals(disk.write, pause_s=1.0, clock=clock.monotonic)
 
     def later(seconds: float) -> None:
-        with refusals._changed:  # so that nobody looks between the two
+        with refusals.changed:  # the thread must not wake between the two
             clock.advance(seconds)
             refusals.add("flood", "token_unknown")
         assert disk.tried.acquire(timeout=10), seconds
@@ -119,7 +119,7 @@ def test_the_longer_refusals_go_on_the_fewer_lines_they_are() -> None:
         later(0.5)
     assert disk.lines == [("flood", 0), *[("flood", 1)] * 8]
 
-    refusals.add("insider", "token_scope")  # another kind is told at once
+    refusals.add("insider", "token_scope")  # another kind is written at once
     assert disk.tried.acquire(timeout=10)
     clock.advance(2 * LONGEST_PAUSES)  # and a flood that was over begins anew
     for pause in (0, 1, 2):
@@ -129,7 +129,7 @@ def test_the_longer_refusals_go_on_the_fewer_lines_they_are() -> None:
     assert disk.lines[9:] == [("insider", 0), *[("flood", 0)] * 3]
 
 
-def test_a_full_disk_leaves_a_bounded_number_of_kinds_to_be_written_and_none_uncounted() -> None:
+def test_a_full_disk_bounds_kinds_and_counts_all_refusals() -> None:
     disk = Disk(full=1)
     disk.free.clear()
     refusals = Refusals(disk.write, pause_s=3600.0)
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_a_bounded_number_of_kinds_to_be_written_and_none_unc
     assert disk.lines[-1][1] >= 2 * MOST_KINDS - 2  # the others
 
 
-def test_kinds_that_are_written_make_room_for_others() -> None:
+def test_written_kinds_are_replaced_by_others() -> None:
     disk = Disk()
     refusals = Refusals(disk.write, pause_s=3600.0)
     for i in range(2 * MOST_KINDS):

@@ -1,4 +1,4 @@
-"""Figures that are asked for elsewhere, and somebody there who does not answer."""
+"""Gauges that query another component, which may not answer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import threading
 import pytest
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.cached_gauge import Newest
+from freshet.observability.metrics import CachedGauge
 from freshet.testing.conditions import wait_until
 
 
 class Log:
-    """Answers with how often it was asked, once it may."""
+    """Answers with the number of its queries, once `answers` is set."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.queries = 0
         self.answers = threading.Event()
         self.error: Exception | None = None
 
     def __call__(self) -> int:
-        self.asked += 1
-        mine = self.asked
+        self.queries += 1
+        mine = self.queries
         assert self.answers.wait(30)
         if self.error is not None:
             raise self.error
@@ -35,41 +35,41 @@ def log() -> Log:
 
 def test_each_call_asks_anew(log: Log) -> None:
     log.answers.set()
-    newest = Newest(log, 0, wait_s=30)
+    gauge = CachedGauge(log, 0, wait_s=30)
 
-    assert [newest(), newest()] == [1, 2]
+    assert [gauge(), gauge()] == [1, 2]
 
 
-def test_while_there_is_no_answer_the_former_one_is_told_and_nobody_else_is_sent(log: Log) -> None:
+def test_the_former_value_is_returned_while_a_query_runs(log: Log) -> None:
     log.answers.set()
-    newest = Newest(log, 0, wait_s=30)
-    assert newest() == 1
+    gauge = CachedGauge(log, 0, wait_s=30)
+    assert gauge() == 1
     log.answers.clear()
-    impatient = Newest(log, 7, wait_s=0.01)
+    short_wait = CachedGauge(log, 7, wait_s=0.01)
 
-    assert [impatient(), impatient(), impatient()] == [7, 7, 7]
-    wait_until("somebody was sent", lambda: log.asked > 1, within_s=30)
-    assert log.asked == 2
+    assert [short_wait(), short_wait(), short_wait()] == [7, 7, 7]
+    wait_until("a query began", lambda: log.queries > 1, within_s=30)
+    assert log.queries == 2
 
     log.answers.set()
 
 
-def test_what_came_too_late_for_one_call_is_not_lost(log: Log) -> None:
-    newest = Newest(log, 0, wait_s=0.01)
-    assert newest() == 0
+def test_an_answer_too_late_for_one_call_is_kept(log: Log) -> None:
+    gauge = CachedGauge(log, 0, wait_s=0.01)
+    assert gauge() == 0
     log.answers.set()
 
-    wait_until("it is told", lambda: newest() >= 1, within_s=30)
+    wait_until("the answer is returned", lambda: gauge() >= 1, within_s=30)
 
 
-def test_a_log_that_is_away_is_no_error_and_one_that_is_damaged_is(log: Log) -> None:
+def test_a_damaged_log_is_an_error_and_an_absent_one_is_none(log: Log) -> None:
     log.answers.set()
     log.error = Unavailable("no broker answers")
-    newest = Newest(log, 5, wait_s=30)
-    assert newest() == 5
+    gauge = CachedGauge(log, 5, wait_s=30)
+    assert gauge() == 5
 
-    log.error = Corrupt("a record that nobody wrote")
+    log.error = Corrupt("a damaged record")
     with pytest.raises(Corrupt):
-        newest()
+        gauge()
     log.error = None
-    assert newest() == 3
+    assert gauge() == 3

@@ -35,7 +35,7 @@ def test_every_key_is_a_documented_one() -> None:
     )
 
 
-def test_no_key_hides_in_a_mapping_that_nobody_can_read() -> None:
+def test_no_key_hides_in_an_opaque_mapping() -> None:
     assert not names(
         [c for c in found_calls() if c.unknown and not c.where.startswith("observability/logging.py")]
     )
@@ -55,14 +55,14 @@ def test_levels_are_the_four_that_settings_know() -> None:
     assert not names([c for c in found_calls() if c.level not in LEVELS])
 
 
-def test_a_message_is_fixed_words_so_that_it_can_be_counted_and_searched_for() -> None:
+def test_messages_are_constant_texts() -> None:
     assert not names(
         [c for c in found_calls() if not c.message and c.where != "observability/logging.py"]
     )  # a library's
 
 
 @pytest.mark.parametrize("key", ["body", "payload", "record", "events", "token", "password", "url", "error"])
-def test_no_key_is_there_for_what_must_not_be_logged(key: str) -> None:
+def test_there_is_no_key_for_secrets_and_events(key: str) -> None:
     assert key not in KEYS
 
 

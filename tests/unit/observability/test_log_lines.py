@@ -1,4 +1,4 @@
-"""How a line for people looks, what no line holds, and how many of one message there may be."""
+"""Format of text lines, hidden values, and the limit of repeated messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import pytest
 import structlog
 
 from freshet.observability import logging as ours
-from freshet.observability.log_repeats import LINES, MOST_MESSAGES, WINDOW_S, RepeatLimit
-from freshet.observability.log_secrets import HIDDEN, MOST_CHARS, scrubbed
-from freshet.observability.logging import configure_logging
+from freshet.observability.logging import (
+    HIDDEN,
+    LINES,
+    MOST_CHARS,
+    MOST_MESSAGES,
+    WINDOW_S,
+    RepeatLimit,
+    configure_logging,
+    scrubbed,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +33,7 @@ def _as_before() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_a_line_for_people_has_time_level_message_service_and_what_varies(
+def test_a_text_line_has_time_level_message_service_and_keys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("joiner", form="text")
@@ -50,7 +57,7 @@ def test_one_of_several_says_which_it_is_and_a_library_its_name(capsys: pytest.C
     assert "[joiner joiner-2 redis]" in second
 
 
-def test_what_a_value_holds_cannot_move_the_cursor_or_feign_a_line(
+def test_no_value_moves_the_cursor_or_feigns_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("joiner", form="text")
@@ -102,16 +109,16 @@ def test_credentials_are_hidden_wherever_they_stand(text: str, secret: str) -> N
     "text",
     ["no token was sent: expected Bearer", "sqlite:/var/run/log", "http://box:7000/v1/events", "a=1, b=2"],
 )
-def test_what_is_no_credential_stays_as_it_is(text: str) -> None:
+def test_texts_without_credentials_are_unchanged(text: str) -> None:
     assert scrubbed("reason", text) == text
 
 
-def test_a_value_of_a_secret_name_is_hidden_whatever_it_is() -> None:
+def test_any_value_of_a_secret_name_is_hidden() -> None:
     assert scrubbed("sasl_password", "x") == HIDDEN
     assert scrubbed("reason", {"api_key": "x"}) == {"api_key": HIDDEN}
 
 
-def test_bytes_of_events_are_told_by_their_length() -> None:
+def test_bytes_of_events_are_shown_as_their_length() -> None:
     assert scrubbed("reason", b'{"user": "ann"}') == "<15 bytes>"
 
 
@@ -145,7 +152,7 @@ class Limited:
         return int(line.get("left_out", 0))
 
 
-def test_the_first_lines_of_a_message_are_kept_and_the_rest_counted() -> None:
+def test_the_first_lines_are_kept_and_the_rest_counted() -> None:
     limited = Limited()
     kept = [limited.passes("away", n / LINES) for n in range(LINES)]
 
@@ -155,15 +162,15 @@ def test_the_first_lines_of_a_message_are_kept_and_the_rest_counted() -> None:
     assert [limited.passes("away", t) for t in (WINDOW_S, WINDOW_S + 1)] == [2, 0]
 
 
-def test_what_was_left_out_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_left_out_lines_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("joiner", clock=lambda: 0.0, later=lambda _, call: None)
     for _ in range(LINES + 2):
         structlog.get_logger().warning("away")
     capsys.readouterr()
 
-    assert ours._limit is not None
-    ours._limit.report()
-    ours._limit.report()
+    assert ours.repeat_limit is not None
+    ours.repeat_limit.report()
+    ours.repeat_limit.report()
 
     (line,) = capsys.readouterr().err.splitlines()
     assert '"left_out":2' in line
@@ -174,4 +181,4 @@ def test_messages_that_never_repeat_do_not_fill_the_memory() -> None:
     for n in range(MOST_MESSAGES + 10):
         limited.passes(str(n), 0.0)
 
-    assert len(limited.limit._windows) == MOST_MESSAGES
+    assert len(limited.limit.windows) == MOST_MESSAGES

@@ -1,4 +1,4 @@
-"""No credential gets into a log, and no text that clients choose holds the process up by being looked at."""
+"""No credential gets into a log, and no text of a client takes long to scan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import ConfigError
 from freshet.http.tokens import TOKEN, digest_of, new_token, parse_tokens
-from freshet.observability.log_secrets import (
+from freshet.observability.logging import (
     HIDDEN,
     MOST_CHARS,
     MOST_CHARS_IN_ALL,
@@ -25,7 +25,7 @@ HARD = [
     "token=\\'", "token:\\\\", "x-amz-signature", "sasl.", "a://", "://", "://a", "@", "://@", "://a@",
     "Bearer ", "Bearer", "basic\t", "freshet_", "freshet_a", "freshet_A", "_", "\\", "'", " ", "\n", "=",
 ]  # fmt: skip
-"""What texts that are hard to look at are made of, over and over."""
+"""Repeated pieces of texts that are hard to scan."""
 
 
 def seconds(look: Callable[[str], object], text: str) -> float:
@@ -42,13 +42,13 @@ def seconds(look: Callable[[str], object], text: str) -> float:
 def test_the_time_for_a_text_grows_with_its_length_alone(piece: str) -> None:
     few, more, most = ((piece * size)[:size] for size in (500, 4_000, 100_000))
 
-    # Of 8 and 25 times the length; what is quadratic takes 64 and 625 times as long.
+    # 8 and 25 times the length; a quadratic pattern takes 64 and 625 times as long.
     assert seconds(_without_secrets, more) < 32 * max(seconds(_without_secrets, few), 2e-6)
     assert seconds(_without_secrets, most) < 120 * seconds(_without_secrets, more)
 
 
 @pytest.mark.parametrize("piece", HARD, ids=ascii)
-def test_what_is_looked_at_of_one_value_is_bounded(piece: str) -> None:
+def test_the_scanned_part_of_a_value_is_bounded(piece: str) -> None:
     for size in (MOST_CHARS, 100_000):
         assert len(scrubbed("reason", (piece * size)[:size])) < 2 * MOST_CHARS + 100
     wide = scrubbed("reason", [[piece * MOST_CHARS] * 50] * 50)
@@ -101,13 +101,13 @@ def test_a_quoted_value_is_hidden_to_its_quote(quote: str, value: str) -> None:
     assert scrubbed("reason", text) == f"sasl.password={quote}{HIDDEN}{quote}, a=1"
 
 
-def test_a_value_whose_quote_was_cut_off_is_hidden_to_the_end_of_its_line() -> None:
+def test_an_unclosed_quoted_value_is_hidden_to_the_lines_end() -> None:
     assert scrubbed("reason", "token: 'my pass wo\nnext") == f"token: '{HIDDEN}\nnext"
     assert scrubbed("reason", r'"secret": "a\"b c", "d": 1') == f'"secret": "{HIDDEN}", "d": 1'
 
 
 @given(TOKENS, st.integers(0, 5))
-def test_an_error_in_a_file_of_tokens_repeats_no_word_of_its_line(token: str, place: int) -> None:
+def test_an_error_in_a_token_file_repeats_no_word_of_it(token: str, place: int) -> None:
     digest = f"sha256:{digest_of(b'x').hex()}"
     words = ["shop", "send", digest, "expires=2027-02-20T00:00:00Z", "requests_per_s=5", "events_per_s=5"]
     for slipped in (token, f"{words[place].partition('=')[0]}={token}"):
@@ -119,5 +119,5 @@ def test_an_error_in_a_file_of_tokens_repeats_no_word_of_its_line(token: str, pl
 
 
 @given(TOKENS)
-def test_what_is_known_as_a_token_is_what_is_made(token: str) -> None:
+def test_new_tokens_are_recognised_as_tokens(token: str) -> None:
     assert TOKEN.fullmatch(token)

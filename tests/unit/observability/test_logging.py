@@ -1,4 +1,4 @@
-"""Logs as a process writes them: what is in a line, who speaks through it, what it survives."""
+"""Logs of a process: keys of a line, lines of libraries, failures that it survives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_message_is_an_object_a_line_with_who_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_is_a_json_line_with_its_process(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("joiner", instance="joiner-2")
 
     structlog.get_logger().warning("log full", topic="samples")
@@ -67,7 +67,7 @@ def test_a_message_is_an_object_a_line_with_who_says_it(capsys: pytest.CaptureFi
     assert (line["pid"], line["host"], line["release"]) == (os.getpid(), socket.gethostname(), RELEASE)
 
 
-def test_other_threads_say_who_they_are_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_other_threads_name_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("joiner")
 
     thread = threading.Thread(target=lambda: structlog.get_logger().info("from a thread"))
@@ -86,7 +86,7 @@ def test_a_message_that_cannot_be_written_is_dropped(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("no_color", "colored"), [("", True), ("1", False)])
-def test_color_is_for_terminals_whose_user_wants_it(
+def test_color_is_for_terminals_without_no_color(
     no_color: str, colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal()
@@ -117,7 +117,7 @@ def test_libraries_and_warnings_speak_through_the_same_writer(capsys: pytest.Cap
     assert "old api" in lines[1]["event"]
 
 
-def test_a_library_whose_message_does_not_fit_its_arguments_is_not_harmed(
+def test_a_malformed_message_does_not_harm_a_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     configure_logging("joiner")
@@ -137,7 +137,7 @@ def test_an_error_of_a_library_keeps_its_traceback(capsys: pytest.CaptureFixture
     assert "KeyError: 'slot'" in said(capsys)[0]["exception"]
 
 
-def test_credentials_do_not_get_through_in_messages_keys_or_tracebacks(
+def test_credentials_are_hidden_in_all_parts_of_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("joiner")
@@ -152,7 +152,7 @@ def test_credentials_do_not_get_through_in_messages_keys_or_tracebacks(
     assert text.count("***@box") >= 4
 
 
-def test_a_broken_broker_writes_ten_lines_and_then_how_many_were_left_out(
+def test_a_repeated_message_is_ten_lines_and_a_count(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = 0.0
@@ -165,14 +165,14 @@ def test_a_broken_broker_writes_ten_lines_and_then_how_many_were_left_out(
     now = 10.0
     structlog.get_logger().warning("kafka", reason="still")
     assert said(capsys)[0]["left_out"] == 990
-    assert ours._limit is not None
-    ours._limit.report()
+    assert ours.repeat_limit is not None
+    ours.repeat_limit.report()
     assert [(x["message"], x["left_out"]) for x in said(capsys)] == [
         ("confluent_kafka: broker %d is away", 990)
     ]
 
 
-def test_how_many_lines_were_left_out_is_told_when_no_more_come(capsys: pytest.CaptureFixture[str]) -> None:
+def test_left_out_lines_are_reported_after_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
     clock, waiting = SettableClock(), list[tuple[float, Callable[[], None]]]()
     configure_logging("joiner", clock=clock.monotonic, later=lambda s, call: waiting.append((s, call)))
 
@@ -196,7 +196,7 @@ def test_how_many_lines_were_left_out_is_told_when_no_more_come(capsys: pytest.C
         structlog.get_logger().warning("redis")
     wait()
     assert told() == [("kafka", 20), ("redis", 1)]
-    assert waiting == []  # nothing is left to be told
+    assert waiting == []  # nothing is left to report
 
     storm()
     clock.advance(5.0)
@@ -205,7 +205,7 @@ def test_how_many_lines_were_left_out_is_told_when_no_more_come(capsys: pytest.C
     assert told() == [("kafka", 20)]
 
 
-def test_what_is_left_out_in_a_window_that_has_just_begun_is_told_after_it(
+def test_lines_left_out_of_a_new_window_are_reported_after_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock, waiting = SettableClock(), list[Callable[[], None]]()
@@ -224,7 +224,7 @@ def test_what_is_left_out_in_a_window_that_has_just_begun_is_told_after_it(
     assert [line["left_out"] for line in said(capsys)] == [12]
 
 
-def test_lines_of_what_goes_well_are_not_limited(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lines_are_not_limited(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("joiner", clock=lambda: 0.0)
     for version in range(50):
         structlog.get_logger().info("version served", version=version)

@@ -1,4 +1,4 @@
-"""Shares of events that teach nothing: what each counts, and over which span."""
+"""Shares of events from which nothing is learned: their counts and spans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from freshet.apps.results import Outcome, outcome_text
 from freshet.cli.status import as_text
 from freshet.console.core import Look, health_of, losses_of
-from freshet.console.service_snapshot import Service
+from freshet.console.instances import Service
 from freshet.joiner.commit import EVENT_COUNTERS, Ledger
 from freshet.observability.losses import INFERENCE_FIGURES, JOINER_FIGURES, Recent, counted, losses_text
 
@@ -19,7 +19,7 @@ NOTHING_LOST = {"impressions", "impressions_repeated", "actions_matched", "actio
                 "actions_no_label", "shown_matched", "shown_repeated"}  # fmt: skip
 
 
-def test_every_end_of_an_event_is_lost_in_a_figure_or_taught_something() -> None:
+def test_every_outcome_of_an_event_counts_as_lost_or_learned() -> None:
     lost = {name for figure in JOINER_FIGURES for name in figure.lost}
     assert lost | NOTHING_LOST == {*EVENT_COUNTERS, "refused"}
     assert not lost & NOTHING_LOST
@@ -32,9 +32,9 @@ def test_a_share_is_a_part_of_its_whole(counts: dict[str, int]) -> None:
         assert one["share"] is None if not one["of"] else 0 <= one["share"] <= 1
 
 
-def test_what_was_lost_is_counted_over_five_minutes() -> None:
+def test_losses_are_counted_over_five_minutes() -> None:
     recent = Recent()
-    assert recent.take({"n": 100}, 0.0) == {"n": 0}  # what was before is not of the last five minutes
+    assert recent.take({"n": 100}, 0.0) == {"n": 0}  # earlier counts are not of the last five minutes
     for second in range(1, 1_000):
         grown = recent.take({"n": 100 + second}, float(second))
         assert min(second, 300) <= grown["n"] <= 310
@@ -44,7 +44,7 @@ def ledger(**events: int) -> dict[str, Any]:
     return {**Ledger.empty(["click"]).to_json(), "events": {**dict.fromkeys(EVENT_COUNTERS, 0), **events}}
 
 
-def test_a_replay_says_what_it_lost_in_text_and_json() -> None:
+def test_a_replay_reports_its_losses_in_text_and_json() -> None:
     counts = ledger(impressions=10, actions_matched=6, actions_orphan=2)
     outcome = Outcome(10, 1.0, 1, {"click": {"auc": 0.5}}, {}, counts)
 
@@ -55,7 +55,7 @@ def test_a_replay_says_what_it_lost_in_text_and_json() -> None:
     assert "losses" not in Outcome(10, 1.0, 1, {}, {}).as_json()  # a backtest joins nothing
 
 
-def test_the_status_says_what_was_lost_lately_and_since_the_beginning() -> None:
+def test_the_status_has_recent_and_all_losses() -> None:
     lately = counted(JOINER_FIGURES, {"actions_matched": 1, "actions_orphan": 1})
     unlogged = counted(INFERENCE_FIGURES, {"unlogged": 3, "logged": 1})
     services = {
@@ -82,7 +82,7 @@ def test_the_console_adds_the_losses_of_all_joiners_up() -> None:
     assert {"figure": "unmatched", "lost": 3, "of": 17} in losses
 
 
-def test_many_orphans_and_a_clients_partitioner_degrade_the_console() -> None:
+def test_many_orphans_and_misplaced_keys_degrade_the_health() -> None:
     few = counted(JOINER_FIGURES, {"actions_matched": 1, "actions_orphan": 49})
     many = counted(JOINER_FIGURES, {"actions_matched": 100, "actions_orphan": 50})
     trouble = {"trouble": {"t": "records of t are placed by CRC32"}}

@@ -1,30 +1,70 @@
+from dataclasses import dataclass, replace
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from freshet.observability.metrics import Metric, Reading, register
+from freshet.observability.metrics import Metric, readings, register
 
 PUSHES = Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied.")
 LAG = Metric("freshet_trainer_lag", "gauge", "blocks", "Blocks not covered yet.", ("partition",))
 TIME = Metric("freshet_shard_flush_seconds", "histogram", "seconds", "Time of a flush.", buckets=(0.1, 0.5))
 
 
-def test_readings_are_taken_when_they_are_scraped() -> None:
-    counts: dict[str, Reading] = {PUSHES.name: 3, LAG.name: {("0",): 5, ("1",): 7}}
-    registry = CollectorRegistry()
-    register(registry, [PUSHES, LAG], lambda: counts)
-    counts[PUSHES.name] = 4
+@dataclass
+class Status:
+    pushes: int
+    blocks: dict[int, int | None]
 
-    page = generate_latest(registry).decode()
+
+BLOCKS = Metric("freshet_shard_room", "gauge", "blocks", "Blocks by partition.", ("partition",), at="blocks")
+
+
+def page_of(registry: CollectorRegistry) -> str:
+    return generate_latest(registry).decode()
+
+
+def test_a_status_is_read_at_each_scrape() -> None:
+    status = {"pushes": 3, "lag": {0: 5, 1: 7}}
+    registry = CollectorRegistry()
+    register(registry, [PUSHES, LAG], lambda: status)
+    status["pushes"] = 4
+
+    page = page_of(registry)
 
     assert "# HELP freshet_shard_pushes_total Pushes applied." in page
     assert "freshet_shard_pushes_total 4.0" in page
     assert 'freshet_trainer_lag{partition="1"} 7.0' in page
 
 
-def test_a_metric_without_reading_is_left_out() -> None:
+def test_figures_without_a_value_are_left_out() -> None:
+    assert readings([PUSHES, LAG], {"pushes": 1, "lag": None}) == {PUSHES.name: {(): 1.0}}
+    assert readings([BLOCKS], Status(1, {0: 5, 1: None})) == {BLOCKS.name: {("0",): 5.0}}
+    assert readings([replace(PUSHES, absent=0)], {}) == {PUSHES.name: {(): 0.0}}
+
+
+def test_nothing_is_exposed_before_there_is_a_status() -> None:
     registry = CollectorRegistry()
-    register(registry, [PUSHES, LAG], lambda: {PUSHES.name: 1})
-    assert "freshet_trainer_lag" not in generate_latest(registry).decode()
+    register(registry, [replace(PUSHES, absent=0)], lambda: None)
+
+    assert not page_of(registry)
+
+
+def test_a_place_is_a_path_or_a_function() -> None:
+    quality = Metric("freshet_trainer_quality", "gauge", "1", "Measures.", ("of", "label"), at="run.measures")
+    pairs = replace(quality, at=lambda status: {("served", "click"): len(status["run"])})
+    status = {"run": {"measures": {"served": {"click": 0.5, "buy": None}}}}
+
+    assert readings([quality], status) == {quality.name: {("served", "click"): 0.5}}
+    assert readings([pairs], status) == {quality.name: {("served", "click"): 1.0}}
+
+
+def test_a_collection_counts_as_its_length() -> None:
+    assert readings([PUSHES], {"pushes": ["a", "b"]}) == {PUSHES.name: {(): 2.0}}
+
+
+def test_a_status_without_an_attribute_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="lag"):
+        readings([LAG], Status(1, {}))
 
 
 def test_a_name_that_is_taken_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Which events are traced and what their traces are called: the same in every process, carried by none."""
+"""Sampled events and the ids of their traces: equal in all processes, carried by none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ids(ratio: float = 1.0, model: str = "news") -> TraceIds:
 
 
 def ids_elsewhere(code: str) -> str:
-    """What another process derives, with another seed of Python's hashes."""
+    """Return the ids that another process derives, with another seed of Python's hashes."""
     command = f"import numpy as np\nfrom tests.unit.observability.test_trace_ids import *\nprint({code})"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     return done.stdout.strip()
@@ -41,7 +41,7 @@ def test_every_process_derives_the_same_names(code: str) -> None:
     assert ids_elsewhere(code) == str(eval(code))
 
 
-def test_ids_are_those_of_earlier_releases_which_other_services_may_run() -> None:
+def test_ids_equal_those_of_earlier_releases() -> None:
     assert ids().event(7, "served") == (0xB4C2E90284AFBD5EC90A573379C7FB2C, 0xC24DEA8646C3F930)
     batch = ids().batch(RANGES, np.array([7], np.uint64))
     assert batch is not None
@@ -58,7 +58,7 @@ def test_about_the_ratio_of_events_is_traced(ratio: float) -> None:
     assert abs(hits - expected) <= 5 * (expected * (1 - ratio)) ** 0.5
 
 
-def test_a_higher_ratio_traces_what_a_lower_one_does_and_more() -> None:
+def test_a_higher_ratio_traces_a_superset() -> None:
     few, more = ids(0.01).sampled(REQUESTS), ids(0.1).sampled(REQUESTS)
 
     assert more[few].all()
@@ -66,7 +66,7 @@ def test_a_higher_ratio_traces_what_a_lower_one_does_and_more() -> None:
 
 
 @given(st.integers(0, 2**64 - 1))
-def test_an_events_name_agrees_with_what_decides_for_it(request_hash: int) -> None:
+def test_the_id_of_an_event_agrees_with_its_sampling(request_hash: int) -> None:
     """A sampler by ratio elsewhere, which reads the lower half of a trace's id, decides alike."""
     made = ids(0.3)
 
@@ -75,7 +75,7 @@ def test_an_events_name_agrees_with_what_decides_for_it(request_hash: int) -> No
     assert bool(made.sampled(np.array([request_hash], np.uint64))[0]) == (low < int(0.3 * 2**64))
 
 
-def test_places_of_an_event_share_its_trace_and_models_share_none() -> None:
+def test_spans_of_an_event_share_a_trace_and_models_none() -> None:
     served, samples = ids().event(7, "served"), ids().event(7, "samples")
 
     assert served.trace_id == samples.trace_id

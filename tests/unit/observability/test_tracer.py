@@ -1,4 +1,4 @@
-"""Spans: recorded with ids that are given, bounded in bytes, and never in the way of what they describe."""
+"""Spans: recorded with given ids, bounded in bytes, and without effect on the work that they describe."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def _off_again() -> Iterator[None]:
         (None, False),
     ],
 )
-def test_a_clients_span_is_taken_if_its_header_is_one_and_it_records(
-    header: bytes | None, expected: bool
-) -> None:
+def test_a_recorded_client_span_is_accepted(header: bytes | None, expected: bool) -> None:
     found = Tracer.client_span(header)
 
     assert (found is not None) is expected
@@ -63,7 +61,7 @@ def test_a_clients_span_is_taken_if_its_header_is_one_and_it_records(
         assert found == Context(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
 
 
-def test_what_a_thread_does_for_a_span_is_over_with_the_block() -> None:
+def test_a_span_of_a_thread_ends_with_the_block() -> None:
     outer, inner = Context(1, 1), Context(1, 2)
     seen = []
 
@@ -94,7 +92,7 @@ def test_a_fault_in_recording_is_logged_and_harms_nothing_else(capsys: pytest.Ca
     assert "a fault of ours" in line["exception"]
 
 
-def test_where_tracing_is_off_nothing_is_recorded_and_blocks_run_all_the_same() -> None:
+def test_blocks_run_without_spans_while_tracing_is_off() -> None:
     @traced
     def failing(_: Tracer) -> int:
         raise RuntimeError("never called")
@@ -111,13 +109,13 @@ print(sorted({m.split(".")[0] for m in sys.modules} & {"opentelemetry", "structl
 """
 
 
-def test_spans_load_no_library_that_the_command_line_would_wait_for() -> None:
+def test_spans_load_no_slow_library() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
 
 
-def test_a_block_is_a_span_with_its_error_and_log_lines_of_it_name_it() -> None:
+def test_a_span_has_its_blocks_error_and_log_lines() -> None:
     tracer, spans = recording()
     install(tracer)
 
@@ -135,7 +133,7 @@ def test_a_block_is_a_span_with_its_error_and_log_lines_of_it_name_it() -> None:
     assert current() is None
 
 
-def test_a_span_has_the_ids_that_it_is_given_and_new_ones_otherwise() -> None:
+def test_a_span_has_the_given_ids_or_new_ones() -> None:
     tracer, spans = recording()
     given, parent = Context(5, 6), Context(5, 7)
     for context, under in ((given, None), (given, parent), (None, parent), (None, None)):
@@ -150,7 +148,7 @@ def test_a_span_has_the_ids_that_it_is_given_and_new_ones_otherwise() -> None:
     assert {span.links for span in spans} == {(parent,)}
 
 
-def test_a_span_is_never_the_child_of_one_that_another_library_is_in() -> None:
+def test_a_span_is_never_the_child_of_a_librarys_span() -> None:
     tracer, spans = recording()
     theirs = tracer.start("joiner", "theirs")
 
@@ -169,7 +167,7 @@ def test_a_span_never_ends_before_it_begins_though_clocks_jump() -> None:
     assert (spans[0].start_ns, spans[0].end_ns) == (9, 9)
 
 
-def test_a_span_is_bounded_in_bytes_whatever_clients_choose() -> None:
+def test_a_span_is_bounded_in_bytes() -> None:
     tracer, spans = recording()
     long = "é" * 100_000
     links = [Context(1, n + 1) for n in range(MOST_LINKS + 5)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from freshet.coordination.claim_rules import Load, SliceLoad
 from freshet.paramserver.placement import BalanceRules, Decision, PlanReason, next_plan, unevenness
 from freshet.types import Fence
+from tests.fixtures.effort import examples
 
 SLICES = 16
 INTERVAL_S, REPORT_S = 60.0, 5.0
@@ -75,7 +76,7 @@ def test_load_moves_nothing_in_the_first_interval():
     assert len(shards.decided) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     start=st.integers(60, 200),

@@ -10,6 +10,7 @@ from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.rows.deltas import DELTA_BYTES, decode_rows, records_of
 from freshet.tables import Published, PublishedTable
 from freshet.types import U64, TimeMs, bucket_of
+from tests.fixtures.effort import examples
 
 BUCKETS = 64
 AROUND_BYTES = 64
@@ -22,7 +23,7 @@ def keys_from(first: int, n: int) -> U64:
     return keys[np.argsort(bucket_of(keys, BUCKETS), kind="stable")]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     rows=st.integers(0, 3_000),
     width=st.sampled_from([1, 16, 512, 4_096]),

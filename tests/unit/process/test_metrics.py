@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from freshet.process.memory import memory_limit
-from freshet.process.metrics import PROCESS_METRICS, service_registry
+from freshet.process.telemetry import PROCESS_METRICS, service_registry
 from freshet.release import RELEASE
 
 

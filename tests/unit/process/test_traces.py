@@ -21,11 +21,12 @@ from freshet.http.app import App, Reply
 from freshet.http.endpoint import Endpoint
 from freshet.http.messages import BodyLimits, ClientGoneError, Request, Response, error_response
 from freshet.observability.logging import configure_logging
+from freshet.observability.metrics import readings
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracer import ExportQueue, Tracer, otlp_exporter
 from freshet.observability.tracing import ClientContext, Context, active, context_of, install, within
-from freshet.process import traces
-from freshet.process.traces import span_readings, start_traces
+from freshet.process import telemetry
+from freshet.process.telemetry import SPANS, start_traces
 from freshet.testing.conditions import wait_until
 from tests.fixtures.asgi import Message, answered
 from tests.fixtures.spans import recording
@@ -66,10 +67,10 @@ def collector() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _reset_tracing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(traces, "CLOSE_S", 20.0)
+    monkeypatch.setattr(telemetry, "CLOSE_S", 20.0)
     yield
     install(None)
-    traces._queue = None
+    telemetry.export_queue = None
     structlog.reset_defaults()
 
 
@@ -197,7 +198,11 @@ def test_outcomes_of_spans_are_readings(collector: Receiver) -> None:
     tracer.end(tracer.start("joiner", "x"))
     stop()
 
-    assert span_readings()["freshet_traces_spans"] == {("sent",): 1.0, ("dropped",): 0.0, ("failed",): 0.0}
+    assert readings([SPANS], ())["freshet_traces_spans"] == {
+        ("sent",): 1.0,
+        ("dropped",): 0.0,
+        ("failed",): 0.0,
+    }
 
 
 def test_otel_sdk_disabled_turns_tracing_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +254,8 @@ from freshet.joiner import service as c
 from freshet.embedder import service as d
 from freshet.paramserver import service as e
 from freshet.trainer import service as f
-from freshet.process.traces import start_traces
+from freshet.observability.metrics import readings
+from freshet.process.telemetry import SPANS, start_traces
 from freshet.config.settings import load_settings
 before = threading.active_count()
 start_traces(load_settings({}), role="gateway", instance="", model="news")()

@@ -392,7 +392,7 @@ def test_a_column_of_parquet_is_read_as_its_field(
 
     assert values(spec, arrow, column) == wanted
     if array.type != pa.string_view():
-        pq.write_table(table_of(**{column: array}), tmp_path / "samples.parquet")
+        write_parquet(table_of(**{column: array}), tmp_path / "samples.parquet")
         assert values(spec, tmp_path / "samples.parquet", column) == wanted
 
 
@@ -513,6 +513,13 @@ def test_a_name_of_a_column_that_is_no_text_is_refused(tmp_path: Path, kind: str
         read(spec_in(tmp_path), path)
 
 
+def write_parquet(table: pa.Table, to: Path) -> None:
+    try:
+        pq.write_table(table, to)
+    except pa.ArrowNotImplementedError:
+        pytest.skip(f"pyarrow {pa.__version__} writes no Parquet with values behind a null list")
+
+
 def test_a_struct_is_the_record_that_its_fields_are_of(tmp_path: Path) -> None:
     table = table_of()
     user, item = (
@@ -525,7 +532,7 @@ def test_a_struct_is_the_record_that_its_fields_are_of(tmp_path: Path) -> None:
     )
     path = tmp_path / "samples.parquet"
     plain = {name: table[name] for name in ("ts", "click", "spent")}
-    pq.write_table(pa.table({"user": user, "items": item, **plain}), path)
+    write_parquet(pa.table({"user": user, "items": item, **plain}), path)
 
     assert values(spec_in(tmp_path), path, "user.id") == [7, None, 7]
     assert values(spec_in(tmp_path), path, "items.sku") == ["s", None, "s"]

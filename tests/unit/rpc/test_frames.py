@@ -25,6 +25,7 @@ from freshet.rpc.frames import (
     encode_frame,
     encoded_bytes,
 )
+from tests.fixtures.effort import examples
 
 LIMIT = 1 << 20
 FUZZED = int(os.environ.get("FRESHET_TEST_FUZZ_FRAMES", "100000"))
@@ -216,7 +217,7 @@ def _of_many(rng: np.random.Generator) -> Frame:
     return Frame(Kind.BATCH, 3, sections=sections)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.binary(max_size=200))
 def test_random_bytes_are_refused(data):
     with pytest.raises((Corrupt, Mismatch)):

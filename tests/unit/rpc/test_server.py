@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from freshet.config.spec.identity import SpecHash
 from freshet.errors import BadInput, ConfigError, Corrupt, Fenced, Mismatch, Overloaded, TooLarge, Unavailable
-from freshet.observability.grpc_metrics import GRPC_METRICS, grpc_readings
+from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import register
 from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens, Transport, method_name, open_channel, transport_of
@@ -466,7 +466,7 @@ def test_counts_are_exposed():
         calling(server, PLAIN, [a_frame()])
         calling(server, PLAIN, [b"no"])
         registry = CollectorRegistry()
-        register(registry, GRPC_METRICS, lambda: grpc_readings(server.counts))
+        register(registry, GRPC_METRICS, lambda: server.counts)
         text = generate_latest(registry).decode()
         assert 'freshet_grpc_frames_total{method="Echo"} 2.0' in text
         assert 'freshet_grpc_refused_total{reason="truncated"} 1.0' in text

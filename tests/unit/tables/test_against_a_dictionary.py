@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from freshet.tables import Flushed, PushOutcome, Store, TableOptions
 from freshet.types import U64, PackedRows, bucket_of
+from tests.fixtures.effort import examples
 from tests.fixtures.tables import counting_group, keys_of, look_up, push, store_of
 
 BUCKETS, PARTITIONS, TTL_MS = 4, 2, 60_000
@@ -248,4 +249,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore: Callable[[], object] = StoreMachine.TestCase
-StoreMachine.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+StoreMachine.TestCase.settings = settings(deadline=None, max_examples=examples(60), stateful_step_count=40)

@@ -27,7 +27,7 @@ def test_a_call_may_fail_after_it_was_done() -> None:
     assert numbers.copy() == [0, 1]
 
 
-def test_a_call_is_held_up_until_it_is_let_go() -> None:
+def test_a_call_waits_until_it_is_released() -> None:
     numbers, go, done = Faulty([]), threading.Event(), threading.Event()
     numbers.script("append", nth=1, before=lambda: go.wait(20.0))
 

@@ -1,4 +1,4 @@
-"""The ledger model counts what it is given, and says so when asked."""
+"""The ledger model counts its samples, and serves the counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batch(seq: list[float], *, rows: int = 4, labelled: bool = True) -> ModelInp
     return ModelInputs(size, [group], np.array(seq, np.float32)[:, None], labels if labelled else None)
 
 
-def test_a_row_is_to_count_the_samples_that_touch_it_and_their_hashes(spec: Spec) -> None:
+def test_a_row_counts_its_samples_and_their_hashes(spec: Spec) -> None:
     model = build_model(spec, training=True)
 
     result = model.lane().forward_backward(batch(SEQ))
@@ -53,7 +53,7 @@ def test_a_row_is_to_count_the_samples_that_touch_it_and_their_hashes(spec: Spec
     ]
 
 
-def test_the_dense_state_counts_over_all_lanes_and_survives_a_version(spec: Spec) -> None:
+def test_the_dense_state_counts_all_lanes_over_versions(spec: Spec) -> None:
     model = build_model(spec, training=True)
     lanes = [model.lane(), model.lane()]
     lanes[0].forward_backward(batch(SEQ))
@@ -82,7 +82,7 @@ def test_a_batch_of_dense_weight_0_counts_in_rows_only(spec: Spec) -> None:
     assert model.state()["weights/count"].tolist() == [0.0]
 
 
-def test_serving_is_asked_for_what_it_holds(spec: Spec) -> None:
+def test_serving_returns_its_rows_and_dense_state(spec: Spec) -> None:
     model = build_model(spec, training=True)
     lane = model.lane()
     lane.forward_backward(batch(SEQ))
@@ -100,7 +100,7 @@ def test_importing_it_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_class_that_is_neither_a_network_nor_makes_a_dense_model_is_refused(spec: Spec) -> None:
+def test_a_class_that_makes_no_model_is_refused(spec: Spec) -> None:
 
     wrong = replace(spec, model=replace(spec.model, kind="pathlib:Path"))
 

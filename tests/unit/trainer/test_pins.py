@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.trainer.version_writer import Pin, Pins
 from freshet.types import Append, BytesColumn
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Unavailable
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.testing.contracts.versions import TENSORS, manifest_of
 from freshet.versions.folder import FolderVersionStore
 from freshet.versions.weights import read_manifest, write_manifest

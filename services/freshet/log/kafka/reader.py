@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import Message
 from freshet.errors import DataLost, Unavailable
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import LOST, UNKNOWN, LastError, family, translated
-from freshet.observability.tombstones import count_tombstones
+from freshet.observability.skipped_state import count_tombstones
 from freshet.types import I64, BytesColumn, LogId, Records, TopicPartition
 
 __all__ = ["Ahead", "KafkaReader", "flatten"]

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from freshet.errors import Corrupt, Fenced, Unavailable
-from freshet.observability.skipped import skip
+from freshet.observability.skipped_state import skip
 from freshet.rows.sqlite.file import (
     FORMAT,
     PART_BYTES,

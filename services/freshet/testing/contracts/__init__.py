@@ -1,10 +1,10 @@
-"""One contract suite per seam. An adapter passes it by subclassing, in a test file of its own:
+"""One contract suite per protocol. An adapter is tested by a subclass in a test file:
 
     class TestMyLog(EventLogContract):
         @pytest.fixture
         def open_log(self, tmp_path):
             return lambda: open_url(f"mine:{tmp_path}")
 
-pytest then runs every test of the suite on the adapter. Adapters that promise less say so in class
-attributes.
+pytest then runs every test of the suite on the adapter. Class attributes state the promises that an
+adapter does not make.
 """

@@ -1,4 +1,4 @@
-"""What every batch stream promises; see `freshet.batches.stream`.
+"""Promises of every batch stream; see `freshet.batches.stream`.
 
 The adapter's fixture gives a `Scene`: an empty `samples` topic of PARTITIONS partitions, a row service like
 the one of the row service's contract (rows stepped by SGD with learning rate 1, nothing applied), and
@@ -28,14 +28,16 @@ __all__ = ["BatchStreamContract", "Scene"]
 
 DEADLINE_S = 10.0
 WAIT_S = 0.02
-"""How long a test waits for a batch that must not come."""
+"""Wait for a batch that must not come."""
 
 
 class Scene(Protocol):
-    """What a stream stands between."""
+    """Log and rows of a stream."""
 
     rows: RowService
-    dense_applied: dict[int, int]  # what the trainer says it has applied; a test may set it before `stream`
+    dense_applied: dict[
+        int, int
+    ]  # offsets that the trainer reports as applied; a test may set them before `stream`
 
     def append(self, partition: int, sample_ids: Sequence[int]) -> None:
         """Append one block of samples, which need only their ids and one feature with a table."""
@@ -43,11 +45,11 @@ class Scene(Protocol):
     def stream(
         self, *, lanes: int = 1, batch_rows: int = 8, staleness_rows: int = 1000, mode: str = "hybrid"
     ) -> BatchStream:
-        """A new stream from what is applied, as after a restart. `mode` is the spec's `train.mode`."""
+        """Return a new stream from the applied offsets, as after a restart; `mode`: `train.mode`."""
 
 
 def await_batch(stream: BatchStream, lane: int = 0) -> TrainBatch:
-    """The next batch, which must come."""
+    """Return the next batch, which must come."""
     deadline = time.monotonic() + DEADLINE_S
     while (batch := stream.next_batch(lane, 1.0)) is None:
         assert time.monotonic() < deadline, "no batch came"
@@ -55,7 +57,7 @@ def await_batch(stream: BatchStream, lane: int = 0) -> TrainBatch:
 
 
 def await_any_batch(stream: BatchStream, lanes: Sequence[int]) -> tuple[int, TrainBatch]:
-    """The next batch of whichever lane has one, and the lane."""
+    """Return the next batch of any lane that has one, and the lane."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         for lane in lanes:
@@ -65,17 +67,17 @@ def await_any_batch(stream: BatchStream, lanes: Sequence[int]) -> tuple[int, Tra
 
 
 def flush(stream: BatchStream) -> None:
-    """Wait until what was given back was answered."""
+    """Wait until all pushes were answered."""
     assert stream.flush(DEADLINE_S), "pushes were not answered"
 
 
 def gradients_of(batch: TrainBatch, value: float = 0.0) -> list[F32]:
-    """The same gradient for every row."""
+    """Return the same gradient for every row."""
     return [np.full(group.rows.shape, value, np.float32) for group in batch.inputs.groups]
 
 
 def train(stream: BatchStream, samples: int, lane: int = 0) -> list[TrainBatch]:
-    """Take and give back until so many samples came."""
+    """Take batches and push their gradients until so many samples came."""
     batches: list[TrainBatch] = []
     while sum(map(len, batches)) < samples:
         batches.append(await_batch(stream, lane))
@@ -85,27 +87,27 @@ def train(stream: BatchStream, samples: int, lane: int = 0) -> list[TrainBatch]:
 
 
 def spans(batch: TrainBatch) -> dict[int, tuple[int, int]]:
-    """{partition: (start, stop)}."""
+    """Return {partition: (start, stop)}."""
     return {r.partition: (r.start, r.stop) for r in batch.ranges}
 
 
 def firsts(applied: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """{partition: where to rewind to}."""
+    """Return {partition: offset to rewind to}."""
     return {partition: int(offsets[0]) for partition, offsets in applied.items()}
 
 
 class BatchStreamContract:
-    """Subclass it and give the fixture `scene`."""
+    """Subclass it and define the fixture `scene`."""
 
     answers_at_once = True
     """False: `push_gradients` returns before its push was answered, so that it cannot raise Refused."""
 
     @pytest.fixture
     def scene(self) -> Iterator[Scene]:
-        """An empty scene, as the module's docstring says."""
-        raise NotImplementedError("give the fixture `scene`")
+        """Return an empty scene, see the module."""
+        raise NotImplementedError("define the fixture `scene`")
 
-    # Taking
+    # Batches
 
     def test_without_samples_there_is_no_batch(self, scene: Scene) -> None:
         stream = scene.stream()
@@ -130,7 +132,7 @@ class BatchStreamContract:
         assert stream.next_batch(0, WAIT_S) is None
         stream.close()
 
-    def test_a_batch_is_whole_blocks_within_its_rows_unless_one_block_has_more(self, scene: Scene) -> None:
+    def test_a_batch_is_whole_blocks_unless_one_exceeds_its_rows(self, scene: Scene) -> None:
         for block in ([1, 2, 3], [4, 5, 6], list(range(10, 30)), [7]):
             scene.append(0, block)
         stream = scene.stream(batch_rows=8)
@@ -177,7 +179,7 @@ class BatchStreamContract:
         assert sorted(owners) == list(range(PARTITIONS))
         assert all(len(lanes) == 1 for lanes in owners.values())
 
-    # Giving back
+    # Gradients
 
     def test_gradients_reach_the_rows(self, scene: Scene) -> None:
         scene.append(0, [1, 2])
@@ -206,7 +208,7 @@ class BatchStreamContract:
         assert firsts(scene.rows.applied())[0] == 1
         stream.close()
 
-    def test_a_batch_that_was_applied_meanwhile_is_skipped_without_an_error(self, scene: Scene) -> None:
+    def test_a_batch_applied_meanwhile_is_skipped(self, scene: Scene) -> None:
         scene.append(0, [1])
         stream = scene.stream()
         batch = await_batch(stream)
@@ -221,7 +223,7 @@ class BatchStreamContract:
         stream.push_gradients(0, after, gradients_of(after))
         stream.close()
 
-    def test_a_refused_batch_voids_what_follows_it(self, scene: Scene) -> None:
+    def test_a_refused_batch_voids_the_following_ones(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i, i])
         stream = scene.stream(batch_rows=4)
@@ -242,7 +244,7 @@ class BatchStreamContract:
         assert firsts(scene.rows.applied())[0] == 4
         stream.close()
 
-    # Credits
+    # Permits
 
     def test_a_lane_gets_no_batch_while_too_many_rows_are_in_flight(self, scene: Scene) -> None:
         for i in range(4):
@@ -273,7 +275,7 @@ class BatchStreamContract:
 
     # Modes
 
-    def test_in_mode_sync_a_batch_knows_all_pushes_of_the_step_before(self, scene: Scene) -> None:
+    def test_in_mode_sync_a_batch_has_all_pushes_of_the_former_step(self, scene: Scene) -> None:
         for partition in range(PARTITIONS):
             for _ in range(3):
                 scene.append(partition, [7, 7])
@@ -306,7 +308,7 @@ class BatchStreamContract:
         again.push_gradients(0, batch, None)
         again.close()
 
-    def test_no_range_crosses_what_another_store_has_applied(self, scene: Scene) -> None:
+    def test_no_range_crosses_an_applied_offset_of_another_store(self, scene: Scene) -> None:
         for i in range(5):
             scene.append(0, [i])
             scene.append(1, [10 + i])
@@ -327,7 +329,7 @@ class BatchStreamContract:
 
     # Looking
 
-    def test_lag_is_what_no_batch_has_covered(self, scene: Scene) -> None:
+    def test_the_lag_counts_blocks_in_no_batch(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i])
         stream = scene.stream(batch_rows=3)
@@ -337,7 +339,7 @@ class BatchStreamContract:
         assert stream.lag()[0] == 0
         stream.close()
 
-    def test_the_newest_samples_are_shown_with_their_rows_before_they_taught(self, scene: Scene) -> None:
+    def test_the_newest_samples_have_rows_from_before_their_step(self, scene: Scene) -> None:
         for _ in range(4):
             scene.append(0, [7, 7])
         stream = scene.stream(batch_rows=2)
@@ -355,7 +357,7 @@ class BatchStreamContract:
                 np.testing.assert_array_equal(group.rows, expected)
         stream.close()
 
-    def test_samples_that_some_store_had_before_are_not_among_the_newest(self, scene: Scene) -> None:
+    def test_samples_that_a_store_has_are_not_among_the_newest(self, scene: Scene) -> None:
         for i in range(4):
             scene.append(0, [i])
         first = scene.stream(batch_rows=1)

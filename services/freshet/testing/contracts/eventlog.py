@@ -1,4 +1,4 @@
-"""What every event log promises; see `freshet.log`."""
+"""Promises of every event log; see `freshet.log`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freshet.types import Append, BytesColumn, Records, TopicPartition
 __all__ = ["EventLogContract", "answered", "append_to", "read_all"]
 
 DEADLINE_S = 30.0
-"""How long a test waits for what should come at once."""
+"""Longest wait for a result that should come at once."""
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -28,7 +28,7 @@ def append_to(
     keys: list[bytes] | None = None,
     times: list[int] | None = None,
 ) -> Append:
-    """An append of Python bytes."""
+    """Build an append of Python bytes."""
     return Append(
         partition.topic,
         partition.partition,
@@ -39,7 +39,7 @@ def append_to(
 
 
 def answered(reader: Reader, max_records: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
-    """As `poll`, asked again of a log that stands still for a moment."""
+    """Poll, again while a log stalls for a moment."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -52,7 +52,7 @@ def answered(reader: Reader, max_records: int, wait_s: float) -> Sequence[tuple[
 def read_all(
     reader: Reader, count: int, max_records: int = 1000
 ) -> dict[TopicPartition, list[tuple[int, bytes]]]:
-    """Poll until `count` records came: {partition: [(offset, value)]}."""
+    """Poll until `count` records came; return {partition: [(offset, value)]}."""
     found: dict[TopicPartition, list[tuple[int, bytes]]] = {}
     deadline = time.monotonic() + DEADLINE_S
     while sum(map(len, found.values())) < count:
@@ -64,26 +64,26 @@ def read_all(
 
 
 class EventLogContract:
-    """Subclass it and give the fixture `open_log`."""
+    """Subclass it and define the fixture `open_log`."""
 
     named_writers_are_atomic_over_topics = True
-    trims_at_once = True  # False: `trim` works at the log's leisure
+    trims_at_once = True  # False: the log trims some time after `trim`
 
     @pytest.fixture
     def open_log(self) -> Callable[[], EventLog]:
-        """A function that opens the same, at first empty, log anew each time, as another process would."""
+        """Return a function that opens the same, initially empty, log, as another process would."""
         raise NotImplementedError("give the fixture `open_log`")
 
     @pytest.fixture
     def log(self, open_log: Callable[[], EventLog]) -> Iterator[EventLog]:
-        """The log with a topic `t` of two partitions."""
+        """Return the log with a topic `t` of two partitions."""
         log = open_log()
         log.create_topic("t", partitions=2)
         yield log
         log.close()
 
     def retain(self, log: EventLog) -> bool:
-        """Have the log take all that retention by time may, at once; False: nobody can have it do so."""
+        """Make the log remove all records beyond its retention time; return False if it cannot."""
         return False
 
     # Topics
@@ -109,7 +109,7 @@ class EventLogContract:
         other.close()
         again = open_log()
         deadline = time.monotonic() + DEADLINE_S
-        while again.topics()["t"].retention_ms != 60_000:  # brokers take it a moment after they answer
+        while again.topics()["t"].retention_ms != 60_000:  # brokers apply it a moment after their answer
             assert time.monotonic() < deadline
         again.close()
 
@@ -171,7 +171,7 @@ class EventLogContract:
 
     # Appends and reads
 
-    def test_what_was_appended_is_read_in_order(self, log: EventLog) -> None:
+    def test_records_are_read_in_the_order_of_appends(self, log: EventLog) -> None:
         values = [b"one", b"", b"three" * 1000]
         keys = [b"k1", b"k2", b""]
         assert log.writer().append([append_to(T0, values, keys, [5, 3, 9])]) == [0]
@@ -249,7 +249,7 @@ class EventLogContract:
         assert records.times_ms.tolist() == [2]
         assert read_all(reader, 1) == {T0: [(2, b"c")]}
 
-    def test_a_reader_assigned_at_the_end_reads_what_comes_later(self, log: EventLog) -> None:
+    def test_a_reader_assigned_at_the_end_reads_later_records(self, log: EventLog) -> None:
         writer = log.writer()
         writer.append([append_to(T0, [b"a", b"b"])])
         reader = log.reader()
@@ -257,7 +257,7 @@ class EventLogContract:
         writer.append([append_to(T0, [b"c"])])
         assert read_all(reader, 1) == {T0: [(2, b"c")]}
 
-    def test_a_poll_returns_at_most_what_it_was_asked_for(self, log: EventLog) -> None:
+    def test_a_poll_returns_at_most_the_requested_records(self, log: EventLog) -> None:
         log.writer().append([append_to(T0, [b"x"] * 100), append_to(T1, [b"y"] * 100)])
         reader = log.reader()
         reader.assign({T0: 0, T1: 0})
@@ -275,7 +275,7 @@ class EventLogContract:
         reader = log.reader()
         reader.assign({T0: 0, T1: 0})
         polled: set[TopicPartition] = set()
-        for _ in range(4_000 // max_records):  # who starves T1 gives 5,000 of T0 before
+        for _ in range(4_000 // max_records):  # a reader that starves T1 returns 5,000 of T0 before
             polled |= {partition for partition, _ in reader.poll(max_records, DEADLINE_S)}
             if len(polled) == 2:
                 break
@@ -358,7 +358,7 @@ class EventLogContract:
         assert [value for _, value in read_all(reader, 2)[T0]] == [b"a", b"b"]
 
     @pytest.mark.parametrize("name", [None, "w"])
-    def test_reading_comes_to_the_end_that_bounds_tell_of(self, log: EventLog, name: str | None) -> None:
+    def test_a_reader_reaches_the_end_of_the_bounds(self, log: EventLog, name: str | None) -> None:
         writer = log.writer(name)
         for _ in range(3):
             writer.append([append_to(T0, [b"a", b"b"])])
@@ -374,7 +374,7 @@ class EventLogContract:
 
     def test_an_empty_answer_says_that_everything_was_read(self, log: EventLog) -> None:
         log.writer("w").append([append_to(T0, [b"x"] * 3000), append_to(T1, [b"y"] * 10)])
-        log.writer("w")  # opens once a commit shows, which brokers answer before
+        log.writer("w")  # opens once a commit is visible, which brokers acknowledge before
         reader, seen = log.reader(), 0
         reader.assign({T0: 0, T1: 0})
         while found := answered(reader, 100, 0.0):
@@ -411,7 +411,7 @@ class EventLogContract:
         reader.assign({T0: 5})
         assert [offset for offset, _ in read_all(reader, 5)[T0]] == [5, 6, 7, 8, 9]
 
-    def test_a_reader_that_was_overtaken_by_retention_is_told(self, log: EventLog) -> None:
+    def test_a_reader_overtaken_by_retention_gets_an_error(self, log: EventLog) -> None:
         if not self.trims_at_once:
             pytest.skip("this log trims at its leisure")
         reader = log.reader()
@@ -422,12 +422,12 @@ class EventLogContract:
         with pytest.raises(DataLost):
             reader.poll(10, DEADLINE_S)
 
-    def test_offsets_are_not_given_twice_after_everything_was_trimmed(self, log: EventLog) -> None:
+    def test_offsets_are_never_reused_after_a_trim(self, log: EventLog) -> None:
         log.writer().append([append_to(T0, [b"a", b"b"])])
         log.trim(T0, 2)
         assert log.writer().append([append_to(T0, [b"c"])]) == [2]
 
-    def test_what_a_name_holds_is_let_go_when_it_holds_other_offsets_or_none(self, log: EventLog) -> None:
+    def test_a_retention_pin_is_replaced_by_a_later_one(self, log: EventLog) -> None:
         log.create_topic("t", partitions=2, retention_ms=60_000)
         log.create_topic("other", partitions=1, retention_ms=60_000)
         other, starts = TopicPartition("other", 0), []
@@ -438,7 +438,7 @@ class EventLogContract:
             if self.retain(log):
                 starts.append((log.bounds(T0).start, log.bounds(other).start))
         if not starts:
-            pytest.skip("nobody can have this log take what is old")
+            pytest.skip("this log cannot be made to apply retention")
         assert starts == [(0, 0), (0, 2), (2, 2)]
 
     def test_the_first_offset_of_a_time_is_found(self, log: EventLog) -> None:

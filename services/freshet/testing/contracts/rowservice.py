@@ -1,4 +1,4 @@
-"""What every row service promises; see `freshet.rows.service`.
+"""Promises of every row service; see `freshet.rows.service`.
 
 The adapter's fixture gives a new service of a fixed small model: BUCKETS buckets, PARTITIONS partitions that
 have applied nothing (offset 0), one store group with rows of WIDTH floats stepped by plain SGD with learning
@@ -38,7 +38,7 @@ Row = tuple[int, int]
 
 
 def keys_of(rows: list[Row]) -> tuple[KeyGroup, list[Row]]:
-    """A group of these rows, and the order in which it holds them."""
+    """Return a group of these rows, and their order in it."""
     ordered = sorted(
         set(rows), key=lambda row: (int(bucket_of(np.array([row[1]], np.uint64), BUCKETS)[0]), row)
     )
@@ -49,7 +49,7 @@ def keys_of(rows: list[Row]) -> tuple[KeyGroup, list[Row]]:
 
 
 def look_up(service: RowService, rows: list[Row], *, create: bool) -> dict[Row, list[float]]:
-    """{row: values}."""
+    """Return {row: values}."""
     group, ordered = keys_of(rows)
     out: F32 = np.full((len(ordered), WIDTH), 77.0, np.float32)
     service.lookup([group], [out], create=create)
@@ -61,7 +61,7 @@ def push_of(
     gradients: Mapping[Row, list[float]],
     fence: int = 10,
 ) -> Push:
-    """A push of {partition: (start, stop)} and {row: gradient}."""
+    """Build a push of {partition: (start, stop)} and {row: gradient}."""
     group, ordered = keys_of(list(gradients))
     pushed = np.array([gradients[row] for row in ordered], np.float32).reshape(len(ordered), WIDTH)
     covered = tuple(OffsetRange(p, start, stop) for p, (start, stop) in sorted(ranges.items()))
@@ -69,7 +69,7 @@ def push_of(
 
 
 def push_of_steps(ranges: Mapping[int, tuple[int, int]], steps: Mapping[Row, list[list[float]]]) -> Push:
-    """A push of {partition: (start, stop)} and {row: its gradients, one behind the other}."""
+    """Build a push of {partition: (start, stop)} and {row: its gradients, one after the other}."""
     plain = push_of(ranges, {row: gradients[0] for row, gradients in steps.items()})
     group, ordered = keys_of(list(steps))
     counts = np.array([len(steps[row]) for row in ordered], np.uint32)
@@ -82,7 +82,7 @@ A, B, C = (0, 3), (1, 3), (0, 2**63 + 5)
 
 
 class RowServiceContract:
-    """Subclass it and give the fixture `service`."""
+    """Subclass it and define the fixture `service`."""
 
     checks_fences_of_pushes = True
     """False: embedder and shard live under one claim in one process, so no push can carry a lower fence."""
@@ -94,7 +94,7 @@ class RowServiceContract:
 
     # Lookups
 
-    def test_an_absent_row_is_zeros_to_those_who_do_not_create(self, service: RowService) -> None:
+    def test_an_absent_row_is_zeros_without_creation(self, service: RowService) -> None:
         for _ in range(2):
             assert look_up(service, [A, C], create=False) == {A: [0.0, 0.0], C: [0.0, 0.0]}
 
@@ -121,7 +121,7 @@ class RowServiceContract:
         np.testing.assert_allclose(look_up(service, [A], create=False)[A], [-3.0, 1.0], atol=0.1)
 
     def test_several_gradients_of_a_row_are_steps_in_their_order(self, service: RowService) -> None:
-        """Sizes tell the order: in float32 a small step beside a huge one is lost."""
+        """Sizes show the order: in float32 a small step beside a huge one is lost."""
         before = look_up(service, [A, B, C], create=True)
         steps: dict[Row, list[list[float]]] = {
             A: [[1.0, 2.0], [1e9, 0.5], [-1e9, 0.25]],
@@ -178,7 +178,7 @@ class RowServiceContract:
             {0: (4, 5), 1: (3, 4)},  # one applied, one has a gap
         ],
     )
-    def test_a_push_that_does_not_continue_is_refused_with_what_is_applied(
+    def test_a_push_with_a_gap_is_refused_with_the_applied_offsets(
         self, service: RowService, ranges: dict[int, tuple[int, int]]
     ) -> None:
         service.push(push_of({0: (0, 5)}, {A: [1.0, 1.0]}))
@@ -190,7 +190,7 @@ class RowServiceContract:
         assert look_up(service, [A, B], create=True) == rows
         assert self.offsets(service) == {0: [5], 1: [0]}
 
-    def test_a_range_that_was_applied_in_two_pieces_is_skipped_as_one(self, service: RowService) -> None:
+    def test_a_range_applied_in_two_pieces_is_skipped_as_one(self, service: RowService) -> None:
         service.push(push_of({0: (0, 2)}, {}))
         service.push(push_of({0: (2, 5)}, {}))
         assert service.push(push_of({0: (0, 5)}, {A: [1.0, 1.0]})) is False
@@ -227,8 +227,8 @@ class RowServiceContract:
             np.subtract(before, look_up(service, [A], create=False)[A]), [200.0, 100.0], rtol=1e-4
         )
 
-    def test_what_is_told_with_rows_is_what_they_know_while_pushes_go_on(self, service: RowService) -> None:
-        """A push takes one from each row: so rows tell themselves how many they know."""
+    def test_applied_offsets_match_rows_during_pushes(self, service: RowService) -> None:
+        """A push subtracts one from each row, so a row counts its pushes."""
         group, rows = keys_of([(t, (k << 57) + k) for t in (0, 1) for k in range(1, 40)])
         before = look_up(service, rows, create=True)
         stop, moments = threading.Event(), set[int]()
@@ -270,5 +270,5 @@ class RowServiceContract:
         assert service.push(push_of({1: (0, 1)}, {}, fence=11)), "fences are per partition"
 
     def offsets(self, service: RowService) -> dict[int, list[int]]:
-        """What every bucket has applied, as plain lists."""
+        """Return the applied offsets of every bucket as lists."""
         return {partition: [int(o) for o in offsets] for partition, offsets in service.applied().items()}

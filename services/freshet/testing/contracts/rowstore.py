@@ -1,4 +1,4 @@
-"""What every row store promises; see `freshet.rows.store`."""
+"""Promises of every row store; see `freshet.rows.store`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ WIDTHS = {0: 8, 1: 12}
 
 
 def identity() -> StoreIdentity:
-    """Of a small model with two tables."""
+    """Return the identity of a small model with two tables."""
     return StoreIdentity("m", "hash", BUCKETS, {"user": 0, "item": 1}, WIDTHS, "log-1")
 
 
 def starting() -> dict[Bucket, BucketMeta]:
-    """Metas of a new model: nothing flushed."""
+    """Return the metas of a new model without a flush."""
     meta = BucketMeta(Fence(-1), 0, 0, {0: 100, 1: 200}, 0, TimeMs(0))
     return {Bucket(b): meta for b in range(BUCKETS)}
 
 
 def next_meta(meta: BucketMeta, fence: int | None = None, rows: int = 0, **changes: object) -> BucketMeta:
-    """The meta of the next flush."""
+    """Return the meta of the next flush."""
     fence = meta.fence if fence is None else fence
     return replace(meta, fence=Fence(fence), seq=meta.seq + 1, rows=rows, **changes)  # type: ignore[arg-type]
 
@@ -53,20 +53,20 @@ class Change:
     """One bucket's part of a flush."""
 
     bucket: int
-    meta: BucketMeta  # that it is brought to
-    rows: Mapping[int, Mapping[int, int]]  # {table: {key: what its record is filled with}}
+    meta: BucketMeta  # of the bucket after the flush
+    rows: Mapping[int, Mapping[int, int]]  # {table: {key: byte that fills its record}}
     removed: Mapping[int, Sequence[int]] = field(default_factory=dict)  # {table: keys}
 
 
 def run_of(bucket: int, table: int, rows: Mapping[int, int], removed: Sequence[int] = ()) -> Run:
-    """Rows whose records are filled with one byte each."""
+    """Return rows with records of one repeated byte each."""
     records = np.array([[fill] * WIDTHS[table] for fill in rows.values()], np.uint8)
     keys, gone = np.array(list(rows), np.uint64), np.array(removed, np.uint64)
     return Run(bucket, table, keys, gone, records.reshape(len(rows), WIDTHS[table]))
 
 
 def flush_of(*changes: Change, whole: bool = False) -> Flush:
-    """A flush of these buckets, whose metas have the same partitions."""
+    """Return a flush of these buckets; their metas must have the same partitions."""
     ordered = sorted(changes, key=lambda change: change.bucket)
     metas = [change.meta for change in ordered]
     runs = [
@@ -90,13 +90,13 @@ def flush_of(*changes: Change, whole: bool = False) -> Flush:
 
 
 def outcomes_of(store: RowStore, flush: Flush) -> dict[int, FlushOutcome]:
-    """{bucket: what became of it}."""
+    """Return {bucket: outcome}."""
     outcomes = store.flush(flush)
     return dict(zip(flush.buckets.tolist(), map(FlushOutcome, outcomes.tolist()), strict=True))
 
 
 def rows_of(store: RowStore, bucket: int) -> dict[tuple[int, int], int]:
-    """{(table, key): fill} of a bucket by a scan; each row must come once, and intact."""
+    """Scan a bucket; return {(table, key): fill} and check that each row came once and intact."""
     found: dict[tuple[int, int], int] = {}
     for run in (run for piece in store.scan([Bucket(bucket)]) for run in piece):
         assert run.bucket == bucket
@@ -110,16 +110,16 @@ def rows_of(store: RowStore, bucket: int) -> dict[tuple[int, int], int]:
 
 
 class RowStoreContract:
-    """Subclass it and give the fixture `open_store`."""
+    """Subclass it and define the fixture `open_store`."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], RowStore]:
-        """A function that opens the same, at first empty, store anew each time, as another process would."""
+        """Return a function that opens the same, initially empty, store, as another process would."""
         raise NotImplementedError("give the fixture `open_store`")
 
     @pytest.fixture
     def store(self, open_store: Callable[[], RowStore]) -> Iterator[RowStore]:
-        """A created store of BUCKETS buckets, each claimed with fence 5."""
+        """Return a created store of BUCKETS buckets, each claimed with fence 5."""
         store = open_store()
         store.create(identity(), starting())
         store.claim([Bucket(b) for b in range(BUCKETS)], Fence(5))
@@ -134,7 +134,7 @@ class RowStoreContract:
         removed: Mapping[int, Sequence[int]] | None = None,
         whole: bool = False,
     ) -> FlushOutcome:
-        """Flush one bucket as its rightful owner would."""
+        """Flush one bucket as its owner."""
         meta = store.metas([Bucket(bucket)])[Bucket(bucket)]
         flush = flush_of(Change(bucket, next_meta(meta), rows, removed or {}), whole=whole)
         return outcomes_of(store, flush)[bucket]
@@ -169,7 +169,7 @@ class RowStoreContract:
             ({"record_bytes": {0: 8, 1: 16}}, r"record_bytes\.1.*16.*12"),
         ],
     )
-    def test_another_identity_is_a_mismatch_that_names_what_differs(
+    def test_another_identity_is_a_named_mismatch(
         self, store: RowStore, change: dict[str, object], named: str
     ) -> None:
         with pytest.raises(Mismatch, match=rf"(?s){named}"):
@@ -178,7 +178,7 @@ class RowStoreContract:
 
     # Rows
 
-    def test_what_was_flushed_is_scanned_and_read_by_another_handle(
+    def test_another_handle_scans_and_reads_flushed_rows(
         self, store: RowStore, open_store: Callable[[], RowStore]
     ) -> None:
         assert self.flush(store, 1, {0: {9: 1, 2**64 - 1: 2, 3: 3}, 1: {9: 4}}) is FlushOutcome.DONE
@@ -208,7 +208,7 @@ class RowStoreContract:
         self.flush(store, 0, {0: {1: 5}}, removed={0: [1]})
         assert rows_of(store, 0) == {(0, 1): 5}
 
-    def test_a_whole_bucket_replaces_what_was_stored(self, store: RowStore) -> None:
+    def test_a_whole_bucket_replaces_the_stored_rows(self, store: RowStore) -> None:
         self.flush(store, 0, {0: {1: 1, 2: 2}, 1: {5: 5}})
         self.flush(store, 1, {0: {1: 8}})
         assert self.flush(store, 0, {0: {2: 3}}, whole=True) is FlushOutcome.DONE
@@ -218,7 +218,7 @@ class RowStoreContract:
         assert rows_of(store, 0) == {(0, 2): 3, (0, 4): 4}
 
     def test_a_whole_bucket_may_leave_numbers_out(self, store: RowStore) -> None:
-        """Its owner numbers it above all that it has sent, whatever became of that."""
+        """Its owner gives it a number above all sent before, with any outcome."""
         meta = store.metas([Bucket(0)])[Bucket(0)]
         ahead = next_meta(replace(meta, seq=meta.seq + 3), applied={0: 150, 1: 201})
         whole = flush_of(Change(0, ahead, {0: {2: 3}}), whole=True)
@@ -244,9 +244,7 @@ class RowStoreContract:
         assert outcomes_of(store, flush_of(*changes)) == {0: done, 1: done, 2: again, 3: done}
         assert [rows_of(store, b) for b in range(BUCKETS)] == [{(0, 1): 0}, {(0, 1): 1}, {}, {(0, 1): 3}]
 
-    def test_many_buckets_are_replaced_at_once_and_those_without_rows_are_empty_then(
-        self, store: RowStore
-    ) -> None:
+    def test_whole_buckets_without_rows_become_empty(self, store: RowStore) -> None:
         metas = store.metas([Bucket(b) for b in range(BUCKETS)])
         store.flush(flush_of(*(Change(b, next_meta(m), {0: {1: b, 2: b}}) for b, m in metas.items())))
         metas = store.metas([Bucket(b) for b in range(BUCKETS)])
@@ -268,7 +266,7 @@ class RowStoreContract:
     def read_many(
         self, store: RowStore, wanted: Sequence[tuple[int, int, int]]
     ) -> dict[tuple[int, int, int], int]:
-        """{(bucket, table, key): fill} of those wanted that are there; each must come once, and intact."""
+        """Read keys; return {(bucket, table, key): fill} and check that each row came once and intact."""
         buckets, tables, keys = (list(column) for column in zip(*wanted, strict=True))
         found: dict[tuple[int, int, int], int] = {}
         pieces = store.read_many(
@@ -308,7 +306,7 @@ class RowStoreContract:
         none = np.zeros(0, np.int64)
         assert not list(store.read_many(none, none.astype(np.uint8), none.astype(np.uint64)))
 
-    def test_what_is_read_by_key_is_what_hundreds_of_flushes_add_up_to(self, store: RowStore) -> None:
+    def test_rows_read_by_key_are_the_sum_of_many_flushes(self, store: RowStore) -> None:
         expected: dict[tuple[int, int, int], int] = {}
         for i in range(200):
             bucket, gone = i % BUCKETS, (i * 7) % 50
@@ -328,9 +326,7 @@ class RowStoreContract:
             expected[0, i % 60] = i % 251
         assert rows_of(store, 0) == expected
 
-    def test_a_flush_whose_columns_do_not_fit_is_refused_and_nothing_is_written(
-        self, store: RowStore
-    ) -> None:
+    def test_a_flush_with_unequal_columns_writes_nothing(self, store: RowStore) -> None:
         metas = store.metas([Bucket(0), Bucket(1)])
         changes = [Change(b, next_meta(m), {0: {1: 1, 2: 2}}) for b, m in metas.items()]
         good = flush_of(*changes)
@@ -362,7 +358,7 @@ class RowStoreContract:
         assert store.metas([Bucket(0)])[Bucket(0)] == flush.meta(0) == next_meta(meta)
         assert rows_of(store, 0) == {(0, 1): 1}
 
-    def test_a_flush_onto_something_else_than_the_last_is_to_be_replaced(self, store: RowStore) -> None:
+    def test_a_flush_onto_an_unexpected_state_must_replace_it(self, store: RowStore) -> None:
         meta = store.metas([Bucket(0)])[Bucket(0)]
         self.flush(store, 0, {0: {1: 1}})
         ahead = next_meta(next_meta(meta))
@@ -374,7 +370,7 @@ class RowStoreContract:
 
     # Claims
 
-    def test_a_claim_returns_the_metas_and_shuts_out_the_earlier_owner(self, store: RowStore) -> None:
+    def test_a_claim_returns_the_metas_and_fences_the_former_owner(self, store: RowStore) -> None:
         self.flush(store, 0, {0: {1: 1}})
         before = store.metas([Bucket(0)])[Bucket(0)]
         assert store.claim([Bucket(0)], Fence(9)) == {Bucket(0): replace(before, fence=Fence(9))}
@@ -385,7 +381,7 @@ class RowStoreContract:
         assert self.flush(store, 0, {0: {1: 3}}) is FlushOutcome.DONE
         assert rows_of(store, 0) == {(0, 1): 3}
 
-    def test_one_flush_writes_buckets_that_were_claimed_at_different_times(self, store: RowStore) -> None:
+    def test_one_flush_writes_buckets_of_different_claims(self, store: RowStore) -> None:
         store.claim([Bucket(1)], Fence(9))
         metas = store.metas([Bucket(0), Bucket(1)])
         assert [metas[Bucket(b)].fence for b in (0, 1)] == [5, 9]

@@ -1,4 +1,4 @@
-"""What every version store promises; see `freshet.versions`."""
+"""Promises of every version store; see `freshet.versions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["VersionsContract", "manifest_of"]
 
 
 def manifest_of(number: int) -> Manifest:
-    """A manifest with something in every field."""
+    """Return a manifest with a value in every field."""
     return Manifest(
         number=number,
         model="m",
@@ -40,16 +40,16 @@ TENSORS = {
 
 
 class VersionsContract:
-    """Subclass it and give the fixture `open_store`."""
+    """Subclass it and define the fixture `open_store`."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], VersionStore]:
-        """A function that opens the same, at first empty, store anew each time, as another process would."""
+        """Return a function that opens the same, initially empty, store, as another process would."""
         raise NotImplementedError("give the fixture `open_store`")
 
     @pytest.fixture
     def store(self, open_store: Callable[[], VersionStore]) -> Iterator[VersionStore]:
-        """One handle on the store."""
+        """Return one handle on the store."""
         store = open_store()
         yield store
         store.close()
@@ -57,7 +57,7 @@ class VersionsContract:
     def test_an_empty_store_has_neither_versions_nor_aliases(self, store: VersionStore) -> None:
         assert (list(store.numbers()), dict(store.aliases())) == ([], {})
 
-    def test_what_was_put_is_got_by_another_handle(
+    def test_another_handle_reads_a_stored_version(
         self, store: VersionStore, open_store: Callable[[], VersionStore]
     ) -> None:
         manifest = store.put(manifest_of(3), TENSORS)
@@ -112,7 +112,7 @@ class VersionsContract:
         store.point("stable", 2)
         assert dict(open_store().aliases()) == {"stable": 2, "candidate": 2}
 
-    def test_an_alias_points_only_at_what_is_there(self, store: VersionStore) -> None:
+    def test_an_alias_points_only_to_stored_versions(self, store: VersionStore) -> None:
         with pytest.raises(KeyError):
             store.point("stable", 5)
         store.put(manifest_of(5), TENSORS)

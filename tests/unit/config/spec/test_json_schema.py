@@ -32,6 +32,7 @@ from freshet.config.spec.model import (
 )
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
+from tests.fixtures.effort import examples
 from tests.unit.config.spec.random_specs import specs, text_of
 
 ROOT = Path(__file__).parents[4]
@@ -157,7 +158,7 @@ def test_schema_and_parser_agree_on_every_value_of_a_key(cls: type) -> None:
                 assert validator.is_valid(value) == read, (option.name, value)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=200)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=examples(200))
 @given(specs())
 def test_schema_accepts_all_that_the_parser_accepts(values: dict[str, Any]) -> None:
     errors = [e.message for e in VALIDATOR.iter_errors(values)]
@@ -271,7 +272,7 @@ def is_beyond_json_schema(refused: ConfigError) -> bool:
     return size or whole or BEYOND.fullmatch(refused.key) is not None
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=examples(300))
 @given(mutated())
 def test_schema_and_parser_agree_on_edits_within_json_schema(values: dict[str, Any]) -> None:
     errors = [(list(e.absolute_path), e.message) for e in VALIDATOR.iter_errors(values)]

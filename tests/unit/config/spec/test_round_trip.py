@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from freshet.config.spec.identity import render, toml_value
 from freshet.config.spec.parse import parse_spec
 from freshet.errors import ConfigError
+from tests.fixtures.effort import examples
 from tests.unit.config.spec.random_specs import specs, text_of
 
 NOT_A_VALUE: st.SearchStrategy[Any] = st.one_of(
@@ -22,7 +23,7 @@ NOT_A_VALUE: st.SearchStrategy[Any] = st.one_of(
 accepted = 0
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=examples(300))
 @given(specs())
 def test_rendered_spec_parses_to_the_same_spec(values_: dict[str, Any]) -> None:
     global accepted  # noqa: PLW0603 - counted over all examples, so that the test cannot pass on refusals alone
@@ -72,7 +73,7 @@ SPLICES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.tuples(st.integers(0, len(FEED)), st.integers(0, 8), SPLICES), min_size=1, max_size=3))
 def test_damaged_file_is_read_or_refused_with_a_config_error(
     damage: list[tuple[int, int, str]],

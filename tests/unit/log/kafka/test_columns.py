@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.log.kafka.reader import Ahead, flatten
-from freshet.observability.tombstones import tombstones
+from freshet.observability.skipped_state import tombstones
 from freshet.types import BytesColumn, Records, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

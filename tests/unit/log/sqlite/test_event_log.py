@@ -22,6 +22,7 @@ from freshet.log.sqlite.file import chunk_id
 from freshet.testing.clock import SettableClock
 from freshet.testing.contracts.eventlog import T0, T1, append_to, read_all
 from freshet.types import Append, BytesColumn, TopicPartition
+from tests.fixtures.effort import examples
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ reads = st.tuples(st.just("read"), st.integers(0, 60), st.integers(1, 9))
 times = st.tuples(st.just("time"), st.integers(0, 1), st.integers(0, 55))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.one_of(appends, trims, reads, times), max_size=30))
 def test_log_behaves_as_a_list_under_appends_trims_and_reads(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, Any]]

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, Mismatch, Unavailable
-from freshet.observability.skipped import skipped
+from freshet.observability.skipped_state import skipped
 from freshet.rows.sqlite import row_store
 from freshet.rows.sqlite.file import NO_STAMP, parse_directory, parts_of, write_directory
 from freshet.rows.sqlite.row_store import BLOBS_A_CONNECTION, SqliteRowStore, decide
@@ -39,6 +39,7 @@ from freshet.testing.contracts.rowstore import (
 )
 from freshet.types import Bucket, Fence, RowRuns
 from tests.fixtures.bucket_owner import KEYS, Owner
+from tests.fixtures.effort import examples
 
 
 @pytest.fixture
@@ -67,7 +68,9 @@ steps = st.lists(
 
 
 @pytest.mark.usefixtures("eager_compaction")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(steps)
 def test_any_sequence_of_flushes_equals_a_dict(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, dict[int, Changes]]]

@@ -1,10 +1,13 @@
-"""Records the state that a release leaves behind, for `test_recorded`: `python -m tests.recorded.record embedded
-OUT.tar.xz` or `cluster OUT.tar.xz`.
+"""Record the state that a release leaves behind, for `test_recorded`.
 
-The ledger's system takes traffic for some seconds; then every process is killed at once (SIGKILL), so that windows
-are undecided, rows unflushed, transactions open and leases held. The archive holds:
+    python -m tests.system.recorded.record embedded OUT.tar.xz
+    python -m tests.system.recorded.record cluster OUT.tar.xz
 
-    acknowledged.json   {"impressions": [[request, item, seq, user, ts]], "actions": [[request, item, [type]]]}
+The ledger's system takes traffic for some seconds; then every process is killed at once (SIGKILL), so that
+windows are undecided, rows unflushed, transactions open and leases held. The archive holds:
+
+    acknowledged.json   {"impressions": [[request, item, seq, user, ts]],
+                        "actions": [[request, item, [type]]]}
     spec/               the spec and its schemas
     run/                embedded: the run folder
     kafka/, redis/N/    cluster: the broker's log directories; a folder for each node, with `port` in it
@@ -70,7 +73,7 @@ def record_embedded(state: Path) -> Traffic:
 
 
 def record_cluster(state: Path) -> Traffic:
-    """Run the services on a Kafka and a Redis Cluster until the first samples are in a version, and kill all."""
+    """Run services on Kafka and a Redis Cluster until the first samples are in a version, and kill all."""
     versions = state / "versions"
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -145,9 +148,8 @@ def main(arguments: Sequence[str]) -> None:
         state = Path(name)
         traffic = {"embedded": record_embedded, "cluster": record_cluster}[form](state)
         write_archive(state, traffic, Path(out))
-    print(
-        f"{len(traffic.impressions)} impressions, {len(traffic.actions)} acted on, {Path(out).stat().st_size} bytes"
-    )
+    size = Path(out).stat().st_size
+    print(f"{len(traffic.impressions)} impressions, {len(traffic.actions)} acted on, {size} bytes")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""Damaged state that the main work does not depend on: it is left out, counted and logged.
+"""Records and files that readers skip: damaged state, and records without a value; counts of this process.
 
-The rule: bytes that only advise (a heartbeat, a plan, an alias, an old version, a page of the console) end no
-loop. The reader leaves out the one record or file, calls `skip`, and goes on. State that learning starts from
-(rows and offsets of a trainer, claims of a later release) is not skipped.
-
-Counts are per process. `freshet_skipped_state_total` and `skipped` in `/status` show them.
+Bytes that only advise (a heartbeat, a plan, an alias, an old version, a page of the console) end no loop: the
+reader leaves out the one record or file, calls `skip` and continues. State that learning starts from (rows
+and offsets of a trainer, claims of a later release) is not skipped. `freshet_skipped_state_total` and
+`skipped` in `/status` show the counts.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 
 import structlog
 
-__all__ = ["KINDS", "forget", "skip", "skipped", "skipped_status"]
+__all__ = ["KINDS", "count_tombstones", "forget", "skip", "skipped", "skipped_status", "tombstones"]
 
 KINDS: Mapping[str, str] = {
     "control": "records of `<model>.control`: heartbeats, plans, loads and claims that do not parse",
@@ -29,14 +29,15 @@ KINDS: Mapping[str, str] = {
     "run_state": "files of the run folder's `state`",
     "console": "records of `<model>.measures`, of commits and of dead letters that the console cannot show",
 }
-"""What is skipped, by the label of the metric."""
+"""{label of the metric: the state that is skipped}"""
 
 _MOST_REMEMBERED = 1_000
-"""Places whose damage is counted once. A file is read again every second, and is still the same damage."""
+"""Places of which the damage is counted once: a damaged file is read again every second."""
 
 _log = structlog.get_logger("freshet.observability.skipped")
 _lock = threading.Lock()
 _counts = dict.fromkeys(KINDS, 0)
+_tombstones: Counter[str] = Counter()
 _newest: dict[str, str] = {}
 _remembered: dict[tuple[str, str, str], None] = {}
 
@@ -47,9 +48,9 @@ def skip(kind: str, where: str, reason: str, count: int = 1) -> None:
     Args:
         kind: one of KINDS.
         where: the topic with partition and offset, or the path. The same place with the same reason counts
-        once.
-        reason: what was expected and found there.
-        count: how many records, rows or files.
+            once.
+        reason: the expected and the found value.
+        count: number of records, rows or files.
     """
     with _lock:
         key = (kind, where, reason)
@@ -65,13 +66,13 @@ def skip(kind: str, where: str, reason: str, count: int = 1) -> None:
 
 
 def skipped() -> Mapping[str, int]:
-    """{kind: how many were left out since the process started}, every kind of KINDS."""
+    """Return {kind: number left out since the process started} for every kind of KINDS."""
     with _lock:
         return dict(_counts)
 
 
 def skipped_status() -> Mapping[str, Mapping[str, object]]:
-    """{kind: {"count", "newest"}} of the kinds that were left out: the newest place with its reason."""
+    """Return {kind: {count, newest place with its reason}} of the kinds that were left out."""
     with _lock:
         return {
             kind: {"count": count, "newest": _newest.get(kind, "")[:500]}
@@ -81,8 +82,20 @@ def skipped_status() -> Mapping[str, Mapping[str, object]]:
 
 
 def forget() -> None:
-    """Count from 0 again, as a new process does: for tests."""
+    """Reset the counts of skipped state, for tests."""
     with _lock:
         _counts.update(dict.fromkeys(KINDS, 0))
         _newest.clear()
         _remembered.clear()
+
+
+def count_tombstones(topic: str, records: int) -> None:
+    """Count records without a value, such as Kafka's tombstones, that a reader skipped. Thread-safe."""
+    with _lock:
+        _tombstones[topic] += records
+
+
+def tombstones() -> Mapping[str, int]:
+    """Return {topic: records without a value that were skipped since the process started}."""
+    with _lock:
+        return dict(_tombstones)
