@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import freshet
-from freshet.apps.remote_sources import RankCounts
 from freshet.apps.metrics import TRAINER_METRICS
+from freshet.apps.remote_sources import RankCounts
 from freshet.observability.metrics import readings
 from freshet.paramserver.flusher import ShardCounts
 from freshet.process.telemetry import PROCESS_METRICS
