@@ -31,10 +31,10 @@ from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import ROWS_PARTITIONS
+from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
-from freshet.log.topics import ensure_topics
 from freshet.paramserver.flusher import FlushBook
-from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard import Shard
 from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows, records_of
 from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
@@ -94,8 +94,7 @@ class Batches:
 def shard_in(folder: Path, spec: Spec, fence: Fence) -> Iterator[Shard]:
     """Open a shard on the stores in a folder; it is neither loaded nor started."""
     log, rows = SqliteEventLog(folder / "log"), SqliteRowStore(folder / "rows.sqlite")
-    ensure_topics(log, spec)
-    shard = Shard(ShardContext(spec, "hash", log, rows), fence=fence)
+    shard = Shard(ModelContext.open(spec, "hash", log), rows, fence=fence)
     yield shard
     rows.close()
     log.close()

@@ -118,11 +118,12 @@ def _measure(rows: int, rounds: int, folder: Path) -> Figures:
 
             def measured(name: str, work: Callable[[], object], times: int, per_call: int = 1) -> None:
                 work()
-                (link,) = remote.counts().values()  # noqa: B023
-                before = link.sent_bytes + link.received_bytes
+                before = remote.total()  # noqa: B023
                 seconds = timed(work, times) / per_call
-                calls = times * per_call
-                note(name, seconds, (link.sent_bytes + link.received_bytes - before) // calls)
+                after = remote.total()  # noqa: B023
+                sent = after.sent_bytes - before.sent_bytes
+                received = after.received_bytes - before.received_bytes
+                note(name, seconds, (sent + received) // (times * per_call))
 
             def ahead() -> None:
                 for future in [remote.push_soon(next_push()) for _ in range(AHEAD)]:  # noqa: B023

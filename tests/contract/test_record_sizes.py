@@ -63,7 +63,7 @@ item = { field = "items.sku", table = "item" }
 @pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
 def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EventLog:
     if request.param == "sqlite":
-        for module in ("chunks", "event_log", "file"):  # 64 MiB would take seconds
+        for module in ("event_log", "file"):  # 64 MiB would take seconds
             monkeypatch.setattr(f"freshet.log.sqlite.{module}.MAX_RECORD_BYTES", 2 << 20)
         return open_eventlog(f"sqlite:{tmp_path}/log")
     kafka: Kafka = request.getfixturevalue("kafka")

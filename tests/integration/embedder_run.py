@@ -15,7 +15,6 @@ from freshet.coordination.claims import Claims
 from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.service import Embedder, EmbedderAddress
 from freshet.paramserver.service import ParamServer, ShardAddress
-from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import Transport
 from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import FrameServer
@@ -92,7 +91,8 @@ def shards(pipeline: Pipeline, count: int) -> Iterator[None]:
     stop = threading.Event()
     made = [
         ParamServer(
-            ShardContext(pipeline.spec, pipeline.context.spec_hash, pipeline.log, pipeline.rows),
+            pipeline.context,
+            pipeline.rows,
             ShardAddress(f"shard-{i}", "127.0.0.1", 0),
             Transport(),
         )

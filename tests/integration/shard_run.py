@@ -20,8 +20,9 @@ from freshet.config.spec.schemas import load_schemas
 from freshet.coordination.assignment import ShardMap, lease_of, slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Refused, Unavailable
+from freshet.log.context import ModelContext
 from freshet.log.topics import ensure_topics
-from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard import Shard
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
@@ -194,7 +195,7 @@ def stored(run: Run):
     store = open_rowstore(run.settings.common.rows_url)
     try:
         end = run.log.bounds(TopicPartition(run.topics.control, 0)).end
-        shard = Shard(ShardContext(SPEC, HASH, run.log, store), fence=Fence(end + 1_000_000))
+        shard = Shard(ModelContext.open(SPEC, HASH, run.log), store, fence=Fence(end + 1_000_000))
         shard.load()
         out = np.empty((len(KEYS), GROUP.width), np.float32)
         starts = np.searchsorted(BUCKETS_OF_KEYS, np.arange(SPEC.buckets + 1)).astype(np.uint32)

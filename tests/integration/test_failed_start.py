@@ -25,7 +25,6 @@ from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.service import ParamServer, ShardAddress
-from freshet.paramserver.shard import ShardContext
 from freshet.rpc.channel import MIB, Transport
 from freshet.rpc.frames import RowCodec
 from tests.fixtures.trainers import rank_of, trainer_of
@@ -107,9 +106,7 @@ def test_a_shard_whose_port_is_taken_sends_no_heartbeats(world: Pipeline) -> Non
         taken.listen()
         place = ShardAddress("a", *taken.getsockname())
         with pytest.raises(ConfigError, match="port"):
-            ParamServer(
-                ShardContext(world.spec, world.context.spec_hash, world.log, world.rows), place, TRANSPORT
-            )
+            ParamServer(world.context, world.rows, place, TRANSPORT)
 
     assert claims_threads() == before
 

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
 from freshet.adapters import open_rowstore
+from freshet.log.context import ModelContext
 from freshet.paramserver.service import ParamServer, ShardAddress
-from freshet.paramserver.shard import ShardContext
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore
 from freshet.rpc.channel import MIB, Transport
@@ -74,7 +75,7 @@ def shard_in_this_process(run: Run, rows: HeldBack) -> Iterator[ParamServer]:
     """It takes the place of those that are gone; in the end it flushes and leaves."""
     place = ShardAddress("b", "127.0.0.1", 0)
     transport = Transport(token=TOKEN, max_message_bytes=MIB)
-    server = ParamServer(ShardContext(SPEC, HASH, run.log, rows), place, transport)  # type: ignore[arg-type]
+    server = ParamServer(ModelContext.open(SPEC, HASH, run.log), cast(RowStore, rows), place, transport)
     stop, failures = threading.Event(), list[BaseException]()
 
     def serve() -> None:

@@ -20,7 +20,6 @@ from freshet.coordination.assignment import slices_of
 from freshet.coordination.claims import Claims
 from freshet.errors import Unavailable
 from freshet.paramserver.service import ParamServer, ShardAddress
-from freshet.paramserver.shard import ShardContext
 from freshet.rows.store import RowStore, StoreServer
 from freshet.rpc.channel import MIB, Transport
 from freshet.testing.conditions import wait_until
@@ -88,9 +87,9 @@ def trainer(pipeline: Pipeline, rows: Closing, drain_s: float | None = None) -> 
 
 
 def shard(pipeline: Pipeline, rows: Closing | RowStore, name: str = "a") -> ParamServer:
-    context = ShardContext(pipeline.spec, pipeline.context.spec_hash, pipeline.log, rows)  # type: ignore[arg-type]
     return ParamServer(
-        context,
+        pipeline.context,
+        cast(RowStore, rows),
         ShardAddress(name, "127.0.0.1", 0),
         Transport(max_message_bytes=MIB),
     )

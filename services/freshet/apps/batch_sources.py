@@ -28,7 +28,7 @@ from freshet.log import Writer
 from freshet.log.context import ModelContext
 from freshet.model import NATIVE_KINDS, DenseModel
 from freshet.model.native_loop import NativeLoop
-from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard import Shard
 from freshet.process.lifecycle import within
 from freshet.rows.store import RowStore
 from freshet.trainer.membership import FixedMembership, Membership, QuorumOptions
@@ -128,7 +128,8 @@ class OwnRows:
         ]
         slices, self._partitions, self._lease = self._leases
         self.shard = Shard(
-            ShardContext(spec, rank.model.spec_hash, rank.model.log, rows, clock),
+            rank.model,
+            rows,
             fence=slices.fence,
             held=lambda: not slices.lost.is_set(),
             most_bytes=most_bytes,

@@ -167,9 +167,9 @@ def run_embedder(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> None:
     """Run a paramserver: a shard of the rows."""
     from freshet.apps.embedder import build_transport
+    from freshet.log.context import ModelContext
     from freshet.paramserver.balancer import Bounds
     from freshet.paramserver.service import ParamServer, ShardAddress
-    from freshet.paramserver.shard import ShardContext
 
     transport = build_transport(settings, spec)
     evict_bytes = shard_evict_bytes(settings)
@@ -205,7 +205,8 @@ def run_paramserver(spec: Spec, settings: Settings, stop: threading.Event) -> No
         with interruptible_start(stop):
             made.append(
                 ParamServer(
-                    ShardContext(spec, spec_hash, log, rows),
+                    ModelContext.open(spec, spec_hash, log),
+                    rows,
                     place,
                     transport,
                     bounds=bounds,

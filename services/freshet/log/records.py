@@ -1,4 +1,4 @@
-"""Records on any event log: combined appends, the newest records of a partition, and dead letters."""
+"""Records on any event log: checks of appends, combined appends, the newest records, and dead letters."""
 
 from __future__ import annotations
 
@@ -6,13 +6,35 @@ import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import orjson
 
 from freshet.errors import TooLarge, Unavailable
 from freshet.log import EventLog
 from freshet.types import Append, TopicPartition
 
-__all__ = ["TEXT_CHARS", "append_gathered", "letter", "newest"]
+__all__ = ["TEXT_CHARS", "append_gathered", "check_append", "letter", "newest"]
+
+
+def check_append(append: Append, max_record_bytes: int, advice: str = "") -> None:
+    """Check that the columns of an append have one length, and that no record with its key is too large.
+
+    Raises:
+        ValueError: the columns have different lengths.
+        TooLarge: a record exceeds the limit; the message ends with `advice`.
+    """
+    n, keys, times = len(append.values), append.keys, append.times_ms
+    if (keys is not None and len(keys) != n) or (times is not None and len(times) != n):
+        found = f"{n if keys is None else len(keys)} keys and {n if times is None else len(times)} times"
+        raise ValueError(f"an append of {n} values has {found}")
+    ends = append.values.ends if keys is None else append.values.ends + keys.ends
+    if n and int(ends[-1]) > max_record_bytes:  # otherwise no record can be that large
+        largest = int(np.diff(ends, prepend=0).max())
+        if largest > max_record_bytes:
+            raise TooLarge(
+                f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
+                f"the log accepts at most {max_record_bytes:,}{advice}"
+            )
 
 
 def append_gathered(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import streams_of
 from freshet.config.spec.topics import RecordLimits, TopicPlan, Topics, topics_of
-from freshet.errors import Mismatch
+from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog, TopicInfo
 
-__all__ = ["ensure_topic", "ensure_topics", "limits_of"]
+__all__ = ["check_new_topic", "check_partitions", "ensure_topic", "ensure_topics", "limits_of"]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
 
 def ensure_topics(log: EventLog, spec: Spec) -> Topics:
@@ -41,6 +45,24 @@ def ensure_topic(log: EventLog, plan: TopicPlan) -> TopicInfo:
         if found <= plan.partitions:
             raise
         return log.create_topic(plan.name, partitions=found, retention_ms=plan.retention_ms, group=plan.group)
+
+
+def check_new_topic(name: str, partitions: int, group: str | None = None) -> None:
+    """Check the arguments of `EventLog.create_topic`. Raises ConfigError."""
+    for key, value in (("topic", name), ("group", group)):
+        if value is not None and not _NAME.fullmatch(value):
+            raise ConfigError("event log", key, value, f"a name that matches {_NAME.pattern}")
+    if not 1 <= partitions <= 1024:
+        raise ConfigError("event log", f"partitions of {name}", partitions, "an integer from 1 to 1024")
+
+
+def check_partitions(found: TopicInfo, partitions: int, where: str) -> None:
+    """Raise Mismatch if an existing topic has another number of partitions; `where` names its log."""
+    if found.partitions != partitions:
+        raise Mismatch(
+            f"topic {found.name}: expected {partitions} partitions, found {found.partitions} {where}\n"
+            "  the number is fixed for a model's life: keep it, or use another topic name"
+        )
 
 
 def limits_of(log: EventLog, spec: Spec) -> RecordLimits:

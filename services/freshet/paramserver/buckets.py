@@ -21,7 +21,8 @@ import numpy as np
 import structlog
 
 from freshet.errors import Corrupt, DataLost, Fenced, FreshetError, Unavailable
-from freshet.paramserver.flusher import Flusher, ShardContext
+from freshet.log.context import ModelContext
+from freshet.paramserver.flusher import Flusher
 from freshet.rows.service import KeyGroup
 from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables import Store
@@ -58,11 +59,11 @@ class _Part:
 class OwnedBuckets:
     """Ownership of a shard's buckets. Thread-safe; `load_next_part` needs one thread."""
 
-    def __init__(self, context: ShardContext, store: Store, flusher: Flusher) -> None:
+    def __init__(self, context: ModelContext, rows: RowStore, store: Store, flusher: Flusher) -> None:
         """Start without buckets."""
         self._context, self._store, self._flusher = context, store, flusher
         flusher.on_fenced = self.drop
-        self._rows, self._buckets = context.rows, context.spec.buckets
+        self._rows, self._buckets = rows, context.spec.buckets
         self._lock = threading.Lock()  # guards the three below
         self._waiting: deque[_Part] = deque()
         self._part_of: dict[Bucket, _Part] = {}  # of buckets that are served and still loading

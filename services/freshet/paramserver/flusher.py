@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from freshet.clock import SYSTEM_CLOCK, Clock
-from freshet.config.spec.model import Spec
-from freshet.config.spec.topics import ROWS_PARTITIONS, Topics, topics_of
+from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Fenced, FreshetError, Unavailable
-from freshet.log import EventLog
+from freshet.log.context import ModelContext
 from freshet.observability.metrics import Metric
 from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
@@ -42,7 +40,6 @@ __all__ = [
     "FlushBook",
     "Flusher",
     "PublishedTo",
-    "ShardContext",
     "ShardCounts",
     "store_metrics",
 ]
@@ -250,28 +247,13 @@ class PublishedTo:
     rows_next: Mapping[int, int]  # {partition of rows: next offset}
 
 
-@dataclass(frozen=True, slots=True)
-class ShardContext:
-    """Model, stores and time of a shard."""
-
-    spec: Spec
-    spec_hash: str
-    log: EventLog
-    rows: RowStore
-    clock: Clock = SYSTEM_CLOCK
-
-    @property
-    def topics(self) -> Topics:
-        """Topics of the model."""
-        return topics_of(self.spec)
-
-
 class Flusher:
     """Publishes and flushes a shard's buckets. Thread-safe; hold `lock` to add or remove buckets."""
 
     def __init__(
         self,
-        context: ShardContext,
+        context: ModelContext,
+        rows: RowStore,
         store: Store,
         counts: ShardCounts,
         *,
@@ -281,14 +263,15 @@ class Flusher:
         """Start without buckets.
 
         Args:
-            context: model and stores.
+            context: the model, its log and clock.
+            rows: the row store.
             store: table of the shard.
             counts: counts to update.
             name: name of the shard.
             alone: all buckets are under one claim, and the loss of one ends the shard.
         """
         spec = context.spec
-        self._spec, self._topics, self._log, self._rows = spec, context.topics, context.log, context.rows
+        self._spec, self._topics, self._log, self._rows = spec, context.topics, context.log, rows
         self._store, self._counts, self._clock = store, counts, context.clock
         self._alone = alone
         self.on_fenced: Callable[[Sequence[Bucket]], None] = lambda _: None

@@ -12,22 +12,21 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from freshet.batches.frames import streams, work_bytes
-from freshet.config.spec.layout import layout_of
 from freshet.coordination.claims import LEASE_S, Claims
 from freshet.errors import FreshetError, Unavailable
 from freshet.http.addresses import Address
-from freshet.log.topics import ensure_topics
+from freshet.log.context import ModelContext
 from freshet.observability.grpc_metrics import GRPC_METRICS
 from freshet.observability.metrics import Metric, register
 from freshet.paramserver.balancer import DEFAULT_BOUNDS, Bounds, LoadBalancer
 from freshet.paramserver.flusher import store_metrics
 from freshet.paramserver.placement import PlanReason
 from freshet.paramserver.server import MeteredRows, identity_of, serve_rows
-from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard import Shard
 from freshet.paramserver.shard_manager import ShardManager
 from freshet.process.lifecycle import LAST_S, Cleanup, Drain, Task, within
 from freshet.rows.grpc.frames import Described
-from freshet.rows.store import OnServers, StoreServer
+from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
@@ -258,7 +257,8 @@ class ParamServer:
 
     def __init__(
         self,
-        context: ShardContext,
+        context: ModelContext,
+        rows: RowStore,
         place: ShardAddress,
         transport: Transport,
         *,
@@ -269,7 +269,8 @@ class ParamServer:
         """Listen, acquire the membership lease and check the stores; no slice is claimed yet.
 
         Args:
-            context: model and stores; clients must have the same spec hash.
+            context: the model, its log and clock; clients must have the same spec hash.
+            rows: the row store.
             place: name and address of this shard.
             transport: gRPC options.
             bounds: balancing and memory bounds.
@@ -283,9 +284,8 @@ class ParamServer:
         """
         spec, spec_hash, clock = context.spec, context.spec_hash, context.clock
         self._spec, self._place, self._bounds, self._clock = spec, place, bounds, clock
-        topics = ensure_topics(context.log, spec)
-        layout = layout_of(spec)
-        self.shard = Shard(context, name=place.name, most_bytes=evict_bytes)
+        layout = context.layout
+        self.shard = Shard(context, rows, name=place.name, most_bytes=evict_bytes)
         self.server = FrameServer(
             str(Address(place.host, place.port)),
             transport,
@@ -297,7 +297,7 @@ class ParamServer:
         states = tuple(group.state_floats for group in layout.groups)
         described = Described(place.name, spec.name, spec_hash, spec.buckets, spec.partitions, widths, states)
         with Cleanup() as cleanup:
-            claims = Claims(context.log, topics.control, clock)
+            claims = Claims(context.log, context.topics.control, clock)
             cleanup.add("claims", claims.close)
             self.balancer = LoadBalancer(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
             self.rows = MeteredRows(self.shard, self.balancer.meter, lambda: self.balancer.full)
@@ -305,7 +305,7 @@ class ParamServer:
             self.server.start()
             cleanup.add("listener", lambda: self.server.stop(0.0))
             self.address = str(Address(place.advertised or place.host, self.server.port))
-            self.watch = StoreWatch(context.rows) if isinstance(context.rows, OnServers) else None
+            self.watch = StoreWatch(rows) if isinstance(rows, OnServers) else None
             self.manager = ShardManager(
                 self.shard,
                 claims,

@@ -13,17 +13,18 @@ from functools import partial
 import numpy as np
 import structlog
 
-from freshet.config.spec.layout import layout_of
 from freshet.errors import Fenced, FreshetError, Refused, Unavailable
+from freshet.log.context import ModelContext
 from freshet.observability.spans import end_push_answer, start_rows_answer
 from freshet.observability.tracing import Context, end_span, running
 from freshet.paramserver.buckets import OwnedBuckets
-from freshet.paramserver.flusher import Flusher, PublishedTo, ShardContext, ShardCounts
+from freshet.paramserver.flusher import Flusher, PublishedTo, ShardCounts
 from freshet.rows.service import KeyGroup, Push, RowStates
+from freshet.rows.store import RowStore
 from freshet.tables import KnownPushes, PushOutcome, RowsUnread, Store
 from freshet.types import F32, I64, Bucket, Fence, OffsetRange
 
-__all__ = ["PublishedTo", "Shard", "ShardContext", "ShardCounts"]
+__all__ = ["PublishedTo", "Shard", "ShardCounts"]
 
 log = structlog.get_logger("freshet.paramserver")
 
@@ -74,7 +75,8 @@ class Shard:
 
     def __init__(
         self,
-        context: ShardContext,
+        context: ModelContext,
+        rows: RowStore,
         *,
         fence: Fence | None = None,
         held: Callable[[], bool] = lambda: True,
@@ -84,7 +86,8 @@ class Shard:
         """Start without buckets.
 
         Args:
-            context: model and stores.
+            context: the model, its log and clock.
+            rows: the row store.
             fence: fence of the one claim of all buckets, for `load`. Without it buckets are claimed and
                 released by `buckets`, each under its claim's fence.
             held: whether the claim of `fence` still stands; once it does not, nothing is written.
@@ -92,12 +95,12 @@ class Shard:
             most_bytes: memory of rows beyond which the least recently used are evicted (`Store.of`). 0: no
                 bound.
         """
-        spec, layout = context.spec, layout_of(context.spec)
+        spec = context.spec
         self._spec, self._fence, self._held = spec, fence, held
-        self._store = Store.of(spec, layout, owned=False, most_bytes=most_bytes)
+        self._store = Store.of(spec, context.layout, owned=False, most_bytes=most_bytes)
         self.counts = ShardCounts()
-        self.flusher = Flusher(context, self._store, self.counts, name=name, alone=fence is not None)
-        self.buckets = OwnedBuckets(context, self._store, self.flusher)
+        self.flusher = Flusher(context, rows, self._store, self.counts, name=name, alone=fence is not None)
+        self.buckets = OwnedBuckets(context, rows, self._store, self.flusher)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._failed: FreshetError | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeAlias
@@ -221,9 +221,7 @@ class FrameServer(GrpcServer):
                 self.counts.streams[method] -= 1
                 await self._in_thread(session.close)
 
-        self.add_method(
-            method_name(service, "").strip("/"), method, grpc.stream_stream_rpc_method_handler(serve)
-        )
+        self._add(service, method, serve)
 
     def add_call(self, service: str, method: str, answer: Answer) -> None:
         """Add a method of one request; its answer may come in pieces."""
@@ -231,16 +229,24 @@ class FrameServer(GrpcServer):
         async def serve(_: AsyncIterator[bytes], context: Context) -> None:
             await self._answer_frames(method, answer, context)
 
-        self.add_method(
-            method_name(service, "").strip("/"), method, grpc.stream_stream_rpc_method_handler(serve)
-        )
+        self._add(service, method, serve)
+
+    def _add(
+        self, service: str, method: str, serve: Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+    ) -> None:
+        package_service = method_name(service, "").strip("/")
+        self.add_method(package_service, method, grpc.stream_stream_rpc_method_handler(serve))
 
     def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound."""
         listening: Future[None] = Future()
         self._thread = threading.Thread(target=self._run_loop, args=(listening,), name="grpc", daemon=True)
         self._thread.start()
-        listening.result()
+        try:
+            listening.result()
+        except ConfigError:
+            self._thread = None  # it has ended
+            raise
 
     def stop(self, drain_s: float) -> None:
         """Finish requests in work for at most `drain_s`, refuse others as unavailable, close. Idempotent."""
@@ -348,6 +354,7 @@ class FrameServer(GrpcServer):
                 finally:
                     self._unsent -= 1
                     self._update_idle()
+                del data, frame, encoded  # an idle stream holds no message
             if assembler.incomplete:
                 incomplete = BadFrame("the stream ended within a message", "truncated")
                 await context.write(self._last_answer(incomplete))
@@ -370,7 +377,7 @@ class FrameServer(GrpcServer):
     def _reserve(self, size: int, own: int) -> FreshetError | None:
         """Count bytes of a request as work, or return the reason for its refusal; `own` bytes are counted."""
         if self._draining and not own:
-            return Unavailable("this listener is stopping; ask who takes over")
+            return Unavailable("this listener is stopping; another one takes over")
         if self._work > own and self._work + size > self.work_bytes:
             return self._overloaded(f"{self._work} bytes of requests are in work")
         self._work += size

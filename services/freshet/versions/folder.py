@@ -111,10 +111,7 @@ class FolderVersionStore:
     def manifest(self, number: int) -> Manifest:
         """Return a version's manifest. Raises KeyError if there is none, Corrupt if it does not parse."""
         path = self._path(number) / _MANIFEST
-        manifest = read_manifest(self._read(number, path), str(path))
-        if manifest.number != number:
-            raise Corrupt(f"{path}: expected the manifest of version {number}, found {manifest.number}")
-        return manifest
+        return read_manifest(self._read(number, path), str(path), number)
 
     def get(self, number: int, prefixes: Sequence[str] = ()) -> Version:
         """Return a version with all tensors, or those with names that start with one of `prefixes`."""

@@ -480,9 +480,7 @@ class ObjectVersionStore:
 
     def _parsed(self, number: int, stored: Stored) -> Manifest:
         where = self._bucket.where(_key(number, _MANIFEST))
-        manifest = read_manifest(stored.data, where)
-        if manifest.number != number:
-            raise Corrupt(f"{where}: expected the manifest of version {number}, found {manifest.number}")
+        manifest = read_manifest(stored.data, where, number)
         if not _SHA256.fullmatch(manifest.sha256):
             raise Corrupt(f"{where}: sha256 = {manifest.sha256[:80]!r}, expected 64 hexadecimal digits")
         return manifest

@@ -37,8 +37,12 @@ def write_manifest(manifest: Manifest) -> bytes:
     return orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
 
 
-def read_manifest(data: bytes, where: str) -> Manifest:
-    """Parse a manifest; unknown keys are ignored. Raises Corrupt, naming `where` and the key."""
+def read_manifest(data: bytes, where: str, number: int | None = None) -> Manifest:
+    """Parse a manifest; unknown keys are ignored.
+
+    Raises:
+        Corrupt: it does not parse, or is not that of version `number`; names `where` and the key.
+    """
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -52,6 +56,8 @@ def read_manifest(data: bytes, where: str) -> Manifest:
             values[field.name] = _checked(field.name, str(field.type), record[field.name], where)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise Corrupt(f"{where}: the key {field.name!r} is missing")
+    if number is not None and values["number"] != number:
+        raise Corrupt(f"{where}: expected the manifest of version {number}, found {values['number']}")
     return Manifest(**values)
 
 

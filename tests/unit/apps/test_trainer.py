@@ -8,7 +8,7 @@ print(*sorted({module.split(".")[0] for module in sys.modules} & {"grpc", "torch
 """
 
 
-def test_a_trainer_with_rows_of_its_own_needs_neither_grpc_nor_torch() -> None:
+def test_a_trainer_with_own_rows_needs_neither_grpc_nor_torch() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.returncode) == ("\n", 0), done.stderr

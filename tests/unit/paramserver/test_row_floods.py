@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from freshet.config.spec.layout import layout_of
 from freshet.log import EventLog
+from freshet.log.context import ModelContext
 from freshet.paramserver import shard as module
-from freshet.paramserver.shard import Shard, ShardContext
+from freshet.paramserver.shard import Shard
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Store, TableOptions
 from freshet.tables import store as tables
@@ -35,7 +36,7 @@ def shard(log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     sized = Store.of(PARSED, layout_of(PARSED))
     cost = {table: sized.resident_bytes(table) + tables.INDEX_BYTES for table in sized.tables}
     most = sum(MOST * size for size in cost.values())
-    made = Shard(ShardContext(PARSED, "hash", log, rows), fence=Fence(1), most_bytes=most)  # fmt: skip
+    made = Shard(ModelContext.open(PARSED, "hash", log), rows, fence=Fence(1), most_bytes=most)  # fmt: skip
     made.load()
     yield made
     rows.close()

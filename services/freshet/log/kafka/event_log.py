@@ -6,7 +6,6 @@ log id is Kafka's topic id.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -16,17 +15,16 @@ from weakref import WeakSet
 
 import structlog
 
-from freshet.errors import ConfigError, Mismatch, Unavailable
+from freshet.errors import Mismatch, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
 from freshet.log.kafka.admin import KafkaAdmin
 from freshet.log.kafka.connection import KafkaSettings, parse_url
 from freshet.log.kafka.reader import KafkaReader
 from freshet.log.kafka.writer import IdempotentSender, KafkaWriter, TransactionalSender
+from freshet.log.topics import check_new_topic, check_partitions
 from freshet.types import TopicPartition
 
 __all__ = ["KafkaEventLog", "open_url"]
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
 _log = structlog.get_logger(__name__)
 
@@ -85,19 +83,11 @@ class KafkaEventLog:
             Mismatch: the topic exists with another number of partitions, or is compacted.
             Unavailable: brokers do not answer.
         """
-        if not _NAME.fullmatch(name):
-            raise ConfigError("event log", "topic", name, f"a name that matches {_NAME.pattern}")
-        if not 1 <= partitions <= 1024:
-            raise ConfigError("event log", f"partitions of {name}", partitions, "an integer from 1 to 1024")
+        check_new_topic(name, partitions)
         self._check_open()
         self._admin.create(name, partitions, retention_ms)
         info = self._agreed(name)
-        if info.partitions != partitions:
-            raise Mismatch(
-                f"topic {name}: expected {partitions} partitions, found {info.partitions} on"
-                f" {self._settings.brokers}\n"
-                "  the number is fixed for a model's life: keep it, or use another topic name"
-            )
+        check_partitions(info, partitions, f"on {self._settings.brokers}")
         if info.retention_ms != retention_ms:
             self._admin.set_retention(name, retention_ms)
             info = replace(info, retention_ms=retention_ms)

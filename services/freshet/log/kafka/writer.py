@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Protocol
 
-import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.cimpl import Message
 
-from freshet.errors import ConfigError, FreshetError, TooLarge, Unavailable
+from freshet.errors import ConfigError, FreshetError, Unavailable
 from freshet.log.kafka.connection import LastError, ending, family, translated
+from freshet.log.records import check_append
 from freshet.types import Append, BytesColumn, TopicPartition
 
 __all__ = ["IdempotentSender", "KafkaWriter", "Piece", "Request", "TransactionalSender", "flushed"]
@@ -39,6 +39,9 @@ _MAYBE_WRITTEN = frozenset(
 """Errors in reports of records that brokers may have written nevertheless."""
 
 
+_TOO_LARGE_ADVICE = "\n  raise max_record_bytes in the log's URL, and max.message.bytes of topics that exist"
+
+
 class Piece:
     """One Append; called by the client with the report of each record."""
 
@@ -49,22 +52,9 @@ class Piece:
             ValueError: its columns have different lengths.
             TooLarge: a record exceeds `max_record_bytes`.
         """
-        n = len(append.values)
-        keys, times = append.keys, append.times_ms
-        if (keys is not None and len(keys) != n) or (times is not None and len(times) != n):
-            found = f"{n if keys is None else len(keys)} keys and {n if times is None else len(times)} times"
-            raise ValueError(f"an append of {n} values has {found}")
-        ends = append.values.ends if keys is None else append.values.ends + keys.ends
-        if n and int(ends[-1]) > max_record_bytes:  # else no record can be that large
-            largest = int(np.diff(ends, prepend=0).max())
-            if largest > max_record_bytes:
-                raise TooLarge(
-                    f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
-                    f"the log accepts at most {max_record_bytes:,}\n"
-                    "  raise max_record_bytes in the log's URL, and max.message.bytes of topics that exist"
-                )
+        check_append(append, max_record_bytes, _TOO_LARGE_ADVICE)
         self.at = TopicPartition(append.topic, append.partition)
-        self.topic, self.waiting = topic, n
+        self.topic, self.waiting = topic, len(append.values)
         self.first = -1  # offset of the first record
         self.error: KafkaError | None = None
         self._append = append

@@ -7,7 +7,6 @@ it.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
 import uuid
@@ -19,18 +18,18 @@ import numpy as np
 import structlog
 
 from freshet.clock import STEADY_CLOCK, Clock
-from freshet.errors import ConfigError, DataLost, FreshetError, Mismatch, TooLarge, Unavailable
+from freshet.errors import ConfigError, DataLost, FreshetError, Unavailable
 from freshet.log import Bounds, LogTraits, TopicInfo
+from freshet.log.records import check_append
 from freshet.log.sqlite.file import MAX_RECORD_BYTES, OFFSET_BITS, Contents, LogFile, Piece, Request, unpack
 from freshet.log.sqlite.reader import SqliteReader
+from freshet.log.topics import check_new_topic, check_partitions
 from freshet.sqlite import FileFormat, connect, folder_of, open_file, transaction, translated
 from freshet.types import Append, BytesColumn, LogId, TopicPartition
 
 __all__ = ["SqliteEventLog", "open_url"]
 
 _log = structlog.get_logger(__name__)
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
 _RETENTION_EVERY_S = 30.0
 """Interval of retention in a process that appends."""
@@ -102,11 +101,7 @@ class SqliteEventLog:
             ConfigError: a name or the number of partitions is not allowed.
             Mismatch: the topic exists with another number of partitions.
         """
-        for what, value in (("topic", name), ("group", group)):
-            if value is not None and not _NAME.fullmatch(value):
-                raise ConfigError("event log", what, value, f"a name that matches {_NAME.pattern}")
-        if not 1 <= partitions <= 1024:
-            raise ConfigError("event log", f"partitions of {name}", partitions, "an integer from 1 to 1024")
+        check_new_topic(name, partitions, group)
         with self._lock:
             if name not in self._refreshed(name):
                 self._create(name, partitions, retention_ms, f"{group or name}.topics.sqlite")
@@ -115,11 +110,7 @@ class SqliteEventLog:
                 file.set_retention(name, retention_ms)
                 self._learn(file.path.name, {name})
                 info = self._topics[name][0]
-        if info.partitions != partitions:
-            raise Mismatch(
-                f"topic {name}: expected {partitions} partitions, found {info.partitions} in {self._folder}\n"
-                "  the number is fixed for a model's life: keep it, or use another topic name"
-            )
+        check_partitions(info, partitions, f"in {self._folder}")
         return info
 
     def topics(self) -> Mapping[str, TopicInfo]:
@@ -347,18 +338,8 @@ class SqliteWriter:
 
 def _contents(append: Append, now_ms: int) -> Contents:
     """Return an append's columns, checked, with defaults for absent keys and times."""
-    n = len(append.values)
-    keys = (
-        append.keys if append.keys is not None else BytesColumn(np.empty(0, np.uint8), np.zeros(n, np.int64))
-    )
-    times = append.times_ms if append.times_ms is not None else np.full(n, now_ms, np.int64)
-    if len(keys) != n or len(times) != n:
-        raise ValueError(f"an append of {n} values has {len(keys)} keys and {len(times)} times")
-    if len(append.values.data) + len(keys.data) > MAX_RECORD_BYTES:  # else no record can be that large
-        largest = int(np.diff(append.values.ends + keys.ends, prepend=0).max())
-        if largest > MAX_RECORD_BYTES:
-            raise TooLarge(
-                f"{append.topic}[{append.partition}]: a record of {largest:,} bytes; "
-                f"the log accepts at most {MAX_RECORD_BYTES:,}"
-            )
-    return Contents(append.values, keys, times)
+    check_append(append, MAX_RECORD_BYTES)
+    n, keys, times = len(append.values), append.keys, append.times_ms
+    if keys is None:
+        keys = BytesColumn(np.empty(0, np.uint8), np.zeros(n, np.int64))
+    return Contents(append.values, keys, np.full(n, now_ms, np.int64) if times is None else times)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -63,7 +64,7 @@ class Link:
     def __init__(
         self, address: str, transport: Transport, service: str, metadata: Metadata, *, in_flight_bytes: int
     ) -> None:
-        self.address, self._transport, self._service = address, transport, service
+        self.address, self.transport, self._service = address, transport, service
         self._metadata, self._limit = metadata, in_flight_bytes
         self._pems, self._channel = transport.pems(), open_channel(address, transport)
         self._ids = itertools.count(1)
@@ -81,7 +82,7 @@ class Link:
         frame_id = next(self._ids)
         data = make(frame_id)
         try:
-            check_message_size(len(data), self._transport.max_message_bytes)
+            check_message_size(len(data), self.transport.max_message_bytes)
         except TooLarge as error:
             return _failed(error)
         with self._lock:
@@ -101,11 +102,11 @@ class Link:
         Raises Unavailable, Mismatch, ConfigError, Corrupt or BadFrame.
         """
         call = self._channel.unary_stream(method_name(self._service, method))
-        whole = MessageAssembler(self._transport.whole_bytes)
+        whole = MessageAssembler(self.transport.whole_bytes)
         frame: Frame | None = None
         try:
             for data in call(encode_frame(Frame(Kind.REQUEST)), timeout=timeout_s, metadata=self._metadata):
-                frame = whole.add_frame(decode_frame(data, max_bytes=self._transport.max_message_bytes))
+                frame = whole.add_frame(decode_frame(data, max_bytes=self.transport.max_message_bytes))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from error
         if frame is None:
@@ -119,10 +120,10 @@ class Link:
 
         Only while no stream uses the channel. Needs the lock.
         """
-        pems = self._transport.pems()
+        pems = self.transport.pems()
         if pems != self._pems and all(stream.broken for stream in self._streams.values()):
             former = self._channel
-            self._pems, self._channel = pems, open_channel(self.address, self._transport)
+            self._pems, self._channel = pems, open_channel(self.address, self.transport)
             former.close()
 
     def give_up(self, method: str, why: str) -> None:
@@ -140,11 +141,6 @@ class Link:
         for stream in streams:
             stream.end(Unavailable(f"{self.address}: the connection was closed"))
         self._channel.close()
-
-    @property
-    def transport(self) -> Transport:
-        """The transport's limits."""
-        return self._transport
 
 
 class _Stream:
@@ -377,11 +373,6 @@ class RemoteRows:
 
     # --- connections
 
-    def counts(self) -> Mapping[str, LinkCounts]:
-        """Return {address: traffic of its link}."""
-        with self._lock:
-            return {address: link.counts for address, link in self._links.items()}
-
     def total(self) -> LinkCounts:
         """Return the traffic of all links, including closed ones."""
         with self._lock:
@@ -439,7 +430,7 @@ class RemoteRows:
     def _lookup_once(
         self, groups: Sequence[KeyGroup], out: Sequence[F32], create: bool, states: RowStates | None
     ) -> None:
-        owners = self._owners()
+        owners, span, with_states = self._owners(), current(), states is not None
         _check_owned(groups, owners)
         sent = []
         for shard, link in enumerate(self._links_of(owners)):
@@ -447,7 +438,15 @@ class RemoteRows:
             keys = [(g.group, *_keys_of(g, places[g.group])) for g in groups]
             wanted = [part for part in keys if len(part[1])]
             if wanted:
-                future = link.ask("Lookup", _lookup(wanted, self._lookup_codec, create, states is not None))
+                encode = partial(
+                    lookup_frame,
+                    groups=wanted,
+                    codec=self._lookup_codec,
+                    create=create,
+                    states=with_states,
+                    span=span,
+                )
+                future = link.ask("Lookup", encode)
                 sent.append((shard, link, {group: places[group] for group, *_ in wanted}, future))
         deadline = time.monotonic() + self._attempt_s
         rows_of = {g.group: rows for g, rows in zip(groups, out, strict=True)}
@@ -549,13 +548,6 @@ def _merged(groups: Sequence[int], parts: Sequence[tuple[Bool, KnownPushes]]) ->
     if len({known.offsets.shape[1] for _, known in parts}) > 1:
         raise BadFrame("shards answer with different numbers of partitions", "shape")
     return KnownPushes.merged(groups, parts)
-
-
-def _lookup(
-    groups: Sequence[tuple[int, U64, U8]], codec: RowCodec, create: bool, states: bool
-) -> Callable[[int], bytes]:
-    span = current()
-    return lambda frame_id: lookup_frame(frame_id, groups, codec, create=create, states=states, span=span)
 
 
 def _scatter(

@@ -161,33 +161,31 @@ def segments_of(db: sqlite3.Connection, shape: Shape, span: int) -> list[Source]
     return [Source(db, shape, "segments", *row) for row in rows]
 
 
-def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
-    """Return the sources of a bucket's rows, newest first."""
+def _blobs_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[tuple[str, int, bytes]]:
+    """Return (table, row id, directory) of the sources of a bucket's rows, newest first."""
     rows = db.execute(
-        "SELECT id, directory FROM segments WHERE span = ? "
+        "SELECT 'segments', id, directory FROM segments WHERE span = ? "
         "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
         (shape.span_of(bucket), bucket),
     ).fetchall()
-    bases = db.execute("SELECT id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
-    return [Source(db, shape, "segments", *row) for row in rows] + [
-        Source(db, shape, "bases", *row) for row in bases
-    ]
+    return (
+        rows + db.execute("SELECT 'bases', id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
+    )
+
+
+def sources_of_bucket(db: sqlite3.Connection, shape: Shape, bucket: int) -> list[Source]:
+    """Return the sources of a bucket's rows, newest first."""
+    return [Source(db, shape, *row) for row in _blobs_of_bucket(db, shape, bucket)]
 
 
 def sound_of_bucket(
     db: sqlite3.Connection, shape: Shape, bucket: int, *, run_bytes: int
 ) -> tuple[RowRuns, list[str]]:
     """Return (rows of a bucket, fault of each damaged source that was skipped)."""
-    rows = db.execute(
-        "SELECT 'segments', id, directory FROM segments WHERE span = ? "
-        "AND id > (SELECT since FROM metas WHERE bucket = ?) ORDER BY id DESC",
-        (shape.span_of(bucket), bucket),
-    ).fetchall()
-    rows += db.execute("SELECT 'bases', id, directory FROM bases WHERE bucket = ?", (bucket,)).fetchall()
     runs: list[RowRuns] = []
     where: list[str] = []
     damage: list[str] = []
-    for row in rows:
+    for row in _blobs_of_bucket(db, shape, bucket):
         try:
             source = Source(db, shape, *row)
             runs.append(source.runs(source.directory["bucket"] == bucket))
