@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.demo import DEMO_FOLDER
 from freshet.cli.options import PATH, SEED, FiniteRange, examples, json_option
+from freshet.demo import DEMO_FOLDER
 
 __all__ = ["command"]
 
