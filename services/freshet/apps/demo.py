@@ -24,18 +24,6 @@ from freshet.process.ports import free_ports, owner_of_port
 from freshet.process.supervisor import Process
 from freshet.terminal import emit_end, say
 
-__all__ = [
-    "ClickRates",
-    "DemoOptions",
-    "click_rates",
-    "drift_lines",
-    "farewell",
-    "progress_line",
-    "run_demo",
-    "seconds_of",
-    "span_of",
-]
-
 
 def seconds_of(option: str, text: str) -> float:
     """Parse a duration of the command line, in seconds. Raises ConfigError that names the option."""

@@ -9,8 +9,6 @@ import click
 from freshet.cli.options import PATH, SEED, FiniteRange, examples, json_option
 from freshet.demo import DEMO_FOLDER
 
-__all__ = ["command"]
-
 
 @click.command(epilog=examples("freshet demo", "freshet demo --rate 300 --drift-at 60s --seconds 300"))
 @click.argument("folder", type=PATH, default=DEMO_FOLDER)

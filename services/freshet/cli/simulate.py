@@ -12,8 +12,6 @@ from freshet.cli.options import SEED, FiniteRange, examples, folder_option, json
 from freshet.demo import DRIFT_AT, DRIFT_EVERY
 from freshet.terminal import emit_end
 
-__all__ = ["command"]
-
 
 @click.command(
     epilog=examples(
