@@ -40,8 +40,6 @@ from freshet.testing.conditions import wait_until
 from freshet.types import TopicPartition
 from tests.servers.processes import Process, lasting_ports
 
-__all__ = ["Apart", "Passed"]
-
 START_S = 60.0
 FAR = "127.0.0.2"
 """The address that a shard behind a link advertises: the link's. The shard listens at 127.0.0.1."""

@@ -27,8 +27,6 @@ from bench.report import Figures, command
 from bench.retail import SPECS, RetailFiles, retail_files
 from bench.rounds import interleaved
 
-__all__ = ["measure"]
-
 DRIVER = Path(__file__).parent / "peers" / "vw_driver.py"
 SPEC = SPECS / "retail-linear.toml"
 EVENTS = Path("online_retail_ii_events.csv.gz")

@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Background", "click", "page"]
-
 ROUNDS_PER_S = 50
 CLICKS_SHARE = 0.3  # of the events
 PAGE_ITEMS = 4

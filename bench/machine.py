@@ -10,8 +10,6 @@ from pathlib import Path
 from bench.report import Figures
 from freshet._native import instruction_set
 
-__all__ = ["cpu_s", "machine"]
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -12,8 +12,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
-__all__ = ["Figures", "command", "flat", "rounded", "table"]
-
 Figures = dict[str, Any]
 """Numbers, words and further figures by name; goes through JSON unchanged."""
 

@@ -26,8 +26,6 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-__all__ = ["SPEC", "SPECS", "RetailFiles", "retail_files", "retail_table"]
-
 SPEC = Path(__file__).parents[1] / "examples" / "online-retail" / "freshet.toml"
 
 

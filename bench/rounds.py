@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Figure", "figures_by_key", "interleaved", "micros", "rate"]
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from bench.report import Figures
 
-__all__ = ["run_measurement"]
-
 GRACE_S = 10.0  # for a process to end its children after SIGTERM
 
 

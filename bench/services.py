@@ -11,8 +11,6 @@ import httpx
 
 from freshet.testing.conditions import wait_until
 
-__all__ = ["ready_service", "running", "wait_until_ready"]
-
 START_S = 60.0
 STOP_S = 60.0
 

@@ -31,8 +31,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-__all__ = ["SOURCES", "SPECS", "Source", "make"]
-
 SPECS = Path(__file__).parent / "specs"
 LATE_MINUTES = 15
 FIRST_S = 1_600_000_000

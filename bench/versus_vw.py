@@ -48,8 +48,6 @@ from freshet.evaluation.predictions import LearnerFigures, LearnerPredictions
 from freshet.terminal import table
 from freshet.types import F32, F64, I64
 
-__all__ = ["Difference", "measure", "paired"]
-
 RETAIL = "online-retail"
 LARGE = ("flights-2001", RETAIL)
 """Streams of millions of rows, run when they are named."""

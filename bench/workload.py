@@ -24,8 +24,6 @@ from freshet.features import Column, ColumnEncoder, SampleColumns, encode_blocks
 from freshet.features.blocks import block_samples
 from freshet.types import F32, I64, U64, Append, BytesColumn
 
-__all__ = ["FIELDS", "NUMBERS", "Arrays", "Workload", "append", "plain_spec"]
-
 FIELDS, NUMBERS = 26, 13
 ROUND = 1 << 16  # rows that are made and appended at once
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from bench.report import Figures
 
-__all__ = ["load", "posts"]
-
 DONE = """
 function done(summary, latency)
   local e = summary.errors

@@ -16,8 +16,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["CONSTRAINTS", "ROOT", "declared", "needed", "text_of"]
-
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "ops" / "docker" / "constraints.txt"
 DEVELOPMENT = {"test", "demo", "local", "versus"}

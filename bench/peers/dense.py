@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["DIM", "FIELDS", "NUMBERS", "Dense"]
-
 FIELDS, NUMBERS, DIM = 26, 13, 16
 
 

@@ -17,8 +17,6 @@ with warnings.catch_warnings():
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-__all__ = ["tables"]
-
 
 def tables(count: int, rows: int, dim: int, index: torch.dtype = torch.int32) -> Any:
     """Return `count` tables of `rows` rows each, with row-wise Adagrad (0.2) in the backward pass.

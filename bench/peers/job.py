@@ -26,8 +26,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "Options", "Trainer", "run", "serve"]
-
 MAX_BATCHES = 128
 """Batches in memory: 0.5 M rows of 4096, so that none is in the caches when its turn comes again."""
 

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-__all__ = ["IS_SERVER", "cpu_s", "end_with_parent", "free_ports", "roles", "started"]
-
 ROLE = "TRAINING_ROLE"
 IS_SERVER = os.environ.get(ROLE) == "PSERVER"
 PR_SET_PDEATHSIG = 1

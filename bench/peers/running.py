@@ -14,8 +14,6 @@ from typing import IO
 from bench.peers.registry import PEERS
 from bench.peers.setup import FOLDER, missing, python_of
 
-__all__ = ["TRAINING_KEYS", "Job", "JobError", "checked", "environment_of", "not_installed", "training_job"]
-
 ROOT = Path(__file__).parents[2]
 TRAINING_KEYS = ("samples_per_s", "samples_per_cpu_s", "logloss", "batches", "threads")
 """The keys that a training job prints for each measurement."""

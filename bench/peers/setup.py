@@ -23,8 +23,6 @@ from pathlib import Path
 
 from bench.peers.registry import PEERS, Peer
 
-__all__ = ["FOLDER", "SetupError", "make", "missing", "python_of"]
-
 FOLDER = Path(__file__).parents[2] / "build" / "peers"
 STAMP = "installed.json"
 """Written last: a folder without it is incomplete and is made anew."""

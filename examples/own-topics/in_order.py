@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
-__all__ = ["InOrder", "Message", "Place", "place_of"]
-
 Place = tuple[str, int]
 """Topic and partition."""
 

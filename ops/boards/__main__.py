@@ -8,8 +8,6 @@ from pathlib import Path
 from ops.boards.boards import read_boards
 from ops.boards.grafana import as_json
 
-__all__ = ["texts"]
-
 FOLDER = Path(__file__).parents[1] / "docker" / "config" / "grafana" / "boards"
 
 

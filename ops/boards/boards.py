@@ -6,8 +6,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Board", "Panel", "Row", "read_boards"]
-
 FILE = Path(__file__).with_name("boards.toml")
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from ops.boards.boards import Board, Panel
 
-__all__ = ["as_json"]
-
 SOURCE = {"type": "prometheus", "uid": "freshet-prometheus"}
 WIDTH, HEIGHT = 24, 8
 

@@ -11,8 +11,6 @@ import click
 from freshet.cli import cli
 from ops.reference.markdown import code, escaped, grid, header
 
-__all__ = ["examples_of", "page", "verbs"]
-
 INTRO = """\
 `freshet --help` and `freshet VERB --help` say the same. Every verb takes `--json` and then prints its
 result as one JSON object, last. Settings are environment variables ([settings.md](settings.md)); what the

@@ -11,8 +11,6 @@ from freshet.errors import FreshetError
 from freshet.http.endpoint import CODES
 from ops.reference.markdown import code, escaped, grid, header
 
-__all__ = ["page"]
-
 INTRO = """\
 An error says what was expected, what was found, where, and what to do next. There is one root,
 `FreshetError`, and a family for each thing that its reader can do. A family is a class of

@@ -16,8 +16,6 @@ from freshet.inference import oip_http as oip
 from ops.reference.markdown import code, escaped, grid, header
 from ops.reference.openapi import document
 
-__all__ = ["APIS", "Api", "openapi", "page"]
-
 OIP = (oip.METADATA, oip.MODEL_READY, oip.CONFIG, oip.INFER)
 
 

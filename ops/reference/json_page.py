@@ -11,8 +11,6 @@ from freshet.features import JsonTranscoder
 from freshet.types import BytesColumn
 from ops.reference.markdown import escaped, grid, header
 
-__all__ = ["BODIES", "EVENTS", "SCHEMA", "Body", "Event", "page"]
-
 SCHEMA = parse_schema(
     {
         "type": "record",

@@ -11,8 +11,6 @@ from pathlib import Path
 from freshet.observability.log_keys import ALWAYS, KEYS, SOMETIMES
 from ops.reference.markdown import code, escaped, grid, header
 
-__all__ = ["Call", "calls", "page"]
-
 SOURCE = Path(__file__).parents[2] / "services" / "freshet"
 
 LEVELS = ("error", "warning", "info", "debug")

@@ -11,8 +11,6 @@ from typing import Any
 
 from freshet.config.options import Boolean, Duration, duration_text, key_of, options_of
 
-__all__ = ["code", "default_text", "escaped", "first_paragraph", "grid", "header", "option_rows"]
-
 OPTION_HEAD = ("key", "allowed", "default", "kind", "meaning")
 
 

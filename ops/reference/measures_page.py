@@ -5,8 +5,6 @@ from __future__ import annotations
 from freshet.evaluation import MEASURES, SOURCES
 from ops.reference.markdown import code, escaped, grid, header
 
-__all__ = ["page"]
-
 INTRO = """\
 Every measure is progressive: a sample is predicted first and learned from afterwards, so none of them is
 flattered. They stand in `<model>.measures` by window of event time (`train.measure_window`), label and

@@ -14,8 +14,6 @@ from freshet.paramserver.service import PARAMSERVER_METRICS, STORE_METRICS
 from freshet.process.telemetry import PROCESS_METRICS
 from ops.reference.markdown import escaped, grid, header
 
-__all__ = ["SERVICES", "page"]
-
 SERVICES: dict[str, tuple[Metric, ...]] = {
     "gateway": freshet.gateway.metrics.METRICS,
     "joiner": JOINER_METRICS,

@@ -9,8 +9,6 @@ from typing import Any
 from freshet.http.endpoint import ERROR, Answer, Body, Endpoint
 from freshet.release import RELEASE
 
-__all__ = ["document"]
-
 
 def document(title: str, about: str, port: int, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """The document of one service; shapes with a title become its components."""

@@ -20,8 +20,6 @@ from ops.reference import (
     topics_page,
 )
 
-__all__ = ["PAGES", "Page", "index"]
-
 
 @dataclass(frozen=True, slots=True)
 class Page:

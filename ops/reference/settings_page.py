@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from freshet.config.settings import SERVICES, variables
 from ops.reference.markdown import default_text, escaped, first_paragraph, grid, header
 
-__all__ = ["page"]
-
 INTRO = """\
 What a model is stands in [its spec](feature-spec.md); where and within which bounds it runs stands here.
 Settings are environment variables, read once at the start of a service. An unknown name that starts with

@@ -27,8 +27,6 @@ from freshet.config.spec.parse import KEYS_OF_KIND
 from freshet.config.spec.transforms import TRANSFORMS
 from ops.reference.markdown import grid, header, option_rows
 
-__all__ = ["page"]
-
 SOURCE = "services/freshet/config/spec/"
 
 INTRO = """\

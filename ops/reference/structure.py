@@ -12,8 +12,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["BEGIN", "END", "figure", "with_figure"]
-
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "services" / "freshet"
 BASE = frozenset({"config", "observability"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from freshet.config.spec.topics import KINDS_OF_TOPICS, TopicKind
 from ops.reference.markdown import code, escaped, grid, header
 
-__all__ = ["page"]
-
 INTRO = """\
 Services meet in topics of the event log. `<model>` is the spec's `name`; the topics of events are called
 as the spec says (`events.served.topic`), or as here. Whoever starts first creates them all; one that

@@ -8,8 +8,6 @@ from __future__ import annotations
 import signal
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run a verb; the exit code is 0, 1 (an error), 2 (wrong usage), 3 (an edit needs a new model), or 130

@@ -18,8 +18,6 @@ from freshet.log import EventLog
 from freshet.rows.store import RowStore
 from freshet.versions import VersionStore
 
-__all__ = ["open_eventlog", "open_rowstore", "open_versions"]
-
 # Listed here, not as entry points, so that a source tree works without installation, and without reading the
 # metadata of every installed distribution.
 _BUILT_IN = {

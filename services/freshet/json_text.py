@@ -8,8 +8,6 @@ import orjson
 
 from freshet.errors import BadInput
 
-__all__ = ["MOST_LEVELS", "kind_of", "shown", "too_deep", "written"]
-
 MOST_LEVELS = 254
 """Levels of nested objects and arrays that orjson writes; it reads up to 1,024."""
 

@@ -1,5 +1,3 @@
 """Which freshet this is: the package's metadata, the command, the services and the documents read it here."""
 
-__all__ = ["RELEASE"]
-
 RELEASE = "0.1.0"

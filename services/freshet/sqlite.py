@@ -17,8 +17,6 @@ from typing import Any
 
 from freshet.errors import ConfigError, Corrupt, FreshetError, Mismatch, Unavailable
 
-__all__ = ["BlobCounting", "FileFormat", "connect", "folder_of", "open_file", "transaction", "translated"]
-
 LOCK_WAIT_S = 10.0
 """Longest wait for another process's transaction; commits take milliseconds, so a longer one is stuck."""
 

@@ -12,8 +12,6 @@ from typing import Any, TextIO
 import click
 import orjson
 
-__all__ = ["discard", "echo_json", "emit", "emit_end", "mend_streams", "say", "table"]
-
 _NAMES = ("stdin", "stdout", "stderr")
 
 

@@ -14,8 +14,6 @@ from tests.fixtures import audit
 from tests.fixtures.members import read_to
 from tests.fixtures.traffic import Impression
 
-__all__ = ["assert_exact", "differences"]
-
 
 def assert_exact(
     stack: Stack,

@@ -28,8 +28,6 @@ from freshet.types import TopicPartition
 from tests.compose.prometheus import Prometheus
 from tests.compose.stack import Stack
 
-__all__ = ["STACKS", "Broken", "Group", "Stacked"]
-
 CONTEXT = {"reader": "r-1", "age_group": "18-24", "device": "phone", "hour": 8}
 MANY = [{"item": f"i-{i}", "topic": "sport", "format": "article", "age_s": 60.0} for i in range(9_500)]
 CANDIDATES = MANY[:4]

@@ -26,8 +26,6 @@ from tests.fixtures.commands import LEDGER
 REST_S, LOADED_S = 60, 180
 UNITS = {"B": 1e-6, "KiB": 2**10 / 1e6, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e6}
 
-__all__ = ["memory_mb", "volumes_mb"]
-
 
 def main(events: float, ranks: float) -> None:
     """Start, ask, load, print."""

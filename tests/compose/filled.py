@@ -46,8 +46,6 @@ GAUGES = (
     "freshet_process_memory_limit_bytes",
 )
 
-__all__ = ["fill", "wait_for_rows"]
-
 
 def main(rows: int, *, small: bool) -> None:
     """Start, fill, start anew, learn, print."""

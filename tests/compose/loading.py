@@ -16,8 +16,6 @@ from freshet.load.open_loop import Figures, Lane, drive, new_loop
 from freshet.load.requests import Request
 from tests.fixtures.traffic import ITEMS, USERS, Impression
 
-__all__ = ["Load"]
-
 ACTIONS = 0.3
 """Their share of the events."""
 

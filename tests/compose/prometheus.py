@@ -6,8 +6,6 @@ from typing import Any
 
 import httpx
 
-__all__ = ["Prometheus"]
-
 
 class Prometheus:
     """Prometheus' HTTP API, version 1."""

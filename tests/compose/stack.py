@@ -12,8 +12,6 @@ from types import MappingProxyType
 from tests.fixtures.members import Members
 from tests.servers.processes import lasting_ports
 
-__all__ = ["PROJECT", "Stack"]
-
 ROOT = Path(__file__).parents[2]
 WHOLE, SMALL = ROOT / "docker-compose.yml", ROOT / "compose.small.yml"
 TOKENS = ROOT / "compose.tokens.yml"

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from freshet.testing.conditions import wait_until
 from tests.compose.stack import Stack
 
-__all__ = ["ON_S", "kill_each", "learned_past"]
-
 ON_S = 90.0
 """For the work to go on after one of them was killed."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import yaml
 
-__all__ = ["assert_promql", "labels_divided", "quoted"]
-
 METRIC = re.compile(r"\b(?:freshet|process)_[a-z0-9_]+\b")
 NAMED = re.compile(r"[a-z0-9_]+(\{[a-z_, ]+\})?")  # a metric, maybe with names of labels: no query
 AGGREGATED = re.compile(r"(?:sum|min|max|avg|count)\s*(?:by\s*\(([^)]*)\))?\s*\(")

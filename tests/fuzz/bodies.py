@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-__all__ = ["Event", "NotJson", "events_of", "fits", "mutated", "parse_value", "random_body"]
-
 MOST_LEVELS = 64
 SPACE = b" \n\r\t"
 STRING = re.compile(rb'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')

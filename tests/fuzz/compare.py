@@ -23,8 +23,6 @@ from tests.fixtures import feature_oracle as oracle
 from tests.fuzz.judge import Judge, Refused
 from tests.fuzz.schemas import MAP_KEY, SchemaMaker, Writer, mutated
 
-__all__ = ["Disagreement", "compare_schema"]
-
 NUMBERS = {"boolean", "int", "long", "float", "double"}
 MAX_FEATURES = 8
 SPEC = """

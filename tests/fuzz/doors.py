@@ -39,8 +39,6 @@ from freshet.types import TopicPartition
 from tests.fixtures.serving import running, settings
 from tests.fuzz.bodies import Event, events_of, mutated, random_body
 
-__all__ = ["Doors", "opened"]
-
 AT_ONCE, CHUNK = 48, 2_000
 """Bodies under way at once, so that appends are shared; and bodies that are made before they are sent."""
 NOW_MS, MOST_AHEAD_MS = 1_000_000, 60_000

@@ -29,8 +29,6 @@ from typing import Any
 from freshet.features.program import WHY
 from tests.fuzz.schemas import MAP_KEY
 
-__all__ = ["Judge", "Refused"]
-
 TRUNCATED, VARINT, INT_RANGE, BOOL, LENGTH, UNION, ENUM, BLOCK, TRAILING, UTF8 = WHY[1:11]
 MAX_EMPTY_ITEMS = 1 << 16
 LIMITS = {"int": 1 << 31, "long": 1 << 63}

@@ -48,8 +48,6 @@ from tests.fixtures import feature_oracle as oracle
 from tests.fuzz.compare import Disagreement, leaves, spec_of
 from tests.fuzz.schemas import MAP_KEY, SchemaMaker, Writer, varint
 
-__all__ = ["compare_pair"]
-
 UNRESOLVED = next(why for why in WHY if "does not take here" in why)
 
 PROMOTIONS = {

@@ -12,8 +12,6 @@ from typing import Any
 
 import grpc
 
-__all__ = ["MESSAGES", "answers", "hostile", "sealed"]
-
 MESSAGES = int(os.environ.get("FRESHET_TEST_FRAMES", "5000"))
 """To each listener; 100,000 is what a release is tried with."""
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import trustme
 
-__all__ = ["Files", "issued"]
-
 
 @dataclass(frozen=True, slots=True)
 class Files:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 
 from tests.servers.processes import Process
 
-__all__ = ["Disk"]
-
 
 class Disk:
     """What the processes write to, their logs too. Needs no rights: files may have 0 bytes (RLIMIT_FSIZE), so

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tests.servers.processes import run_to_end
 
-__all__ = ["JumpingClock", "JumpingClocks", "build_clock", "compiled"]
-
 SOURCE = Path(__file__).with_suffix(".c")
 
 

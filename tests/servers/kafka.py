@@ -31,8 +31,6 @@ from cryptography.hazmat.primitives.serialization import (
 from tests.servers.certificates import issued
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
-__all__ = ["PASSWORD", "RIGHTS", "USER", "Kafka", "secure_url"]
-
 _ROOT = Path(__file__).parents[2]
 _START_S = 180.0
 """Alone it is up in 2 to 4 s; beside builds and tests on the same two cores it took 90."""

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["UNAVAILABLE", "UNUSABLE", "Odd", "OddRegistry", "answer", "json_answer"]
-
 Odd = Callable[[socket.socket, threading.Event], None]
 """Writes an answer to a connection; ends soon once the event is set."""
 

@@ -14,8 +14,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-__all__ = ["Received", "Receiver", "receiver"]
-
 
 @dataclass(frozen=True, slots=True)
 class Received:

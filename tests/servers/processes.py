@@ -21,8 +21,6 @@ from pathlib import Path
 
 from freshet.testing.conditions import wait_until
 
-__all__ = ["Process", "lasting_ports", "lease_port", "pause", "run_to_end"]
-
 _LOOK_S = 0.02
 _STOP_S = 30.0
 """For a server to end by itself; then it is killed, and the test fails."""

@@ -16,8 +16,6 @@ from redis.crc import key_slot
 from freshet.testing.conditions import wait_until
 from tests.servers.processes import Process, lasting_ports, run_to_end
 
-__all__ = ["RedisCluster", "RedisServer"]
-
 MASTERS = 3
 NODE_TIMEOUT_MS = 2000
 """A master that is silent for so long is replaced, 1 to 2 s after."""

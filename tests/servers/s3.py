@@ -18,8 +18,6 @@ from typing import Any
 
 from tests.servers.processes import Process
 
-__all__ = ["ENVIRONMENT", "S3"]
-
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret"}
 """What a client of this server needs; any key is accepted."""
 

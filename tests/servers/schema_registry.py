@@ -19,8 +19,6 @@ from typing import Any
 
 from tests.servers.processes import Process, lasting_ports
 
-__all__ = ["SchemaRegistryServer"]
-
 
 class SchemaRegistryServer:
     """The server; stopped or killed, it starts anew at the same port, without schemas."""

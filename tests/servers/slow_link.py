@@ -20,8 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["SlowLink"]
-
 PIECE = 1 << 18
 PIECES = 256
 """On their way in one direction of a connection: 64 MiB."""

@@ -21,8 +21,6 @@ from freshet.log import EventLog
 from freshet.types import TopicPartition
 from tests.fixtures import audit
 
-__all__ = ["JUMPS_S", "Case", "Clicker", "Clocked", "Fate", "Row", "fates_of", "rows_of", "run_case", "table"]
-
 JUMPS_S: Mapping[str, float] = {"+1 h": 3_600, "-1 h": -3_600, "+1 day": 86_400, "-1 day": -86_400}
 WRONG_S, RIGHT_S = 6.0, 20.0
 CLICK_AFTER_S = 0.4

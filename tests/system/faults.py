@@ -14,8 +14,6 @@ from tests.servers.processes import Process
 from tests.servers.redis_cluster import RedisServer
 from tests.servers.slow_link import SlowLink
 
-__all__ = ["LINKS", "ROUND", "SERVICES", "WAYS", "Clocked", "Strike", "Victim", "Way", "strike_on"]
-
 Way = Literal["kill", "pause", "fill", "reset", "lose", "ahead", "back"]
 WAYS: tuple[Way, ...] = get_args(Way)
 

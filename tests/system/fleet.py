@@ -16,8 +16,6 @@ from tests.servers.jumping_clock import JumpingClock, build_clock
 from tests.servers.processes import Process, lasting_ports
 from tests.servers.slow_link import SlowLink
 
-__all__ = ["Fleet"]
-
 START_S = 120.0
 """For a service to answer, beside others on two busy cores."""
 

@@ -26,8 +26,6 @@ from freshet.types import Append, BytesColumn, TopicPartition
 from tests.fixtures.blocks import encode_block
 from tests.fixtures.commands import LEDGER
 
-__all__ = ["BODIES", "RANK_BODIES", "Bad", "Found", "Poisoner", "short_spec"]
-
 UNKNOWN_SCHEMA = 9_999
 DEEP = 50_000
 

@@ -17,8 +17,6 @@ from tests.system.faults import LINKS, ROUND, WAYS, Clocked, Strike, Victim, Way
 from tests.system.fleet import Fleet
 from tests.system.watching import Watch
 
-__all__ = ["UNWRITTEN", "Fault", "Progress", "Storm"]
-
 LOOK_S = 0.05
 AT_ONCE = 0.25  # share of faults that do not wait until the one before is over
 STAYS_AWAY = 0.4  # share of killed processes that come back only after a lease: others take over

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-__all__ = ["Watch"]
-
 PAUSE_S = 0.1
 
 

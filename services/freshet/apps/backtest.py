@@ -33,16 +33,6 @@ from freshet.types import F32, I64, Append, BytesColumn
 if TYPE_CHECKING:
     from freshet.apps.pipeline import Pipeline
 
-__all__ = [
-    "FRESHET",
-    "MEAN",
-    "POPULARITY",
-    "BacktestOptions",
-    "backtest",
-    "backtest_into",
-    "write_samples",
-]
-
 DAY_MS = 86_400_000
 TRAINING, _, _, POPULARITY = (source.name for source in SOURCES)
 FRESHET, MEAN = "freshet", "mean"

@@ -35,8 +35,6 @@ from freshet.trainer.membership import FixedMembership, Membership, QuorumOption
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
 
-__all__ = ["BatchSource", "OwnRows", "RankContext"]
-
 log = structlog.get_logger("freshet.training")
 
 CLAIM_WAIT_S = 30.0

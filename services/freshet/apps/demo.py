@@ -14,7 +14,7 @@ from typing import Any
 from freshet.apps.ports import PORT_SETTINGS, optional_ports_of, ports_of
 from freshet.apps.supervision import Run, console_address, prepare, report_ready
 from freshet.config.settings import RunFolder, Settings, load_settings
-from freshet.demo import UNFINISHED, write_spec
+from freshet.demo import DEMO_FOLDER, DRIFT_AT, DRIFT_EVERY, UNFINISHED, write_spec
 from freshet.demo.start_time import RunStart, stored_start
 from freshet.errors import ConfigError
 from freshet.http.addresses import reachable_host
@@ -23,25 +23,6 @@ from freshet.process.lifecycle import stop_on_signals
 from freshet.process.ports import free_ports, owner_of_port
 from freshet.process.supervisor import Process
 from freshet.terminal import emit_end, say
-
-__all__ = [
-    "DEMO_FOLDER",
-    "DRIFT_AT",
-    "DRIFT_EVERY",
-    "ClickRates",
-    "DemoOptions",
-    "click_rates",
-    "drift_lines",
-    "farewell",
-    "progress_line",
-    "run_demo",
-    "seconds_of",
-    "span_of",
-]
-
-DRIFT_AT, DRIFT_EVERY = "150s", "5m"
-"""Defaults of `freshet simulate` and `freshet demo`: the first drift of the readers' tastes, and the interval
-of later ones."""
 
 
 def seconds_of(option: str, text: str) -> float:
@@ -54,9 +35,6 @@ def seconds_of(option: str, text: str) -> float:
     except Wrong as wrong:
         raise ConfigError(option, "", text, wrong.expected, wrong.hint) from None
 
-
-DEMO_FOLDER = "freshet-demo"
-"""Default folder of the demo, in the working directory."""
 
 RECENT_WINDOWS = 6
 """Windows (of 5 s) that a line covers: in half a minute random slates have about a hundred clicks even at a

@@ -29,8 +29,6 @@ from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
-__all__ = ["EmbedderProcess", "build_transport", "run"]
-
 
 def build_transport(settings: Settings, spec: Spec) -> Transport:
     """Build certificates, token and limits. Raises ConfigError as `transport_of` and `check_messages` do."""

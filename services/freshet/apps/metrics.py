@@ -11,8 +11,6 @@ from freshet.paramserver.flusher import store_metrics
 if TYPE_CHECKING:
     from freshet.joiner.service import JoinerStatus
 
-__all__ = ["DAMAGED_STATE", "JOINER_METRICS", "TRAINER_METRICS"]
-
 
 def _lost_shares(status: JoinerStatus) -> dict[str, Any]:
     return {figure: counts["share"] for figure, counts in status.losses.get("recent", {}).items()}

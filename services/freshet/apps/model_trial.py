@@ -13,8 +13,6 @@ import orjson
 from freshet.config.spec import Spec, load_spec
 from freshet.errors import ConfigError
 
-__all__ = ["refuse_bad_model"]
-
 STDERR_LINES = 5
 """Last lines of standard error that a report of a failed trial quotes."""
 

@@ -43,8 +43,6 @@ from freshet.recordings.event_times import EventTimes
 from freshet.trainer.quality import PredictionRecorder, Quality
 from freshet.types import F32, I64, U64, Fence
 
-__all__ = ["has_native_loop", "run_native_pass"]
-
 PREFETCH_PIECES = 2
 """Pieces decoded ahead of training, about 10 MB each."""
 

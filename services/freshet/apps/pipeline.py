@@ -31,8 +31,6 @@ from freshet.process.lifecycle import Cleanup
 from freshet.trainer.quality import PredictionRecorder
 from freshet.types import TopicPartition
 
-__all__ = ["Pipeline"]
-
 POLL_S = 0.1
 
 

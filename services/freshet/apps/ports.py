@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from freshet.config.settings import Settings
 
-__all__ = ["BESIDE", "PORT_SETTINGS", "ROLES", "optional_ports_of", "ports_of"]
-
 ROLES = ("gateway", "joiner", "trainer", "inference", "console")
 """Services that `freshet up` starts."""
 BESIDE = ("embedder", "paramserver")

@@ -16,9 +16,6 @@ from freshet.config.spec.transforms import check_outcomes
 from freshet.errors import Corrupt, FreshetError, Mismatch
 from freshet.process.run_state import replace_file
 
-__all__ = ["KEPT", "keep_spec", "kept_spec", "load_kept", "refuse_another_model"]
-
-
 KEPT = ("state", "spec.toml")
 """Folder and file name of a kept spec."""
 

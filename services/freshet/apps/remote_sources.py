@@ -24,8 +24,6 @@ from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
 
-__all__ = ["FromEmbedders", "FromShards", "RankCounts", "Wire"]
-
 
 @dataclass(frozen=True, slots=True)
 class Wire:

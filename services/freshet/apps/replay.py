@@ -27,8 +27,6 @@ from freshet.types import I64, Append, BytesColumn
 if TYPE_CHECKING:
     from freshet.joiner.service import JoinerStatus
 
-__all__ = ["join_all", "replay", "send", "streams_of"]
-
 DAY_MS = 86_400_000
 
 

@@ -19,8 +19,6 @@ from freshet.observability.losses import JOINER_FIGURES, counted, losses_text
 from freshet.recordings.event_times import EventTimes, SetAside
 from freshet.terminal import table
 
-__all__ = ["Outcome", "outcome_text", "pass_folder"]
-
 
 @contextmanager
 def pass_folder(keep: str | Path | None) -> Iterator[Path]:

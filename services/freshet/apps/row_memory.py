@@ -11,14 +11,6 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError
 from freshet.process.memory import machine_memory_bytes
 
-__all__ = [
-    "RowsMemory",
-    "rows_memory",
-    "rows_memory_by_table",
-    "shard_evict_bytes",
-    "trainer_rows_bytes",
-]
-
 TRAINER = "FRESHET_TRAINER_MEMORY_BYTES"
 SHARD_EVICTS = "FRESHET_PARAMSERVER_EVICT_BYTES"
 SHARD_FULL = "FRESHET_PARAMSERVER_MEMORY_BYTES"

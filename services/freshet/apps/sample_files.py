@@ -17,16 +17,6 @@ from freshet.recordings.event_times import EventTimes
 from freshet.recordings.sample_files import SampleRows, read_samples
 from freshet.types import F32, I64, U8, U64, BytesColumn
 
-__all__ = [
-    "ReadySampleDecoder",
-    "ReadySamples",
-    "block_ends",
-    "choose_ends",
-    "ready_samples",
-    "sample_times",
-    "with_window_emission",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadySamples:

@@ -44,14 +44,6 @@ if TYPE_CHECKING:
     from freshet.log.schema_registry import RestRegistry
     from freshet.rpc.public_server import PublicServer
 
-__all__ = [
-    "RUNNERS",
-    "gateway_authenticator",
-    "gateway_grpc_listener",
-    "inference_authenticator",
-    "inference_grpc_listener",
-]
-
 logger = structlog.get_logger("freshet.lifecycle")
 
 Runner = Callable[[Spec, Settings, threading.Event], None]
@@ -135,6 +127,7 @@ def run_joiner(spec: Spec, settings: Settings, stop: threading.Event) -> None:
 
 
 def external_registry(settings: Settings) -> RestRegistry | None:
+    """Return a client of the schema registry that the settings name; None if they name none."""
     if not settings.registry.url:
         return None
     from freshet.log.schema_registry import Access, RestRegistry

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from freshet.console.instances import Instance, Places
     from freshet.process.run_state import RunState
 
-__all__ = ["collect", "collect_listed"]
-
 AT_ONCE = 32
 
 

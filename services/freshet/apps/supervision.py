@@ -30,8 +30,6 @@ from freshet.process.ports import owner_of_port
 from freshet.process.supervisor import Process, Supervisor
 from freshet.terminal import emit_end, say
 
-__all__ = ["Run", "Summary", "console_address", "is_ready", "prepare", "report_ready", "run_up"]
-
 READY_WAIT_S = 60.0
 """Time after which the terminal names the services that are not ready; they continue to start."""
 

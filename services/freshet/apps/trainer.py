@@ -44,8 +44,6 @@ from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
 from freshet.versions import VersionStore
 
-__all__ = ["TrainerOptions", "TrainerProcess", "run"]
-
 log = structlog.get_logger("freshet.training")
 
 

@@ -28,8 +28,6 @@ from freshet.extras import how_to_install
 from freshet.features import ABSENT_KEY, Decoded
 from freshet.types import F32, F64, I64
 
-__all__ = ["CENTRED", "SETTINGS", "VERSUS", "Learner", "Standardized", "check_versus", "lines_of", "run_vw"]
-
 VERSUS = ("vw",)
 """Names of the learners that a backtest can be compared with."""
 

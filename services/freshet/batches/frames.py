@@ -48,23 +48,6 @@ from freshet.rpc.frames import (
 from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
 
-__all__ = [
-    "Names",
-    "RequestHeader",
-    "batch_frame",
-    "batch_of",
-    "check_messages",
-    "empty_frame",
-    "flush_frame",
-    "given_frame",
-    "gradients_frame",
-    "gradients_of",
-    "largest_batch_bytes",
-    "streams",
-    "take_frame",
-    "work_bytes",
-]
-
 BLOCK_ROWS = 256
 """Samples of a block of an earlier release; a batch contains it whole, even if `batch_rows` is smaller."""
 

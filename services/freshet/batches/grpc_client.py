@@ -34,8 +34,6 @@ from freshet.rpc.channel import Transport
 from freshet.rpc.frames import Frame, RowCodec, decode_frame, encode_frame
 from freshet.types import F32, U32, Fence, TopicPartition
 
-__all__ = ["BATCHES", "RankAssignment", "RemoteStream", "StreamCounts"]
-
 log = structlog.get_logger("freshet.trainer")
 
 BATCHES = "Batches"

@@ -24,8 +24,6 @@ from freshet.rows.service import KeyGroup, RowStates
 from freshet.tables import RowSteps
 from freshet.types import F32, I64, OffsetRange
 
-__all__ = ["LookupResult", "LookupStart", "ReadMyWrites", "Write"]
-
 
 @dataclass(slots=True, eq=False)
 class LookupResult:

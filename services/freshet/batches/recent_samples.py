@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from freshet.clock import Clock
 from freshet.model.inputs import ModelInputs
 
-__all__ = ["RecentSamples"]
-
 COPY_EVERY_S = 0.25
 """Seconds between two rounds of copies: copying a batch costs 75 µs, and at full speed 2,000 samples arrive
 in 10 ms."""

@@ -11,8 +11,6 @@ import orjson
 from freshet.cli.options import examples, folder_option, json_option
 from freshet.terminal import emit, table
 
-__all__ = ["command"]
-
 
 @click.command(
     epilog=examples("freshet audit", "freshet audit --outcome done", "freshet audit --newest 1000 --json")

@@ -19,8 +19,6 @@ from freshet.terminal import emit
 if TYPE_CHECKING:
     from freshet.evaluation.predictions import Curve, LearnerFigures
 
-__all__ = ["command", "curves_svg"]
-
 
 @click.command(
     epilog=examples(

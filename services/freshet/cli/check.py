@@ -11,8 +11,6 @@ import click
 from freshet.cli.options import PATH, examples, json_option
 from freshet.terminal import emit
 
-__all__ = ["command"]
-
 
 def _print_json_schema(context: click.Context, _option: click.Parameter, given: bool) -> None:
     if given and not context.resilient_parsing:

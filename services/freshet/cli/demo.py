@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.demo import DEMO_FOLDER
 from freshet.cli.options import PATH, SEED, FiniteRange, examples, json_option
-
-__all__ = ["command"]
+from freshet.demo import DEMO_FOLDER
 
 
 @click.command(epilog=examples("freshet demo", "freshet demo --rate 300 --drift-at 60s --seconds 300"))

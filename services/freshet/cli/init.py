@@ -10,8 +10,6 @@ from freshet.cli.options import PATH, examples, json_option
 from freshet.errors import ConfigError
 from freshet.terminal import emit
 
-__all__ = ["command"]
-
 
 @click.command(epilog=examples("freshet init --schema impressions.avsc --schema actions.avsc"))
 @click.option(

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from freshet.joiner.late import LateJoined, SetBackPartition
     from freshet.joiner.service import JoinerService
 
-__all__ = ["command"]
-
 
 @click.group()
 def command() -> None:

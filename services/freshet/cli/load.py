@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from freshet.load.connections import Server
     from freshet.load.open_loop import Figures, Lane
 
-__all__ = ["command", "progress_line", "summary_text"]
-
 EVERY_S = 5.0
 MOST_PROBLEMS = 5
 

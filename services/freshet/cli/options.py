@@ -10,17 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = [
-    "DEFAULT_FOLDER",
-    "FILE",
-    "PATH",
-    "SEED",
-    "FiniteRange",
-    "examples",
-    "folder_option",
-    "json_option",
-]
-
 DEFAULT_FOLDER = "freshet-run"
 """The settings' default, repeated so that --help need not import them; a test compares both."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from freshet.log import EventLog
     from freshet.types import TopicPartition
 
-__all__ = ["command", "record_text"]
-
 OFFSETS = 10**15
 """Upper bound of offsets."""
 

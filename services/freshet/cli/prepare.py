@@ -12,8 +12,6 @@ import click
 from freshet.cli.options import PATH, FiniteRange, examples, folder_option, json_option
 from freshet.terminal import emit
 
-__all__ = ["check_rows", "command"]
-
 T = TypeVar("T")
 
 PAUSE_S = 0.5

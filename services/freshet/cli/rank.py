@@ -19,8 +19,6 @@ from freshet.terminal import emit, table
 if TYPE_CHECKING:
     from freshet.client import Ranking, Rows
 
-__all__ = ["command"]
-
 EXAMPLE = (
     'such as {"context": {"reader": "u1"}, "candidates": [{"article": "a7", "topic": "music"}], "k": 10}'
 )

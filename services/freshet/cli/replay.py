@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from freshet.recordings.event_times import EventTimes, SetAside
     from freshet.recordings.sources import Piece, Role
 
-__all__ = ["command"]
-
 
 @click.group()
 def command() -> None:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from freshet.rows.store import RowStore
     from freshet.types import Bucket, BucketMeta
 
-__all__ = ["command"]
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

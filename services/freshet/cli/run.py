@@ -12,8 +12,6 @@ from freshet.apps.ports import BESIDE, ROLES
 from freshet.cli.options import PATH, examples, folder_option, json_option
 from freshet.terminal import emit_end
 
-__all__ = ["command"]
-
 
 @click.command(epilog=examples("freshet run trainer freshet.toml --folder news-run"))
 @click.argument("role", type=click.Choice((*ROLES, *BESIDE)))

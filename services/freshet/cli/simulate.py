@@ -8,11 +8,9 @@ from pathlib import Path
 
 import click
 
-from freshet.apps.demo import DRIFT_AT, DRIFT_EVERY, seconds_of
 from freshet.cli.options import SEED, FiniteRange, examples, folder_option, json_option
+from freshet.demo import DRIFT_AT, DRIFT_EVERY
 from freshet.terminal import emit_end
-
-__all__ = ["command"]
 
 
 @click.command(
@@ -66,6 +64,7 @@ def command(
     Ports are those of the settings, unless URLs name gateway and inference. A restarted simulator continues
     with the same readers.
     """
+    from freshet.apps.demo import seconds_of
     from freshet.config.settings import load_settings
     from freshet.demo.connections import targets_by
     from freshet.demo.service import run

@@ -16,8 +16,6 @@ from freshet.errors import Corrupt, Unavailable
 from freshet.observability.losses import losses_text
 from freshet.terminal import emit, table
 
-__all__ = ["as_text", "clock_of", "command"]
-
 REPORTED_AHEAD_MS = 60_000
 """Event time further ahead than this is reported: the default limit of a single event's date."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from freshet.http.tokens import TokenEntry
     from freshet.observability.audit import Audit
 
-__all__ = ["command"]
-
 SCOPES = "send,rank,operate"
 
 

@@ -8,8 +8,6 @@ import click
 
 from freshet.cli.options import PATH, examples, folder_option, json_option
 
-__all__ = ["command"]
-
 
 @click.command(
     epilog=examples("freshet up freshet.toml", "freshet up freshet.toml --folder news-run --no-console")

@@ -19,8 +19,6 @@ from freshet.terminal import emit, table
 if TYPE_CHECKING:
     from freshet.versions import Manifest, VersionStore
 
-__all__ = ["command"]
-
 
 @click.group()
 def command() -> None:

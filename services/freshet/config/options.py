@@ -19,32 +19,6 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from freshet.errors import ConfigError
 
-__all__ = [
-    "MISSING",
-    "Boolean",
-    "Choice",
-    "Duration",
-    "Form",
-    "Integer",
-    "Kind",
-    "ListOf",
-    "Missing",
-    "Number",
-    "Section",
-    "Text",
-    "Wrong",
-    "default_of",
-    "deployment",
-    "duration_text",
-    "identity",
-    "key_of",
-    "nearest_hint",
-    "option",
-    "options_of",
-    "read_object",
-    "tunable",
-]
-
 
 class Missing:
     """Type of MISSING, an absent value; errors show it as `(missing)`."""

@@ -25,9 +25,6 @@ from freshet.http.endpoint import (
     words,
 )
 
-__all__ = ["ENDPOINTS", "EVENTS", "HISTORY", "PAGE", "PROMOTE", "READY", "REQUESTS", "ROLLBACK", "STATE",
-           "STATUS", "TRY", "file_at"]  # fmt: skip
-
 ANY: dict[str, Any] = {"type": "object"}
 TIME = integer("ms since 1970")
 

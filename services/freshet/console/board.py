@@ -16,8 +16,6 @@ from freshet.config.spec.model import Spec, Table
 from freshet.console.core import Look
 from freshet.console.history import History
 
-__all__ = ["Board", "event", "quality_of", "segments_of", "simulator_of", "tables_of"]
-
 # --- Parts of the state about the model: quality, segments, tables, the simulation. Pure.
 
 

@@ -41,8 +41,6 @@ from freshet.release import RELEASE
 from freshet.types import Append, BytesColumn, TopicPartition
 from freshet.versions import VersionStore
 
-__all__ = ["METRICS", "Collector", "Recorder", "Sources", "news_of", "vitals_of"]
-
 log = structlog.get_logger(__name__)
 
 LOOKS = Metric(

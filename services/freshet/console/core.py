@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from freshet.console.instances import Service, merged, number, whole
 
-__all__ = ["Edge", "Look", "Rates", "edges_of", "health_of", "level_of", "losses_of"]
-
 Level = Literal["ok", "warn", "bad", "idle", "unknown"]
 Health = Literal["good", "degraded", "starting", "down"]
 

@@ -18,8 +18,6 @@ from freshet.console.segments import Segments
 from freshet.observability.skipped_state import skip
 from freshet.versions.promotions import PEOPLE
 
-__all__ = ["POINTS", "History", "Reliability", "Series", "added", "later", "parsed", "version_event"]
-
 # --- Points over time in bounded memory: the newest hour in full, older ones ever more sparsely. Pure.
 
 

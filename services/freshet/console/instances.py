@@ -9,21 +9,6 @@ from typing import Any, Literal
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_of
 
-__all__ = [
-    "ROLES",
-    "RULES",
-    "Instance",
-    "Places",
-    "Service",
-    "Standing",
-    "listed_places",
-    "local_places",
-    "merged",
-    "number",
-    "roles_of",
-    "whole",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Service:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from freshet.http.messages import Headers, Request, Response
 
-__all__ = ["HEADERS", "PAGE", "SITE_SETTINGS", "Page", "read_pages"]
-
 SITE_SETTINGS = ("FRESHET_COMMON_HOSTS", "FRESHET_CONSOLE_HOST")
 """Settings that add a host name of the console."""
 

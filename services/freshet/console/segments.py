@@ -19,16 +19,6 @@ from freshet.console.instances import number
 from freshet.features import key_of
 from freshet.types import F64
 
-__all__ = [
-    "LEAST_SAMPLES",
-    "Change",
-    "Segments",
-    "change_of",
-    "fixed_texts",
-    "texts_of_buckets",
-    "texts_of_times",
-]
-
 # --- Texts of segment values that follow from the spec: parts of the time, ranges of numbers. Pure.
 
 

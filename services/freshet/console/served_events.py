@@ -27,8 +27,6 @@ from freshet.log.records import newest
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry, framed_id
 from freshet.types import TopicPartition
 
-__all__ = ["ServedSample", "grouped", "leaves", "plain", "request_of", "without_logical_types"]
-
 # --- Values at paths of served events, and rank requests of them. Pure.
 
 

@@ -22,8 +22,6 @@ from freshet.http.service_client import figures_of, whole_body, why_unready
 from freshet.process.process_info import is_alive, memory_mb
 from freshet.process.run_state import read_state
 
-__all__ = ["TIMEOUT_S", "ProcessFigures", "Processes", "Services", "process_figures", "read_metrics"]
-
 EVERY_S = 5.0
 """Interval of reads of a process's metrics: memory changes slowly, and metrics cost more than a status."""
 

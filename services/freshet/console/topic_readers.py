@@ -15,8 +15,6 @@ from freshet.types import TopicPartition
 from freshet.versions import Manifest, VersionStore
 from freshet.versions.promotions import PEOPLE
 
-__all__ = ["Commits", "DeadLetters", "Follower", "Versions", "dead_letter_of"]
-
 READ_COMMITS = 5_000
 
 

@@ -34,18 +34,6 @@ from freshet.http.service_client import ask
 from freshet.log import EventLog, Reader
 from freshet.types import TopicPartition
 
-__all__ = [
-    "GIVE_UP_S",
-    "STAGES",
-    "Published",
-    "Trace",
-    "Tracer",
-    "Traces",
-    "furthest",
-    "offsets_of",
-    "published_by",
-]
-
 STAGES = ("logged", "joined", "trained", "published", "served")
 GIVE_UP_S = 30.0
 KEPT = 20

@@ -19,20 +19,6 @@ from freshet.coordination.claims import Claims, Lease
 from freshet.errors import Unavailable
 from freshet.types import I64, BucketRange, Fence
 
-__all__ = [
-    "NO_OWNER",
-    "SHARD_LEASES",
-    "SLICES",
-    "Owners",
-    "PartitionAssignment",
-    "ShardMap",
-    "address_of",
-    "assigned_partitions",
-    "lease_of",
-    "owner_text",
-    "slices_of",
-]
-
 NO_OWNER = -1
 """Index of a bucket without an owner."""
 

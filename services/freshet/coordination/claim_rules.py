@@ -23,25 +23,6 @@ from freshet.errors import Corrupt
 from freshet.observability.skipped_state import skip
 from freshet.types import Fence
 
-__all__ = [
-    "Claim",
-    "ClaimBook",
-    "LaterFormat",
-    "Load",
-    "Plan",
-    "SliceLoad",
-    "claim_record",
-    "claims_record",
-    "heartbeat_record",
-    "load_record",
-    "parse_record",
-    "plan_record",
-    "read_record",
-    "release_record",
-    "releases_record",
-    "state_record",
-]
-
 _FORMAT = 1
 _LATER = 2
 """Format of kinds that a reader of format 1 must not ignore, as it would treat claimed things as free."""

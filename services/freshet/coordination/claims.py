@@ -29,8 +29,6 @@ from freshet.errors import DataLost, Fenced, FreshetError, Unavailable
 from freshet.log import EventLog, Reader
 from freshet.types import Append, BytesColumn, Fence, TopicPartition
 
-__all__ = ["HEARTBEAT_S", "LEASE_S", "Claims", "Lease"]
-
 _log = structlog.get_logger(__name__)
 
 LEASE_S = 3.0

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from freshet.errors import ConfigError
 
-__all__ = ["DEMO_SPEC", "UNFINISHED", "write_spec"]
+__all__ = ["DEMO_FOLDER", "DEMO_SPEC", "DRIFT_AT", "DRIFT_EVERY", "UNFINISHED", "write_spec"]
+
+DEMO_FOLDER = "freshet-demo"
+"""Default folder of the demo, in the working directory."""
+
+DRIFT_AT, DRIFT_EVERY = "150s", "5m"
+"""Defaults of `freshet simulate` and `freshet demo`: the first drift of the readers' tastes, and the interval
+of later ones."""
 
 DEMO_SPEC = Path(__file__).parent / "site" / "freshet.toml"
 FILES = ("freshet.toml", "pages.avsc", "actions.avsc")

@@ -23,8 +23,6 @@ from freshet.http import tls
 from freshet.http.addresses import Address, address_in, reachable_host
 from freshet.http.token_files import token_headers
 
-__all__ = ["Connection", "HttpConnection", "Outbox", "Targets", "server_of", "targets_by"]
-
 
 @dataclass(frozen=True, slots=True)
 class Targets:

@@ -17,19 +17,6 @@ import numpy as np
 
 from freshet.types import F64, I64, U64, Bool
 
-__all__ = [
-    "LONGEST_CLICK_S",
-    "Draws",
-    "DriftPlan",
-    "Items",
-    "NewsSite",
-    "Reactions",
-    "SiteOptions",
-    "TasteOptions",
-    "Tastes",
-    "Visit",
-]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

@@ -29,19 +29,6 @@ from freshet.demo.news_site import (
 from freshet.errors import Unavailable
 from freshet.types import I64
 
-__all__ = [
-    "WINDOW_MS",
-    "Counts",
-    "Pace",
-    "Readers",
-    "Shown",
-    "Windows",
-    "actions_of",
-    "candidates_of",
-    "context_of",
-    "item_name",
-]
-
 WINDOW_MS = 5_000
 KEPT = 120
 CLOSES_AFTER_MS = int(LONGEST_CLICK_S * 1_000)

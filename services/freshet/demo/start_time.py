@@ -12,8 +12,6 @@ import orjson
 from freshet.demo.news_site import DriftPlan
 from freshet.errors import ConfigError
 
-__all__ = ["STATE_FILE", "RunStart", "read_start", "save_start", "stored_start"]
-
 STATE_FILE = "simulator.json"
 
 

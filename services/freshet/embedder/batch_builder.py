@@ -27,8 +27,6 @@ from freshet.rows.service import KeyGroup, Push, RowService, RowStates
 from freshet.tables import Plan
 from freshet.types import F32, U32, U64, Fence, TimeMs
 
-__all__ = ["BatchBuilder", "BuiltBatch", "Slot", "item_keys"]
-
 
 class Slot:
     """Reused memory of one batch in flight: plans, rows, states and gradients.

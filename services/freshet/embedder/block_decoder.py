@@ -30,17 +30,6 @@ from freshet.log.schema_ids import SchemaRegistry
 from freshet.observability.metrics import Metric
 from freshet.types import F32, I64, U8, U64, Append, Bool, BytesColumn
 
-__all__ = [
-    "BAD_IN_A_ROW",
-    "REFUSALS",
-    "BlockDecoder",
-    "BlockDecoders",
-    "DecodedBatch",
-    "Places",
-    "RefusedSamples",
-    "refused_metrics",
-]
-
 log = structlog.get_logger("freshet.embedder")
 
 Places = tuple[tuple[int, I64], ...]

@@ -14,17 +14,6 @@ import numpy as np
 from freshet.coordination.claim_rules import Claim
 from freshet.types import I64, BytesColumn, OffsetRange, Records
 
-__all__ = [
-    "PARTITION",
-    "Assembler",
-    "BatchPlan",
-    "address_of",
-    "embedders_of",
-    "lanes_for",
-    "partitions_of_lane",
-    "rewind_offsets",
-]
-
 PARTITION = "partition"
 """Kind of the claims of partitions of `samples`."""
 

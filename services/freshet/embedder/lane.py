@@ -34,16 +34,6 @@ from freshet.observability.tracing import end_span, now_ns, running
 from freshet.rows.service import NativeRows, RowService
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn, Fence, OffsetRange
 
-__all__ = [
-    "STAGES",
-    "DenseApplied",
-    "DirectLane",
-    "Lane",
-    "LaneContext",
-    "LaneCounts",
-    "LanePartitions",
-]
-
 log = structlog.get_logger("freshet.embedder")
 
 RUN_S = 0.04

@@ -10,8 +10,6 @@ from freshet.features.blocks import block_samples
 from freshet.log import EventLog
 from freshet.types import TopicPartition
 
-__all__ = ["BatchSizes", "PartitionReader", "lag_of"]
-
 READ_AHEAD_ROWS = 16_384
 """Rows of one read from the log, if blocks are full: tens of milliseconds of work."""
 MOST_BLOCKS = 256

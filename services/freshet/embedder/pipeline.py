@@ -24,8 +24,6 @@ from freshet.model.native_loop import Ran
 from freshet.rows.service import OwnersChange, RowService
 from freshet.types import F32, U32
 
-__all__ = ["BatchPipeline", "ReadMyWritesBy"]
-
 CLOSE_WAIT_S = 5.0
 """Seconds for which `close` pushes queued gradients; the samples of others are trained on again."""
 

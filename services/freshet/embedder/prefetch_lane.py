@@ -29,8 +29,6 @@ from freshet.types import F32, U32
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["PrefetchLane"]
-
 log = structlog.get_logger("freshet.embedder")
 
 POLL_S = 0.05

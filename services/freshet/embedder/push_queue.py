@@ -14,8 +14,6 @@ import structlog
 from freshet.errors import Refused, Unavailable
 from freshet.rows.service import Push, PushesAhead, RowService
 
-__all__ = ["Backoff", "PushQueue"]
-
 log = structlog.get_logger("freshet.embedder")
 
 T = TypeVar("T")

@@ -41,8 +41,6 @@ from freshet.rpc.frames import Frame, Kind, RowCodec
 from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
 
-__all__ = ["EMBEDDER_METRICS", "BatchServer", "Embedder", "EmbedderAddress", "LaneShape"]
-
 log = structlog.get_logger("freshet.embedder")
 
 CHECK_S = 0.2

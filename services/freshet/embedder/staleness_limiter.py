@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["Permits", "StalenessLimiter"]
-
 
 @dataclass(slots=True)
 class Permits:

@@ -17,27 +17,6 @@ from numpy.typing import ArrayLike
 from freshet import _native
 from freshet.types import F32, F64, I64
 
-__all__ = [
-    "BIN_WIDTH",
-    "COARSE_BITS",
-    "MEASURES",
-    "MEDIANS",
-    "SOURCES",
-    "TRIMMED",
-    "Cells",
-    "Measure",
-    "Source",
-    "Typical",
-    "auc",
-    "auc_of_histogram",
-    "aucs_of_histograms",
-    "bins_of",
-    "bins_of_logits",
-    "logits_of",
-    "outlier_bound",
-    "winsor_bound",
-]
-
 BIN_WIDTH = 1.0 / 512
 """Width of a bin in logits. Samples of one bin count as tied, so the error is at most half the share of
 (true, false) pairs that fall into one bin. For predictions that spread over one logit or more it is below

@@ -15,8 +15,6 @@ from freshet.evaluation.descriptors import outlier_bound, winsor_bound
 from freshet.evaluation.progressive import PROBABILITY_FLOOR
 from freshet.types import F32, F64, U8, Bool
 
-__all__ = ["Verdict", "VersionPredictions", "judge"]
-
 NOISE = 2.0
 """Standard errors by which a figure must miss its bound before the gate holds a version. With 20 true samples
 in 2,000, calibration is uncertain by 22 %: without this margin the gate would hold most versions."""

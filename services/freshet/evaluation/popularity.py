@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from freshet.types import F32, F64, I64, U8, U64
 
-__all__ = ["Popularity", "Tally"]
-
 SLOTS = 1 << 16
 """Slots of each label: 1 MiB of sums, and at most 6 MiB of snapshots (`SNAPSHOTS`)."""
 

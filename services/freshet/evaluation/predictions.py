@@ -19,8 +19,6 @@ from numpy.typing import DTypeLike, NDArray
 from freshet.evaluation.progressive import LabelKind, ScoredSamples, Table, measures_of, table_of
 from freshet.types import F32, I64, U8
 
-__all__ = ["FIRST_SHARE", "Curve", "LearnerFigures", "LearnerPredictions"]
-
 FIRST_SHARE = 0.2
 """Share of a pass that `after_first` excludes: the rest shows a model that has trained for a while."""
 

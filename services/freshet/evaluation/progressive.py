@@ -22,27 +22,6 @@ from freshet import _native
 from freshet.evaluation.descriptors import COARSE_BITS, MEASURES, Cells, bins_of_logits, logits_of
 from freshet.types import F32, F64, I64, U8, U64, Bool
 
-__all__ = [
-    "KEY",
-    "MOST_BINS",
-    "OTHER",
-    "PROBABILITY_FLOOR",
-    "SUMS",
-    "TOTAL",
-    "WIDTHS",
-    "Figures",
-    "LabelKind",
-    "Measures",
-    "Reliability",
-    "ScoredSamples",
-    "Table",
-    "figures_of",
-    "measures_of",
-    "reliability",
-    "sum_by_group",
-    "table_of",
-]
-
 # --- Grouping: numpy computes each sample's summands, the native core adds them up by cell.
 
 

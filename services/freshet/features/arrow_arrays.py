@@ -18,28 +18,6 @@ import pyarrow.compute as pc
 from freshet.config.spec.inputs import Files
 from freshet.types import Bool, BytesColumn
 
-__all__ = [
-    "UNIT_WORDS",
-    "CellFormat",
-    "Misfit",
-    "blank_nulls",
-    "bytes_of",
-    "contains_any",
-    "decode_texts",
-    "is_binary",
-    "is_list",
-    "is_text",
-    "is_textual",
-    "null_words",
-    "nulls_of",
-    "quote_text",
-    "show_value",
-    "text_hint",
-    "to_numpy",
-    "unwrap_array",
-    "wrong_column",
-]
-
 UNIT_WORDS = {
     "d": "days",
     "s": "seconds",

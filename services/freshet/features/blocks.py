@@ -15,21 +15,6 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import F32, I64, U8, U32, U64, BytesColumn
 
-__all__ = [
-    "FRAME_BYTES",
-    "MAX_SAMPLES",
-    "BlockColumns",
-    "SampleColumns",
-    "add_frames",
-    "block_samples",
-    "encode_blocks",
-    "frame_ids",
-    "read_blocks",
-    "rows_by_id",
-    "strip_frames",
-    "take",
-]
-
 # --- Columns of byte strings: Confluent frames, selection
 
 

@@ -41,8 +41,6 @@ from freshet.features.cells import (
 )
 from freshet.types import F64, I64, Bool
 
-__all__ = ["parse_iso_time", "read_integers", "read_times"]
-
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
 FINE = re.compile(r"[.,]\d{6}\d*[1-9]")  # a fraction finer than a microsecond

@@ -35,21 +35,6 @@ from freshet.features.arrow_arrays import (
 )
 from freshet.types import F64, I64, U8, Bool, BytesColumn
 
-__all__ = [
-    "HIGH",
-    "NUMBER",
-    "ROUNDED",
-    "WORDS",
-    "excel_form",
-    "floats_of_texts",
-    "integers_of_decimals",
-    "integers_of_floats",
-    "integers_of_texts",
-    "read_booleans",
-    "read_floats",
-    "read_texts",
-]
-
 LOW, HIGH = -(2**63), 2**63 - 1
 DAY_MS = 86_400_000
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)

@@ -32,8 +32,6 @@ from freshet.features.program import (
 )
 from freshet.types import F32, I64, U32, U64, Bool, BytesColumn
 
-__all__ = ["ABSENT_KEY", "Columns", "Decoded", "GroupKeys", "SampleDecoder", "columns_of", "steps_of"]
-
 # --- Decoded samples: columns of keys, numbers and ids
 
 

@@ -19,8 +19,6 @@ from freshet.features.transcode import RefusedEvent
 from freshet.features.writer import compile_writer, op_of
 from freshet.types import I64, Bool, BytesColumn
 
-__all__ = ["Column", "ColumnEncoder", "EncodedRows"]
-
 INTS, DOUBLES, BYTES, LIST = range(4)  # SourceColumn::Kind in avro_columns.hpp
 ON_PATH, NONE = -1, -2
 WHY = (

@@ -28,8 +28,6 @@ from freshet.features.blocks import take
 from freshet.features.program import NUMBERS, TEXTS, WHY_TIME, Want, compile_program, explain_all
 from freshet.types import F64, I64, U64, Bool, BytesColumn
 
-__all__ = ["EventColumn", "EventColumns", "EventExtractor"]
-
 PART, TIME, ID, NUMBER, HASH = range(5)  # EventSink in feature_events.hpp
 UNITS = {"s": 0, "ms": 1, "us": 2, "iso": 3, "ns": 4, "days": 5}
 YEAR_2100_MS = 4_102_444_800_000

@@ -24,8 +24,6 @@ from freshet.config.spec.layout import has_own_rows
 from freshet.config.spec.model import Feature, Spec
 from freshet.types import F64, I32, I64, U64, BytesColumn
 
-__all__ = ["cross_seed", "hash_text", "key_of", "keys_of", "partition_of", "row_salt", "table_salt"]
-
 
 def table_salt(table: str) -> int:
     """Return the salt of a table's keys, a hash of its name."""

@@ -49,8 +49,6 @@ from freshet.errors import ConfigError
 from freshet.features.writer import MAX_NODES, OPS, UNFIT, encode_value, least_bytes, nullable, op_of
 from freshet.types import I64, BytesColumn
 
-__all__ = ["ANY_KEY", "NUMBERS", "TEXTS", "Compiled", "Want", "compile_program", "written_path"]
-
 UNRESOLVED = 16  # `Why` in avro_program.hpp: a value that does not resolve to the reader's schema
 FLOAT_OF_INT, DOUBLE_OF_INT, SCALED_INT, DECIMAL, UUID, SYMBOLS = range(6)  # Conversion in avro_program.hpp
 EXACT_DIGITS = 15

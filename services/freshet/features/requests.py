@@ -23,8 +23,6 @@ from freshet.features.events import IDENTITIES, time_want
 from freshet.features.program import Compiled, Want, compile_program, explain_all
 from freshet.types import F32, I64, U8, U32, BytesColumn
 
-__all__ = ["DecodedRequests", "RequestDecoder"]
-
 PART, TIME = 5, 6  # RequestSink in feature_requests.hpp
 
 

@@ -29,8 +29,6 @@ from freshet.features.program import compile_program
 from freshet.features.writer import Writer, compile_writer
 from freshet.types import I32, I64, Append, BytesColumn
 
-__all__ = ["AcceptedBodies", "AvroValidator", "EventIntake", "JsonTranscoder", "RefusedEvent", "Transcoded"]
-
 # --- Validation of Avro from clients, before it is acknowledged
 
 

@@ -31,19 +31,6 @@ from freshet.config.avro.types import decimal_scale, definitions
 from freshet.errors import ConfigError
 from freshet.types import BytesColumn
 
-__all__ = [
-    "MAX_NODES",
-    "OPS",
-    "UNFIT",
-    "Writer",
-    "compile_writer",
-    "encode_value",
-    "least_bytes",
-    "nullable",
-    "op_of",
-    "write_long",
-]
-
 UNFIT = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, struct.error)
 """Errors that `encode_value` raises for a value that is not of the type."""
 

@@ -22,8 +22,6 @@ from freshet.http.endpoint import (
     text,
 )
 
-__all__ = ["AVRO", "AVRO_BATCH", "AVRO_RAW", "READY", "ROLES", "STATUS", "events"]
-
 AVRO = "application/vnd.freshet.avro"
 """One Confluent-framed record."""
 AVRO_BATCH = "application/vnd.freshet.avro-batch"

@@ -31,19 +31,6 @@ from freshet.log.records import letter
 from freshet.log.schema_ids import FRAME_BYTES, SchemaRegistry
 from freshet.types import I64, U64, BytesColumn
 
-__all__ = [
-    "Accepted",
-    "Checked",
-    "Refusal",
-    "StreamCodec",
-    "answer",
-    "check_count",
-    "dead_letter",
-    "refusal_of",
-    "split_avro_batch",
-    "too_far_ahead",
-]
-
 LENGTH_BYTES = 4
 """Bytes of the length (u32, big-endian) before each record of an Avro batch."""
 

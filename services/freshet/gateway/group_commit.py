@@ -24,8 +24,6 @@ from freshet.log import Writer
 from freshet.log.records import append_gathered
 from freshet.types import Append, BytesColumn
 
-__all__ = ["Committer", "Done", "Entry", "QueueAccount", "QueueLimits", "group_entries", "offsets_of"]
-
 Done = Callable[[Sequence[int] | Exception], None]
 """Called once, on the loop, with the first offset of each durable append, or with the error."""
 

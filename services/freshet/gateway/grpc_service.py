@@ -14,8 +14,6 @@ from freshet.rpc.errors import CallStatus
 from freshet.rpc.protobuf import GATEWAY, messages, parse
 from freshet.rpc.public_server import PublicServer
 
-__all__ = ["add_events"]
-
 SERVICE = f"{GATEWAY}.Gateway"
 _ROLES = dict(enumerate(ROLES, 1))
 _KINDS = {1: JSON, 2: JSON, 3: AVRO, 4: AVRO_BATCH}

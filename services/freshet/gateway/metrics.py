@@ -7,8 +7,6 @@ from freshet.http.authenticator import AUTH_METRICS
 from freshet.observability.grpc_metrics import PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 
-__all__ = ["APPENDED", "APPEND_FAILURES", "APPEND_SECONDS", "EVENTS", "METRICS", "QUEUED"]
-
 EVENTS = Metric(
     "freshet_gateway_events",
     "counter",

@@ -37,8 +37,6 @@ from freshet.process.lifecycle import LAST_S
 from freshet.process.telemetry import service_registry
 from freshet.types import TopicPartition
 
-__all__ = ["Gateway", "codecs_of", "run"]
-
 logger = structlog.get_logger(__name__)
 
 

@@ -52,8 +52,6 @@ from freshet.types import BytesColumn
 if TYPE_CHECKING:
     from freshet.observability.tracer import Tracer
 
-__all__ = ["JSON", "JSON_LINES", "Acks", "Client", "Rules", "StreamEndpoint"]
-
 log = structlog.get_logger(__name__)
 
 JSON = "application/json"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "address_in", "address_of", "client_key", "forwarded_address", "reachable_host"]
-
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # `_` as container names have it
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")

@@ -33,8 +33,6 @@ from freshet.http.messages import HttpError, error_response
 from freshet.observability.skipped_state import skipped_status
 from freshet.process.ports import cannot_listen
 
-__all__ = ["ENDPOINTS", "PROGRESS", "Admin"]
-
 log = structlog.get_logger(__name__)
 
 READY = ready_page("Service")

@@ -47,8 +47,6 @@ from freshet.observability.metrics import ANSWER_BUCKETS, Metric
 from freshet.observability.spans import end_http_request, start_http_request
 from freshet.observability.tracing import context_of, within
 
-__all__ = ["HTTP_METRICS", "REQUEST_SECONDS", "App", "Handler", "HotHandler", "Reply"]
-
 log = structlog.get_logger(__name__)
 
 LAST_PIECE_S = 0.5

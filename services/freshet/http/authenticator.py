@@ -21,16 +21,6 @@ from freshet.http.token_files import TokenFile
 from freshet.http.tokens import SCOPES, Scope, TokenEntry, bearer, matching_entry, time_text
 from freshet.observability.metrics import Metric, register
 
-__all__ = [
-    "ANONYMOUS",
-    "AUTH_METRICS",
-    "Authenticator",
-    "EventAllowance",
-    "Principal",
-    "RateLimiter",
-    "RateLimits",
-]
-
 log = structlog.get_logger(__name__)
 
 AUTH_METRICS = (

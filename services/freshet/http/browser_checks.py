@@ -20,8 +20,6 @@ from ipaddress import ip_address
 
 from freshet.http.messages import SHOWN_CHARS, HttpError
 
-__all__ = ["AllowedSites", "host_name", "is_this_machine"]
-
 MAX_REMEMBERED = 1_000
 """Accepted Host headers that are remembered."""
 

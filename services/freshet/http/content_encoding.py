@@ -7,8 +7,6 @@ import zlib
 from freshet.errors import BadInput
 from freshet.http.messages import HttpError
 
-__all__ = ["CODINGS", "accepted_coding", "compressed", "decompressed"]
-
 CODINGS = ("gzip", "deflate")
 """Supported codings, the preferred one first."""
 

@@ -16,34 +16,6 @@ from typing import Any, Literal
 
 from freshet.http.tokens import Scope
 
-__all__ = [
-    "CODES",
-    "ERROR",
-    "LIVE",
-    "METRICS_PAGE",
-    "TOKEN_CODES",
-    "Answer",
-    "Body",
-    "Endpoint",
-    "ErrorCode",
-    "Parameter",
-    "Shape",
-    "array",
-    "boolean",
-    "by_status",
-    "integer",
-    "json",
-    "mapping",
-    "nullable",
-    "number",
-    "ready_page",
-    "record",
-    "refusals",
-    "status_page",
-    "text",
-    "words",
-]
-
 Shape = Mapping[str, Any]
 """A JSON Schema."""
 

@@ -22,28 +22,6 @@ if TYPE_CHECKING:  # services without an ASGI server use errors and headers
 
     from freshet.http.authenticator import EventAllowance
 
-__all__ = [
-    "BODY_BYTES",
-    "CLOSE",
-    "FORM_TYPES",
-    "FORWARDED",
-    "GONE",
-    "BodyLimits",
-    "BodyReader",
-    "ClientGoneError",
-    "Headers",
-    "HttpError",
-    "Incoming",
-    "Request",
-    "Response",
-    "error_response",
-    "header_map",
-    "json_response",
-    "require_identity",
-    "require_json",
-    "wrong_type",
-]
-
 log = structlog.get_logger(__name__)
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -24,8 +24,6 @@ from freshet.http.app import App
 from freshet.process.lifecycle import Drain
 from freshet.process.ports import cannot_listen
 
-__all__ = ["BACKLOG", "UVICORN", "HttpListener", "Listener", "bind", "run_server", "serve"]
-
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1024

@@ -9,8 +9,6 @@ import orjson
 
 from freshet.http import tls
 
-__all__ = ["ask", "figures_of", "whole_body", "why_unready"]
-
 TIMEOUT_S = 1.0
 """Longest time for a response."""
 

@@ -28,22 +28,6 @@ from freshet.config.settings import Settings
 from freshet.errors import ConfigError
 from freshet.observability.metrics import Metric
 
-__all__ = [
-    "HANDSHAKES",
-    "CertificateFiles",
-    "HttpTls",
-    "Pems",
-    "certificate_required",
-    "client_files",
-    "connection",
-    "expiry_of",
-    "handshakes",
-    "listener_tls",
-    "scheme",
-    "seconds_left",
-    "use",
-]
-
 log = structlog.get_logger("freshet.tls")
 
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"

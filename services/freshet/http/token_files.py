@@ -19,18 +19,6 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import ConfigError
 from freshet.http.tokens import TokenEntry, digest_of, line_of, parse_tokens
 
-__all__ = [
-    "CONSOLE_HINT",
-    "CONSOLE_TOKEN_FILE",
-    "TokenFile",
-    "console_entry",
-    "console_token",
-    "edit_tokens",
-    "read_token",
-    "read_tokens",
-    "token_headers",
-]
-
 log = structlog.get_logger(__name__)
 
 CHECK_S = 1.0

@@ -21,20 +21,6 @@ from typing import Literal, get_args
 
 from freshet.errors import ConfigError
 
-__all__ = [
-    "MAX_TOKENS",
-    "SCOPES",
-    "Scope",
-    "TokenEntry",
-    "bearer",
-    "digest_of",
-    "line_of",
-    "matching_entry",
-    "new_token",
-    "parse_tokens",
-    "time_text",
-]
-
 Scope = Literal["send", "rank", "operate"]
 """Rights of a token: to send events to the gateway; to rank, score and explain at inference; to change the
 served version at the console."""

@@ -22,8 +22,6 @@ from freshet.http.endpoint import (
     words,
 )
 
-__all__ = ["PROGRESS", "RANK", "READY", "STATUS"]
-
 OBJECT = {"type": "object"}
 CONTEXT = {**OBJECT, "description": "the served event's fields outside the candidates"}
 

@@ -7,31 +7,6 @@ from freshet.http.authenticator import AUTH_METRICS
 from freshet.observability.grpc_metrics import PUBLIC_GRPC_METRICS
 from freshet.observability.metrics import Metric
 
-__all__ = [
-    "BATCH_REQUESTS",
-    "CANDIDATES",
-    "CORRUPT_DELTAS",
-    "DAMAGED_BUCKETS",
-    "EXPLORED",
-    "FRESHNESS",
-    "KEPT_OUT",
-    "LABEL_DELAY",
-    "METRICS",
-    "MISSING_ROWS",
-    "NOT_FINITE_ROWS",
-    "PUBLISH_INTERVAL",
-    "ROWS_FRESHNESS",
-    "ROWS_UNREAD",
-    "SERVED_DROPPED",
-    "SERVED_LOGGED",
-    "SERVED_QUEUE",
-    "SERVED_QUEUE_BYTES",
-    "SHED",
-    "SWAPS",
-    "UNKNOWN_ROWS",
-    "VERSION",
-]
-
 CANDIDATES = Metric("freshet_inference_candidates", "counter", "candidates", "Candidates scored.")
 BATCH_REQUESTS = Metric(
     "freshet_inference_batch_requests",

@@ -19,19 +19,6 @@ from freshet import _native
 from freshet.errors import BadInput
 from freshet.json_text import kind_of, shown
 
-__all__ = [
-    "MAX_ELEMENTS",
-    "InferRequest",
-    "InputLimits",
-    "RequestedOutput",
-    "Tensor",
-    "check_input",
-    "from_binary",
-    "parse_infer",
-    "refuse_unsupported",
-    "write_infer",
-]
-
 MAX_ELEMENTS = 1 << 24
 """Bound of one tensor's elements: far above any batch, far below the memory."""
 

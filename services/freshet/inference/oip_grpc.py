@@ -28,8 +28,6 @@ from freshet.release import RELEASE
 from freshet.rpc.protobuf import OIP, messages, parse
 from freshet.rpc.public_server import PublicServer
 
-__all__ = ["add_oip", "check_message", "read_infer", "write_infer"]
-
 _INPUT, _OUTPUT = 5, 6
 """Fields of inference.ModelInferRequest."""
 _SHAPE = 3

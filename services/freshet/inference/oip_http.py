@@ -36,19 +36,6 @@ from freshet.inference.oip import InferRequest, parse_infer, write_infer
 from freshet.inference.oip_model import OipModel, model_config
 from freshet.release import RELEASE
 
-__all__ = [
-    "CONFIG",
-    "INFER",
-    "LIVE",
-    "METADATA",
-    "MODEL_READY",
-    "READY",
-    "SERVER",
-    "VERSION",
-    "OipRoutes",
-    "oip_error",
-]
-
 OIP_ERROR = record("OipError", {"error": text("what was expected, what was found, what to do")})
 
 DATATYPES = (

@@ -33,18 +33,6 @@ from freshet.inference.schemas import row_schema
 from freshet.inference.scoring import Scoring
 from freshet.types import I64
 
-__all__ = [
-    "SCORE",
-    "Input",
-    "OipModel",
-    "Output",
-    "inputs_of",
-    "limits_of",
-    "metadata",
-    "model_config",
-    "rows_of",
-]
-
 LENGTH = ".length"
 NULL = ".null"
 SCORE = "score"

@@ -34,20 +34,6 @@ from freshet.model.inputs import GroupInputs, ModelInputs, scores_requests
 from freshet.tables import Plan, UniqueKeys
 from freshet.types import F32, I32, I64, U8, U32, BytesColumn
 
-__all__ = [
-    "Encoded",
-    "FeatureRows",
-    "Lookup",
-    "Pipeline",
-    "Scored",
-    "Unknown",
-    "avro_of",
-    "explained",
-    "rows_of_feature",
-    "unreadable",
-    "values_without_row",
-]
-
 Unknown = dict[str, int]
 """{feature: values without a row, as new or misspelt}; a shared value counts for each candidate."""
 

@@ -29,8 +29,6 @@ from freshet.log.records import newest
 from freshet.rows.store import RowStore
 from freshet.types import Bucket, TopicPartition
 
-__all__ = ["Mark", "Progress", "RowsWatch", "Stage", "unread_s", "update_marks"]
-
 log = structlog.get_logger(__name__)
 
 REMEMBERED = 10_000

@@ -42,8 +42,6 @@ from freshet.observability.spans import RankAnswer, rank_answer
 from freshet.observability.tracing import Context, active, now_ns
 from freshet.types import BytesColumn
 
-__all__ = ["FastPath", "FastRequest", "Ranker"]
-
 _NOTHING_LOGGED: NativeRules = (None, None, None, 0)
 _NO_ID = '""'
 """JSON of the empty id, which `Filling` refuses."""

@@ -22,20 +22,6 @@ from freshet.errors import BadInput, TooLarge
 from freshet.json_text import MOST_LEVELS, kind_of, shown, too_deep, written
 from freshet.types import F32, I64
 
-__all__ = [
-    "Filling",
-    "Order",
-    "RankRequest",
-    "events_of",
-    "get_path",
-    "order",
-    "parse_rank",
-    "refuse_expanded",
-    "set_path",
-    "time_ms_of",
-    "time_value",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RankRequest:

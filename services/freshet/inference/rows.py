@@ -53,8 +53,6 @@ from freshet.types import (
     bucket_of,
 )
 
-__all__ = ["BucketView", "Damage", "FollowedTable", "RowFollower", "RowSink", "RowsState", "ServingTable"]
-
 NEVER_LATER_S = 0xFFFFFFFF
 """Latest second that a row can hold, in 2106."""
 

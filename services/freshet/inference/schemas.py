@@ -14,8 +14,6 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import feature_fields
 from freshet.errors import ConfigError
 
-__all__ = ["request_schema", "row_schema"]
-
 _NULL = Primitive("null")
 
 

@@ -29,22 +29,6 @@ from freshet.inference.pipeline import Encoded, Lookup, Pipeline, Scored
 from freshet.inference.rows import RowFollower
 from freshet.inference.versions import ServingVersion, VersionFollower
 
-__all__ = [
-    "SHED_WHYS",
-    "BatchBudget",
-    "Batcher",
-    "ByVersion",
-    "Outcome",
-    "RequestCounts",
-    "Scoring",
-    "ServingState",
-    "Solo",
-    "Throughput",
-    "Totals",
-    "Watch",
-    "freshness_ms",
-]
-
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")

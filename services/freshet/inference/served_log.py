@@ -49,8 +49,6 @@ from freshet.types import F32, U64, Append, BytesColumn
 if TYPE_CHECKING:
     from freshet.observability.tracer import Tracer
 
-__all__ = ["Loggable", "NativeRules", "Served", "ServedLogger", "placed", "places_of", "served_events"]
-
 log = structlog.get_logger(__name__)
 
 APPEND_EVENTS = 5_000

@@ -55,8 +55,6 @@ from freshet.process.telemetry import service_registry
 from freshet.rows.store import RowStore
 from freshet.versions import VersionStore
 
-__all__ = ["Inference", "Parts", "label_delay_ms", "run"]
-
 MAX_QUERIES = 32
 """Bound of waiting queries about events. Each reads the metas of all buckets: ms of the row store's time."""
 

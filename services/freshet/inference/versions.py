@@ -22,8 +22,6 @@ from freshet.observability.tracing import running
 from freshet.types import F32
 from freshet.versions import Manifest, VersionStore
 
-__all__ = ["Scorer", "ServingVersion", "VersionFollower", "VersionsState", "not_finite"]
-
 log = structlog.get_logger(__name__)
 
 RETRY_S = 10.0

@@ -20,20 +20,6 @@ from freshet.clock import ClockState
 from freshet.errors import Corrupt
 from freshet.types import I64
 
-__all__ = [
-    "EVENT_COUNTERS",
-    "LABEL_COUNTERS",
-    "LONG_AGO_MS",
-    "REFUSALS",
-    "Commit",
-    "EventCounts",
-    "Ledger",
-    "ReplayExclusions",
-    "WatermarkSetBack",
-    "spans",
-    "unspan",
-]
-
 _names: tuple[list[str], list[str]] = _native.join_counters()
 LABEL_COUNTERS: tuple[str, ...] = tuple(_names[0])
 """Final outcomes of (impression, label): trained_positive, trained_negative, not_shown, given_false,

@@ -22,20 +22,6 @@ from freshet.joiner.commit import EVENT_COUNTERS, LABEL_COUNTERS, Ledger
 from freshet.joiner.plan import AGGREGATE_KINDS, JoinPlan
 from freshet.types import F32, F64, I64, U8, U32, U64, Bool, BytesColumn
 
-__all__ = [
-    "ROLES",
-    "ActionColumns",
-    "ImpressionColumns",
-    "JoinColumns",
-    "Joiner",
-    "Outcome",
-    "Samples",
-    "ShownColumns",
-    "block_bounds",
-    "datable",
-    "encode_samples",
-]
-
 ROLES = ("served", "shown", "action")
 """The joined streams, in the order of the native core's numbers."""
 

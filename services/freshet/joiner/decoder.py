@@ -32,18 +32,6 @@ from freshet.joiner.core import ActionColumns, ImpressionColumns, ShownColumns
 from freshet.joiner.plan import JoinPlan
 from freshet.types import F64, I64, U8, U32, Records
 
-__all__ = [
-    "BAD_IN_A_ROW",
-    "Disputed",
-    "EventDecoder",
-    "RefusalStreaks",
-    "Refused",
-    "SampleSizes",
-    "Schemas",
-    "SpecDecoder",
-    "action_fields",
-]
-
 _log = structlog.get_logger("freshet.joiner")
 
 BAD_IN_A_ROW = 100

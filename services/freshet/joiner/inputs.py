@@ -20,8 +20,6 @@ from freshet.features import partition_of
 from freshet.joiner.plan import JoinContext
 from freshet.types import BytesColumn, TopicPartition
 
-__all__ = ["PARTITIONERS", "PartitionerDetector", "fnv1a_of"]
-
 _log = structlog.get_logger("freshet.joiner")
 
 

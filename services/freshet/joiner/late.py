@@ -34,17 +34,6 @@ from freshet.joiner.replay import last_commits, stream
 from freshet.log import Writer
 from freshet.types import I64, Append, Bool, BytesColumn, Records, TopicPartition
 
-__all__ = [
-    "LATE_JOIN_MARGIN_MS",
-    "ROUND_BYTES",
-    "SET_BACK_MARGIN_MS",
-    "LateJoin",
-    "LateJoined",
-    "SetBackPartition",
-    "set_back",
-    "time_at",
-]
-
 SET_BACK_MARGIN_MS = 3_600_000
 """Largest difference between an event's time and the log's time of its record, by which events are found."""
 

@@ -35,8 +35,6 @@ from freshet.types import I64, U8, Append, BytesColumn, Records
 if TYPE_CHECKING:
     from freshet.observability.tracer import Tracer
 
-__all__ = ["READY_BYTES", "Outputs", "Task", "joined_events", "part_of", "pieces"]
-
 READY_BYTES = 64 << 20
 """Payload bytes of decided samples in one flush, exceeded by those of the last event at most. A second of
 windows that close in a catch-up can decide gigabytes, as each sample copies its event's context."""

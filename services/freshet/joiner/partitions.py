@@ -30,8 +30,6 @@ from freshet.log import Writer
 from freshet.observability.spans import record_joined_samples
 from freshet.types import Append, BytesColumn
 
-__all__ = ["Failed", "Flush", "Group", "Partitions"]
-
 _log = structlog.get_logger("freshet.joiner")
 
 RECOVERIES_AT_ONCE = 8

@@ -19,9 +19,6 @@ from freshet.types import TopicPartition
 if TYPE_CHECKING:
     from freshet.joiner.decoder import EventDecoder
 
-__all__ = ["AGGREGATE_KINDS", "RAMP", "JoinContext", "JoinPlan", "LabelPlan", "Topics", "join_plan"]
-
-
 RAMP = 2
 """Number of waits (window + grace) over which early emission begins. Constant, as replays repeat its
 decisions.

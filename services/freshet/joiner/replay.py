@@ -15,8 +15,6 @@ from freshet.log import EventLog, Reader
 from freshet.log.records import newest
 from freshet.types import Records, TopicPartition
 
-__all__ = ["last_commits", "load", "stream"]
-
 READ_RECORDS = 8192
 STALLED_S = 30.0
 """Time without records, though the log has more, after which a read fails."""

@@ -28,8 +28,6 @@ from freshet.observability.losses import JOINER_FIGURES, RECENT_S, Recent, count
 from freshet.process.lifecycle import Pulse
 from freshet.types import Records, TopicPartition
 
-__all__ = ["Intervals", "JoinerService", "JoinerStatus"]
-
 _log = structlog.get_logger("freshet.joiner")
 
 

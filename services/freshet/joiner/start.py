@@ -26,8 +26,6 @@ from freshet.log import EventLog
 from freshet.log.schema_ids import SchemaRegistry
 from freshet.log.topics import ensure_topics, limits_of
 
-__all__ = ["assignment_of", "intervals_of", "make"]
-
 _log = structlog.get_logger("freshet.joiner")
 
 

@@ -19,8 +19,6 @@ from freshet.joiner.core import JoinColumns
 from freshet.joiner.decoder import Disputed, Refused
 from freshet.types import I64, Records, TopicPartition
 
-__all__ = ["JoinerClocks", "Now", "TimeRules", "Timed", "Watermark", "judge_times"]
-
 _log = structlog.get_logger("freshet.joiner")
 
 

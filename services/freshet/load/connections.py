@@ -17,8 +17,6 @@ import httptools
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address, address_in
 
-__all__ = ["Answer", "Connections", "Server", "server_at"]
-
 LEAST_FINAL = 200
 
 IDLE_S = 20.0

@@ -22,8 +22,6 @@ import orjson
 from freshet.load.connections import Answer, Connections
 from freshet.load.requests import Request, Source
 
-__all__ = ["Durations", "Figures", "Lane", "Latencies", "Latency", "drive"]
-
 LEAST_S, MOST_S = 1e-6, 3_600.0
 RATIO = 1.01
 _LOG = math.log(RATIO)

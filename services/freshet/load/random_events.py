@@ -30,19 +30,6 @@ from freshet.config.spec.model import Spec, Stream
 from freshet.errors import ConfigError
 from freshet.inference.requests import time_value
 
-__all__ = [
-    "IDS",
-    "OTHERS",
-    "Draws",
-    "EventBuilder",
-    "KeySpace",
-    "Keys",
-    "identifier",
-    "keys_of",
-    "record_generator",
-    "value_generator",
-]
-
 IDS, OTHERS = 100_000, 50
 """Different values of a field with the name of an id, and of another key field."""
 

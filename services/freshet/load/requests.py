@@ -20,8 +20,6 @@ from freshet.config.spec.schemas import Schemas
 from freshet.errors import BadInput
 from freshet.load.random_events import Draws, EventBuilder, Keys, identifier, set_path
 
-__all__ = ["Events", "Ranks", "Request", "Shown", "Source", "compared_by", "read_requests"]
-
 REMEMBERED = 20_000
 """Newest impressions to which actions may refer."""
 

@@ -11,8 +11,6 @@ from freshet.config.spec.topics import Topics
 from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 
-__all__ = ["ModelContext"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelContext:

@@ -13,8 +13,6 @@ from freshet.errors import TooLarge, Unavailable
 from freshet.log import EventLog
 from freshet.types import Append, TopicPartition
 
-__all__ = ["TEXT_CHARS", "append_gathered", "check_append", "letter", "newest"]
-
 
 def check_append(append: Append, max_record_bytes: int, advice: str = "") -> None:
     """Check that the columns of an append have one length, and that no record with its key is too large.

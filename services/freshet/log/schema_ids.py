@@ -15,8 +15,6 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.log import EventLog
 from freshet.types import Append, BytesColumn, Records, TopicPartition
 
-__all__ = ["FRAME_BYTES", "SchemaRegistry", "frame", "framed_id"]
-
 FRAME_BYTES = 5
 """Confluent framing: a zero byte and the schema id, big-endian."""
 

@@ -27,8 +27,6 @@ from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.config.avro.schema import Written, parse_written
 from freshet.errors import ConfigError, Unavailable
 
-__all__ = ["Access", "RestRegistry"]
-
 _log = structlog.get_logger(__name__)
 
 _ANSWER_S = 5.0

@@ -10,8 +10,6 @@ from freshet.config.spec.topics import RecordLimits, TopicPlan, Topics, topics_o
 from freshet.errors import ConfigError, Mismatch
 from freshet.log import EventLog, TopicInfo
 
-__all__ = ["check_new_topic", "check_partitions", "ensure_topic", "ensure_topics", "limits_of"]
-
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,200}")
 
 

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from freshet.errors import ConfigError
 from freshet.types import F32
 
-__all__ = ["DEVICES", "CpuPlacement", "Placement", "StagedPlacement", "placement_factory"]
-
 DEVICES = re.compile(r"cpu|cuda(:\d{1,2})?")
 """Names of devices."""
 

@@ -23,8 +23,6 @@ from freshet.model.plan import LOSSES, expert_plan, groups_of, input_plan, padde
 from freshet.tables import RowSteps
 from freshet.types import F32, F64, I64, U32, U64
 
-__all__ = ["HedgeDense", "HedgeLane", "he_uniform", "uniform"]
-
 
 class HedgeDense:
     """`DenseModel` of kinds `hedge`, `mlp` and `linear`; implements `SplitStep`."""

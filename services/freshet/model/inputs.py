@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from freshet.types import F32, I32, I64, U8, U32
 
-__all__ = ["GroupInputs", "Labels", "ModelInputs", "arrays_of", "inputs_of", "joined", "scores_requests"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupInputs:

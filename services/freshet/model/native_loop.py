@@ -23,8 +23,6 @@ from freshet.model.inputs import GroupInputs, Labels
 from freshet.tables import Store
 from freshet.types import F32, I64, U8, OffsetRange
 
-__all__ = ["MOMENTS", "STAGES", "Ended", "LoopBatches", "NativeLoop", "NativePass", "Ran"]
-
 # --- A pass over decoded samples: one lane with a private store
 
 

@@ -14,8 +14,6 @@ from freshet.model.custom import Inputs, Model, Shape
 from freshet.model.device import placement_factory
 from freshet.model.torch_model import TorchDense
 
-__all__ = ["DLRM", "DCNv2", "DeepFM", "build_alone"]
-
 
 def mlp(inputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
     """Build layers of Linear and ReLU."""

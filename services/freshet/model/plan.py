@@ -16,8 +16,6 @@ from freshet.errors import ConfigError
 from freshet.model.inputs import ModelInputs
 from freshet.types import I64
 
-__all__ = ["PAD", "InputPlan", "expert_plan", "groups_of", "input_plan", "padded"]
-
 PAD = 16
 """Widths are padded to a multiple of this many floats, one AVX-512 register."""
 

@@ -29,8 +29,6 @@ from freshet.model.inputs import Labels
 from freshet.model.plan import InputPlan, groups_of, input_plan
 from freshet.types import F32, F64, Bool
 
-__all__ = ["Heads", "Sums", "TorchDense", "TorchLane"]
-
 VARIANCE_FLOOR = 1e-12
 
 STANDARD_LIMIT = 10.0

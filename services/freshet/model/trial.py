@@ -18,8 +18,6 @@ from freshet.model import DenseModel, GroupInputs, Labels, ModelInputs, StepResu
 from freshet.model.custom import Model
 from freshet.types import F32, I32, U32
 
-__all__ = ["random_inputs", "try_out"]
-
 SIZES = (8, 1)
 """Sizes of the batches: one of a single sample shows errors by `squeeze` and by means over a batch."""
 

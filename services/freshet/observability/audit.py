@@ -27,20 +27,6 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import FreshetError, Unavailable
 
-__all__ = [
-    "LONGEST_PAUSES",
-    "MOST_KINDS",
-    "OUTCOMES",
-    "PAUSE_S",
-    "Actor",
-    "Audit",
-    "AuditLine",
-    "AuditTail",
-    "Refusals",
-    "os_user",
-    "read_audit",
-]
-
 log = structlog.get_logger(__name__)
 
 LONGEST = 1_000

@@ -10,8 +10,6 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from freshet.observability.metrics import ANSWER_BUCKETS, Metric, register
 
-__all__ = ["GRPC_METRICS", "PUBLIC_GRPC_METRICS", "QUIET", "REFUSALS", "ListenerCounts", "public_counts"]
-
 GRPC_METRICS = (
     Metric("freshet_grpc_frames", "counter", "messages", "Messages received.", ("method",)),
     Metric("freshet_grpc_received_bytes", "counter", "bytes", "Bytes of messages received.", ("method",)),

@@ -5,8 +5,6 @@ docs/reference/logs.md lists them, and a test compares them with every call in t
 
 from __future__ import annotations
 
-__all__ = ["ALWAYS", "KEYS", "SOMETIMES"]
-
 ALWAYS = {
     "timestamp": "time of the line, ISO 8601 in UTC",
     "level": "debug, info, warning or error",

@@ -30,22 +30,6 @@ from structlog.typing import EventDict, Processor
 from freshet.observability.tracing import current
 from freshet.release import RELEASE
 
-__all__ = [
-    "HIDDEN",
-    "LINES",
-    "MOST_CHARS",
-    "MOST_CHARS_IN_ALL",
-    "MOST_MESSAGES",
-    "TEMPLATE",
-    "WINDOW_S",
-    "Later",
-    "RepeatLimit",
-    "configure_logging",
-    "debug_on_signal",
-    "scrub",
-    "scrubbed",
-]
-
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # --- Repeated messages

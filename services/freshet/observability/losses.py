@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["INFERENCE_FIGURES", "JOINER_FIGURES", "RECENT_S", "Figure", "Recent", "counted", "losses_text"]
-
 RECENT_S = 300.0
 """Length of `recent`."""
 

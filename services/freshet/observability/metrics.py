@@ -31,8 +31,6 @@ from prometheus_client.registry import Collector
 
 from freshet.errors import Unavailable
 
-__all__ = ["ANSWER_BUCKETS", "CachedGauge", "Metric", "Readings", "readings", "register"]
-
 _NAME = re.compile(r"freshet_[a-z0-9]+(_[a-z0-9]+)*")
 
 ANSWER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)

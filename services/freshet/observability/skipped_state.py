@@ -14,8 +14,6 @@ from collections.abc import Mapping
 
 import structlog
 
-__all__ = ["KINDS", "count_tombstones", "forget", "skip", "skipped", "skipped_status", "tombstones"]
-
 KINDS: Mapping[str, str] = {
     "control": "records of `<model>.control`: heartbeats, plans, loads and claims that do not parse",
     "versions": "records of `<model>.versions`",

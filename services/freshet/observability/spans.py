@@ -23,31 +23,6 @@ if TYPE_CHECKING:
 
     from freshet.observability.tracer import Tracer, Value
 
-__all__ = [
-    "EventSend",
-    "JoinedEvent",
-    "RankAnswer",
-    "Training",
-    "end_event_sends",
-    "end_http_request",
-    "end_push_answer",
-    "end_training",
-    "rank_answer",
-    "record_batch",
-    "record_joined_samples",
-    "record_publication",
-    "record_rows_applied",
-    "record_rows_sends",
-    "record_served_sends",
-    "request_text",
-    "start_event_send",
-    "start_http_request",
-    "start_rows_answer",
-    "start_rows_call",
-    "start_training",
-    "start_version_load",
-]
-
 MOST_REQUEST_CHARS = 200
 """Characters of a request's id in a span: clients choose it, of any length."""
 

@@ -19,8 +19,6 @@ import numpy as np
 from freshet.observability.tracing import Context
 from freshet.types import I64, U64, Bool, OffsetRange
 
-__all__ = ["MOST_LINKS", "TraceIds", "TracedBatch"]
-
 MOST_LINKS = 128
 """Links of one span, OpenTelemetry's default limit; so many traced events of one batch get spans."""
 

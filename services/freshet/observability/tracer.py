@@ -39,8 +39,6 @@ from freshet.observability.trace_ids import MOST_LINKS, TraceIds
 from freshet.observability.tracing import ClientContext, Context
 from freshet.release import RELEASE
 
-__all__ = ["MOST_CHARS", "ExportQueue", "Kind", "Tracer", "Value", "otlp_exporter"]
-
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 Value = str | int | float | bool
 

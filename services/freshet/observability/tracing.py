@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
     from freshet.observability.tracer import Tracer
 
-__all__ = [
-    "Context",
-    "active",
-    "context_of",
-    "current",
-    "end_span",
-    "install",
-    "now_ns",
-    "running",
-    "traced",
-    "within",
-]
-
 
 class Context(NamedTuple):
     """The ids of a span."""

@@ -19,8 +19,6 @@ from freshet.paramserver.server import LoadMeter
 from freshet.paramserver.shard import Shard
 from freshet.types import F64, I64
 
-__all__ = ["DEFAULT_BOUNDS", "Bounds", "LoadBalancer"]
-
 log = structlog.get_logger("freshet.paramserver")
 
 REPORT_S = 5.0

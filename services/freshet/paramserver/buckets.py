@@ -28,8 +28,6 @@ from freshet.rows.store import RowStore, StoreIdentity
 from freshet.tables import Store
 from freshet.types import I64, Bucket, BucketMeta, Fence, RowRuns, TimeMs, TopicPartition
 
-__all__ = ["OwnedBuckets", "Progress", "damaged_buckets"]
-
 log = structlog.get_logger("freshet.paramserver")
 
 RETRIES = 3

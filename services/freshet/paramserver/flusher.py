@@ -36,14 +36,6 @@ from freshet.types import (
     TopicPartition,
 )
 
-__all__ = [
-    "FlushBook",
-    "Flusher",
-    "PublishedTo",
-    "ShardCounts",
-    "store_metrics",
-]
-
 
 class FlushBook:
     """The last metas known to be stored, of the owned buckets. For the flush thread only.

@@ -21,17 +21,6 @@ import numpy as np
 from freshet.coordination.claim_rules import Load
 from freshet.types import F64, I64
 
-__all__ = [
-    "FILLED",
-    "BalanceRules",
-    "Decision",
-    "Memory",
-    "PlanReason",
-    "next_plan",
-    "overfull",
-    "unevenness",
-]
-
 FILLED = 0.9
 """Share of a shard's memory that a plan fills at most; the rest is for new rows. Slices move for memory only
 when all of it is exceeded, so that growth on both shards does not move them back and forth."""

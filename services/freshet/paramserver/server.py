@@ -27,8 +27,6 @@ from freshet.rpc.frames import BadFrame, Frame
 from freshet.rpc.server import FrameServer
 from freshet.types import F32, F64, I64, U32, Bucket
 
-__all__ = ["ROWS", "LoadMeter", "MeteredRows", "OwnedRows", "identity_of", "serve_rows"]
-
 ROWS = "Rows"
 
 

@@ -30,8 +30,6 @@ from freshet.rows.store import OnServers, RowStore, StoreServer
 from freshet.rpc.channel import Transport
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
 
-__all__ = ["PARAMSERVER_METRICS", "STORE_METRICS", "ParamServer", "ShardAddress", "StoreWatch"]
-
 POLL_S = 10.0
 
 STOP_TIMEOUT_S = 0.2

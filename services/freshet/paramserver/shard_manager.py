@@ -22,8 +22,6 @@ from freshet.paramserver.balancer import LoadBalancer
 from freshet.paramserver.shard import Shard
 from freshet.types import Bucket
 
-__all__ = ["ShardManager", "SliceCounts"]
-
 log = structlog.get_logger("freshet.paramserver")
 
 ROUND_S = 0.05

@@ -19,22 +19,6 @@ import structlog
 from freshet.clock import SYSTEM_CLOCK, Clock
 from freshet.errors import Unavailable
 
-__all__ = [
-    "CLOSE_S",
-    "KILL_AFTER_S",
-    "LAST_S",
-    "STUCK_S",
-    "Cleanup",
-    "Drain",
-    "Pulse",
-    "Task",
-    "die_with_parent",
-    "interruptible_start",
-    "join_all",
-    "stop_on_signals",
-    "within",
-]
-
 STUCK_S = 120.0
 """Time without a beat after which a loop counts as stuck. A normal round takes milliseconds; the longest
 waits a few times 10 s for a SQLite lock."""

@@ -8,15 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = [
-    "LARGE_BYTES",
-    "keep_large_blocks",
-    "machine_memory_bytes",
-    "memory_limit",
-    "return_large_blocks",
-    "shorten_pauses",
-]
-
 # glibc serves large allocations by mmap, but raises that threshold to the largest mapped block that was
 # ever freed (up to 32 MiB). Arrays of a few MB that come and go with every version then lie in the arenas of
 # several threads, between small objects that stay, and the process grows for hours. A fixed threshold

@@ -12,8 +12,6 @@ from pathlib import Path
 from freshet.errors import ConfigError
 from freshet.http.addresses import Address
 
-__all__ = ["cannot_listen", "free_ports", "owner_of_port"]
-
 _LISTEN = "0A"
 
 

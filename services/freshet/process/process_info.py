@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Activity", "activity_of", "birth_of", "exit_reason", "is_alive", "memory_mb"]
-
 READ_BYTES = 8 << 10
 """Bytes read from the end of a log: an error takes a few hundred, and a traceback before it is not needed."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from freshet.process.process_info import Activity
 
-__all__ = ["HangPolicy", "Policy", "Silence", "Watch", "exit_in_words"]
-
 
 @dataclass(frozen=True, slots=True)
 class HangPolicy:

@@ -17,18 +17,6 @@ import orjson
 from freshet.config.settings import RunFolder
 from freshet.errors import ConfigError, Corrupt, Unavailable
 
-__all__ = [
-    "STATE_FILE",
-    "Ended",
-    "RunState",
-    "existing_folder",
-    "last_sign_ms",
-    "read_run",
-    "read_state",
-    "replace_file",
-    "write_run",
-]
-
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically. Raises OSError, with the old content kept and the temporary file removed."""

@@ -27,8 +27,6 @@ from freshet.process.process_info import activity_of, birth_of, exit_reason
 from freshet.process.restart_policy import HangPolicy, Silence, Watch, exit_in_words
 from freshet.process.run_state import STATE_FILE, Ended, RunState, last_sign_ms, read_run, write_run
 
-__all__ = ["Process", "Supervisor"]
-
 log = structlog.get_logger("freshet.supervisor")
 
 DEFAULT_HANG = HangPolicy()

@@ -26,8 +26,6 @@ from freshet.release import RELEASE
 if TYPE_CHECKING:
     from freshet.observability.tracer import ExportQueue
 
-__all__ = ["PROCESS_METRICS", "SPANS", "service_registry", "start_traces"]
-
 OUTCOMES = ("sent", "dropped", "failed")
 
 CLOSE_S = 2.0

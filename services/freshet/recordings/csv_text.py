@@ -14,8 +14,6 @@ from typing import Any, BinaryIO
 from freshet.config.spec.inputs import Files
 from freshet.errors import BadInput
 
-__all__ = ["READ_BYTES", "UNIT", "CsvText", "other_format", "printable"]
-
 READ_BYTES = 1 << 20
 UNIT = "\x1f"
 """Replaces a delimiter of several characters, because Arrow and Python's reader take single ones only."""

@@ -19,8 +19,6 @@ from freshet.config.spec.inputs import WORDS, likely_unit
 from freshet.errors import BadInput
 from freshet.types import I64
 
-__all__ = ["EventTimes", "Oddity", "Reason", "SetAside"]
-
 Reason = Literal["unreadable", "no_schema"]
 """As in the joiner's counters: `unreadable` if the bytes do not fit their schema or a value does not fit the
 spec's; `no_schema` if the schema is unknown or does not resolve to the spec's."""

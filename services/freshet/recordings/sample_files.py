@@ -41,8 +41,6 @@ from freshet.recordings.event_times import EventTimes
 from freshet.recordings.tables import Batch, TableFile
 from freshet.types import F32, I64, U64, Bool, BytesColumn
 
-__all__ = ["SampleRows", "event_rows", "needed_columns", "read_samples"]
-
 
 def event_rows(
     path: Path, time: TimeField, schema: Record, files: Files

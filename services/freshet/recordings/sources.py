@@ -43,8 +43,6 @@ from freshet.types import I64, BytesColumn, Records, TopicPartition
 if TYPE_CHECKING:
     from freshet.config.spec import Spec
 
-__all__ = ["AvroRecords", "Piece", "Role", "events_of_files", "events_of_topics", "json_events"]
-
 Role = Literal["served", "shown", "action"]
 
 PIECE_EVENTS = 2_000

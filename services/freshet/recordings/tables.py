@@ -30,8 +30,6 @@ from freshet.config.spec.inputs import Files
 from freshet.errors import BadInput, ConfigError
 from freshet.recordings.csv_text import READ_BYTES, UNIT, CsvText, other_format, printable
 
-__all__ = ["Batch", "TableFile"]
-
 CHUNK_ROWS = 65_536
 CSV_BLOCK_BYTES = 1 << 23
 """Block of a csv, some 100,000 rows: the limit of a cell."""

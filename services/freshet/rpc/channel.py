@@ -22,18 +22,6 @@ from freshet.errors import ConfigError
 from freshet.http.tls import CertificateFiles, Pems
 from freshet.rpc.pieces import MAX_PIECES
 
-__all__ = [
-    "MIB",
-    "RETRY_AFTER_S",
-    "PeerTokens",
-    "Transport",
-    "message_options",
-    "method_name",
-    "open_channel",
-    "peer_options",
-    "transport_of",
-]
-
 MIB = 1 << 20
 MARGIN_BYTES = 64 << 10
 """Bytes above our own limit that gRPC accepts, so that we refuse a frame slightly above it by name."""

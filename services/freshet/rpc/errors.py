@@ -35,17 +35,6 @@ from freshet.http.messages import HttpError
 from freshet.rpc.channel import RETRY_AFTER_S
 from freshet.rpc.frames import BadFrame, Frame, Kind, Part, encode_frame
 
-__all__ = [
-    "CallStatus",
-    "NoMessageError",
-    "TokenRefusals",
-    "call_status",
-    "error_of",
-    "failure_frame",
-    "failure_of",
-    "shortened",
-]
-
 log = structlog.get_logger("freshet.grpc")
 
 TEXT_BYTES = 2_000

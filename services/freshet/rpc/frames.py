@@ -23,29 +23,6 @@ from freshet import _native
 from freshet.errors import Corrupt, Mismatch, TooLarge
 from freshet.types import F32
 
-__all__ = [
-    "HEADER_BYTES",
-    "MAGIC",
-    "VERSION",
-    "BadFrame",
-    "Frame",
-    "Kind",
-    "LargeFrame",
-    "OtherFrame",
-    "Part",
-    "Reason",
-    "RowCodec",
-    "add_values",
-    "decode_frame",
-    "encode_frame",
-    "encoded_bytes",
-    "frame_id_of",
-    "pack_values",
-    "read_values",
-    "unpack_values",
-    "value_type",
-]
-
 MAGIC = 0xB5
 VERSION = 2
 _HEAD = struct.Struct("<BBHI")  # magic, version, 0, crc of all that follows

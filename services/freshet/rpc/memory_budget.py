@@ -16,8 +16,6 @@ import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 
-__all__ = ["MemoryBudget", "Priority", "Reservation"]
-
 OLDEST_EVERY = 16
 """One of so many grants goes to the oldest waiter, so that calls cannot starve streams. More would give too
 much of the budget to idle streams, which keep it."""

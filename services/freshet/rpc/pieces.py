@@ -23,8 +23,6 @@ from freshet.rpc.frames import (
     frame_id_of,
 )
 
-__all__ = ["MAX_PIECES", "MIN_LIMIT_BYTES", "MessageAssembler", "check_message_size", "split_message"]
-
 MAX_PIECES = 64
 """The longest message, in multiples of the size limit: 4 GiB by default."""
 

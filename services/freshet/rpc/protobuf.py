@@ -16,8 +16,6 @@ from google.protobuf.message import DecodeError
 
 from freshet.errors import BadInput
 
-__all__ = ["DESCRIPTORS", "GATEWAY", "OIP", "Messages", "messages", "parse"]
-
 DESCRIPTORS = Path(__file__).with_name("protobuf.binpb")
 """A FileDescriptorSet of all .proto files."""
 

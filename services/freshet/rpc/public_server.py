@@ -31,8 +31,6 @@ from freshet.rpc.errors import CallStatus, NoMessageError, call_status, shortene
 from freshet.rpc.memory_budget import MemoryBudget, Priority, Reservation
 from freshet.rpc.server import Context, GrpcServer
 
-__all__ = ["Failed", "Handler", "PublicServer"]
-
 CALLS = 1024
 """Open calls. The memory budget bounds their bytes together (`freshet.rpc.memory_budget`)."""
 

@@ -27,8 +27,6 @@ from freshet.rpc.errors import failure_frame, shortened
 from freshet.rpc.frames import BadFrame, Frame, LargeFrame, OtherFrame, decode_frame
 from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
 
-__all__ = ["STREAMS", "WORK_BYTES", "Answer", "Context", "FrameServer", "GrpcServer"]
-
 log = structlog.get_logger("freshet.grpc")
 
 Context: TypeAlias = aio.ServicerContext[bytes, bytes]

@@ -14,8 +14,6 @@ import numpy as np
 from freshet.tables.plan import KeyGroup
 from freshet.types import F32, I64, U32, U64, Bool, Bucket, OffsetRange, PackedRows, RowRuns, TimeMs
 
-__all__ = ["BucketChanges", "Flushed", "KnownPushes", "Published", "PublishedTable"]
-
 # --- The pushes that looked-up rows contain.
 #
 # Rows of a bucket and its applied offsets change, and are read, under one lock, so all rows of a bucket

@@ -15,8 +15,6 @@ from freshet import _native
 from freshet.config.spec.layout import Group
 from freshet.types import F32, I32, U8, U32, U64
 
-__all__ = ["KeyGroup", "NativeSlot", "Plan", "RowSteps", "UniqueKeys", "native_slots"]
-
 # --- Arguments of the native core: unique keys of a batch, and the slots of a row.
 
 

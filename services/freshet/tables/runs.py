@@ -16,23 +16,6 @@ from freshet import _native
 from freshet.errors import Corrupt
 from freshet.types import I64, RUN, U8, U32, U64, Bool, RowRuns, Run
 
-__all__ = [
-    "PAGE",
-    "PAGE_BYTES",
-    "DamagedRuns",
-    "PageWrites",
-    "check_runs",
-    "merge_runs",
-    "native_parts",
-    "page_writes",
-    "pages_of",
-    "pick_runs",
-    "runs_of",
-    "runs_of_pages",
-    "which_may_hold",
-    "widths_of",
-]
-
 # --- Rows as pages of Redis hashes: arguments of writes, and the runs of read pages.
 #
 # A bucket's rows are one hash; each of its fields is a page: a run of one flush, or a part of one.

@@ -35,17 +35,6 @@ from freshet.types import (
     TimeMs,
 )
 
-__all__ = [
-    "Evicted",
-    "Memory",
-    "PushOutcome",
-    "RowsUnread",
-    "Store",
-    "TableOptions",
-    "UnpackedTable",
-    "UnreadKeys",
-]
-
 INDEX_BYTES = 32
 """Bytes of a row in indexes and their free space; 9 to 28 were measured with 100,000 to 3,000,000 rows of
 64 bytes."""

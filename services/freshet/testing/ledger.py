@@ -24,8 +24,6 @@ from freshet.model import Lane, ModelInputs, Precision, State, StepResult
 from freshet.model.inputs import GroupInputs
 from freshet.types import F32, F64, I64
 
-__all__ = ["DENSE", "SEQ", "LedgerLane", "LedgerModel", "hash_of"]
-
 SEQ = "seq"
 """The dense feature that identifies a sample: an integer from 0 to 2**24, exact in float32."""
 

@@ -12,8 +12,6 @@ from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32
 
-__all__ = ["ReferenceRowService"]
-
 
 class ReferenceRowService:
     """See `freshet.rows.service.RowService`. Rows are stepped by plain SGD; initial values come from

@@ -34,8 +34,6 @@ from freshet.trainer.process_group import RankLost
 from freshet.trainer.step_coordinator import Agreed, AgreedRuns, BatchVerdict, StepCoordinator
 from freshet.types import F32
 
-__all__ = ["STAGES", "LaneCallback", "LaneRound", "Lanes", "OtherLaneFailed", "RunLanes"]
-
 POLL_S = 0.005
 """Seconds that a lane without data waits before it checks whether another lane has some; an idle lane checks
 200 times a second."""

@@ -31,22 +31,6 @@ from freshet.observability.skipped_state import skip
 from freshet.trainer.process_group import LocalProcessGroup, ProcessGroup, RankLost
 from freshet.types import Fence
 
-__all__ = [
-    "GRACE_S",
-    "QUORUM_CLAIM",
-    "FixedMembership",
-    "Loading",
-    "Membership",
-    "MembershipSnapshot",
-    "Quorum",
-    "QuorumOptions",
-    "decode_quorum",
-    "encode_quorum",
-    "may_write_quorum",
-    "member_claim",
-    "member_of_claim",
-]
-
 QUORUM_CLAIM = "world"
 MEMBER_PREFIX = "trainer:"
 

@@ -17,18 +17,6 @@ import numpy as np
 from freshet.errors import Corrupt, Unavailable
 from freshet.types import F32, F64, I64, Fence, OffsetRange
 
-__all__ = [
-    "LocalProcessGroup",
-    "ProcessGroup",
-    "Proposal",
-    "ProposedBatch",
-    "RankLost",
-    "decode_proposal",
-    "encode_proposal",
-    "proposal_size",
-    "vector_checksum",
-]
-
 LEAVING, CHANGE, MEASURES = 1, 2, 4
 HEAD = 5  # step, vector, flags, lanes, ranges
 RANGE = 4  # lane, partition, start, stop

@@ -21,8 +21,6 @@ from freshet.evaluation.popularity import Tally
 from freshet.model.inputs import Labels
 from freshet.types import F32, I64, U64, Bool
 
-__all__ = ["TOGETHER_ROWS", "PredictionRecorder", "Quality", "lateness_ms"]
-
 TRAINING, SERVED, RANDOM, POPULARITY = (source.name for source in SOURCES)
 RATES = "rates"
 TOGETHER_ROWS = 4_096

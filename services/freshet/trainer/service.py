@@ -27,8 +27,6 @@ from freshet.trainer.version_writer import Snapshot, VersionWriter
 from freshet.types import F32, Append, BytesColumn
 from freshet.versions import Manifest
 
-__all__ = ["Mode", "StreamFactory", "Trainer", "TrainingCallback", "TrainingLoop"]
-
 log = structlog.get_logger("freshet.trainer")
 
 WINDOWS_EVERY_S = 1.0

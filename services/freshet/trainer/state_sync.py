@@ -26,8 +26,6 @@ from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.step_coordinator import DenseLedger
 
-__all__ = ["DenseState", "Progress", "SharedMeasures", "pack_arrays", "unpack_arrays"]
-
 log = structlog.get_logger("freshet.trainer")
 
 MODEL, MEASURES, VECTOR, TIMES = "model/", "measures/", "vector", "times"

@@ -17,16 +17,6 @@ from freshet.model import Lane
 from freshet.trainer.process_group import ProcessGroup, Proposal, ProposedBatch, RankLost, vector_checksum
 from freshet.types import OffsetRange
 
-__all__ = [
-    "EXCHANGE_S",
-    "Agreed",
-    "AgreedRuns",
-    "BatchVerdict",
-    "DenseLedger",
-    "Ranges",
-    "StepCoordinator",
-]
-
 Ranges = tuple[OffsetRange, ...]
 """The ranges of one batch, at most one a partition."""
 

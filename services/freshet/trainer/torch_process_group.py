@@ -25,8 +25,6 @@ from freshet.trainer.membership import Quorum, QuorumOptions
 from freshet.trainer.process_group import Proposal, RankLost, decode_proposal, encode_proposal, proposal_size
 from freshet.types import F32, F64
 
-__all__ = ["Store", "TorchProcessGroup", "connect_store", "host_store"]
-
 distributed: Any = _distributed
 """Untyped: the library's stubs lack process groups and stores."""
 

@@ -28,8 +28,6 @@ from freshet.versions import Manifest, Version, VersionStore
 from freshet.versions.promotions import PEOPLE
 from freshet.versions.weights import MOST_DIGITS
 
-__all__ = ["Pin", "Pins", "Snapshot", "VersionWriter", "restart_point", "versions_record"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pin:

@@ -38,8 +38,6 @@ from freshet.versions.weights import (
     write_manifest,
 )
 
-__all__ = ["FolderVersionStore", "open_url"]
-
 _WEIGHTS, _MANIFEST = "weights.safetensors", "manifest.json"
 
 _OURS = ("aliases", ".lock")

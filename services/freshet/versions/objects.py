@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import ObjectStore, S3Credential
 
-__all__ = ["Bucket", "Conflict", "Listed", "ObjectVersionStore", "Stored", "open_bucket", "open_url"]
-
 _RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 _CLIENT: dict[str, Any] = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=60)}
 """Time-outs of one request: an upload of 100 MB at 2 MB/s fits."""

@@ -12,8 +12,6 @@ from freshet.observability.skipped_state import skip
 from freshet.types import Append, BytesColumn
 from freshet.versions import Manifest, VersionStore
 
-__all__ = ["PEOPLE", "manifest_of", "move", "version_to_roll_back_to"]
-
 PEOPLE = ("operator", "console")
 """Sources of moves by operators: the command line and the console. All other moves are the gate's."""
 

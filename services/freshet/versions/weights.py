@@ -16,17 +16,6 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt
 from freshet.versions import ALIASES, Manifest, Version
 
-__all__ = [
-    "MOST_DIGITS",
-    "check_alias",
-    "check_number",
-    "check_verdict",
-    "pack",
-    "read_manifest",
-    "unpack",
-    "write_manifest",
-]
-
 _FORMAT = 1
 
 

@@ -14,8 +14,6 @@ from freshet.evaluation.descriptors import COARSE_BITS, bins_of
 from freshet.evaluation.progressive import KEY, PROBABILITY_FLOOR, ScoredSamples, Table
 from freshet.types import F64, I64, U64, Bool
 
-__all__ = ["coarse", "merge", "same_bits", "table_of"]
-
 
 def coarse(bins: I64) -> I64:
     """Return the middle of the coarse bin around each bin (B,), as segments have."""

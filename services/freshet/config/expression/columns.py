@@ -13,8 +13,6 @@ from freshet.config.expression.syntax import Aggregate, Binary, Call, Field, In,
 from freshet.errors import BadInput
 from freshet.types import F64, Bool
 
-__all__ = ["Column", "evaluate"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:

@@ -32,20 +32,6 @@ from freshet.config.options import nearest_hint
 from freshet.errors import ConfigError
 from freshet.types import F64, Bool
 
-__all__ = [
-    "Expression",
-    "Kind",
-    "LabelValue",
-    "Step",
-    "compared_in",
-    "comparisons",
-    "compile_condition",
-    "compile_score",
-    "compile_value",
-    "postfix_of",
-    "walk",
-]
-
 Kind = OneOf["number", "text", "boolean", "any"]
 """`any`: a field of unknown kind; the evaluation checks its column."""
 

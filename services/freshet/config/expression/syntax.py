@@ -13,24 +13,6 @@ from typing import Literal as OneOf
 
 from freshet.config.options import nearest_hint
 
-__all__ = [
-    "AGGREGATES",
-    "FUNCTIONS",
-    "RESERVED",
-    "Aggregate",
-    "Binary",
-    "Call",
-    "Field",
-    "HashText",
-    "Ill",
-    "In",
-    "IsNull",
-    "Literal",
-    "Node",
-    "Unary",
-    "parse",
-]
-
 FUNCTIONS = {
     "abs": (1, 1),
     "exp": (1, 1),

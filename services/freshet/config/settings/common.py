@@ -9,8 +9,6 @@ from typing import Literal, get_args
 from freshet.config.options import Choice, Duration, Integer, Number, Text, deployment
 from freshet.errors import ConfigError
 
-__all__ = ["Common", "Grpc", "Http", "Registry", "RunFolder", "Traces"]
-
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000  # milliseconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PORT = Integer(0, 65_535)

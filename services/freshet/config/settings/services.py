@@ -27,11 +27,6 @@ from freshet.config.settings.common import (
     Codec,
 )
 
-__all__ = [
-    "Console", "Embedder", "Gateway", "GrpcListener", "Inference", "Joiner", "Paramserver", "Simulator",
-    "Trainer",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcListener:

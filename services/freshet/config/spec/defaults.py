@@ -15,19 +15,6 @@ from typing import Any
 from freshet.config.options import Section, default_of, options_of
 from freshet.config.spec.model import Feature, Model, Spec, Table
 
-__all__ = [
-    "SINGLE",
-    "crossed",
-    "default_crosses",
-    "default_sharing",
-    "features_in",
-    "has_default_crosses",
-    "has_ids",
-    "left_out_experts",
-    "with_experts",
-    "with_sharing",
-]
-
 SINGLE = ("id", "time", "bucket")
 """Kinds of features with one id a sample; only these may be parts of crosses and segments."""
 

@@ -20,8 +20,6 @@ from freshet.config.spec.model import NEWEST_DEFAULTS, Feature, Label, Spec, Tab
 from freshet.config.spec.rules import bounds_text
 from freshet.config.spec.schemas import Schemas, check_fit
 
-__all__ = ["FeatureReport", "LabelReport", "Report", "TableReport", "explain", "mlp_parameters", "row_bytes"]
-
 MILLION = 1_000_000
 
 

@@ -30,8 +30,6 @@ from freshet.config.spec.model import MODEL_NAME
 from freshet.config.spec.schemas import kind_of
 from freshet.errors import ConfigError
 
-__all__ = ["IDENTIFIER", "ITEM", "USER", "generate_spec", "words_of"]
-
 SAME = {
     "req": "request", "imp": "impression", "sess": "session", "prod": "product", "cust": "customer",
     "pos": "position",

@@ -40,8 +40,6 @@ from freshet.config.spec.parse import with_defaults
 from freshet.config.spec.schemas import Schemas, field_kinds, streams_of
 from freshet.errors import ConfigError
 
-__all__ = ["Change", "SpecHash", "diff", "explain_defaults", "identity_hash", "render", "toml_value"]
-
 EFFECTS: Mapping[str, str] = {
     "identity": "needs a new model: another name, or a new store and a replay of the events",
     "tunable": "the model keeps its rows and weights; applies when its services restart",

@@ -24,35 +24,6 @@ from freshet.config.options import (
     tunable,
 )
 
-__all__ = [
-    "DAY",
-    "HOUR",
-    "MINUTE",
-    "NAME",
-    "PATH",
-    "SECOND",
-    "UNIT_NS",
-    "WORDS",
-    "YEAR_2000_S",
-    "Constant",
-    "Events",
-    "Feature",
-    "Files",
-    "Join",
-    "Label",
-    "Optimizer",
-    "Parameter",
-    "Retention",
-    "Step",
-    "StepForm",
-    "Stream",
-    "Table",
-    "TimeField",
-    "likely_unit",
-    "unit_hint",
-    "written_in_larger_unit",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

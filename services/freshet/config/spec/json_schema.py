@@ -37,8 +37,6 @@ from freshet.config.spec.parse import CROSSES_KEYS, KEYS_OF_KIND
 from freshet.config.spec.rules import TIME_VALUES
 from freshet.config.spec.transforms import GROUP, TRANSFORMS
 
-__all__ = ["FILE_NAME", "json_schema", "schema_text"]
-
 FILE_NAME = "freshet.schema.json"
 """File name for `freshet init`, which writes it beside the spec and names it in the spec's first line."""
 

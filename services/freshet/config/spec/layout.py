@@ -15,24 +15,6 @@ from freshet.config.spec.defaults import features_in
 from freshet.config.spec.inputs import Parameter
 from freshet.config.spec.model import Feature, Optimizer, Spec, Table
 
-__all__ = [
-    "COUNT",
-    "CROSSES",
-    "DEFAULT_ROW_OPTIMIZER",
-    "DEFAULT_SCALAR_OPTIMIZER",
-    "OPTIMIZERS",
-    "Group",
-    "Layout",
-    "Rule",
-    "Slot",
-    "default_optimizer",
-    "has_default_scalars",
-    "has_own_rows",
-    "item_of",
-    "layout_of",
-    "rule_of",
-]
-
 # --- Update rules.
 
 

@@ -57,8 +57,6 @@ from freshet.config.spec.schemas import read_small
 from freshet.config.spec.transforms import resolve
 from freshet.errors import ConfigError
 
-__all__ = ["CROSSES_KEYS", "KEYS_OF_KIND", "load_spec", "parse_spec", "spec_of", "with_defaults"]
-
 TOPICS = {"served": "impressions", "shown": "shown", "action": "actions"}
 SECTIONS = ("events", "join", "labels", "tables", "features", "model", "train", "serve", "retention", "files")
 SPEC_HINT = "freshet init writes a commented spec from your Avro schemas"

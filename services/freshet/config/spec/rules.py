@@ -23,8 +23,6 @@ from freshet.config.spec.model import Feature, Label, Spec, Stream
 from freshet.config.spec.schemas import Requirements, streams_of
 from freshet.types import F32, Bool
 
-__all__ = ["Bounds", "bounds_text", "check_rules", "within"]
-
 Bounds = tuple[float, float]
 """The least and the greatest value, both allowed."""
 

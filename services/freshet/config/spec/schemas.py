@@ -36,25 +36,6 @@ from freshet.config.spec.inputs import UNIT_NS
 from freshet.config.spec.model import Feature, Label, Spec, Stream, TimeField
 from freshet.errors import ConfigError
 
-__all__ = [
-    "MOST_BYTES",
-    "Requirements",
-    "Schemas",
-    "action_fields",
-    "check_fit",
-    "feature_fields",
-    "field_kinds",
-    "kind_of",
-    "load_schema",
-    "load_schemas",
-    "read_small",
-    "readers_of",
-    "sample_reader",
-    "streams_of",
-    "written_by_us",
-    "wrong_unit",
-]
-
 MOST_BYTES = 4 << 20
 """Limit on the size of a spec or schema file. The largest known have a few hundred KiB; a device may be
 endless."""

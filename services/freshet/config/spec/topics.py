@@ -11,23 +11,6 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.schemas import streams_of
 from freshet.errors import ConfigError
 
-__all__ = [
-    "BLOCK_BYTES",
-    "COMMIT_SKIPS",
-    "KINDS_OF_TOPICS",
-    "LEAST_TOPIC_BYTES",
-    "MAX_ELEMENTS",
-    "MAX_EXPANDED_BYTES",
-    "ROWS_PARTITIONS",
-    "SCHEMAS_TOPIC",
-    "RecordLimits",
-    "TopicKind",
-    "TopicPlan",
-    "Topics",
-    "block_bytes",
-    "topics_of",
-]
-
 # --- Limits of records.
 #
 # An event is copied: its context into each of its samples, a sample into a block, a refused record into a

@@ -26,22 +26,6 @@ from freshet.config.spec.model import Spec
 from freshet.errors import ConfigError, Mismatch
 from freshet.types import F32
 
-__all__ = [
-    "GROUP",
-    "PROBE",
-    "TRANSFORMS",
-    "Column",
-    "Outcomes",
-    "Transform",
-    "check_outcomes",
-    "column_of",
-    "find_transform",
-    "load_object",
-    "native_first",
-    "outcomes_of",
-    "resolve",
-]
-
 # --- Steps of a dense column after the native decoder, which calls `Column.run` for samples, backtests,
 # replays, rank requests and Open Inference Protocol rows alike.
 

@@ -26,8 +26,6 @@ from freshet.log import Bounds, TopicInfo
 from freshet.log.kafka.connection import UNKNOWN, KafkaSettings, LastError, family, refusal, translated
 from freshet.types import LogId, TopicPartition
 
-__all__ = ["KafkaAdmin"]
-
 _REQUEST_S = 10.0
 """Time-out of a request: longer than a leader's election."""
 

@@ -32,8 +32,6 @@ from confluent_kafka import KafkaError, KafkaException
 
 from freshet.errors import ConfigError, DataLost, Fenced, FreshetError, TooLarge, Unavailable
 
-__all__ = ["KafkaSettings", "LastError", "ending", "family", "parse_url", "refusal", "translated"]
-
 _log = structlog.get_logger(__name__)
 
 FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})

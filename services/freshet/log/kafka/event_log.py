@@ -24,8 +24,6 @@ from freshet.log.kafka.writer import IdempotentSender, KafkaWriter, Transactiona
 from freshet.log.topics import check_new_topic, check_partitions
 from freshet.types import TopicPartition
 
-__all__ = ["KafkaEventLog", "open_url"]
-
 _log = structlog.get_logger(__name__)
 
 _SINCE_4_3 = "cordoned.log.dirs"

@@ -26,8 +26,6 @@ from freshet.log.kafka.connection import LOST, UNKNOWN, LastError, family, trans
 from freshet.observability.skipped_state import count_tombstones
 from freshet.types import I64, BytesColumn, LogId, Records, TopicPartition
 
-__all__ = ["Ahead", "KafkaReader", "flatten"]
-
 
 def flatten(
     messages: Sequence[Message], topics: Mapping[str, str]

@@ -20,8 +20,6 @@ from freshet.log.kafka.connection import LastError, ending, family, translated
 from freshet.log.records import check_append
 from freshet.types import Append, BytesColumn, TopicPartition
 
-__all__ = ["IdempotentSender", "KafkaWriter", "Piece", "Request", "TransactionalSender", "flushed"]
-
 _QUEUE_FULL_S = 10.0
 """Longest wait for space in the client's queue, which empties as brokers acknowledge."""
 

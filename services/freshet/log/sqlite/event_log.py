@@ -27,8 +27,6 @@ from freshet.log.topics import check_new_topic, check_partitions
 from freshet.sqlite import FileFormat, connect, folder_of, open_file, transaction, translated
 from freshet.types import Append, BytesColumn, LogId, TopicPartition
 
-__all__ = ["SqliteEventLog", "open_url"]
-
 _log = structlog.get_logger(__name__)
 
 _RETENTION_EVERY_S = 30.0

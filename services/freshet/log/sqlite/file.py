@@ -38,21 +38,6 @@ from freshet.log import Bounds, TopicInfo
 from freshet.sqlite import FileFormat, connect, open_file, transaction, translated
 from freshet.types import I64, BytesColumn, LogId
 
-__all__ = [
-    "CHUNK_BYTES",
-    "MAX_RECORD_BYTES",
-    "OFFSET_BITS",
-    "Chunk",
-    "Contents",
-    "LogFile",
-    "Piece",
-    "Request",
-    "chunk_id",
-    "pack",
-    "split",
-    "unpack",
-]
-
 CHUNK_BYTES = 1 << 20
 """Size above which an append is split; bounds the read of a single record."""
 

@@ -17,8 +17,6 @@ from freshet.log.sqlite.file import CHUNK_BYTES, FORMAT, Contents, LogFile, chun
 from freshet.sqlite import connect, translated
 from freshet.types import Records, TopicPartition
 
-__all__ = ["SqliteReader"]
-
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.020
 """Pause between checks of an idle log. A check is one PRAGMA (2 µs) per file; 20 ms is small against a
 freshness of a second."""

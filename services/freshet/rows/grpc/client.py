@@ -36,8 +36,6 @@ from freshet.rpc.pieces import MessageAssembler, check_message_size, split_messa
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 
-__all__ = ["Link", "LinkCounts", "RemoteRows", "Served"]
-
 Metadata = Sequence[tuple[str, str]]
 
 

@@ -32,25 +32,6 @@ from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, add_values
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
 
-__all__ = [
-    "Described",
-    "add_known",
-    "applied_frame",
-    "applied_of",
-    "described_frame",
-    "described_of",
-    "known_of",
-    "lookup_frame",
-    "lookup_of",
-    "push_frame",
-    "push_of",
-    "pushed_frame",
-    "rows_frame",
-    "rows_into",
-    "span_of",
-    "states_into",
-]
-
 _CREATE = 1
 _STATES = 2
 _APPLIED = 1

@@ -23,8 +23,6 @@ from redis.retry import Retry
 from freshet.config.options import Duration, Integer, Section, Text, key_of, option, options_of, read_object
 from freshet.errors import ConfigError, FreshetError, Unavailable
 
-__all__ = ["NOT_ALLOWED", "Opener", "RedisOptions", "RedisUrl", "error_text", "parse_url"]
-
 # --- The URL of the row store: servers, the store's name, and options.
 #
 #     redis://10.0.0.1:6379,10.0.0.2:6379/news?user=freshet&password_file=/run/secrets/redis

@@ -34,8 +34,6 @@ from freshet.errors import ConfigError, Corrupt, Unavailable
 from freshet.rows.redis.connection import NOT_ALLOWED, Opener, RedisUrl, error_text
 from freshet.rows.redis.scripts import command
 
-__all__ = ["Nodes", "Replies", "Request"]
-
 _log = structlog.get_logger(__name__)
 
 Replies = list[Any]

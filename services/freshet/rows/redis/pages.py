@@ -43,19 +43,6 @@ from freshet.tables.runs import (
 )
 from freshet.types import I64, ROW_FORMAT, U8, U32, U64, Bool, BucketMeta, Flush, RowRuns
 
-__all__ = [
-    "PIECE_BYTES",
-    "Keys",
-    "Reads",
-    "ahead",
-    "keys_of",
-    "meta_arguments",
-    "outcome_of",
-    "requests_of",
-    "stage_token",
-    "staged",
-]
-
 PIECE_BYTES = 16 << 20
 """Bytes of rows in requests between two waits for answers; some 20 ms of one server's time."""
 

@@ -66,8 +66,6 @@ from freshet.types import (
     TimeMs,
 )
 
-__all__ = ["PageMerger", "RedisRowStore", "open_url", "server_of"]
-
 # --- Merging of pages after a flush.
 #
 # Each flush adds pages; rows that change often are in several. When the added bytes exceed half of those

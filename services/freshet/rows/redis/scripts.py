@@ -24,25 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "APPLY",
-    "CLAIM",
-    "COMMIT",
-    "CREATE",
-    "EXEC",
-    "GATE",
-    "META_FIELDS",
-    "MULTI",
-    "OPEN",
-    "REPLACE",
-    "SLACK_BYTES",
-    "SWAP",
-    "WRITTEN",
-    "command",
-    "command_of",
-    "evaluate",
-]
-
 META_FIELDS = (b"fence", b"seq", b"rows", b"applied", b"rows_offset", b"clock_ms", b"format")
 """Fields of a bucket's meta, in the order of the scripts' arguments."""
 

@@ -46,29 +46,6 @@ from freshet.types import (
     TimeMs,
 )
 
-__all__ = [
-    "FORMAT",
-    "NO_STAMP",
-    "PART_BYTES",
-    "Directory",
-    "Entry",
-    "find",
-    "gapped",
-    "insert_segment",
-    "parse_directory",
-    "parts_of",
-    "read_identity",
-    "read_keys",
-    "read_metas",
-    "read_stamps",
-    "write_bases",
-    "write_directory",
-    "write_identity",
-    "write_metas",
-    "write_metas_of",
-    "write_segments",
-]
-
 Directory = NDArray[np.void]
 """(R,) of RUN."""
 

@@ -21,18 +21,6 @@ from freshet.rows.sqlite.file import Entry, find, parse_directory, read_keys
 from freshet.tables.runs import DamagedRuns, merge_runs, widths_of
 from freshet.types import I64, U8, U32, U64, Bool, RowRuns, Run
 
-__all__ = [
-    "Shape",
-    "Source",
-    "known_of",
-    "picked_of_span",
-    "read_since",
-    "rows_of",
-    "segments_of",
-    "sound_of_bucket",
-    "sources_of_bucket",
-]
-
 _SPARSE = 16
 """Records are read one by one if less than this fraction (1 in 16) is wanted."""
 

@@ -49,17 +49,6 @@ from freshet.sqlite import BlobCounting, connect, folder_of, open_file, transact
 from freshet.tables.runs import merge_runs, runs_of
 from freshet.types import I64, U8, U64, Bool, Bucket, BucketMeta, Fence, Flush, RowRuns
 
-__all__ = [
-    "SqliteRowStore",
-    "compact_span",
-    "crowded_levels",
-    "decide",
-    "drop_dead_segments",
-    "full_spans",
-    "merge_level",
-    "open_url",
-]
-
 # --- Compaction: small segments are merged into larger ones, and those into bases.
 #
 # A span has at most some 16 segments of a level; a segment is as large as 16 of the level below. Once a
