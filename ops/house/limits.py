@@ -1,7 +1,8 @@
 """Limits and ceilings of the measures, and their table.
 
 The limit is the value a measure should reach, the ceiling the value it may have today. No command raises a
-ceiling; `--lower` brings it down to the measure, at most to the limit.
+ceiling; `--lower` brings it down to the measure, at most to the limit. The number of files and lines may rise
+with a feature: its commit sets those two ceilings by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 LIMITS_FILE = Path(__file__).with_name("limits.toml")
 HEADER = """\
 # limit: the value a measure should reach. ceiling: the value it may have today. Less is better.
-# `python -m ops.house --lower` (with --paths for the paths) lowers ceilings to what it measures.
+# `python -m ops.house --lower` (with --paths for the paths) lowers ceilings to what it measures. A commit that adds a
+# feature may raise those of files and lines by hand.
 """
 
 

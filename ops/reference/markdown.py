@@ -25,8 +25,9 @@ def grid(rows: Iterable[Sequence[str]], head: Sequence[str] = OPTION_HEAD) -> li
 
 
 def escaped(text: str) -> str:
-    """Text for a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """Text for a cell of a table; code between backticks keeps its angle brackets."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
 
 def code(text: str) -> str:

@@ -23,8 +23,8 @@ The same measures exist several times, by where the predictions come from: `of` 
 
 AFTER = """
 With `emit = "early"` true samples come before false ones, so `training` is flattered by the order in
-which samples arrive; judge by `served` and `random`, or by a backtest. Which version may serve is decided on
-`serve.gate` of the [spec](feature-spec.md#serve)."""
+which samples arrive; judge by `served` and `random`, or by a backtest. The gate decides which version may
+serve, by `serve.gate` of the [spec](feature-spec.md#serve), on the newest samples, predicted anew."""
 
 BETTER = {"higher": "higher", "lower": "lower", "one": "near 1", "none": ""}
 LABELS = {"logloss": "true or false", "number": "numbers", "any": "all"}

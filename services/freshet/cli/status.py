@@ -71,7 +71,7 @@ def _figures(services: Mapping[str, Any], versions: Mapping[str, Any]) -> Iterat
         if role == "joiner" and joiner:
             counts = f"{joiner.get('samples', 0)} samples of {joiner.get('events', 0)} events"
             yield f"joined    {counts} since the joiner was started{_which(name, role)}"
-            yield from (f"{line}{_which(name, role)}" for line in _clock_lines(joiner))
+            yield from (f"{line}{_which(name, role)}" for line in _event_lines(joiner))
             if note := joiner.get("partitions", {}).get("note"):
                 yield f"topics    {note}{_which(name, role)}"
             for reason in joiner.get("placing", {}).get("trouble", {}).values():
@@ -117,7 +117,7 @@ def _learned(role: str, figures: Mapping[str, Any], which: str) -> Iterator[str]
         yield from _trained(figures, which)
 
 
-def _clock_lines(joiner: Mapping[str, Any]) -> Iterator[str]:
+def _event_lines(joiner: Mapping[str, Any]) -> Iterator[str]:
     """Yield effects of wrong clocks and of values out of bounds on a joiner's events."""
     events = joiner.get("ledger", {}).get("events", {})
     if late := events.get("impressions_late", 0):

@@ -63,7 +63,7 @@ class PushQueue(Generic[T]):
 
     A row service that `PushesAhead` receives them concurrently, others one by one. Only the answer to the
     oldest unacknowledged push counts, since a later one may be refused because an earlier one was lost. After
-    Unavailable the pusher awaits all answers and sends all pushes again in order; shards skip those that they
+    Unavailable the queue awaits all answers and sends all pushes again in order; shards skip those that they
     have applied. It retries until `drop` or `close`, with a backoff.
     """
 
@@ -78,7 +78,7 @@ class PushQueue(Generic[T]):
         refused: Callable[[Refused], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Start the thread, which makes all callbacks without holding a lock of the pusher.
+        """Start the thread, which makes all callbacks without holding a lock of the queue.
 
         Args:
             rows: the row service.

@@ -137,9 +137,13 @@ class EventCounts:
     out_of_bounds: dict[str, int] = field(default_factory=dict)  # label with bounds -> samples dropped
 
     @classmethod
-    def of(cls, roles: Iterable[str]) -> EventCounts:
-        """Make zero counts for streams: a counter that begins with its first event shows no increase."""
-        return cls(refused={role: dict.fromkeys(REFUSALS, 0) for role in roles})
+    def of(cls, roles: Iterable[str], bounded: Iterable[str] = ()) -> EventCounts:
+        """Make zero counts for streams and for labels with bounds: a counter that begins with its first event
+        shows no increase."""
+        return cls(
+            refused={role: dict.fromkeys(REFUSALS, 0) for role in roles},
+            out_of_bounds=dict.fromkeys(bounded, 0),
+        )
 
     def add(
         self,

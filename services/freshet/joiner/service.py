@@ -123,7 +123,8 @@ class JoinerService:
         )
         self._numbers = self.context.partitions
         self._roles = {topic: role for role, topic in self.context.topics.inputs.items()}
-        self._counts = EventCounts.of(self.context.topics.inputs)
+        bounded = [label.name for label in self.context.plan.labels if label.bounds is not None]
+        self._counts = EventCounts.of(self.context.topics.inputs, bounded)
         self._refusals = RefusalStreaks(self.context.clock.monotonic)
 
     @property

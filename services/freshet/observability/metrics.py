@@ -1,7 +1,7 @@
 """Metrics: described once, then counted where things happen or read from a status at each scrape.
 
-docs/reference/metrics.md is written from the `METRICS` of services. A figure that a service's status contains
-is read from there, at the place that its descriptor names:
+docs/reference/metrics.md is written from the descriptors that `ops/reference/metrics_page.py` lists. A figure
+is read from the status that is registered with it, at the place that its descriptor names:
 
     METRICS = (
         Metric("freshet_shard_pushes", "counter", "pushes", "Pushes applied."),  # status["pushes"]

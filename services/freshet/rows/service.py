@@ -1,7 +1,8 @@
 """The row service: lookups of a batch's rows, and pushes of its gradients with their offset ranges.
 
 Implemented by a shard in the process and by the gRPC client of remote shards.
-U unique keys of a batch in one store group, S floats of a row, T floats of its optimiser state, B buckets.
+U unique keys of a batch in one store group, G keys with repeats, S floats of a row, T floats of its optimiser
+state, B buckets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Push:
     clock_ms: TimeMs  # largest event time in the batch
     groups: Sequence[KeyGroup]
     """Repeated keys are adjacent (`KeyGroup.repeated`); their row makes a step by each gradient in order."""
-    gradients: Sequence[F32]  # per group (U, S): summed over occurrences of a step; slots as in the row
+    gradients: Sequence[F32]  # per group (G, S): summed over occurrences of a step; slots as in the row
     owned: Bool | None = None
     """(B,) buckets that the sender assumes the receiver to own. The push changes only these, and is refused
     if one of them is not owned (PROTOCOL 4). None: all buckets of a receiver in the same process."""

@@ -288,7 +288,7 @@ class Store:
             ranges: offset ranges of the batch, at most one a partition.
             clock_ms: largest event time of the batch.
             groups: keys of each store group.
-            gradients: (U, S) float32 for each group, summed over the batch.
+            gradients: (G, S) float32 for each group, one for each key of the group, which may repeat.
             owned: (B,) bool; change only these buckets, and refuse the push if one is not owned.
 
         Returns:
