@@ -15,8 +15,8 @@ from pathlib import Path
 LIMITS_FILE = Path(__file__).with_name("limits.toml")
 HEADER = """\
 # limit: the value a measure should reach. ceiling: the value it may have today. Less is better.
-# `python -m ops.house --lower` (with --paths for the paths) lowers ceilings to what it measures. A commit that adds a
-# feature may raise those of files and lines by hand.
+# `python -m ops.house --lower` (with --paths for the paths) lowers ceilings to what it measures.
+# A commit that adds a feature may raise those of files and lines by hand.
 """
 
 

@@ -316,6 +316,6 @@ def status_page(figures: Shape) -> Endpoint:
         "/status",
         "Figures of the service since its process started.",
         (Answer(200, "the figures", (json(_with_skipped(figures)),)),),
-        "What counts up starts at 0 with each new process, but for the ledger of a joiner, which counts since the "
-        "model began.",
+        "What counts up starts at 0 with each new process, but for the ledger of a joiner, which counts "
+        "since the model began.",
     )
