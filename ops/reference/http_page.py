@@ -90,7 +90,7 @@ INTRO = """\
 Every service listens on 127.0.0.1 unless `FRESHET_COMMON_BIND_ADDRESS` says otherwise; the ports below
 are the defaults, [settings.md](settings.md) has their variables. Bodies are JSON unless the route says
 more. Errors are `{"error": {"code", "message", "expected", "found", "hint"}}`, their codes are in
-[errors.md](errors.md); the routes of the Open Inference Protocol tell theirs as that protocol does,
+[errors.md](errors.md); the routes of the Open Inference Protocol answer errors in its form,
 `{"error": "text"}`, and take a slash at their end. HEAD is answered wherever GET is. OPTIONS lists the
 methods of a path, and permits pages of other sites nothing.
 

@@ -112,7 +112,7 @@ BODIES = (
     Body("a comma at the end of an array", b"[" + A + b",]", [0], [b","]),
     Body("an array that is cut off", b"[" + A + b"," + B[:20], [0], [B[:20]]),
     Body("an array whose last bracket is missing", b"[" + A + b"," + B, [0], [B]),
-    Body("an element whose end is in doubt", b"[" + TORN + A + b"]", [], [TORN + A + b"]"]),
+    Body("an element without a certain end", b"[" + TORN + A + b"]", [], [TORN + A + b"]"]),
     Body("a line that is torn", A[:20] + b"\n" + B, [1], [A[:20]]),
     Body("a line with something after its event", A + b",\n" + B, [1], [A + b","]),
     Body("a line that is no object", b"garbage, 1\n" + A, [1], [b"garbage, 1"]),

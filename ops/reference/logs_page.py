@@ -18,7 +18,7 @@ LOGGERS = ("log", "_log", "logger")
 
 INTRO = """\
 A service writes to standard error, a JSON object a line or text for people
-([how to read them](../operations.md#logs)). The same thing has the same key, whoever says it.
+([how to read them](../operations.md#logs)). The same thing has the same key in every service.
 """
 
 ALWAYS_HEAD = "\n## In every line\n"
@@ -27,7 +27,8 @@ KEYS_HEAD = "\n## What a line is about, and what happened\n"
 MESSAGES_HEAD = """
 ## Messages
 
-Every message of ours, worst first. Those of libraries (`logger` says whose) are theirs.
+Every message of freshet, the most severe first. Libraries log messages of their own, under their names in
+`logger`.
 """
 
 KEYS_OF = {"exc_info": "exception"}

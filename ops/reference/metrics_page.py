@@ -33,7 +33,7 @@ Every service answers `GET /metrics` on its port in Prometheus' text format; the
 [settings.md](settings.md). A metric that is not known yet is left out. Counters count from the start of the
 process, so ask for rates: `rate(freshet_gateway_events_total[1m])`. Beside each counter and histogram stands
 when it began (`…_created`), and a histogram has its `…_bucket`, `…_sum` and `…_count`. Every service also has
-what Prometheus' client tells of any process on Linux: `process_resident_memory_bytes`,
+the figures of any process on Linux by Prometheus' client: `process_resident_memory_bytes`,
 `process_start_time_seconds`, `process_cpu_seconds_total`, `process_open_fds` and their like.
 """
 

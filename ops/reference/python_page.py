@@ -44,7 +44,7 @@ PARTS = (
         ("freshet.model.custom",),
     ),
     Part(
-        "Seams",
+        "Protocols",
         "freshet meets the outside in five protocols. Those that store are found by the scheme of a URL, "
         "through entry points; [extending](../extending.md#a-storage-adapter) says how to write one.",
         (

@@ -49,8 +49,8 @@ your events, `user.id`; with `explode`, `items.id` is a field of the one element
 SECTIONS = {
     "[events]": """\
 `served`, `action` and, if there is one, `shown`: a table each. Served events hold the features as they were
-when the model was asked; actions say what was done; shown says what was really seen. Events of all streams
-are joined on `key`.""",
+when the model ranked; actions say what was done; shown says what was really seen. Events of all streams are
+joined on `key`.""",
     "[join]": "How impressions and actions become samples.",
     "[labels]": """\
 A table for each thing to predict, by name. A sample is emitted once for each label, when that label is
@@ -80,10 +80,10 @@ that themselves. What each column is read as follows from the Avro schema, never
 
 MEANING_OF_KIND = {
     "id": "one id: integer, text or truth; null makes no row",
-    "list": "a list of ids, pooled to one vector; told by `max` or `pool`",
-    "dense": "a number; told by `dense`",
-    "time": "part of the event's time; told by `time`",
-    "bucket": "a number turned into an id; told by `buckets`",
+    "list": "a list of ids, pooled to one vector; marked by `max` or `pool`",
+    "dense": "a number; marked by `dense`",
+    "time": "part of the event's time; marked by `time`",
+    "bucket": "a number turned into an id; marked by `buckets`",
 }
 
 

@@ -7,13 +7,13 @@ from ops.reference.markdown import code, escaped, grid, header
 
 INTRO = """\
 Services meet in topics of the event log. `<model>` is the spec's `name`; the topics of events are called
-as the spec says (`events.served.topic`), or as here. Whoever starts first creates them all; one that
+as the spec says (`events.served.topic`), or as here. The first service to start creates them all; one that
 exists with another number of partitions is refused. `freshet peek TOPIC` shows records; what stands in
 them byte for byte is in [schemas/README.md](../../schemas/README.md).
 
-On one machine retention by time never removes what somebody still needs to start again (`EventLog.hold`).
+On one machine retention by time never removes records that a service needs for its restart (`EventLog.hold`).
 On Kafka nothing holds it back: what is older goes, whether it was read or not, and
-[FreshetRetentionNear](../../ops/runbooks/FreshetRetentionNear.md) tells before.
+[FreshetRetentionNear](../../ops/runbooks/FreshetRetentionNear.md) warns before.
 """
 
 HEAD = ("topic", "holds", "partitions", "kept", "written by", "read by", "`kind` of JSON records")

@@ -1,5 +1,5 @@
-"""What the native core offers. Arrays are C-contiguous numpy arrays of exactly these types; calls on whole
-batches release the GIL."""
+"""The native core. Arrays are C-contiguous numpy arrays of exactly these types; calls on whole batches release
+the GIL."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias

@@ -113,7 +113,7 @@ class ConsoleWorld:
 
     @contextmanager
     def console(self, places: Places | None = None, **variables: str) -> Iterator[Console]:
-        """Run the console on a thread, with frequent looks at the four fakes or the given places."""
+        """Run the console on a thread, polling the four fakes or the given places frequently."""
         quick = {
             "console_port": "0",
             "console_poll": "50ms",

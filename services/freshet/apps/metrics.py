@@ -228,7 +228,7 @@ TRAINER_METRICS = (
     Metric(
         "freshet_trainer_worlds",
         "counter",
-        "worlds",
+        "quorums",
         "Quorums of this rank; a new one begins when a rank joins, leaves or is lost.",
         at="ranks.worlds",
         absent=1,
@@ -236,7 +236,7 @@ TRAINER_METRICS = (
     Metric(
         "freshet_trainer_lost",
         "counter",
-        "worlds",
+        "quorums",
         "Quorums that ended because a rank was lost.",
         at="ranks.lost",
         absent=0,

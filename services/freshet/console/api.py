@@ -101,7 +101,7 @@ SEGMENT = record(
         "of": text("served or training"),
         "segment": text(),
         "value": integer("key of the value"),
-        "text": nullable(text(), "the value, if it was seen in events looked at"),
+        "text": nullable(text(), "the value, if an event that the console read had it"),
         "label": text(),
         "n": integer("samples"),
         "ne": number("normalised entropy of the last hour's newer half"),
@@ -115,7 +115,7 @@ TABLE = record(
     {
         "table": text(),
         "rows": nullable(integer()),
-        "bytes": nullable(integer("of its rows in memory; indexes and room to grow are not counted")),
+        "bytes": nullable(integer("of its rows in memory; indexes and unused capacity are not counted")),
         "evicted": nullable(integer()),
     },
 )

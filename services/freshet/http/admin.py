@@ -41,7 +41,7 @@ _OFFSETS = mapping({"type": "integer"})
 PROGRESS = Endpoint(
     "GET",
     "/progress",
-    "How far trainer or shard have learned and published, and nothing else: it may be asked many times a "
+    "How far trainer or shard have learned and published, and nothing else: cheap enough for many requests a "
     "second.",
     (
         Answer(

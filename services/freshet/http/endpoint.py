@@ -89,7 +89,7 @@ CODES = (
     ErrorCode(
         "token_missing",
         401,
-        "a token is asked for, and none was sent",
+        "a token is needed, and none was sent",
         "send `Authorization: Bearer TOKEN`; the operator makes them, and the console takes that of "
         "state/console.token in the run folder, too",
     ),

@@ -180,10 +180,10 @@ def test_a_request_larger_than_the_budget_is_taken_solo(candidates: int) -> None
     assert pace.fits([candidates, 1]) == 1
 
 
-def test_who_would_wait_too_long_is_refused_at_once_and_counted() -> None:
+def test_requests_that_would_wait_too_long_are_shed_and_counted() -> None:
     scorer = Scorer(candidate_s=0.01)
     batcher = scorer.batcher(budget_s=0.0, most_wait_s=1.0)
-    ask(batcher, *[10] * 100)  # what a candidate costs is known; nobody was refused before it was
+    ask(batcher, *[10] * 100)  # the cost of a candidate is known from here on; nothing was refused before
     scorer.batches.clear()
 
     async def burst() -> tuple[list[int | Exception], list[Overloaded]]:
@@ -268,7 +268,7 @@ def test_estimate_follows_a_slower_server_within_some_turns(size: int) -> None:
     assert throughput.wait_s(10, 10 * size) == pytest.approx(1e-2 + 1e-4 * size, rel=0.2)
 
 
-def test_sizes_that_differ_tell_a_turn_from_its_candidates() -> None:
+def test_different_sizes_separate_turn_cost_from_candidate_cost() -> None:
     throughput = Throughput()
     for size in [20, 50, 30] * 20:
         throughput.observe(size, 2e-3 + 1e-4 * size)
@@ -276,7 +276,7 @@ def test_sizes_that_differ_tell_a_turn_from_its_candidates() -> None:
     assert throughput.wait_s(1, 500) == pytest.approx(0.052, rel=0.1)
 
 
-def test_who_comes_alone_is_taken_however_long_it_takes() -> None:
+def test_a_request_alone_is_accepted_however_long_it_takes() -> None:
     scorer = Scorer(candidate_s=10.0)
     batcher = scorer.batcher(most_wait_s=0.001)
 
@@ -284,7 +284,7 @@ def test_who_comes_alone_is_taken_however_long_it_takes() -> None:
     assert scorer.shed == []
 
 
-def test_a_server_that_has_become_quick_again_refuses_nobody() -> None:
+def test_a_server_that_is_quick_again_refuses_no_request() -> None:
     scorer = Scorer(candidate_s=1.0)
     batcher = scorer.batcher(budget_s=0.0, most_wait_s=1.0)
     ask(batcher, *[10])
@@ -336,7 +336,7 @@ def test_client_is_watched_once_its_request_has_waited_a_turn() -> None:
     assert (scorer.batches, scorer.shed) == ([[1], [3]], ["gone"])
 
 
-def test_a_batch_of_nobody_is_not_scored() -> None:
+def test_an_empty_batch_is_not_scored() -> None:
     scorer = Scorer()
     batcher = scorer.batcher(budget_s=0.0)
 
@@ -406,7 +406,7 @@ def test_solo_requests_fill_the_queue_and_are_refused() -> None:
             await asyncio.sleep(0)
         return refused
 
-    asyncio.run(burst())  # nobody knew before
+    asyncio.run(burst())  # the cost of a candidate was not known before
     answered.clear()
     refused = asyncio.run(burst())
 
@@ -439,7 +439,7 @@ def test_solo_requests_do_not_change_the_batch_size() -> None:
     assert scorer.batches == [[20, 20], [20, 20]]
 
 
-def test_a_batch_is_found_without_looking_at_all_that_wait() -> None:
+def test_a_batch_is_found_without_reading_all_waiting_requests() -> None:
     looked: list[int] = []
     waiting = (looked.append(n) or 10 for n in range(1_000))  # type: ignore[func-returns-value]
 

@@ -27,7 +27,7 @@ def test_one_value_has_a_row_has_none_or_is_null() -> None:
     ]
 
 
-def test_a_list_counts_its_values_and_tells_the_newest_age() -> None:
+def test_a_list_counts_its_values_and_reports_the_newest_age() -> None:
     ends = np.array([3, 3, 5], np.uint32)
     rows = {"last": rows_of_feature(positions(0, 1, 2, -1, 1), ends, FOUND, TOUCHED_S, 3)}
     assert [explained(rows, i, NOW_MS)["last"] for i in range(3)] == [

@@ -1,5 +1,5 @@
-"""Plain requests, read as text: whatever is taken is what reading member by member makes of it, and what is
-wrong is not taken."""
+"""The fast path reads rank requests as text. It yields the result of reading member by member, and declines
+invalid requests."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_an_empty_id_is_not_plain() -> None:
         assert [plain.read(orjson.dumps(body), NOW_MS) is not None for body in (top, within)] == [taken] * 2
 
 
-def test_scores_and_places_are_told_as_the_other_way_tells_them() -> None:
+def test_answers_equal_those_of_the_slow_path() -> None:
     body = orjson.dumps({"context": {"user": USER}, "candidates": [{"id": i} for i in range(3)], "k": 2})
     plain = PLAIN.read(body, NOW_MS)
     assert plain is not None

@@ -61,7 +61,7 @@ def test_the_schema_is_one_that_avro_readers_accept() -> None:
     assert sample_schema(schema, "items").field("items") is not None
 
 
-def test_a_row_has_what_was_asked_for_and_nothing_else() -> None:
+def test_a_row_has_the_requested_fields_and_no_others() -> None:
     schema = row_schema(SAMPLE, feature_fields(FEED))
 
     assert names(schema) == ["user", "items"]

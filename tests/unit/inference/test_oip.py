@@ -71,7 +71,7 @@ def test_what_tritonclient_writes_is_read_back(datatype: str, rows: int, width: 
 
 
 @given(st.text() | st.integers(-(2**63), 2**64 - 1))
-def test_an_id_is_given_back_as_it_was_sent(id_: str | int) -> None:
+def test_an_id_is_returned_as_it_was_sent(id_: str | int) -> None:
     try:
         request = parse_infer(body(ints(), id=id_), None, LIMITS)
     except TypeError:
@@ -113,7 +113,7 @@ def test_requested_outputs_are_binary_or_json() -> None:
     ]
 
 
-def test_all_outputs_may_be_asked_for_in_binary() -> None:
+def test_all_outputs_may_be_requested_in_binary() -> None:
     request = parse_infer(
         body(ints(), outputs=[{"name": "score"}], parameters={"binary_data_output": True}),
         None,

@@ -223,7 +223,7 @@ def test_a_store_of_another_spec_is_not_served(shard: Shard, log: EventLog, stor
         thread.join(10)
 
 
-def test_an_unforeseen_error_is_told_and_following_goes_on(
+def test_an_unforeseen_error_is_reported_and_following_goes_on(
     shard: Shard, log: EventLog, store: RowStore
 ) -> None:
     tables: list[ServingTable] = []
@@ -343,7 +343,7 @@ def test_rows_stay_served_while_the_log_is_unavailable(shard: Shard, log: EventL
 
 
 def damage_blob(tmp_path: Path, column: str, change: str, where: str = "1") -> None:
-    """Change segments of the store by SQL, as a disk or a script of somebody's may."""
+    """Change segments of the store by SQL, as a failing disk or another program may."""
     with contextlib.closing(sqlite3.connect(tmp_path / "rows")) as db, db:
         db.execute(f"UPDATE segments SET {column} = {change} WHERE {where}")
 
@@ -362,7 +362,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_damaged_page_costs_its_rows_and_is_told(
+def test_a_damaged_page_costs_its_rows_and_is_reported(
     shard: Shard, follow: Callable[[], RowFollower], tmp_path: Path, change: str
 ) -> None:
     shard.train(NUMBERS, 1.0)
@@ -378,9 +378,9 @@ def test_a_damaged_page_costs_its_rows_and_is_told(
     wait_for(lambda: follower.state.sink is not None)
 
     lost = int((served(follower, *NUMBERS) == 0).sum())
-    told = sum(damage.rows for damage in follower.state.damaged.values())
+    reported = sum(damage.rows for damage in follower.state.damaged.values())
     assert 0 < lost < 20
-    assert told == lost
+    assert reported == lost
     assert f"{lost} rows of {len(follower.state.damaged)} damaged buckets" in follower.state.reason
     assert skipped()["row_page"] == lost
 

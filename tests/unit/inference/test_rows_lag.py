@@ -32,7 +32,7 @@ KEYS = [
 
 
 def looked(*answers: tuple[float, Mapping[int, int], Mapping[int, int]]) -> dict[int, Mark]:
-    """Marks after answers of the log: (when it was asked, next offsets, ends)."""
+    """Marks after answers of the log: (time of the query, next offsets, ends)."""
     marks: dict[int, Mark] = {}
     for queried_s, following, ends in answers:
         marks = update_marks(marks, following, queried_s, ends)
@@ -82,7 +82,7 @@ def test_partition_not_followed_is_unread_from_the_first_query() -> None:
 
 
 class Withheld:
-    """The log, whose readers withhold a partition, and which does not say where it ends, while told so."""
+    """A log whose readers withhold `partition`, and which has no ends of topics while `away` is set."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -90,7 +90,7 @@ class Withheld:
         self.away = False
 
     def reader(self) -> Reader:
-        inner, told = self._log.reader(), self
+        inner, outer = self._log.reader(), self
 
         class Reading:
             def __init__(self) -> None:
@@ -98,8 +98,8 @@ class Withheld:
 
             def poll(self, most: int, wait_s: float) -> Sequence[tuple[TopicPartition, Records]]:
                 found = [*self._kept, *inner.poll(most, wait_s)]
-                self._kept = [one for one in found if one[0].partition == told.partition]
-                return [one for one in found if one[0].partition != told.partition]
+                self._kept = [one for one in found if one[0].partition == outer.partition]
+                return [one for one in found if one[0].partition != outer.partition]
 
             def __getattr__(self, name: str) -> object:
                 return getattr(inner, name)
@@ -108,7 +108,7 @@ class Withheld:
 
     def all_bounds(self, partitions: Sequence[TopicPartition]) -> object:
         if self.away:
-            raise Unavailable("no broker told the offsets of shop.rows\n  as they are away")
+            raise Unavailable("no broker reported the offsets of shop.rows\n  as they are away")
         return self._log.all_bounds(partitions)
 
     def __getattr__(self, name: str) -> object:
@@ -208,7 +208,8 @@ def test_unread_time_grows_while_the_log_reports_no_ends(world: World) -> None:
     world.log.away = True
 
     assert every_second(world, 11, [0]) == [*range(1, 12)]
-    assert "the log does not say where it ends: no broker told the offsets of shop.rows" in world.watch.reason
+    expected = "the log does not say where it ends: no broker reported the offsets of shop.rows"
+    assert expected in world.watch.reason
     assert "\n" not in world.watch.reason
     world.log.away = False
     assert every_second(world, 1, [0]) == [0]

@@ -158,7 +158,7 @@ def test_bytes_are_bounded_too_and_an_empty_queue_takes_anything(log: EventLog) 
     assert figure(logger, "served_queue_bytes") == served(1).size > 10
 
 
-def test_what_was_appended_leaves_room_and_until_then_does_not(log: EventLog) -> None:
+def test_appended_impressions_free_the_queue(log: EventLog) -> None:
     logger = logger_of(log, Unavailable("away"), queue_events=6)
     assert logger.enqueue(of_items(6))
 
@@ -168,7 +168,7 @@ def test_what_was_appended_leaves_room_and_until_then_does_not(log: EventLog) ->
     assert logger.enqueue(of_items(6))
 
 
-def test_what_a_stop_cuts_off_is_counted_in_events(log: EventLog) -> None:
+def test_events_that_a_stop_drops_are_counted(log: EventLog) -> None:
     logger, stop = logger_of(log), threading.Event()
     logger.enqueue(of_items(6))
     stop.set()

@@ -82,7 +82,7 @@ def test_version_that_is_not_finite_is_kept_out(store: VersionStore, weight: flo
     assert "NaN" in follow.state.reason
 
 
-def test_a_corrupt_file_is_kept_out_and_told(store: VersionStore, tmp_path: Path) -> None:
+def test_a_corrupt_file_is_kept_out_and_reported(store: VersionStore, tmp_path: Path) -> None:
     follow = follower(store)
     put(store, 0, 0.5)
     store.point("stable", 0)
@@ -147,7 +147,7 @@ def test_a_mended_alias_clears_the_reason(store: VersionStore) -> None:
     assert follow.state.reason == ""
 
 
-def test_a_store_that_cannot_be_read_is_told_and_changes_nothing(store: VersionStore, tmp_path: Path) -> None:
+def test_an_unreadable_store_is_reported_and_changes_nothing(store: VersionStore, tmp_path: Path) -> None:
     follow = follower(store)
     put(store, 0, 0.5)
     store.point("stable", 0)
@@ -192,7 +192,7 @@ def test_version_of_other_transform_code_is_kept_out(
 
 
 class Away:
-    """A version store that goes away after it has said what `stable` points at, and comes back when told."""
+    """A version store that fails after it has resolved `stable`, until `away` is cleared."""
 
     def __init__(self, store: VersionStore) -> None:
         self._store, self.away = store, True

@@ -205,7 +205,7 @@ def test_equal_numbers_have_no_gradient_until_they_differ() -> None:
     assert any((g != 0).any() for g in lane.forward_backward(batch).gradients)
 
 
-def test_a_label_nobody_taught_keeps_its_state() -> None:
+def test_a_label_without_samples_keeps_its_state() -> None:
     model = trained()
     before = model.state()
     batch = make_batch(SPEC, 40, np.random.default_rng(6))

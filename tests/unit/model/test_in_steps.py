@@ -16,7 +16,7 @@ from tests.unit.model.loops import MODELS, World, batches_of, looked_up
 
 
 def world_and_batch(model: str, size: int = 60) -> tuple[World, ModelInputs, list[F32]]:
-    """A world whose rows were stepped now and then, a batch, and the states of its rows."""
+    """A model and store whose rows have been stepped, a batch, and the states of the batch's rows."""
     world = World.of(model)
     lane = batches_of(world.spec, world.layout, 0, [size])
     rng = np.random.default_rng(7)

@@ -23,7 +23,7 @@ ROW_ROWS, DENSE_ROWS = 16, 64
 
 
 def steps_within(size: int, step: int) -> list[list[tuple[int, int]]]:
-    """Of a batch of this size that begins after so many dense steps: the steps of rows of each dense step.
+    """The steps of rows within each dense step, for a batch of `size` samples after `step` dense steps.
 
     A new model's first dense steps have 1, 2, 4 ... 32 samples.
     """
@@ -149,7 +149,8 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 ENDS = [[5, 21, 21, 90, 91], [16, 120]]
-"""Of the batches of two lanes: one has no samples, two have several dense steps, and the second has fewer."""
+"""The ends of the batches of two lanes. One batch has no samples, two have several dense steps; the second
+lane has fewer batches."""
 LEARN = [[1, 0, 1, 1, 1], [1, 1]]
 
 
@@ -218,7 +219,7 @@ def after(batches: LoopBatches, first: int) -> LoopBatches:
 def test_a_refused_push_ends_the_lane_and_the_others_go_on() -> None:
     world = World.of("deep = [16]")
     lanes = [batches_of(world.spec, world.layout, i, [4, 8, 12, 16]) for i in range(2)]
-    # Of the third one's partition the rows have applied nothing, so it does not continue that.
+    # The store has applied nothing of the third batch's partition, so its range does not continue `applied`.
     ranges = [lanes[0].ranges[0], lanes[0].ranges[1], (OffsetRange(3, 5, 6),), lanes[0].ranges[2]]
     lanes[0] = replace(lanes[0], ranges=ranges)
 

@@ -21,7 +21,7 @@ def spec_of(kind: str, batch_rows: int) -> Spec:
 
 
 def first_moments(spec: Spec, times: int) -> dict[str, Any]:
-    """Of Adam, after one step on eight rows, each given so many times: a tenth of the step's gradient."""
+    """Adam's first moments after one step on eight rows, each learned `times` times: .1 of the gradient."""
     model = build_model(spec, training=True)
     rng = np.random.default_rng(1)
     state = model.state()
@@ -55,7 +55,7 @@ def test_a_step_of_more_rows_than_a_batch_is_their_mean(kind: str) -> None:
 
 
 def changes(spec: Spec, scale: float) -> dict[str, Any]:
-    """Of weights, by one step on one row whose loss weighs so little."""
+    """The changes of weights by one step on one row, whose loss has the weight `scale`."""
     model = build_model(spec, training=True)
     lane, batch = model.lane(), make_batch(spec, 1, np.random.default_rng(0))
     assert batch.labels is not None

@@ -322,7 +322,7 @@ class BatchStreamContract:
         assert of_zero[-1][1] == 5
         for batch in batches:
             if spans(batch).get(0) == (1, 3):
-                assert len(batch.ranges) == 1, "while cut points lie ahead a batch holds a single range"
+                assert len(batch.ranges) == 1, "while splits lie ahead a batch holds a single range"
                 assert batch.replayed, "the trainer had it before: it is not measured again"
             elif 0 in spans(batch):
                 assert not batch.replayed
