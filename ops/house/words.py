@@ -12,7 +12,6 @@ from pathlib import Path
 from ops.house.sources import Text
 
 WORDS_FILE = Path(__file__).with_name("words.toml")
-NOT_DONE_FILE = Path(__file__).with_name("not_done.txt")
 OPENING = "a sentence that begins with its subject"
 CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 
@@ -120,31 +119,3 @@ def is_allowed(word: Word, prose: str, found: re.Match[str]) -> bool:
 def matches(path: str, patterns: Iterable[str]) -> bool:
     """Whether a path matches one of the patterns."""
     return any(fnmatch(path, pattern) for pattern in patterns)
-
-
-def complaints(findings: Mapping[str, Sequence[Finding]], not_done: set[str]) -> list[str]:
-    """Return a line for each finding in a file that is done, and each entry of the list that is out of date.
-
-    Args:
-        findings: the findings of each file of the project, an empty sequence for a clean one.
-        not_done: the files that are listed as not done.
-    """
-    lines = [str(one) for path, found in sorted(findings.items()) if path not in not_done for one in found]
-    for path in sorted(not_done):
-        if path not in findings:
-            lines.append(f"{NOT_DONE_FILE.name}: {path}: there is no such file; take it off the list")
-        elif not findings[path]:
-            lines.append(f"{NOT_DONE_FILE.name}: {path}: it has no forbidden word; take it off the list")
-    return lines
-
-
-def read_not_done(path: Path = NOT_DONE_FILE) -> set[str]:
-    """Return the files that are listed as not done."""
-    return set(path.read_text(encoding="utf-8").split())
-
-
-def write_not_done(findings: Mapping[str, Sequence[Finding]], path: Path = NOT_DONE_FILE) -> int:
-    """List all files with findings as not done; returns their number."""
-    unclean = sorted(name for name, found in findings.items() if found)
-    path.write_text("".join(f"{name}\n" for name in unclean), encoding="utf-8")
-    return len(unclean)

@@ -11,11 +11,8 @@ from ops.house.words import (
     Finding,
     Vocabulary,
     Word,
-    complaints,
-    read_not_done,
     whole_words,
     word_of,
-    write_not_done,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -127,28 +124,8 @@ def test_the_words_of_the_project_are_found() -> None:
     assert found(good, vocabulary=vocabulary) == []
 
 
-DIRTY = [Finding("a.py", 3, "comment", "door", "endpoint")]
-
-
-def test_a_word_in_a_file_that_is_done_is_a_complaint() -> None:
-    assert complaints({"a.py": DIRTY, "b.py": []}, set()) == ['a.py:3: comment: "door": write endpoint']
-
-
-def test_a_file_that_is_listed_may_have_words_until_it_is_clean() -> None:
-    assert complaints({"a.py": DIRTY}, {"a.py"}) == []
-    assert "take it off the list" in complaints({"a.py": []}, {"a.py"})[0]
-
-
-def test_a_listed_file_that_is_gone_is_a_complaint() -> None:
-    assert "no such file" in complaints({}, {"a.py"})[0]
-
-
-def test_the_list_that_is_written_is_the_files_with_words(tmp_path: Path) -> None:
-    path = tmp_path / "not_done.txt"
-
-    assert write_not_done({"b.py": DIRTY, "a.py": DIRTY, "c.py": []}, path) == 2
-    assert path.read_text() == "a.py\nb.py\n"
-    assert read_not_done(path) == {"a.py", "b.py"}
+def test_a_finding_names_its_place_and_the_word_to_write() -> None:
+    assert str(Finding("a.py", 3, "comment", "door", "endpoint")) == 'a.py:3: comment: "door": write endpoint'
 
 
 def test_without_words_nothing_is_found() -> None:
