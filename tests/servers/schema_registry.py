@@ -30,7 +30,7 @@ class SchemaRegistryServer:
         self._process = Process(
             [sys.executable, "-m", "tests.servers.schema_registry", str(self.port), authorization],
             folder / "registry.log",
-            {**os.environ, "PYTHONPATH": str(root)},
+            {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'services'}"},
         )
 
     @property

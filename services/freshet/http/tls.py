@@ -303,7 +303,7 @@ def _count(error: ssl.SSLError | None) -> None:
     outcome = "done" if error is None else _outcome(error)
     _ENDED[outcome] += 1
     if error is not None:
-        log.warning("a TLS handshake failed", outcome=outcome, reason=str(error))
+        log.warning("a TLS handshake failed", why=outcome, reason=str(error))
 
 
 def _outcome(error: ssl.SSLError) -> str:
