@@ -186,6 +186,18 @@ def push_of_ones(chosen: I64, partition: int, at: int) -> Push:
     return Push((OffsetRange(partition, at, at + 1),), Fence(1), TimeMs(1000), [group], [ones])
 
 
+def push_again(rows: RemoteRows, push: Push) -> bool:
+    """Push until it is applied or skipped: a shard refuses a bucket that it has claimed but does not
+    hold yet, or has just revoked."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return rows.push(push)
+        except Refused:
+            if time.monotonic() > deadline:
+                raise
+
+
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     wait_until(what, condition, within_s=DEADLINE_S)
 

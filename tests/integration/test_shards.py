@@ -27,6 +27,7 @@ from tests.integration.shard_run import (
     SPEC,
     Pushing,
     Run,
+    push_again,
     push_of_ones,
     stored,
     wait_for,
@@ -119,7 +120,7 @@ def test_eight_writers_at_the_same_rows_lose_and_double_nothing(run: Run) -> Non
     everything = np.arange(len(KEYS))
 
     def write(rows: RemoteRows, partition: int) -> int:
-        return sum(rows.push(push_of_ones(everything, partition, at)) for at in range(pushes))
+        return sum(push_again(rows, push_of_ones(everything, partition, at)) for at in range(pushes))
 
     with ThreadPoolExecutor(writers_of_each * SPEC.partitions) as threads:
         partitions = [*range(SPEC.partitions)] * writers_of_each

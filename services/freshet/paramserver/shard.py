@@ -232,7 +232,10 @@ class Shard:
         self.counts.refused += 1
         applied = self.flusher.smallest_applied()  # empty where no bucket is owned
         text = ", ".join(f"{r.partition}:[{r.start}, {r.stop})" for r in ranges)
-        return Refused(f"push of {text} does not continue what is applied", applied)
+        return Refused(
+            f"push of {text} does not continue what is applied, or has a bucket that is not owned here",
+            applied,
+        )
 
     def admit(self, ranges: Sequence[OffsetRange], fence: Fence) -> None:
         """Check the fence of a push before it is applied; see `NativeRows`.
