@@ -46,7 +46,10 @@ std::string read_block(std::span<const uint8_t> block, BlockColumns& out) {
   uint32_t last = 0;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t end = read_u32(ends + 4 * i);
-    if (end < last) return "payload " + std::to_string(i) + " ends before it starts";
+    if (end < last) {
+      return "expected payload " + std::to_string(i) + " to end at " + std::to_string(last) +
+             " or after it, found " + std::to_string(end);
+    }
     last = end;
   }
   if (last != payload_bytes) {
