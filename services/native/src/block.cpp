@@ -47,8 +47,8 @@ std::string read_block(std::span<const uint8_t> block, BlockColumns& out) {
   for (size_t i = 0; i < n; ++i) {
     const uint32_t end = read_u32(ends + 4 * i);
     if (end < last) {
-      return "expected payload " + std::to_string(i) + " to end at " + std::to_string(last) +
-             " or after it, found " + std::to_string(end);
+      return "expected payload " + std::to_string(i) + " to end at " + std::to_string(last) + " or after it, found " +
+             std::to_string(end);
     }
     last = end;
   }
