@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench.report import Figures, command
 from bench.rounds import micros
@@ -30,6 +30,7 @@ from freshet.batches.grpc_client import RankAssignment, RemoteStream
 from freshet.batches.recent_samples import RecentSamples
 from freshet.batches.stream import BatchStream, TrainBatch
 from freshet.clock import SYSTEM_CLOCK
+from freshet.config.settings.common import Codec
 from freshet.config.spec.layout import layout_of
 from freshet.config.spec.model import Spec
 from freshet.embedder.block_decoder import BlockDecoders
@@ -38,10 +39,13 @@ from freshet.embedder.pipeline import BatchPipeline
 from freshet.embedder.service import BatchServer, LaneShape
 from freshet.model import Lane, build_model
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import RowCodec, decode_frame
+from freshet.rpc.frames import decode_frame
 from freshet.rpc.server import FrameServer
 from freshet.types import Fence
+from freshet.wires.codecs import gradients_codec, rows_codec
+from freshet.wires.row_wire import RowWire
 
+CODECS = get_args(Codec)
 BATCH = 256
 STALENESS = 1024
 MAX_BYTES = 1 << 26
@@ -76,14 +80,14 @@ class Bench:
         return BatchPipeline(self.pipeline.context, self.shard, self.decoders, lanes, prefetch=True)
 
     @contextlib.contextmanager
-    def remote(self, codec: RowCodec) -> Iterator[RemoteStream]:
+    def remote(self, codec: str) -> Iterator[RemoteStream]:
         """Return the same stream over a connection."""
 
         def make(shape: LaneShape, applied: Callable[[int], Any]) -> tuple[BatchPipeline, list[int]]:
             return self.stream(partial(applied, 0)), [0]
 
         names = Names.of(self.spec, self.layout)
-        batches, server = BatchServer(names, codec, make), FrameServer("127.0.0.1:0", Transport())
+        batches, server = BatchServer(names, rows_codec(codec), make), FrameServer("127.0.0.1:0", Transport())
         batches.add_to(server)
         server.start()
         stream = RemoteStream(
@@ -93,7 +97,7 @@ class Bench:
             dense_applied=dict,
             recent=RecentSamples(2_000, SYSTEM_CLOCK),
             transport=Transport(),
-            codec=codec,
+            codec=gradients_codec(codec),
             read_my_writes=False,
         )
         yield stream
@@ -125,12 +129,16 @@ def batch_from(stream: BatchStream) -> TrainBatch:
     return batch
 
 
-def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> Figures:
+def frames(bench: Bench, batch: TrainBatch, codec: str, seconds: float) -> Figures:
     """Measure bytes and times of one batch and its gradients."""
-    names = Names.of(bench.spec, bench.layout)
+    names, scalars = Names.of(bench.spec, bench.layout), bench.layout.scalars
+    rows_wire, gradients_wire = (
+        RowWire(rows_codec(codec), scalars),
+        RowWire(gradients_codec(codec), scalars, 1),
+    )
     gradients = list(bench.lane.forward_backward(batch.inputs, dense_weight=1.0).gradients)
-    sent = batch_frame(1, 1, batch, names, codec)
-    home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec)
+    sent = batch_frame(1, 1, batch, names, rows_wire)
+    home = gradients_frame(1, HEADER, {0: 1}, 1, gradients, gradients_wire)
     rows = sum(len(group.rows) for group in batch.inputs.groups)
     floats = sum(group.rows.size for group in batch.inputs.groups)
     return {
@@ -138,13 +146,15 @@ def frames(bench: Bench, batch: TrainBatch, codec: RowCodec, seconds: float) -> 
         "row_floats_per_sample": floats / len(batch),
         "batch_bytes_per_sample": len(sent) / len(batch),
         "gradients_bytes_per_sample": len(home) / len(batch),
-        "write_batch_us": micros(lambda: batch_frame(1, 1, batch, names, codec), seconds),
-        "read_batch_us": micros(lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names), seconds),
+        "write_batch_us": micros(lambda: batch_frame(1, 1, batch, names, rows_wire), seconds),
+        "read_batch_us": micros(
+            lambda: batch_of(decode_frame(sent, max_bytes=MAX_BYTES), names, rows_wire), seconds
+        ),
         "write_gradients_us": micros(
-            lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, codec), seconds
+            lambda: gradients_frame(1, HEADER, {0: 1}, 1, gradients, gradients_wire), seconds
         ),
         "read_gradients_us": micros(
-            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch), seconds
+            lambda: gradients_of(decode_frame(home, max_bytes=MAX_BYTES), batch, gradients_wire), seconds
         ),
     }
 
@@ -157,19 +167,19 @@ def measure(quick: bool = False) -> Figures:
         bench = Bench(Path(folder), BATCH * (batches * 6 + 20))
         stream = bench.stream()
         batch = batch_from(stream)
-        found["frames"] = {codec.name.lower(): frames(bench, batch, codec, seconds) for codec in RowCodec}
+        found["frames"] = {codec: frames(bench, batch, codec, seconds) for codec in CODECS}
         stream.push_gradients(0, batch, None)
         bench.train(stream, 16)
         plain = bench.train(stream, batches)
         stream.close()
         found["without_samples_per_s"] = plain
         found["loopback"] = {}
-        for codec in RowCodec:
+        for codec in CODECS:
             with bench.remote(codec) as remote:
                 bench.train(remote, 4)
                 rate = bench.train(remote, batches)
                 counts = remote.counts
-                found["loopback"][codec.name.lower()] = {
+                found["loopback"][codec] = {
                     "samples_per_s": rate,
                     "share": rate / plain,
                     "received_bytes_per_sample": counts.received_bytes / counts.samples,

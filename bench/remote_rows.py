@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from bench.codecs import GOLDEN, shard_in, spec_of
 from bench.report import Figures, command
+from freshet.config.settings.common import Codec
 from freshet.config.spec.layout import layout_of
 from freshet.coordination.assignment import Owners
 from freshet.paramserver.server import identity_of, serve_rows
@@ -29,10 +31,10 @@ from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rows.grpc.frames import Described
 from freshet.rows.service import KeyGroup, Push
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import FrameServer
 from freshet.tables import Plan
 from freshet.types import F32, Fence, OffsetRange, TimeMs
+from freshet.wires.codecs import gradients_codec, rows_codec
 
 SAMPLES, IDS = 256, 26
 AHEAD = 4
@@ -111,9 +113,13 @@ def _measure(rows: int, rounds: int, folder: Path) -> Figures:
             shard.lookup([batch], [out])
         note("lookup_in_process", timed(lambda: shard.lookup([next_batch()], [out]), rounds))
         note("push_in_process", timed(lambda: shard.push(next_push()), rounds))
-        for codec in RowCodec:
+        for codec in get_args(Codec):
             remote = RemoteRows(
-                Served(spec.name, "hash"), lambda: owners, TRANSPORT, lookup_codec=codec, push_codec=codec
+                Served(spec.name, "hash"),
+                lambda: owners,
+                TRANSPORT,
+                lookup_codec=rows_codec(codec),
+                push_codec=gradients_codec(codec),
             )
 
             def measured(name: str, work: Callable[[], object], times: int, per_call: int = 1) -> None:
@@ -129,9 +135,9 @@ def _measure(rows: int, rounds: int, folder: Path) -> Figures:
                 for future in [remote.push_soon(next_push()) for _ in range(AHEAD)]:  # noqa: B023
                     future.result()
 
-            measured(f"lookup_{codec.name.lower()}", lambda: remote.lookup([next_batch()], [out]), rounds)  # noqa: B023
-            measured(f"push_{codec.name.lower()}", lambda: remote.push(next_push()), rounds)  # noqa: B023
-            measured(f"push_ahead_{codec.name.lower()}", ahead, rounds // AHEAD, AHEAD)
+            measured(f"lookup_{codec}", lambda: remote.lookup([next_batch()], [out]), rounds)  # noqa: B023
+            measured(f"push_{codec}", lambda: remote.push(next_push()), rounds)  # noqa: B023
+            measured(f"push_ahead_{codec}", ahead, rounds // AHEAD, AHEAD)
             remote.close()
         server.stop(0.0)
     return figures

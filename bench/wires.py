@@ -13,13 +13,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 from bench.apart import Apart, Passed
 from bench.modes import log_of, spec_of
 from bench.report import Figures, command
-from freshet.rpc.frames import RowCodec
+from freshet.config.settings.common import Codec
 
-CODECS = ",".join(codec.name.lower() for codec in RowCodec)
+CODECS = ",".join(get_args(Codec))
 WAYS = {"shards": 0, "embedders": 1}
 
 

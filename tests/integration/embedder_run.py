@@ -16,9 +16,9 @@ from freshet.embedder.block_decoder import BlockDecoders
 from freshet.embedder.service import Embedder, EmbedderAddress
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_until
+from freshet.wires.codecs import RowCodec
 from tests.fixtures.trainers import rank_of, trainer_of
 
 DEADLINE_S = 60.0

@@ -26,7 +26,7 @@ from freshet.log import EventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.service import ParamServer, ShardAddress
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.frames import RowCodec
+from freshet.wires.codecs import RowCodec
 from tests.fixtures.trainers import rank_of, trainer_of
 
 SPEC_FILE = Path(__file__).parents[1] / "system" / "ledger" / "freshet.toml"

@@ -25,21 +25,13 @@ from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport, method_name, open_channel
 from freshet.rpc.errors import failure_of
-from freshet.rpc.frames import (
-    BadFrame,
-    Frame,
-    Kind,
-    LargeFrame,
-    OtherFrame,
-    Part,
-    RowCodec,
-    decode_frame,
-    encode_frame,
-)
+from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, OtherFrame, Part, decode_frame, encode_frame
 from freshet.rpc.pieces import split_message
 from freshet.rpc.server import FrameServer
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
 from freshet.types import Fence, OffsetRange
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 from tests.fixtures.embedder import RemoteScene
 from tests.fixtures.shards import SPEC, loaded
 from tests.integration.hostile import MESSAGES, answers, hostile, sealed
@@ -101,11 +93,15 @@ def row_requests(widths: tuple[int, ...]) -> list[bytes]:
         lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
+        push_frame(3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowWire(), everything),
         push_frame(
-            3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.FP32, everything
-        ),
-        push_frame(
-            4, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowCodec.INT8, everything
+            4,
+            [OffsetRange(0, 0, 7)],
+            10,
+            5,
+            [(0, keys, tables, gradients)],
+            RowWire(RowCodec.INT8, seed=1),
+            everything,
         ),
         encode_frame(Frame(Kind.REQUEST, 5)),
         *a_piece(),
@@ -163,8 +159,8 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
     gradients = [np.ones((3, 4), np.float32)]
     good = [
         take_frame(1, a_header(), {0: 0, 1: 5}),
-        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowCodec.FP32),
-        gradients_frame(3, a_header(), {0: 3}, 1, None, RowCodec.FP32),
+        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowWire()),
+        gradients_frame(3, a_header(), {0: 3}, 1, None, RowWire()),
         flush_frame(4, a_header(), {0: 3}),
         *a_piece(),
     ]

@@ -20,9 +20,10 @@ from freshet.log.schema_ids import frame
 from freshet.observability.trace_ids import TraceIds
 from freshet.observability.tracing import install
 from freshet.rows.grpc.frames import lookup_frame, span_of
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, decode_frame
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame
 from freshet.testing.conditions import wait_until
 from freshet.types import BytesColumn, TopicPartition
+from freshet.wires.codecs import RowCodec
 from tests.fixtures.gateway import RANKED, SPEC, Running, action, avro, ranked, start
 from tests.fixtures.spans import Recorded, recording
 from tests.fixtures.trainers import rank_of

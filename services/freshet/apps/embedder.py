@@ -26,8 +26,8 @@ from freshet.process.lifecycle import Cleanup
 from freshet.process.telemetry import service_registry
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
-from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
+from freshet.wires.codecs import gradients_codec, rows_codec
 
 
 def build_transport(settings: Settings, spec: Spec) -> Transport:
@@ -51,7 +51,7 @@ class EmbedderProcess:
         parts."""
         spec, common, own = context.spec, settings.common, settings.embedder
         transport = build_transport(settings, spec)
-        served, codec = Served(spec.name, context.spec_hash), RowCodec[own.rows.upper()]
+        served, codec = Served(spec.name, context.spec_hash, context.layout.scalars), rows_codec(own.rows)
         with Cleanup() as cleanup:
             claims = Claims(context.log, context.topics.control)
             cleanup.add("claims", claims.close)
@@ -60,7 +60,7 @@ class EmbedderProcess:
                 ShardMap(claims, spec.buckets),
                 transport,
                 lookup_codec=codec,
-                push_codec=RowCodec[own.gradients.upper()],
+                push_codec=gradients_codec(own.gradients),
             )
             cleanup.add("rows", rows.close)
             writer = context.log.writer()

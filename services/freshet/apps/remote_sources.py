@@ -19,10 +19,10 @@ from freshet.errors import Unavailable
 from freshet.model import DenseModel
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import RowCodec
 from freshet.trainer.membership import Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
+from freshet.wires.codecs import RowCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class FromShards(_RemoteRows):
         model = rank.model
         self._shards = ShardMap(rank.claims, model.spec.buckets)
         self.rows = RemoteRows(
-            Served(model.spec.name, model.spec_hash),
+            Served(model.spec.name, model.spec_hash, model.layout.scalars),
             self._shards,
             wire.transport,
             lookup_codec=wire.rows,

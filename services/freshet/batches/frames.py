@@ -34,19 +34,11 @@ from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.grpc.frames import add_known, known_of
 from freshet.rows.service import KeyGroup, RowStates
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import (
-    BadFrame,
-    Frame,
-    Kind,
-    Part,
-    RowCodec,
-    add_values,
-    encode_frame,
-    read_values,
-    value_type,
-)
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values, rows_in
 from freshet.rpc.pieces import MAX_PIECES, MIN_LIMIT_BYTES
 from freshet.types import F32, I32, U32, Fence, OffsetRange, bucket_of
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 BLOCK_ROWS = 256
 """Samples of a block of an earlier release; a batch contains it whole, even if `batch_rows` is smaller."""
@@ -55,7 +47,7 @@ SAMPLE_BYTES = 8 + 8 + 8 + 1 + 4 + 4 + 1 + 8
 """Ids of sample and request, time, label, value, weight, explored, item."""
 
 KEY_BYTES = 8 + 1 + 4 + 4
-"""Key and table of a row, its scale in the codec int8, and the position of an occurrence."""
+"""Key and table of a row, its head in an integer codec, and the position of an occurrence."""
 
 AROUND_BYTES = 1 << 16
 """Header, directory, ranges and offsets of 256 partitions."""
@@ -160,6 +152,7 @@ class Names:
     widths: tuple[int, ...]  # floats of a row, by store group
     states: tuple[int, ...]  # floats of its optimiser state
     buckets: int  # of the model
+    scalars: tuple[int, ...] = ()  # floats of a row before its vector, by store group
 
     @classmethod
     def of(cls, spec: Spec, layout: Layout) -> Names:
@@ -170,6 +163,7 @@ class Names:
             tuple(group.width for group in layout.groups),
             tuple(group.state_floats for group in layout.groups),
             spec.buckets,
+            layout.scalars,
         )
 
     def __post_init__(self) -> None:
@@ -200,7 +194,7 @@ def gradients_frame(
     applied: Mapping[int, int],
     batch_id: int,
     gradients: Sequence[F32] | None,
-    codec: RowCodec,
+    wire: RowWire,
     counts: Sequence[U32] | None = None,
 ) -> bytes:
     """Encode the gradients of a batch, (G, S) float32 a group; None: it was not used.
@@ -208,10 +202,11 @@ def gradients_frame(
     `counts` holds the gradients of each row, (U,) uint32 a group; None: one each. Raises ValueError if a row
     has more than 65,535.
     """
+    codec = wire.codec  # it may change meanwhile
     sections = _header_sections(header, applied)
     sections[Part.RANGES, 0] = np.array([[batch_id, 0, 0]], np.int64)
     for g, values in enumerate(gradients or ()):
-        add_values(sections, g, values, codec)
+        add_values(sections, g, values, wire, codec)
     flags = 0 if gradients is None else USED
     if gradients is not None and counts is not None:
         flags |= COUNTED
@@ -244,7 +239,7 @@ def decode_header(frame: Frame, kind: Kind) -> tuple[RequestHeader, dict[int, in
     return RequestHeader(feed, Fence(fence), rank, ranks, lanes, lane, wait_ms), dict(applied)
 
 
-def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] | None]:
+def gradients_of(frame: Frame, batch: TrainBatch, wire: RowWire) -> tuple[list[F32], list[U32] | None]:
     """Decode gradients, (G, S) float32 a group, and counts, (U,) uint32 a group; None: one each.
 
     Raises BadFrame if they do not fit the batch: a row has one gradient at least, and one a sample at most.
@@ -265,11 +260,10 @@ def gradients_of(frame: Frame, batch: TrainBatch) -> tuple[list[F32], list[U32] 
                 )
             rows = int(of.sum())
             counts.append(of)
-        values = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
-        if len(values) != rows:  # before the allocation
-            raise BadFrame(f"gradients: expected {rows} of group {g}, found {len(values)}", "shape")
+        if (found := rows_in(frame, g, width, wire)) != rows:  # before the allocation
+            raise BadFrame(f"gradients: expected {rows} of group {g}, found {found}", "shape")
         out = np.empty((rows, width), np.float32)
-        read_values(frame, g, out)
+        read_values(frame, g, out, wire)
         gradients.append(out)
     return gradients, counts if counted else None
 
@@ -289,8 +283,9 @@ def empty_frame(frame_id: int) -> bytes:
     return encode_frame(Frame(Kind.BATCH, frame_id, flags=EMPTY))
 
 
-def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, codec: RowCodec) -> bytes:
+def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, wire: RowWire) -> bytes:
     """Encode a batch; copies its arrays once. Raises ValueError if it has no labels, or no lookup yet."""
+    codec = wire.codec  # it may change meanwhile
     sections: Sections = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in batch.ranges], np.int64),
         (Part.NUMBERS, 0): np.array([batch_id, batch.fence], np.int64),
@@ -307,7 +302,7 @@ def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, c
         sections[Part.EXPLORED, 0] = batch.explored
     if batch.items is not None:
         sections[Part.ITEMS, 0] = batch.items
-    _add_inputs(sections, batch.inputs, codec)
+    _add_inputs(sections, batch.inputs, wire, codec)
     if batch.looked is not None:
         _add_looked(sections, batch.looked)
     in_steps = batch.states is not None and batch.looked is not None
@@ -316,13 +311,14 @@ def batch_frame(frame_id: int, batch_id: int, batch: TrainBatch, names: Names, c
 
 
 def batch_of(
-    frame: Frame, names: Names, memory: Sequence[F32] | None = None
+    frame: Frame, names: Names, wire: RowWire, memory: Sequence[F32] | None = None
 ) -> tuple[int, TrainBatch] | None:
     """Decode a batch and its id; None for an empty answer.
 
     Args:
         frame: the answer; the batch's columns are views of it.
         names: the columns of the spec.
+        wire: decodes the rows.
         memory: per group (N, S) float32 to hold the rows; used if N >= U.
 
     Raises:
@@ -342,7 +338,7 @@ def batch_of(
         for i, label in enumerate(names.labels)
         if frame.has(Part.SERVED, i)
     }
-    inputs = _inputs(frame, len(ids), names, memory)
+    inputs = _inputs(frame, len(ids), names, wire, memory)
     looked = _looked(frame, inputs, names) if frame.has(Part.MOMENTS) else None
     in_steps = looked is not None and frame.flags & IN_STEPS
     return batch_id, TrainBatch(
@@ -385,7 +381,7 @@ def _ranges(frame: Frame) -> tuple[OffsetRange, ...]:
         raise BadFrame(f"batch: {error}", "shape") from error
 
 
-def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> None:
+def _add_inputs(sections: Sections, inputs: ModelInputs, wire: RowWire, codec: RowCodec) -> None:
     labels = inputs.labels
     if labels is None:
         raise ValueError("a batch to train on has labels")
@@ -394,7 +390,7 @@ def _add_inputs(sections: Sections, inputs: ModelInputs, codec: RowCodec) -> Non
     if inputs.dense.shape[1]:
         sections[Part.DENSE, 0] = inputs.dense
     for g, group in enumerate(inputs.groups):
-        add_values(sections, g, group.rows, codec)
+        add_values(sections, g, group.rows, wire, codec)
         sections[Part.POSITIONS, g], sections[Part.FEATURE_STARTS, g] = group.positions, group.feature_starts
         lists = [ends for ends in group.list_ends if ends is not None]
         sections[Part.LISTS, g] = np.array([ends is not None for ends in group.list_ends], np.uint8)
@@ -432,7 +428,9 @@ def _looked(frame: Frame, inputs: ModelInputs, names: Names) -> LookupResult:
     return LookupResult(groups, RowStates(states, known))
 
 
-def _inputs(frame: Frame, size: int, names: Names, memory: Sequence[F32] | None) -> ModelInputs:
+def _inputs(
+    frame: Frame, size: int, names: Names, wire: RowWire, memory: Sequence[F32] | None
+) -> ModelInputs:
     b = (size,)
     index = frame.array(Part.LABEL_INDEX, np.uint8, b)
     if int(index.max(initial=0)) >= len(names.labels):
@@ -445,10 +443,10 @@ def _inputs(frame: Frame, size: int, names: Names, memory: Sequence[F32] | None)
         dense = frame.array(Part.DENSE, np.float32, (size, None))
     groups = []
     for g, width in enumerate(names.widths):
-        values = frame.array(Part.VALUES, value_type(frame.codec), (None, width), group=g)
-        fits = memory is not None and len(memory[g]) >= len(values)
-        rows = memory[g][: len(values)] if memory is not None and fits else np.empty(values.shape, np.float32)
-        read_values(frame, g, rows)
+        n = rows_in(frame, g, width, wire)
+        fits = memory is not None and len(memory[g]) >= n
+        rows = memory[g][:n] if memory is not None and fits else np.empty((n, width), np.float32)
+        read_values(frame, g, rows, wire)
         groups.append(_group(frame, g, rows, size))
     return ModelInputs(size, groups, dense, labels)
 

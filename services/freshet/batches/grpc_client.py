@@ -31,8 +31,10 @@ from freshet.log.context import ModelContext
 from freshet.model.inputs import ModelInputs
 from freshet.rows.grpc.client import Link
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import Frame, RowCodec, decode_frame, encode_frame
+from freshet.rpc.frames import Frame, decode_frame, encode_frame
 from freshet.types import F32, U32, Fence, TopicPartition
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 log = structlog.get_logger("freshet.trainer")
 
@@ -122,7 +124,9 @@ class RemoteStream(BatchStream):
         spec, train = context.spec, context.spec.train
         self._context, self._assignment, self._owners = context, assignment, owners
         self._dense_applied, self._recent = dense_applied, recent
-        self._transport, self.codec, self.names = transport, codec, Names.of(spec, context.layout)
+        self._transport, self.names = transport, Names.of(spec, context.layout)
+        self.rows = RowWire(scalars=context.layout.scalars)
+        self.gradients = RowWire(codec, context.layout.scalars, seed=secrets.randbits(64))
         ahead = train.mode != "sync"  # else a feed prefetches no batches
         self._ahead = 1 + train.staleness_rows // train.batch_rows if ahead else 0
         self._own = ReadMyWrites(context.layout) if read_my_writes and ahead else None
@@ -407,7 +411,7 @@ class Feed:
             frame = self._received.popleft()
             memory = self._memory.pop() if self._memory else None
         try:
-            decoded = batch_of(frame, self._stream.names, memory)
+            decoded = batch_of(frame, self._stream.names, self._stream.rows, memory)
         except FreshetError as error:
             self.fail(error)
             return None
@@ -425,10 +429,10 @@ class Feed:
 
         If they are lost, the feed ends and its embedder issues the batch again.
         """
-        vector, codec = self._stream.vector(), self._stream.codec
+        vector, wire = self._stream.vector(), self._stream.gradients
 
         def make(number: int) -> bytes:
-            return gradients_frame(number, self._header, vector, batch_id, gradients, codec, counts)
+            return gradients_frame(number, self._header, vector, batch_id, gradients, wire, counts)
 
         with self._lock:
             if self._refused:  # pushes keep their order

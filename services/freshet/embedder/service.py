@@ -37,9 +37,11 @@ from freshet.http.addresses import Address
 from freshet.log.context import ModelContext
 from freshet.observability.metrics import CachedGauge, Metric
 from freshet.rows.service import RowService
-from freshet.rpc.frames import Frame, Kind, RowCodec
+from freshet.rpc.frames import Frame, Kind
 from freshet.rpc.server import Answer, FrameServer
 from freshet.types import Fence
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 log = structlog.get_logger("freshet.embedder")
 
@@ -102,7 +104,8 @@ class BatchServer:
     """
 
     def __init__(self, names: Names, codec: RowCodec, open_stream: Streams) -> None:
-        self._names, self._codec, self._open_stream = names, codec, open_stream
+        self._names, self._open_stream = names, open_stream
+        self.rows, self.gradients = RowWire(codec, names.scalars), RowWire(scalars=names.scalars)
         self._widths = names.widths
         self._changed = threading.Condition()  # guards all below
         self._shape: LaneShape | None = None
@@ -174,7 +177,7 @@ class BatchServer:
         if not current:
             stream.push_gradients(lane, batch, None)
             raise Unavailable("another connection replaced this one")
-        encoded = batch_frame(frame.id, batch_id, batch, self._names, self._codec)
+        encoded = batch_frame(frame.id, batch_id, batch, self._names, self.rows)
         self.served_batches += 1
         self.served_samples += len(batch)
         self.served_bytes += len(encoded)
@@ -201,7 +204,7 @@ class BatchServer:
         lane, batch = found
         gradients = counts = None
         if frame.flags & USED:
-            gradients, counts = gradients_of(frame, batch)
+            gradients, counts = gradients_of(frame, batch, self.gradients)
         with self._changed:
             if feed.out.pop(batch_id, None) is None:
                 return given_frame(frame.id, done=False)

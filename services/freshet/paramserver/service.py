@@ -299,7 +299,7 @@ class ParamServer:
             cleanup.add("claims", claims.close)
             self.balancer = LoadBalancer(self.shard, claims, bounds, buckets=spec.buckets, clock=clock)
             self.rows = MeteredRows(self.shard, self.balancer.meter, lambda: self.balancer.full)
-            serve_rows(self.server, self.rows, described)
+            self.wires = serve_rows(self.server, self.rows, described, layout.scalars)
             self.server.start()
             cleanup.add("listener", lambda: self.server.stop(0.0))
             self.address = str(Address(place.advertised or place.host, self.server.port))

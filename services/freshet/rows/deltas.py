@@ -16,9 +16,9 @@ import numpy as np
 from freshet import _native
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt
-from freshet.rpc.frames import RowCodec, pack_values, unpack_values, value_type
 from freshet.tables import Published
 from freshet.types import F32, I64, U64, Append, BytesColumn, Fence, TimeMs, bucket_of
+from freshet.wires.codecs import RowCodec, RowFormat, pack_rows, unpack_rows
 
 __all__ = [
     "DELTA_BYTES",
@@ -35,8 +35,6 @@ MAGIC = 0xB2
 VERSION = 1
 _HEADER = struct.Struct("<BBBBIqqIIII")
 _MAX_COUNT = 0xFFFF_FFFF
-_CODECS = (RowCodec.FP32, RowCodec.BF16, RowCodec.FP16)
-"""Codecs of a delta; others need scales, for which its layout has no field."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,12 +60,11 @@ def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32) -> bytes:
         )
     if not 0 <= delta.table <= 255:
         raise ValueError(f"a table id must be from 0 to 255, found {delta.table}")
-    if codec not in _CODECS:
-        raise ValueError(f"a row delta is written in fp32, bf16 or fp16, found {codec.name}")
     width = delta.values.shape[1]
     if max(len(keys), len(removed), width) > _MAX_COUNT:
         raise ValueError("a row delta holds at most 2^32 - 1 rows; write several")
-    body = b"".join((keys.tobytes(), removed.tobytes(), pack_values(delta.values, codec)[0].tobytes()))
+    packed = pack_rows(delta.values, RowFormat(codec, width))
+    body = b"".join((keys.tobytes(), removed.tobytes(), packed.tobytes()))
     header = _HEADER.pack(
         MAGIC,
         VERSION,
@@ -99,10 +96,10 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
             f"row delta: expected magic {MAGIC:#x}, version {VERSION} and a zero at byte 36, "
             f"found {magic:#x}, {version} and {reserved}; a newer freshet may have written it"
         )
-    if codec not in _CODECS:
-        raise Corrupt(f"row delta: expected codec 0 (fp32), 1 (bf16) or 2 (fp16), found {codec}")
-    dtype = value_type(RowCodec(codec))
-    expected = _HEADER.size + 8 * (n + r) + n * width * dtype.itemsize  # Python integers: cannot overflow
+    if codec not in RowCodec.__members__.values():
+        raise Corrupt(f"row delta: expected a codec from 0 to {max(RowCodec)}, found {codec}")
+    form = RowFormat(RowCodec(codec), width)
+    expected = _HEADER.size + 8 * (n + r) + n * form.row_bytes  # Python integers: cannot overflow
     if len(data) != expected:
         raise Corrupt(
             f"row delta: {n} rows of {width} floats and {r} removed keys take {expected} bytes, "
@@ -113,11 +110,11 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
         raise Corrupt(f"row delta: expected checksum {crc:#010x}, found {found:#010x}")
     keys = np.frombuffer(body, "<u8", n)
     removed = np.frombuffer(body, "<u8", r, 8 * n)
-    packed = np.frombuffer(body[8 * (n + r) :], dtype).reshape(n, width)
+    packed = np.frombuffer(body[8 * (n + r) :], form.dtype).reshape(n, form.columns)
     values = packed
-    if codec != RowCodec.FP32:
+    if form.codec != RowCodec.FP32:
         values = np.empty((n, width), np.float32)
-        unpack_values(packed, RowCodec(codec), None, values)
+        unpack_rows(packed, form, values)
     return RowDelta(table, Fence(fence), TimeMs(event_time_ms), keys, values, removed)
 
 

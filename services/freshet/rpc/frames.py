@@ -1,4 +1,4 @@
-"""Frames: the messages between our services, which are arrays with a header; and the codecs of rows in them.
+"""Frames: the messages between our services, which are arrays with a header.
 
 The layout is in `schemas/README.md`: a header, a directory with part, group, type and shape of each array,
 then the arrays, padded to 8 bytes. Decoding checks every length before it is used; the arrays of a decoded
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from freshet import _native
 from freshet.errors import Corrupt, Mismatch, TooLarge
 from freshet.types import F32
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 MAGIC = 0xB5
 VERSION = 2
@@ -75,15 +77,6 @@ class Kind(enum.IntEnum):
     PIECE = 12  # of a message above the size limit: see `freshet.rpc.pieces`
 
 
-class RowCodec(enum.IntEnum):
-    """Encodings of rows' values. Lossy ones round to nearest, ties to even; NaN stays NaN."""
-
-    FP32 = 0
-    BF16 = 1
-    FP16 = 2  # beyond ±65504: infinite, so only for tables with rows known to be small
-    INT8 = 3  # scale of a row: its largest magnitude / 127; a row that is not finite is decoded as NaN
-
-
 class Part(enum.IntEnum):
     """Meanings of a frame's arrays. Letters: U unique rows, S floats of a row, N elements by the message."""
 
@@ -94,8 +87,7 @@ class Part(enum.IntEnum):
     REALS = 5  # (N,) f64
     KEYS = 6  # (U,) u64, of a store group
     TABLES = 7  # (U,) u8
-    VALUES = 8  # (U, S) rows or gradients, in the frame's codec
-    SCALES = 9  # (U,) f32: factors of rows in the codec int8
+    VALUES = 8  # (U, columns) rows or gradients, in the frame's codec: see `freshet.wires.codecs`
     POSITIONS = 10  # (N,) i32: row of each occurrence, -1: none
     FEATURE_STARTS = 11  # (features + 1,) start of each feature's occurrences
     LIST_ENDS = 12  # (lists, B): end of each sample's occurrences
@@ -252,7 +244,9 @@ def decode_frame(data: bytes, *, max_bytes: int) -> Frame:
     if found != crc:
         raise BadFrame(f"frame {_kind_name(kind)}: expected checksum {crc:#010x}, found {found:#010x}", "crc")
     if codec not in RowCodec.__members__.values():
-        raise BadFrame(f"frame {_kind_name(kind)}: expected a codec from 0 to 3, found {codec}", "shape")
+        raise BadFrame(
+            f"frame {_kind_name(kind)}: expected a codec from 0 to {max(RowCodec)}, found {codec}", "shape"
+        )
     return Frame(kind, frame_id, RowCodec(codec), flags, sections)
 
 
@@ -261,64 +255,28 @@ def frame_id_of(data: bytes) -> int:
     return int(_REST.unpack_from(data, _CRC_FROM)[-1])
 
 
-_VALUE_TYPES: Mapping[RowCodec, np.dtype[Any]] = {
-    RowCodec.FP32: np.dtype("<f4"),
-    RowCodec.BF16: np.dtype("<u2"),
-    RowCodec.FP16: np.dtype("<f2"),
-    RowCodec.INT8: np.dtype("i1"),
-}
-
-
-def value_type(codec: RowCodec) -> np.dtype[Any]:
-    """Return the type of the array of encoded values."""
-    return _VALUE_TYPES[codec]
-
-
-def pack_values(values: F32, codec: RowCodec) -> tuple[NDArray[Any], F32 | None]:
-    """Encode values (N, S); returns them (N, S), and their scales (N,) if the codec has scales."""
-    plain = np.ascontiguousarray(values, "<f4")
-    if codec is RowCodec.FP32:
-        return plain, None
-    packed = np.empty(plain.shape, _VALUE_TYPES[codec])
-    if codec is RowCodec.INT8:
-        scales = np.empty(len(plain), np.float32)
-        _native.pack_int8(plain, packed, scales)
-        return packed, scales
-    pack = _native.pack_fp16 if codec is RowCodec.FP16 else _native.pack_bf16
-    pack(plain, packed.view("<u2"))
-    return packed, None
-
-
-def unpack_values(packed: NDArray[Any], codec: RowCodec, scales: F32 | None, out: F32) -> None:
-    """Decode values into `out` (N, S), contiguous. Raises ValueError if shapes do not agree."""
-    if codec is RowCodec.FP32:
-        out[...] = packed
-    elif codec is RowCodec.INT8:
-        if scales is None:
-            raise ValueError("values in int8 need their scales")
-        _native.unpack_int8(packed, scales, out)
-    else:
-        unpack = _native.unpack_fp16 if codec is RowCodec.FP16 else _native.unpack_bf16
-        unpack(packed.view("<u2"), out)
-
-
 def add_values(
-    sections: MutableMapping[tuple[Any, int], NDArray[Any]], group: int, values: F32, codec: RowCodec
+    sections: MutableMapping[tuple[Any, int], NDArray[Any]],
+    group: int,
+    values: F32,
+    wire: RowWire,
+    codec: RowCodec | None = None,
 ) -> None:
-    """Add values (N, S) of a group to a frame's sections, with their scales if the codec has scales."""
-    packed, scales = pack_values(values, codec)
-    sections[Part.VALUES, group] = packed
-    if scales is not None:
-        sections[Part.SCALES, group] = scales
+    """Add values (N, S) of a group to a frame's sections, in the frame's codec or the wire's."""
+    sections[Part.VALUES, group] = wire.pack(group, values, codec)
 
 
-def read_values(frame: Frame, group: int, out: F32) -> None:
+def rows_in(frame: Frame, group: int, width: int, wire: RowWire) -> int:
+    """Return the number of a group's rows, which have `width` floats. Raises BadFrame."""
+    form = wire.form(frame.codec, group, width)
+    return len(frame.array(Part.VALUES, form.dtype, (None, form.columns), group=group))
+
+
+def read_values(frame: Frame, group: int, out: F32, wire: RowWire) -> None:
     """Read the values of a group into `out` (N, S). Raises BadFrame."""
-    packed = frame.array(Part.VALUES, value_type(frame.codec), out.shape, group=group)
-    scales = None
-    if frame.codec is RowCodec.INT8:
-        scales = frame.array(Part.SCALES, np.float32, (len(out),), group=group)
-    unpack_values(packed, frame.codec, scales, out)
+    form = wire.form(frame.codec, group, out.shape[1])
+    packed = frame.array(Part.VALUES, form.dtype, (len(out), form.columns), group=group)
+    wire.unpack(frame.codec, group, packed, out)
 
 
 def _sections(data: bytes, count: int) -> dict[tuple[int, int], NDArray[Any]]:

@@ -25,18 +25,26 @@ void unpack_halves(const In2<uint16_t>& packed, Out2<float> out) {
   unpack(packed.data(), packed.size(), out.data());
 }
 
-void pack_bytes(const In2<float>& values, Out2<int8_t> out, Out<float> scales) {
-  expect_equal(out.size(), values.size());
-  expect_equal(scales.size(), values.shape(0));
-  const nb::gil_scoped_release release;
-  pack_int8(values.data(), values.shape(0), values.shape(1), out.data(), scales.data());
+RowFormat format_of(int bits, bool asymmetric, size_t scalars, size_t width) {
+  if (width <= scalars) throw std::invalid_argument("rows without a vector have no integer codec");
+  return {bits, asymmetric, scalars, width - scalars};
 }
 
-void unpack_bytes(const In2<int8_t>& packed, const In<float>& scales, Out2<float> out) {
-  expect_equal(out.size(), packed.size());
-  expect_equal(scales.size(), packed.shape(0));
+void pack_integers(const In2<float>& values, int bits, bool asymmetric, size_t scalars, uint64_t seed,
+                   Out2<uint8_t> out) {
+  const RowFormat format = format_of(bits, asymmetric, scalars, values.shape(1));
+  expect_equal(out.shape(0), values.shape(0));
+  expect_equal(out.shape(1), packed_bytes(format));
   const nb::gil_scoped_release release;
-  unpack_int8(packed.data(), packed.shape(0), packed.shape(1), scales.data(), out.data());
+  pack_rows(values.data(), values.shape(0), format, seed, out.data());
+}
+
+void unpack_integers(const In2<uint8_t>& packed, int bits, bool asymmetric, size_t scalars, Out2<float> out) {
+  const RowFormat format = format_of(bits, asymmetric, scalars, out.shape(1));
+  expect_equal(packed.shape(0), out.shape(0));
+  expect_equal(packed.shape(1), packed_bytes(format));
+  const nb::gil_scoped_release release;
+  unpack_rows(packed.data(), out.shape(0), format, out.data());
 }
 
 }  // namespace
@@ -46,8 +54,10 @@ void bind_codec(nb::module_& m) {
   m.def("unpack_bf16", &unpack_halves<unpack_bf16>, nb::arg("packed"), nb::arg("out").noconvert());
   m.def("pack_fp16", &pack_halves<pack_fp16>, nb::arg("values"), nb::arg("out").noconvert());
   m.def("unpack_fp16", &unpack_halves<unpack_fp16>, nb::arg("packed"), nb::arg("out").noconvert());
-  m.def("pack_int8", &pack_bytes, nb::arg("values"), nb::arg("out").noconvert(), nb::arg("scales").noconvert());
-  m.def("unpack_int8", &unpack_bytes, nb::arg("packed"), nb::arg("scales"), nb::arg("out").noconvert());
+  m.def("pack_integers", &pack_integers, nb::arg("values"), nb::arg("bits"), nb::arg("asymmetric"), nb::arg("scalars"),
+        nb::arg("seed"), nb::arg("out").noconvert());
+  m.def("unpack_integers", &unpack_integers, nb::arg("packed"), nb::arg("bits"), nb::arg("asymmetric"),
+        nb::arg("scalars"), nb::arg("out").noconvert());
 }
 
 }  // namespace freshet

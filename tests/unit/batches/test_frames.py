@@ -23,9 +23,11 @@ from freshet.batches.stream import TrainBatch
 from freshet.errors import ConfigError, FreshetError
 from freshet.model.inputs import GroupInputs, Labels, ModelInputs
 from freshet.rows.service import KeyGroup, RowStates
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, decode_frame, encode_frame
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, decode_frame, encode_frame
 from freshet.tables import KnownPushes
 from freshet.types import F32, U64, Fence, OffsetRange, bucket_of
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 NAMES = Names(("country",), ("click", "buy"), (3, 1), (2, 0), 16)
 HEADER = RequestHeader(7, Fence(9), 1, 2, 3, 2, 50)
@@ -94,8 +96,8 @@ def keys_of(group: int, keys: U64) -> KeyGroup:
 @pytest.mark.parametrize("b", [1, 4, 100])
 def test_decoded_batch_equals_the_sent_one(b):
     sent = a_batch(b)
-    data = batch_frame(3, 99, sent, NAMES, RowCodec.FP32)
-    built = batch_of(decode_frame(data, max_bytes=MAX), NAMES)
+    data = batch_frame(3, 99, sent, NAMES, RowWire())
+    built = batch_of(decode_frame(data, max_bytes=MAX), NAMES, RowWire())
     assert built is not None
     number, batch = built
     assert (number, batch.ranges, batch.fence, batch.replayed) == (99, sent.ranges, 12, True)
@@ -127,15 +129,15 @@ def test_decoded_batch_equals_the_sent_one(b):
 
 def test_batch_without_read_my_writes_carries_no_keys():
     sent = replace(a_batch(), looked=None)
-    frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowCodec.FP32), max_bytes=MAX)
-    built = batch_of(frame, NAMES)
+    frame = decode_frame(batch_frame(3, 99, sent, NAMES, RowWire()), max_bytes=MAX)
+    built = batch_of(frame, NAMES, RowWire())
     assert built is not None
     assert built[1].looked is None
     assert not frame.has(Part.KEYS)
 
 
 def test_empty_answer_decodes_to_none():
-    assert batch_of(decode_frame(empty_frame(1), max_bytes=MAX), NAMES) is None
+    assert batch_of(decode_frame(empty_frame(1), max_bytes=MAX), NAMES, RowWire()) is None
 
 
 def test_request_header_and_dense_vector_arrive():
@@ -148,14 +150,14 @@ def test_request_header_and_dense_vector_arrive():
 
 def test_gradients_of_another_shape_are_refused():
     sent = [np.ones((5, 3), np.float32), np.ones((2, 1), np.float32)]
-    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowCodec.FP32), max_bytes=MAX)
-    built, counts = gradients_of(frame, a_batch())
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowWire()), max_bytes=MAX)
+    built, counts = gradients_of(frame, a_batch(), RowWire())
     np.testing.assert_array_equal(built[0], sent[0])
     assert counts is None
     wider = [np.ones((6, 3), np.float32), sent[1]]
-    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, wider, RowCodec.FP32), max_bytes=MAX)
+    frame = decode_frame(gradients_frame(5, HEADER, {}, 1, wider, RowWire()), max_bytes=MAX)
     with pytest.raises(BadFrame):
-        gradients_of(frame, a_batch())
+        gradients_of(frame, a_batch(), RowWire())
 
 
 COUNTS = [np.array([1, 3, 1, 2, 4], np.uint32), np.array([2, 1], np.uint32)]
@@ -175,12 +177,12 @@ def counted_frame(codec: RowCodec = RowCodec.FP32) -> tuple[Frame, list[F32]]:
         rng.normal(size=(int(of.sum()), width)).astype(np.float32)
         for of, width in zip(COUNTS, NAMES.widths, strict=True)
     ]
-    return decode_frame(gradients_frame(5, HEADER, {}, 1, sent, codec, COUNTS), max_bytes=MAX), sent
+    return decode_frame(gradients_frame(5, HEADER, {}, 1, sent, RowWire(codec), COUNTS), max_bytes=MAX), sent
 
 
 def test_decoded_gradients_of_several_steps_equal_the_sent_ones():
     frame, sent = counted_frame()
-    gradients, counts = gradients_of(frame, in_steps())
+    gradients, counts = gradients_of(frame, in_steps(), RowWire())
     assert counts is not None
     for g, of in enumerate(COUNTS):
         np.testing.assert_array_equal(counts[g], of)
@@ -189,7 +191,9 @@ def test_decoded_gradients_of_several_steps_equal_the_sent_ones():
 
 def test_batch_flag_permits_several_gradients_a_row():
     for sent in (in_steps(), a_batch()):
-        built = batch_of(decode_frame(batch_frame(3, 9, sent, NAMES, RowCodec.FP32), max_bytes=MAX), NAMES)
+        built = batch_of(
+            decode_frame(batch_frame(3, 9, sent, NAMES, RowWire()), max_bytes=MAX), NAMES, RowWire()
+        )
         assert built is not None
         assert built[1].looked is not None
         assert (built[1].states is None) == (sent.states is None)
@@ -200,7 +204,7 @@ def test_batch_flag_permits_several_gradients_a_row():
 def test_several_gradients_without_states_are_refused():
     frame, _ = counted_frame()
     with pytest.raises(BadFrame, match="without states"):
-        gradients_of(frame, a_batch())
+        gradients_of(frame, a_batch(), RowWire())
 
 
 @pytest.mark.parametrize(
@@ -218,13 +222,13 @@ def test_counts_that_do_not_fit_the_batch_are_refused(counts):
     good, _ = counted_frame()
     bad = replace(good, sections={**good.sections, (Part.COUNTS, 0): counts})
     with pytest.raises(BadFrame):
-        gradients_of(decode_frame(encode_frame(bad), max_bytes=MAX), in_steps())
+        gradients_of(decode_frame(encode_frame(bad), max_bytes=MAX), in_steps(), RowWire())
 
 
 @given(
     st.integers(0, 7),
     st.sampled_from(list(RowCodec)),
-    st.sampled_from([Part.COUNTS, Part.VALUES, Part.SCALES]),
+    st.sampled_from([Part.COUNTS, Part.VALUES]),
     st.integers(0, 2),
     st.sampled_from(["u1", "<u2", "<u4", "<f4", "i1"]),
     st.lists(st.integers(0, 12), min_size=1, max_size=2),
@@ -235,7 +239,7 @@ def test_any_gradients_fit_their_rows_or_are_refused(flags, codec, part, group, 
     drawn = np.random.default_rng(seed).integers(0, 5 if part == Part.COUNTS else 100, shape)
     sections = {**good.sections, (part, group): drawn.astype(dtype)}
     try:
-        gradients, counts = gradients_of(replace(good, flags=flags, sections=sections), in_steps())
+        gradients, counts = gradients_of(replace(good, flags=flags, sections=sections), in_steps(), RowWire())
     except BadFrame:
         return
     assert (counts is not None) == bool(flags & 4)
@@ -268,11 +272,11 @@ WRONG: dict[str, tuple[Part, int, NDArray[Any]]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_inconsistent_columns_are_refused(what):
-    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowCodec.FP32), max_bytes=MAX)
+    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowWire()), max_bytes=MAX)
     part, group, array = WRONG[what]
     bad = Frame(good.kind, good.id, good.codec, good.flags, {**good.sections, (part, group): array})
     with pytest.raises(BadFrame):
-        batch_of(decode_frame(encode_frame(bad), max_bytes=MAX), NAMES)
+        batch_of(decode_frame(encode_frame(bad), max_bytes=MAX), NAMES, RowWire())
 
 
 @given(
@@ -284,13 +288,13 @@ def test_inconsistent_columns_are_refused(what):
     st.integers(0, 2**32 - 1),
 )
 def test_any_frame_is_a_consistent_batch_or_is_refused(kind, part, group, dtype, shape, seed):
-    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowCodec.FP32), max_bytes=MAX)
+    good = decode_frame(batch_frame(3, 99, a_batch(), NAMES, RowWire()), max_bytes=MAX)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == "?" else 256, size).astype(np.uint8)
     array = raw.view(dtype).reshape(shape)
     bad = Frame(good.kind, kind, good.codec, 0, {**good.sections, (part, group): array})
     try:
-        built = batch_of(bad, NAMES)
+        built = batch_of(bad, NAMES, RowWire())
     except FreshetError:
         return
     assert built is not None

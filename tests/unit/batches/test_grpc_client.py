@@ -9,7 +9,7 @@ from freshet.embedder.service import BatchServer
 from freshet.errors import DataLost, Fenced, Overloaded, Unavailable
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import TOKENS_CHECK_S, PeerTokens
-from freshet.rpc.frames import Frame, RowCodec
+from freshet.rpc.frames import Frame
 from freshet.testing.clock import SettableClock
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import await_any_batch, await_batch, flush, gradients_of, spans
@@ -17,6 +17,7 @@ from freshet.testing.contracts.rowservice import PARTITIONS, WIDTH, push_of
 from freshet.testing.faults import Faulty
 from freshet.testing.reference import ReferenceRowService
 from freshet.types import Fence
+from freshet.wires.codecs import RowCodec
 from tests.fixtures.embedder import RemoteScene
 
 DEADLINE_S = 20.0

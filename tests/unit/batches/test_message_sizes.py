@@ -23,11 +23,11 @@ from freshet.features import Decoded, GroupKeys
 from freshet.log.context import ModelContext
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.rpc.channel import MIB, Transport
-from freshet.rpc.frames import RowCodec
 from freshet.rpc.pieces import MAX_PIECES
 from freshet.rpc.server import STREAMS, WORK_BYTES
 from freshet.tables import KnownPushes
 from freshet.types import BytesColumn, Fence, OffsetRange
+from freshet.wires.row_wire import RowWire
 from tests.fixtures.effort import examples
 
 
@@ -80,7 +80,7 @@ def fullest(spec: Spec) -> int:
     built.looked.states.known = KnownPushes(np.zeros((256, spec.partitions), np.int64), moments)
     for memory in [*(inputs.rows for inputs in built.inputs.groups), *built.looked.states.floats]:
         memory[:] = 0
-    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowCodec.FP32))
+    return len(batch_frame(1, 1, built.batch(Fence(1), looked=True), Names.of(spec, layout), RowWire()))
 
 
 @settings(deadline=None, max_examples=examples(25))

@@ -11,11 +11,11 @@ from freshet.errors import Fenced
 from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.observability.metrics import readings
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import FrameServer
 from freshet.testing.conditions import wait_for
 from freshet.testing.contracts.batches import gradients_of
 from freshet.testing.contracts.rowservice import PARTITIONS
+from freshet.wires.codecs import RowCodec
 from tests.fixtures.embedder import IdDecoders, RemoteScene
 
 DEADLINE_S = 20.0

@@ -10,8 +10,8 @@ import pytest
 from freshet.model import StepsRows
 from freshet.model.hedge import HedgeDense
 from freshet.model.inputs import GroupInputs, ModelInputs
-from freshet.rpc.frames import RowCodec, pack_values, unpack_values
 from freshet.types import F32, Bool, OffsetRange
+from freshet.wires.codecs import ASYMMETRIC, RowCodec, RowFormat, format_for, pack_rows, unpack_rows
 from tests.unit.model.loops import MODELS, World, batches_of, looked_up
 
 
@@ -62,9 +62,9 @@ def test_counts_that_a_codec_has_rounded_come_from_the_states() -> None:
             wanted.append(group)
             continue
         group.rows[:, wide.start] = 99.0
-        packed, scales = pack_values(group.rows, RowCodec.INT8)
         rounded = np.empty_like(group.rows)
-        unpack_values(packed, RowCodec.INT8, scales, rounded)
+        form = RowFormat(RowCodec.INT8, group.rows.shape[1])
+        unpack_rows(pack_rows(group.rows, form), form, rounded)
         assert len(np.unique(group.rows[:, count.start])) > 2
         assert (rounded[:, count.start] == 0).all()
         exact = rounded.copy()
@@ -78,7 +78,7 @@ def test_counts_that_a_codec_has_rounded_come_from_the_states() -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("codec", RowCodec)
+@pytest.mark.parametrize("codec", [codec for codec in RowCodec if codec not in ASYMMETRIC])
 def test_rows_of_early_positives_alone_count_no_step(codec: RowCodec) -> None:
     """Whatever codec the gradients travel in: negatives of the same requests must not find other counts."""
     for emit in ("early", "window"):
@@ -88,10 +88,10 @@ def test_rows_of_early_positives_alone_count_no_step(codec: RowCodec) -> None:
         assert inputs.labels is not None
         result = world.model.lane().forward_backward(inputs)
         travelled = []
-        for gradients in result.gradients:
-            values, scales = pack_values(gradients, codec)
+        for gradients, layout in zip(result.gradients, world.layout.groups, strict=True):
+            form = format_for(codec, layout.width, layout.scalars)
             travelled.append(np.empty_like(gradients))
-            unpack_values(values, codec, scales, travelled[-1])
+            unpack_rows(pack_rows(gradients, form, seed=7), form, travelled[-1])
         world.store.push([OffsetRange(0, 0, 1)], 1, groups, travelled)
         after, _ = looked_up(world, lane, 0, 60)
         some = 0

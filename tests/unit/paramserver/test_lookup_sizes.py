@@ -13,9 +13,10 @@ from freshet.paramserver.server import serve_rows
 from freshet.rows.grpc.client import Link
 from freshet.rows.grpc.frames import Described, lookup_frame, rows_into
 from freshet.rpc.channel import Transport
-from freshet.rpc.frames import RowCodec
 from freshet.rpc.server import FrameServer
 from freshet.types import Bucket
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 TRANSPORT = Transport(max_message_bytes=1 << 16)
 WIDTH, STATES = 60, 4
@@ -65,7 +66,7 @@ def test_a_lookup_with_too_large_an_answer_is_refused_unread(states: bool) -> No
             ask(most + 1)
         assert (rows.looked_up, server.counts.refused) == (0, {"oversized": 1})
         if not states:
-            rows_into(ask(most), {0: np.empty((most, WIDTH), np.float32)})
+            rows_into(ask(most), {0: np.empty((most, WIDTH), np.float32)}, RowWire())
             assert rows.looked_up == most
     finally:
         link.close()

@@ -20,11 +20,11 @@ from freshet.rpc.frames import (
     LargeFrame,
     OtherFrame,
     Part,
-    RowCodec,
     decode_frame,
     encode_frame,
     encoded_bytes,
 )
+from freshet.wires.codecs import RowCodec
 from tests.fixtures.effort import examples
 
 LIMIT = 1 << 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from freshet.errors import Corrupt, TooLarge
 from freshet.rows.grpc.frames import rows_frame
-from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, Part, RowCodec, decode_frame, encode_frame
+from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, Part, decode_frame, encode_frame
 from freshet.rpc.pieces import (
     MAX_PIECES,
     MIN_LIMIT_BYTES,
@@ -20,6 +20,8 @@ from freshet.rpc.pieces import (
     split_message,
 )
 from freshet.tables import KnownPushes
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 LIMIT = 1 << 20
 
@@ -28,7 +30,7 @@ def a_message(rows: int, width: int = 3, floats: int = 6, frame_id: int = 7) -> 
     """An answer to a lookup with Adam's state."""
     values = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
     states = {0: np.ones((rows, floats), np.float32)}
-    return rows_frame(frame_id, {0: values}, RowCodec.FP32, states, KnownPushes(np.array([[5]])))
+    return rows_frame(frame_id, {0: values}, RowWire(), RowCodec.FP32, states, KnownPushes(np.array([[5]])))
 
 
 def frames_of(pieces: Sequence[bytes]) -> list[Frame]:

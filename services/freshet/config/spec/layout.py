@@ -201,6 +201,11 @@ class Group:
         return sum(slot.width for slot in self.slots)
 
     @property
+    def scalars(self) -> int:
+        """C: floats of a row before its vector, which is the last slot; S if it has no vector."""
+        return sum(slot.width for slot in self.slots if slot.name != "vector")
+
+    @property
     def state_floats(self) -> int:
         """T: floats of optimiser state of a row."""
         return sum(rule_of(s.optimizer.name).state_floats(s.width) for s in self.slots)
@@ -216,6 +221,11 @@ class Layout:
 
     groups: tuple[Group, ...]
     dense: tuple[int, ...]  # indexes of spec.features that are dense, in spec order: column d of (B, D)
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """Floats of a row before its vector, of each group."""
+        return tuple(group.scalars for group in self.groups)
 
 
 def layout_of(spec: Spec) -> Layout:

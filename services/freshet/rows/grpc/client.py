@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,12 @@ from freshet.rows.grpc.frames import applied_of, known_of, lookup_frame, push_fr
 from freshet.rows.service import KeyGroup, Push, RowStates
 from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, open_channel
 from freshet.rpc.errors import error_of, failure_of
-from freshet.rpc.frames import BadFrame, Frame, Kind, RowCodec, decode_frame, encode_frame
+from freshet.rpc.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
 from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -242,10 +245,11 @@ IN_FLIGHT_BYTES = 64 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Model and spec that the shards must serve."""
+    """Model and spec that the shards must serve, and the layout of its rows."""
 
     model: str
     spec_hash: str
+    scalars: tuple[int, ...] = ()  # of each store group the floats of a row before its vector
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
@@ -281,7 +285,8 @@ class RemoteRows:
             in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
-        self._lookup_codec, self._push_codec = lookup_codec, push_codec
+        self.lookups = RowWire(lookup_codec, served.scalars)
+        self.pushes = RowWire(push_codec, served.scalars, seed=secrets.randbits(64))
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
@@ -419,10 +424,10 @@ class RemoteRows:
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        codec, owned, span = self._push_codec, owners.of_bucket == shard, push.span or current()
+        wire, owned, span = self.pushes, owners.of_bucket == shard, push.span or current()
         return link.ask(
             "Push",
-            lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, codec, owned, span),
+            lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, wire, owned, span),
         )
 
     def _lookup_once(
@@ -439,7 +444,7 @@ class RemoteRows:
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
-                    codec=self._lookup_codec,
+                    codec=self.lookups.codec,
                     create=create,
                     states=with_states,
                     span=span,
@@ -453,7 +458,7 @@ class RemoteRows:
         for shard, link, places, future in sent:
             frame = self._answer(link, "Lookup", future, deadline)
             for group, of in places.items():
-                _scatter(frame, group, of, rows_of[group], rows_into)
+                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.lookups))
                 if states is not None:
                     _scatter(frame, group, of, floats_of[group], states_into)
             if states is not None:

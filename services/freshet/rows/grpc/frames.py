@@ -3,10 +3,10 @@
 | method | request | answer |
 |---|---|---|
 | `Lookup` (stream) | LOOKUP: KEYS and TABLES of each group; the codec of the answer; flag 1: create; flag 2:
-states | ROWS: VALUES (and SCALES) of each group; with flag 2 STATES of groups that have any, MOMENTS and, if
+states | ROWS: VALUES of each group; with flag 2 STATES of groups that have any, MOMENTS and, if
 there are several, MOMENT_OF of each group (the pushes that its rows contain) |
 | `Push` (stream) | PUSH: RANGES, NUMBERS (fence, clock in ms), OWNED (buckets that the sender assumes the
-receiver to own), KEYS, TABLES, VALUES (and SCALES) of each group | PUSHED: flag 1: applied, 0: applied
+receiver to own), KEYS, TABLES, VALUES of each group | PUSHED: flag 1: applied, 0: applied
 before |
 | `Applied` | REQUEST | `RESPONSE`: APPLIED (each distinct offset of a partition), NUMBERS (owned buckets) |
 | `Describe` | REQUEST | `RESPONSE`: TEXT (JSON) |
@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 from freshet.errors import Corrupt
 from freshet.observability.tracing import Context
 from freshet.rows.service import KeyGroup, Push
-from freshet.rpc.frames import BadFrame, Frame, Kind, Part, RowCodec, add_values, encode_frame, read_values
+from freshet.rpc.frames import BadFrame, Frame, Kind, Part, add_values, encode_frame, read_values
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool, Fence, OffsetRange, TimeMs, bucket_of
+from freshet.wires.codecs import RowCodec
+from freshet.wires.row_wire import RowWire
 
 _CREATE = 1
 _STATES = 2
@@ -99,6 +101,7 @@ def lookup_of(frame: Frame, buckets: int) -> tuple[list[KeyGroup], bool, bool]:
 def rows_frame(
     frame_id: int,
     rows: Mapping[int, F32],
+    wire: RowWire,
     codec: RowCodec,
     states: Mapping[int, F32] | None = None,
     known: KnownPushes | None = None,
@@ -108,13 +111,14 @@ def rows_frame(
     Args:
         frame_id: id of the request.
         rows: {store group: (U, S) float32}.
-        codec: encoding of the rows.
+        wire: encodes the rows.
+        codec: the encoding that the lookup requests.
         states: {store group: (U, T) float32}, sent as float32 in any codec.
         known: the pushes that the rows contain.
     """
     sections: dict[tuple[Part, int], NDArray[Any]] = {}
     for group, values in rows.items():
-        add_values(sections, group, values, codec)
+        add_values(sections, group, values, wire, codec)
     for group, floats in (states or {}).items():
         if floats.shape[1]:
             sections[Part.STATES, group] = floats
@@ -142,11 +146,11 @@ def known_of(frame: Frame, groups: Sequence[int], buckets: int) -> KnownPushes:
     return KnownPushes(offsets, moment_of)
 
 
-def rows_into(frame: Frame, out: Mapping[int, F32]) -> None:
+def rows_into(frame: Frame, out: Mapping[int, F32], wire: RowWire) -> None:
     """Copy an answer's rows into `out`, (U, S) float32 for each group. Raises BadFrame if shapes differ."""
     _expect(frame, Kind.ROWS)
     for group, rows in out.items():
-        read_values(frame, group, rows)
+        read_values(frame, group, rows, wire)
 
 
 def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
@@ -164,7 +168,7 @@ def push_frame(
     fence: int,
     clock_ms: int,
     groups: Sequence[tuple[int, U64, U8, F32]],
-    codec: RowCodec,
+    wire: RowWire,
     owned: Bool,
     span: Context | None = None,
 ) -> bytes:
@@ -176,10 +180,11 @@ def push_frame(
         fence: fence of the sender's claim on their partitions.
         clock_ms: largest event time of the batch.
         groups: (store group, keys (U,) uint64, table ids (U,) uint8, gradients (U, S) float32).
-        codec: encoding of the gradients.
+        wire: encodes the gradients.
         owned: (B,) bool, buckets that the sender assumes the receiver to own.
         span: parent span, if the push is traced.
     """
+    codec = wire.codec  # it may change meanwhile
     sections: dict[tuple[Part, int], NDArray[Any]] = {
         (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
         (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
@@ -187,13 +192,13 @@ def push_frame(
     }
     for group, keys, tables, gradients in groups:
         sections[Part.KEYS, group], sections[Part.TABLES, group] = keys, tables
-        add_values(sections, group, gradients, codec)
+        add_values(sections, group, gradients, wire, codec)
     if span is not None:
         sections[Part.SPAN, 0] = _span_numbers(span)
     return encode_frame(Frame(Kind.PUSH, frame_id, codec, sections=sections))
 
 
-def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> Push:
+def push_of(frame: Frame, buckets: int, widths: Sequence[int], wire: RowWire) -> Push:
     """Decode a push. Raises BadFrame if it is malformed, ValueError if a range is empty."""
     _expect(frame, Kind.PUSH)
     ranges = frame.array(Part.RANGES, np.int64, (None, 3)).tolist()
@@ -206,7 +211,7 @@ def push_of(frame: Frame, buckets: int, widths: Sequence[int]) -> Push:
         if group.group >= len(widths):
             raise BadFrame(f"push: expected a store group below {len(widths)}, found {group.group}", "shape")
         rows = np.empty((len(group.keys), widths[group.group]), np.float32)
-        read_values(frame, group.group, rows)
+        read_values(frame, group.group, rows, wire)
         gradients.append(rows)
     decoded = tuple(OffsetRange(*r) for r in ranges)
     return Push(decoded, Fence(fence), TimeMs(clock_ms), groups, gradients, owned, span_of(frame))
