@@ -4,8 +4,10 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -30,6 +32,19 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda _number, _frame: None)
+
+
+HTTP_S = 60.0
+"""httpx gives up after 5 s unless it is told otherwise; a machine that is shared stands still for longer."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_http() -> Iterator[None]:
+    """Calls of `httpx.get` and the like wait for HTTP_S unless they say how long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("get", "post", "put", "delete", "request", "stream"):
+            patch.setattr(httpx, name, partial(getattr(httpx, name), timeout=HTTP_S))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -95,12 +95,17 @@ def test_every_alert_is_made_to_fire_and_not_to_fire() -> None:
 
 @pytest.mark.promtool
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.name)
-def test_promtool_agrees(path: Path) -> None:
+def test_promtool_agrees(path: Path, tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: apt-get install prometheus, or make test SKIP=promtool"
     subprocess.run([promtool, "check", "rules", RULES], check=True, capture_output=True, timeout=60)
+    tests, rules = (yaml.safe_load(at.read_text()) for at in (path, RULES))
+    judged = {case["alertname"] for test in tests["tests"] for case in test["alert_rule_test"]}
+    for group in rules["groups"]:  # promtool evaluates each rule all the time, needed or not
+        group["rules"] = [rule for rule in group["rules"] if rule.get("alert", "") in {"", *judged}]
+    (tmp_path / RULES.name).write_text(yaml.safe_dump(rules))
     done = subprocess.run(
-        [promtool, "test", "rules", path],
+        [promtool, "test", "rules", shutil.copy(path, tmp_path)],
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

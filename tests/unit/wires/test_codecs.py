@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -131,6 +131,8 @@ def asymmetric(values: F32, bits: int) -> NDArray[np.uint8]:
 
 
 @given(ANY_ROWS, st.sampled_from(SYMMETRIC), st.just(0) | SEEDS)
+@example(np.full((1, 5), np.finfo(np.float32).max, np.float32), RowCodec.INT4, 0)
+@example(np.full((1, 5), -np.finfo(np.float32).max, np.float32), RowCodec.INT8, 0)
 def test_symmetric_codes_are_those_of_numpy_to_the_bit(values: F32, codec: RowCodec, seed: int) -> None:
     packed = pack_rows(values, RowFormat(codec, values.shape[1]), seed)
     np.testing.assert_array_equal(packed, symmetric(values, codec.bits, seed))
