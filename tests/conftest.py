@@ -35,7 +35,7 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 HTTP_S = 60.0
-"""httpx gives up after 5 s unless it is told otherwise; a machine that is shared stands still for longer."""
+"""httpx gives up after 5 s by default; a machine that is shared stands still for longer."""
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,11 +1,11 @@
 """Reducers: how ranks sum their dense gradients, and how much of each is sent in a step.
 
-A reducer that sends less than a whole gradient keeps the rest as residual (error feedback): what step t does
-not deliver, a later step does. Two rules make this exact (PROTOCOL 14, 15):
+A reducer that sends less than a whole gradient keeps the rest as residual (error feedback): what step t
+does not deliver, a later step does. Two rules make this exact (PROTOCOL 14, 15):
 
 - A *flush* sums the residuals of all ranks without compression and empties them. Its result is the *carry*,
-  equal on all ranks, part of the dense state, and added to the next step's sum. Versions are written, and ranks
-  join or leave, only right after a flush, so neither loses any part of a gradient.
+  equal on all ranks, part of the dense state, and added to the next step's sum. Versions are written, and
+  ranks join or leave, only right after a flush, so neither loses any part of a gradient.
 - A rank that is lost without a flush takes its residual along. The others go back to the dense state of the
   last flush and train on the same samples again.
 
@@ -45,9 +45,9 @@ class Reducer(Protocol):
     """Sums one gradient a step over the ranks. One thread at a time uses it."""
 
     def reduce(self, group: Collectives, gradient: F32) -> None:
-        """Replace this rank's (d,) gradient by the sum over the ranks, as far as it is delivered in this step.
-
         The result is bit-identical on all ranks. A value that is not finite reaches the sum but no residual.
+
+        The result is bit-identical on all ranks. A value that is not finite reaches the sum, and no residual.
         Raises RankLost; residuals are then void, and the caller calls `reset`.
         """
 
