@@ -45,7 +45,7 @@ class Reducer(Protocol):
     """Sums one gradient a step over the ranks. One thread at a time uses it."""
 
     def reduce(self, group: Collectives, gradient: F32) -> None:
-        The result is bit-identical on all ranks. A value that is not finite reaches the sum but no residual.
+        """Replace this rank's (d,) gradient by the sum over the ranks, as far as this step delivers it.
 
         The result is bit-identical on all ranks. A value that is not finite reaches the sum, and no residual.
         Raises RankLost; residuals are then void, and the caller calls `reset`.
