@@ -107,6 +107,34 @@ def test_bytes_are_exchanged_and_broadcast_whatever_their_length(made: list[Torc
         assert sent == [content] * len(made)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_parts_reach_their_ranks(made: list[TorchProcessGroup], known: bool) -> None:
+    def part(sender: int, receiver: int) -> NDArray[np.uint8]:
+        return np.full(5 * sender * receiver + sender, 16 * sender + receiver, np.uint8)  # of rank 0: none
+
+    ranks = range(len(made))
+
+    def call(g: TorchProcessGroup) -> tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]]:
+        lengths = [len(part(i, g.rank)) for i in ranks] if known else None
+        sent = g.all_to_all([part(g.rank, j) for j in ranks], lengths)
+        return sent, g.all_gather(part(g.rank, 1), [len(part(i, 1)) for i in ranks] if known else None)
+
+    for rank, (sent, gathered) in enumerate(at_once(*(lambda g=g: call(g) for g in made))):
+        assert [p.tobytes() for p in sent] == [part(i, rank).tobytes() for i in ranks]
+        assert [p.tobytes() for p in gathered] == [part(i, 1).tobytes() for i in ranks]
+
+
+def test_parts_for_a_rank_that_ended_raise_rank_lost() -> None:
+    pair = groups(2)
+    pair[1].close()
+    part = np.ones(3, np.uint8)
+
+    for call in (lambda: pair[0].all_to_all([part, part], [3, 3]), lambda: pair[0].all_gather(part, [3, 3])):
+        with pytest.raises(RankLost, match="ended"):
+            call()
+    pair[0].close()
+
+
 def test_tls_that_this_torch_does_not_have_is_not_claimed() -> None:
     """In a process of its own: gloo looks once."""
     code = "from freshet.trainer.torch_process_group import _device; _device('127.0.0.1')"
