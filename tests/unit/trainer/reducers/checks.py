@@ -160,8 +160,8 @@ class AdamReducer:
     Some values have no variance yet. Conservation holds for g_eff.
     """
 
-    def __init__(self, size: int, **options: int) -> None:
-        self.inner = OneBitAdam(size, **options)
+    def __init__(self, size: int, refresh_steps: int) -> None:
+        self.inner = OneBitAdam(size, refresh_steps=refresh_steps)
         self.moments = Moments(np.zeros(size, np.float32), np.ones(size, np.float32))
         self.moments.second[50:60] = 0
         active = np.flatnonzero(self.moments.second)

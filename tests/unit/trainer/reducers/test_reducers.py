@@ -39,7 +39,7 @@ MAKES: dict[str, Make] = {
     "levels": lambda rank: AdaptiveLevels(SIZE, seed=rank),
     "dct": lambda rank: Dct(ENDS, 0.02),
     "dct_fp16": lambda rank: Dct(ENDS, 0.02, Values.FP16, refresh_steps=100),
-    "adam": lambda rank: AdamReducer(SIZE, refresh_steps=40),
+    "adam": lambda rank: AdamReducer(SIZE, 40),
 }
 BOUNDS = {"int8": 0.01, "int4": 0.2, "sign": 10, "levels": 2, "dct": 30, "dct_fp16": 30, "adam": 30}
 """Largest residual over the largest gradient."""
@@ -284,7 +284,7 @@ def skips_flush(make: Make) -> Make:
         lambda rank: ForgetsOwned(IntegerCodec(8), SIZE),
         lambda rank: ForgetsOwned(SignCodec(), SIZE),
         lambda rank: DctForgets(ENDS, 0.02),
-        lambda rank: AdamForgets(SIZE, refresh_steps=40),
+        lambda rank: AdamForgets(SIZE, 40),
     ],
 )
 def test_dropped_feedback_is_found(mutant: Make) -> None:
