@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from freshet.rpc.pieces import MessageAssembler, check_message_size, split_messa
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
 from freshet.wires.codecs import RowCodec
-from freshet.wires.row_wire import RowWire
+from freshet.wires.row_wire import RowWires
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -285,8 +284,7 @@ class RemoteRows:
             in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
-        self.lookups = RowWire(lookup_codec, served.scalars)
-        self.pushes = RowWire(push_codec, served.scalars, seed=secrets.randbits(64))
+        self.wires = RowWires.of(served.scalars, lookup_codec, push_codec)
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
@@ -424,7 +422,7 @@ class RemoteRows:
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        wire, owned, span = self.pushes, owners.of_bucket == shard, push.span or current()
+        wire, owned, span = self.wires.gradients, owners.of_bucket == shard, push.span or current()
         return link.ask(
             "Push",
             lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, wire, owned, span),
@@ -444,7 +442,7 @@ class RemoteRows:
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
-                    codec=self.lookups.codec,
+                    codec=self.wires.rows.codec,
                     create=create,
                     states=with_states,
                     span=span,
@@ -458,7 +456,7 @@ class RemoteRows:
         for shard, link, places, future in sent:
             frame = self._answer(link, "Lookup", future, deadline)
             for group, of in places.items():
-                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.lookups))
+                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.wires.rows))
                 if states is not None:
                     _scatter(frame, group, of, floats_of[group], states_into)
             if states is not None:
