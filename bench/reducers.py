@@ -218,7 +218,7 @@ class Momenta:
     """1-bit Adam or LAMB."""
 
     reducer: OneBitAdam | OneBitLamb
-    drifts: bool = True  # tell it the loss
+    drifts: bool = True  # report the loss to it
     carry: F32 = field(default_factory=lambda: np.zeros(1, np.float32))
 
     def step(self, group: Collectives, gradient: F32, adam: Adam) -> None:

@@ -2,7 +2,7 @@
 
 Adam divides by the root of a mean of squares, which makes error feedback on the gradient diverge: the error
 of one step would be squared in the next. The momentum is linear in the gradient, so its error feeds back.
-Hence a *warm-up* with whole gradients and plain Adam, until the variance has settled; then the variance is
+Hence a *warm-up* with whole gradients and plain Adam, until the variance is steady; then the variance is
 frozen, and each rank sends its part of the new momentum through `TwoPhase` with `SignCodec`.
 
 How an Adam that exists is driven by this: `reduce` replaces the gradient g by
@@ -17,9 +17,10 @@ the sum over ranks is the mean gradient.
 Ours differs from the paper in these:
 
 - A stream drifts, so the variance is refreshed: each `refresh_steps` a whole gradient is summed and moves it,
-  with the weight of the steps since the last, at most `CATCH_UP`. If the loss jumps (`drift`), the warm-up
-  begins anew.
-- The paper's rule for the end of the warm-up is one-sided; here the variance may neither fall nor rise.
+  with the weight of the steps since the last, at most `CATCH_UP`. For a window of the variance after a jump
+  of the loss (`drift`), that happens each `ALERT_STEPS`: the variance follows as fast as Adam's own.
+- The paper ends the warm-up if the variance has fallen by less than 4 % in a window. It never moves after
+  that. Here refreshes follow it, and on a stream it falls by 10 % and more for long, so `STEADY` is wider.
 - A value whose variance is 0 has seen no gradient. It is left out of the exchange: as a sign it would get
   plus or minus the scale, divided by epsilon. Its gradient waits for the next refresh.
 
@@ -44,9 +45,11 @@ from freshet.trainer.reducers.group_codecs import SignCodec
 from freshet.trainer.reducers.two_phase import TwoPhase
 from freshet.types import F32, I64
 
-FREEZE_RATIO = 0.96
-"""The warm-up ends if |v_t| and |v_(t - 1/(1 - beta2))|, sums of absolute values, are as close as this."""
+STEADY = 0.8
+"""The warm-up ends if |v_t| and |v_(t - 1/(1 - beta2))|, sums of absolute values, have at least this ratio,
+the smaller to the larger."""
 REFRESH_STEPS = 256
+ALERT_STEPS = 16
 CATCH_UP = 32
 """Steps of weight that a refresh has at most: more would make the variance as noisy as one gradient."""
 
@@ -98,6 +101,7 @@ class OneBitAdam:
         self._window = round(1 / (1 - self.betas.second))
         self._norms: deque[float] = deque(maxlen=self._window + 1)
         self._refreshed = 0  # steps since the variance changed
+        self._alert = 0  # steps for which it is refreshed more often
         self._pending: F32 = np.zeros(size, np.float32)  # gradient of values that are left out
         self._active: I64 = np.empty(0, np.int64)
         self._scaling: F32 = np.empty(0, np.float32)  # of active values
@@ -118,18 +122,17 @@ class OneBitAdam:
         """
         self.steps += 1
         jumped = self.drift.take_jump()
-        if not self.frozen and self._is_settled(moments):
+        if not self.frozen and self._is_steady(moments):
             self._freeze(moments)
         if not self.frozen:
             group.reduce([gradient])
             self.variance_steps += 1
             return False
         self._refreshed += 1
-        if jumped:
-            self._refresh(group, gradient, moments)
-            self._deliver(group, gradient)
-            self._thaw()
-        elif self._refreshed >= self.refresh_steps:
+        at_once = jumped and not self._alert
+        self._alert = self._window if jumped else max(self._alert - 1, 0)
+        interval = min(ALERT_STEPS, self.refresh_steps) if self._alert else self.refresh_steps
+        if at_once or self._refreshed >= interval:
             self._refresh(group, gradient, moments)
             if np.count_nonzero(moments.second) != len(self._active):
                 self._deliver(group, gradient)
@@ -159,7 +162,7 @@ class OneBitAdam:
 
     def state(self) -> Mapping[str, NDArray[Any]]:
         """Return all that ranks must have equal, for the dense state, right after a flush."""
-        counts = [self.steps, self.variance_steps, self._refreshed, self.frozen]
+        counts = [self.steps, self.variance_steps, self._refreshed, self._alert, self.frozen]
         return {
             "counts": np.array(counts, np.int64),
             "norms": np.array(self._norms, np.float64),
@@ -170,7 +173,7 @@ class OneBitAdam:
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Load what `state` returned, and forget residuals."""
-        self.steps, self.variance_steps, self._refreshed, frozen = state["counts"].tolist()
+        self.steps, self.variance_steps, self._refreshed, self._alert, frozen = state["counts"].tolist()
         self.frozen = bool(frozen)
         self._norms.clear()
         self._norms.extend(state["norms"].tolist())
@@ -179,7 +182,7 @@ class OneBitAdam:
         self._exchange = TwoPhase(SignCodec(), len(self._active))
         self.reset()
 
-    def _is_settled(self, moments: Moments) -> bool:
+    def _is_steady(self, moments: Moments) -> bool:
         """Add the norm of the variance of the last step; return whether it is as it was a window ago."""
         if not self.variance_steps:
             return False
@@ -189,16 +192,12 @@ class OneBitAdam:
             return False
         before, now = self._norms[0], self._norms[-1]
         finite = math.isfinite(before) and math.isfinite(now)
-        return finite and 0.0 < FREEZE_RATIO * max(before, now) <= min(before, now)
+        return finite and 0.0 < STEADY * max(before, now) <= min(before, now)
 
     def _freeze(self, moments: Moments) -> None:
         self.frozen, self._refreshed = True, 0
         self._norms.clear()
         self._activate(moments)
-
-    def _thaw(self) -> None:
-        self.frozen = False
-        self._exchange.reset()
 
     def _activate(self, moments: Moments) -> None:
         """Exchange the values that have a variance from now on; nothing is undelivered."""

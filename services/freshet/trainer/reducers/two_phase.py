@@ -92,7 +92,7 @@ class TwoPhase:
         return 2 * (ranks - 1) * self.groups * self.codec.group_bytes
 
     def _settle(self, group: Collectives) -> Sequence[int]:
-        """Return (n + 1,) where the groups of each owner start, and make room for residuals of own groups."""
+        """Return (n + 1,) where the groups of each owner start, and allocate residuals of own groups."""
         bounds = [self.groups * j // group.size for j in range(group.size + 1)]
         place = (group.rank, group.size)
         if place != self._place:

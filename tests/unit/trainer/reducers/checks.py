@@ -165,7 +165,7 @@ class AdamReducer:
         self.moments = Moments(np.zeros(size, np.float32), np.ones(size, np.float32))
         self.moments.second[50:60] = 0
         active = np.flatnonzero(self.moments.second)
-        counts = np.array([1000, 1000, 0, True])
+        counts = np.array([1000, 1000, 0, 0, True])
         scaling = np.linspace(0.5, 2, len(active), dtype=np.float32)
         self.inner.load_state({**self.inner.state(), "counts": counts, "active": active, "scaling": scaling})
 

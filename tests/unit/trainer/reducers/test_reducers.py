@@ -262,7 +262,7 @@ class StaleScale(IntegerCodec):
 
 
 def skips_flush(make: Make) -> Make:
-    """Return makers of reducers that lose their residuals in a flush."""
+    """Return reducers that lose their residuals in a flush."""
 
     def mutant(rank: int) -> Any:
         reducer: Any = make(rank)

@@ -213,7 +213,7 @@ def test_heads_of_others_are_refused() -> None:
 
 
 @given(st.integers(0, 50), KINDS, SHARES, st.data())
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(100))
 def test_any_change_gives_a_frame_or_is_refused(
     seed: int, kind: Values, shares: tuple[float, ...], data: st.DataObject
 ) -> None:
