@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from freshet import _native
-from freshet.types import F32, F64, U8
+from freshet.types import F32, U8
 
 HEAD_BYTES = 4
 
@@ -90,17 +90,18 @@ class SignCodec:
         """Encode (G, S) values as (G, group_bytes) bytes; padding does not count in the mean."""
         packed = np.empty((len(values), self.group_bytes), np.uint8)
         counts = np.minimum(real - self.group * np.arange(len(values)), self.group)
-        means: F64 = np.abs(values).sum(axis=1, dtype=np.float64) / counts
-        scales = np.where(np.isfinite(means), means, np.nan).astype("<f4")
+        means: F32 = (np.abs(values) / self.group).sum(axis=1) * (self.group / counts).astype(np.float32)
+        scales = np.where(np.isfinite(means), means, np.float32(np.nan)).astype("<f4")
         packed[:, :HEAD_BYTES] = scales[:, None].view(np.uint8)
         packed[:, HEAD_BYTES:] = np.packbits(values < 0, axis=1, bitorder="little")
         return packed
 
     def decode(self, packed: U8) -> F32:
         """Decode (G, group_bytes) bytes as (G, S) values."""
-        scales = heads_of(packed)
-        negative = np.unpackbits(packed[:, HEAD_BYTES:], axis=1, bitorder="little")
-        values: F32 = (np.float32(1) - 2 * negative.astype(np.float32)) * scales
+        negative = np.unpackbits(packed[:, HEAD_BYTES:], axis=1, bitorder="little").astype(np.uint32)
+        negative <<= 31
+        negative |= heads_of(packed).view(np.uint32)
+        values: F32 = negative.view(np.float32)
         return values
 
 

@@ -61,25 +61,38 @@ class LevelCodec:
         scaled = np.divide(values, scales, out=np.zeros_like(values), where=steady)
         codes = np.floor(scaled + self._random.random(values.shape, np.float32))
         codes = np.where(steady, codes, 0).clip(-self.levels, self.levels).astype(np.int16)
-        bits = np.unpackbits(
-            (codes + self.levels).astype(np.uint8)[..., None], axis=-1, count=self.bits, bitorder="little"
-        )
         packed = np.empty((len(values), self.group_bytes), np.uint8)
         heads = np.where(finite, scales, np.float32(np.nan)).astype("<f4")
         packed[:, :HEAD_BYTES] = heads.view(np.uint8)
-        packed[:, HEAD_BYTES:] = np.packbits(
-            bits.reshape(len(values), self.group * self.bits), axis=1, bitorder="little"
-        )
+        packed[:, HEAD_BYTES:] = _pack((codes + self.levels).astype(np.uint8), self.bits)
         return packed
 
     def decode(self, packed: U8) -> F32:
         """Decode (G, group_bytes) bytes as (G, S) values."""
-        bits = np.unpackbits(packed[:, HEAD_BYTES:], axis=1, bitorder="little")
-        codes = np.packbits(
-            bits.reshape(len(packed), self.group, self.bits), axis=-1, bitorder="little"
-        ).reshape(len(packed), self.group)
+        codes = _unpack(packed[:, HEAD_BYTES:], self.bits)
         values: F32 = (codes.astype(np.float32) - np.float32(self.levels)) * heads_of(packed)
         return values
+
+
+def _pack(codes: U8, bits: int) -> U8:
+    """Return (G, S bits / 8) bytes of (G, S) codes below 2^bits, the first in the lowest bits."""
+    words = np.zeros((len(codes), codes.shape[1] // 8), "<u8")
+    for i in range(8):
+        words |= codes[:, i::8].astype(np.uint64) << np.uint64(bits * i)
+    eights = words.view(np.uint8).reshape(*words.shape, 8)
+    return eights[:, :, :bits].reshape(len(codes), words.shape[1] * bits)
+
+
+def _unpack(packed: U8, bits: int) -> U8:
+    """Return the (G, S) codes of (G, S bits / 8) bytes."""
+    count = packed.shape[1] // bits
+    eights = np.zeros((len(packed), count, 8), np.uint8)
+    eights[:, :, :bits] = packed.reshape(len(packed), count, bits)
+    words = eights.view("<u8")[:, :, 0]
+    codes = np.empty((len(packed), 8 * count), np.uint8)
+    for i in range(8):
+        codes[:, i::8] = (words >> np.uint64(bits * i)) & np.uint64((1 << bits) - 1)
+    return codes
 
 
 def levels_for(first_loss: float, loss: float) -> int:

@@ -51,16 +51,18 @@ class TwoPhase:
         first, stop = bounds[group.rank], bounds[group.rank + 1]
         values = self._zeros(0, self.groups)
         values.reshape(-1)[: self.size] = gradient
-        packed = self._encode(values, self._sent, 0)
+        packed, self._sent = self._encode(values, self._sent, 0)
         parts = [packed[bounds[j] : bounds[j + 1]].reshape(-1) for j in range(group.size)]
         received = group.all_to_all(parts, [parts[group.rank].nbytes] * group.size)
         total = self._zeros(first, stop)
         for part in received:
             total += self._decode(part, first, stop)
-        mine = self._encode(total, self._owned, first).reshape(-1)
-        found = group.all_gather(mine, [part.nbytes for part in parts])
-        result = [self._decode(part, bounds[j], bounds[j + 1]) for j, part in enumerate(found)]
-        gradient[:] = np.concatenate(result).reshape(-1)[: self.size]
+        mine, self._owned = self._encode(total, self._owned, first)
+        found = group.all_gather(mine.reshape(-1), [part.nbytes for part in parts])
+        for j, part in enumerate(found):
+            result = self._decode(part, bounds[j], bounds[j + 1]).reshape(-1)
+            start = bounds[j] * self.codec.group
+            gradient[start : start + len(result)] = result[: self.size - start]
 
     def flush(self, group: Collectives) -> F32:
         """Return the (d,) sum over the ranks of all that `reduce` has not delivered, and forget it.
@@ -102,16 +104,17 @@ class TwoPhase:
             self._place = place
         return bounds
 
-    def _encode(self, values: F32, residual: F32, first: int) -> U8:
-        """Encode values + residual, groups from `first` on, and keep what the bytes do not say as residual.
+    def _encode(self, values: F32, residual: F32, first: int) -> tuple[U8, F32]:
+        """Encode values + residual, (G, S) in groups from `first` on.
 
-        `values` is overwritten.
+        Returns the bytes, and what they leave out: the next residual, in the memory of `values`.
         """
         values += residual
         packed = self.codec.encode(values, self._real(first, first + len(values)))
         values -= self._decode(packed.reshape(-1), first, first + len(values))
-        np.copyto(residual, values, where=np.isfinite(values).all(axis=1, keepdims=True))
-        return packed
+        broken = np.isnan(values[:, 0])  # all of a group that is not finite
+        values[broken] = residual[broken]
+        return packed, values
 
     def _decode(self, part: U8, first: int, stop: int) -> F32:
         """Decode groups [first, stop) as (stop - first, S) floats, padding as 0."""
