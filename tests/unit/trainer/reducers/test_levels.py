@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freshet.trainer.reducers.levels import (
+    FIRST_LEVELS,
     LEAST_LEVELS,
     MOST_LEVELS,
     AdaptiveLevels,
@@ -73,7 +74,7 @@ def test_a_group_that_is_not_finite_is_nan(bad: float) -> None:
 
 @pytest.mark.parametrize(
     ("loss", "levels"),
-    [(0.6, 2), (0.599, 3), (0.15, 4), (0.6 / 50**2, 100), (1e-9, 127), (60.0, 2), (0.0, 127)],
+    [(0.6, 8), (0.599, 9), (0.15, 16), (0.006, 80), (1e-9, 127), (60.0, 2), (0.0, 127)],
 )
 def test_levels_follow_the_loss(loss: float, levels: int) -> None:
     assert levels_for(0.6, loss) == levels
@@ -89,7 +90,7 @@ def test_levels_stay_in_bounds_and_fall_again(first: float, losses: list[float])
         if loss:
             assert reducer.levels.levels == levels_for(first, loss)
     reducer.observe(first)
-    assert reducer.levels.levels == LEAST_LEVELS
+    assert reducer.levels.levels == FIRST_LEVELS
 
 
 def test_losses_that_say_nothing_change_nothing() -> None:
