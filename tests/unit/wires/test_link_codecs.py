@@ -39,7 +39,7 @@ def test_on_one_host_auto_is_fp32_without_probes() -> None:
     assert codecs.status()["gradients"] == {"codec": "fp32", "why": "the peer is on this host"}
 
 
-def test_between_hosts_auto_begins_with_int8_and_follows_the_link() -> None:
+def test_between_hosts_auto_begins_with_int8_then_follows() -> None:
     codecs = LinkCodecs(AUTO, same_host=False)
     assert (codecs.rows, codecs.gradients) == (RowCodec.UINT8, RowCodec.INT8)
     carried(codecs, FAST)
