@@ -141,18 +141,23 @@ class OneBitAdam:
             self._compress(group, gradient, moments)
         return True
 
-    def flush(self, group: Collectives) -> F32:
+    def flush(self, group: Collectives, moments: Moments) -> F32:
         """Return the (d,) sum over the ranks of all that `reduce` has not delivered, and forget it.
 
-        In units of the mean gradient. It belongs into a step that leaves the variance as it is.
+        In units of the mean gradient. It belongs into the next step, which leaves the variance as it is.
+        Values that had no variance get it from this sum, as it would be divided by epsilon else.
 
         Raises RankLost as `reduce` does.
         """
         rest = self._pending.copy()
         if self.frozen:
             rest[self._active] = self._undelivered(group)
+            self.reset()
             group.reduce([rest])
-        self.reset()
+            fresh = np.where(moments.second > 0, np.float32(0), rest)
+            if fresh.any():
+                moments.second[:] += (1 - self._kept()) * np.square(fresh)
+                self._activate(moments)
         return rest
 
     def reset(self) -> None:
@@ -235,11 +240,14 @@ class OneBitAdam:
         gradient += self._pending
         self._pending.fill(0)
         group.reduce([gradient])
-        steps = min(self._refreshed, CATCH_UP)
-        kept = np.float32(self.betas.second**steps)
+        kept = self._kept()
         moments.second[:] = kept * moments.second + (1 - kept) * np.square(gradient)
-        self.variance_steps += steps
+        self.variance_steps += min(self._refreshed, CATCH_UP)
         self._refreshed = 0
+
+    def _kept(self) -> np.float32:
+        """Return the weight of the variance as it stands if it is refreshed now."""
+        return np.float32(self.betas.second ** min(max(self._refreshed, 1), CATCH_UP))
 
     def _deliver(self, group: Collectives, gradient: F32) -> None:
         """Add all that is undelivered to a gradient that has been summed; no residual is left."""

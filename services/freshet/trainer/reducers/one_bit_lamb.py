@@ -80,12 +80,12 @@ class OneBitLamb:
             self.changes.fill(1)
         return LambStep(frozen, self._frozen_rates(gradient, moments))
 
-    def flush(self, group: Collectives) -> F32:
+    def flush(self, group: Collectives, moments: Moments) -> F32:
         """Return the (d,) sum of all that is undelivered, and forget it; as `OneBitAdam.flush`.
 
         Raises RankLost if a rank does not answer.
         """
-        return self.momentum.flush(group)
+        return self.momentum.flush(group, moments)
 
     def reset(self) -> None:
         """Forget residuals."""
@@ -125,6 +125,8 @@ class OneBitLamb:
     def _frozen_rates(self, gradient: F32, moments: Moments) -> F64:
         """Return (L,) c_bar x r, after a (d,) gradient has moved the fresh variance."""
         decay = np.float32(self.momentum.betas.second)
+        newcomers = (self.fresh == 0) & (moments.second > 0)
+        self.fresh[newcomers] = moments.second[newcomers]
         self.fresh *= decay
         self.fresh += (1 - decay) * np.square(gradient)
         with np.errstate(invalid="ignore"):

@@ -181,7 +181,7 @@ class AdamReducer:
         self.moments.first[:] = decayed + (1 - betas.first) * np.nan_to_num(gradient)
 
     def flush(self, group: Collectives) -> F32:
-        return self.inner.flush(group)
+        return self.inner.flush(group, self.moments)
 
     def reset(self) -> None:
         self.inner.reset()

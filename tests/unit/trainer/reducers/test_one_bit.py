@@ -203,6 +203,7 @@ def simulate_lamb() -> tuple[list[F64], list[F64]]:
         else:
             if not was_frozen:
                 fresh, r = workers.v.copy(), np.ones(len(LAYERS))
+            fresh = np.where((fresh == 0) & (workers.v > 0), workers.v, fresh)
             fresh = BETAS.second * fresh + (1 - BETAS.second) * g**2
             assert c_bar is not None
             for k in range(len(LAYERS)):
@@ -313,7 +314,7 @@ def test_ranks_that_join_take_the_state() -> None:
         reducer, optimizer = new_adam(), Optimizer()
         frozen = [adam_step(group, reducer, optimizer, step) for step in range(70)]
         assert frozen[-1], "the warm-up goes on"
-        optimizer.moments.first[:] += (1 - BETAS.first) * reducer.flush(group)  # the carry
+        optimizer.moments.first[:] += (1 - BETAS.first) * reducer.flush(group, optimizer.moments)  # the carry
         if group.rank == 0:
             states.append((dict(reducer.state()), optimizer))
 
@@ -386,9 +387,34 @@ def test_without_variance_a_value_still_reports_an_infinity() -> None:
         gradient = np.ones(SIZE, np.float32)
         gradient[0] = np.inf
         reducer.reduce(group, gradient, moments)
-        return gradient, reducer.flush(group)
+        return gradient, reducer.flush(group, moments)
 
     gradient, rest = run_ranks(1, work)[0]
     assert np.isnan(gradient[1 : GROUP + 1]).all()
     assert np.isfinite(gradient[GROUP + 1 :]).all()
     assert np.isfinite(rest).all()
+
+
+def test_a_flush_of_values_without_variance_is_a_usual_step() -> None:
+    """Ten gradients have waited: their value moves by a few rates, not by their sum over epsilon."""
+    reducer, optimizer = new_adam(), Optimizer()
+    optimizer.moments.second[:] = 1
+    optimizer.moments.second[0] = 0
+    counts, active = np.array([1000, 1000, 0, 0, True]), np.arange(1, SIZE)
+    scaling = np.ones(SIZE - 1, np.float32)
+    reducer.load_state({**reducer.state(), "counts": counts, "active": active, "scaling": scaling})
+    start = float(optimizer.weights[0])
+
+    def work(group: ThreadCollectives) -> None:
+        carry = np.zeros(SIZE, np.float32)
+        for step in range(20):
+            gradient = np.ones(SIZE, np.float32)
+            frozen = reducer.reduce(group, gradient, optimizer.moments)
+            optimizer.step(gradient + carry, frozen, reducer, np.ones(SIZE))
+            carry = reducer.flush(group, optimizer.moments) if step == 9 else carry * 0
+            if step == 9:
+                assert optimizer.weights[0] == np.float32(start)
+                assert carry[0] == 10
+
+    run_ranks(1, work)
+    assert RATE / 2 < abs(float(optimizer.weights[0]) - start) < 20 * RATE
