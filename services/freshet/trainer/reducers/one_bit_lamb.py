@@ -77,7 +77,6 @@ class OneBitLamb:
             return LambStep(frozen, self._warm_rates(gradient, moments, weights))
         if not was_frozen:
             self.fresh[:] = moments.second
-            self.changes.fill(1)
         return LambStep(frozen, self._frozen_rates(gradient, moments))
 
     def flush(self, group: Collectives, moments: Moments) -> F32:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from freshet.errors import Corrupt
-from freshet.trainer.reducers import Collectives
+from freshet.trainer.reducers import Collectives, dct
 from freshet.trainer.reducers.dct import Dct
 from freshet.trainer.reducers.group_codecs import HEAD_BYTES, GroupCodec, IntegerCodec, SignCodec
 from freshet.trainer.reducers.levels import AdaptiveLevels
@@ -187,6 +187,28 @@ def check_densities(make: Make, share: float) -> None:
 @pytest.mark.parametrize("share", [0.01, 0.02])
 def test_a_share_is_sent_however_gradients_swing(share: float) -> None:
     check_densities(lambda rank: Dct(ENDS, share), share)
+
+
+def exact_selections(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often 600 steps select exactly, of two ranks together."""
+    calls = 0
+    partition = np.argpartition
+
+    def counted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return partition(*args)
+
+    monkeypatch.setattr(np, "argpartition", counted)
+    densities(lambda rank: Dct(ENDS, 0.02))
+    return calls
+
+
+def test_the_servo_makes_exact_selections_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_servo = exact_selections(monkeypatch)
+    monkeypatch.setattr(dct, "GAIN", 0.0)
+
+    assert with_servo < 0.7 * exact_selections(monkeypatch)
 
 
 def test_ranks_select_exactly_at_different_steps() -> None:

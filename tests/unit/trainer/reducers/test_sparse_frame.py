@@ -195,6 +195,18 @@ def test_tables_that_cannot_be_are_refused(frame: U8, message: str) -> None:
         decode_frame(frame, SIZES)
 
 
+def test_bits_past_the_end_of_a_segment_are_refused() -> None:
+    size = 17
+    part = quantized(np.ones(9, np.float32), np.arange(0, size, 2), Values.INT8)
+    frame = encode_frame([part], [size], Values.INT8).copy()
+    assert form_of(part, size) is Form.BITMAP
+    bitmap = frame[HEAD.itemsize + SEGMENT.itemsize :]
+    bitmap[0], bitmap[2] = 0x54, 0x03  # bit 18 instead of bit 0
+
+    with pytest.raises(Corrupt, match="expected 9 of 17 bits of segment 0"):
+        decode_frame(restamp(frame), [size])
+
+
 def test_heads_of_others_are_refused() -> None:
     frame = encode_frame(parts_of(3, Values.INT8, (0.02, 1.0, 0.5)), SIZES, Values.INT8)
     for at, value, message in (
