@@ -218,6 +218,8 @@ class OwnRows:
             "shard": asdict(self.shard.counts),
             "store": asdict(store.counts()),
             "unwritten_s": round(self.shard.unwritten_s, 3),
+            "inexact_rows": store.inexact(),
+            "wires": {"publish": self.shard.flusher.publish_status()},
         }
 
     def progress(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of
 from freshet.rows.store import FlushOutcome, RowStore
-from freshet.tables import Flushed, Store
+from freshet.tables import Flushed, Published, Store
 from freshet.types import (
     I64,
     U8,
@@ -35,6 +35,8 @@ from freshet.types import (
     Flush,
     TopicPartition,
 )
+from freshet.wires.codecs import RowCodec, rows_codec
+from freshet.wires.row_wire import RowWire
 
 
 class FlushBook:
@@ -176,6 +178,11 @@ PUBLISH_ROWS = 50_000
 """Most rows copied out of the store at once; bounds memory, and the time for which lookups wait."""
 
 
+EXACT_AFTER_S = 10.0
+"""Rows that were published rounded are sent in fp32 once nothing has changed for so long: in the pauses of a
+thin stream each row would travel twice."""
+
+
 @dataclass(slots=True)
 class ShardCounts:
     """Counts of a shard since its start."""
@@ -185,6 +192,7 @@ class ShardCounts:
     refused: int = 0
     fenced: int = 0
     published_rows: int = 0
+    published_bytes: int = 0  # of the records with them
     flushed_rows: int = 0
     flushes: int = 0
     flushes_failed: int = 0  # attempts; one flush may fail several times
@@ -227,6 +235,53 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "buckets",
             "Buckets that were written whole because the row store had lost or mixed writes.",
             at="shard.replaced_buckets",
+        ),
+        Metric(
+            f"freshet_{of}_published_bytes",
+            "counter",
+            "bytes",
+            "Bytes of records of changed rows for serving, with their keys.",
+            at="shard.published_bytes",
+        ),
+        Metric(
+            f"freshet_{of}_publish_raw_bytes",
+            "counter",
+            "bytes",
+            "Values of published rows as float32, by the codec in which they were sent.",
+            ("codec",),
+            at="wires.publish.bytes_raw",
+        ),
+        Metric(
+            f"freshet_{of}_publish_wire_bytes",
+            "counter",
+            "bytes",
+            "Values of published rows as they were sent (`train.publish_codec`), without keys.",
+            ("codec",),
+            at="wires.publish.bytes_wire",
+        ),
+        Metric(
+            f"freshet_{of}_publish_encode_seconds",
+            "counter",
+            "seconds",
+            "Time spent on encoding published rows.",
+            ("codec",),
+            at="wires.publish.encode_s",
+        ),
+        Metric(
+            f"freshet_{of}_publish_relative_error",
+            "gauge",
+            "1",
+            "Length of the rounding error of published rows beside that of the rows: a running mean over one "
+            "of 64 encoded batches.",
+            ("codec",),
+            at="wires.publish.relative_error",
+        ),
+        Metric(
+            f"freshet_{of}_inexact_rows",
+            "gauge",
+            "rows",
+            "Rows that serving may hold rounded, until nothing has changed for 10 s; 0 in fp32.",
+            at="inexact_rows",
         ),
     )
 
@@ -275,6 +330,8 @@ class Flusher:
         self._writer = context.log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # copied, and not known to be written
+        self.wire = RowWire(rows_codec(spec.train.publish_codec), context.layout.scalars)
+        self._changed_s = self._clock.monotonic()  # when a row was last seen to have changed
         self._begun_s: float | None = None  # monotonic start of the unwritten flush
         self._has_owned = False  # before the first bucket, retention stays as the last process set it
         self.published = PublishedTo({}, {})
@@ -297,9 +354,18 @@ class Flusher:
             self.published = self._published_to(self.smallest_applied())
 
     def publish(self) -> int:
-        """Publish the rows changed so far and return their number. The records are durable on return."""
+        """Publish the rows changed so far and return their number. The records are durable on return.
+
+        Once nothing has changed for EXACT_AFTER_S, it publishes a batch of the rows that serving may hold
+        rounded, in fp32: repeated calls make serving equal to this shard.
+        """
         with self._publishing:
-            return self._publish_all()
+            now_s = self._clock.monotonic()
+            if rows := self._publish_all():
+                self._changed_s = now_s
+            elif now_s - self._changed_s >= EXACT_AFTER_S:
+                rows = self._send(self._store.collect_inexact(PUBLISH_ROWS), RowCodec.FP32)
+            return rows
 
     def flush(self) -> None:
         """Write every loaded bucket's changed rows and its offsets, dirty or not (PROTOCOL 12).
@@ -398,6 +464,20 @@ class Flusher:
 
     # --- publish
 
+    def publish_status(self) -> dict[str, dict[str, float]]:
+        """Return {figure of `RowCounts`: {codec: value}} of published rows, over all store groups.
+
+        The relative error is that of the group that published most.
+        """
+        figures: dict[str, dict[str, float]] = {}
+        for (_, codec), c in sorted(self.wire.counts().items(), key=lambda item: item[1].bytes_raw):
+            for name in ("rows", "bytes_raw", "bytes_wire", "encode_s"):
+                of_codec = figures.setdefault(name, {})
+                of_codec[codec] = of_codec.get(codec, 0) + getattr(c, name)
+            if c.relative_error is not None:
+                figures.setdefault("relative_error", {})[codec] = c.relative_error
+        return figures
+
     def _publish_all(self) -> int:
         """Publish until every bucket had its turn; returns rows. Needs `_publishing`.
 
@@ -416,8 +496,11 @@ class Flusher:
 
     def _publish_some(self) -> int:
         """Publish one batch of bounded size, acknowledged; returns rows. Needs `_publishing`."""
-        batch = self._store.collect_publish(PUBLISH_ROWS)
-        appends = records_of(batch, self._topics.rows, self.book.fences)
+        return self._send(self._store.collect_publish(PUBLISH_ROWS))
+
+    def _send(self, batch: Published, codec: RowCodec | None = None) -> int:
+        """Append changed rows, in `codec` or that of the wire; a failed batch is changed again."""
+        appends = records_of(batch, self._topics.rows, self.book.fences, self.wire, codec)
         if appends:
             start_ns = now_ns()
             try:
@@ -430,5 +513,6 @@ class Flusher:
                     self._rows_next[append.partition], first + len(append.values)
                 )
             record_rows_sends(appends, firsts, start_ns)
+        self._counts.published_bytes += sum(append.values.data.nbytes for append in appends)
         self._counts.published_rows += len(batch)
         return len(batch)

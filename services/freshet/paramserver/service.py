@@ -383,6 +383,8 @@ class ParamServer:
             },
             "refused_lookups": self.rows.refused,
             "unwritten_s": round(self.shard.unwritten_s, 3),
+            "inexact_rows": self.shard.store.inexact(),
+            "wires": {"publish": self.shard.flusher.publish_status()},
             "shard": asdict(self.shard.counts),
             "store": asdict(self.shard.store.counts()),
             "refused": dict(self.server.counts.refused),

@@ -146,6 +146,7 @@ class PublishedTable:
     keys: U64  # (N,) in order of their buckets
     values: F32  # (N, S) slots of the row, no optimiser state
     removed: U64  # (R,) evicted keys, none of them in `keys`
+    group: int = 0  # store group of the table
 
 
 @dataclass(frozen=True, slots=True, eq=False)

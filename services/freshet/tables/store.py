@@ -208,7 +208,7 @@ class Store:
             sized = cls(layout, buckets=2, partitions=1, seed=0)
             sizes = {table: sized.resident_bytes(table) + INDEX_BYTES for table in sized.tables}
             options = _bounded(options, sizes, most_bytes)
-        return cls(
+        store = cls(
             layout,
             buckets=spec.buckets,
             partitions=spec.partitions,
@@ -218,6 +218,9 @@ class Store:
             changes=changes,
             owned=owned,
         )
+        if spec.train.publish_codec != "fp32":
+            store.native.round_published()
+        return store
 
     @property
     def native(self) -> _native.Store:
@@ -402,8 +405,26 @@ class Store:
 
         Each call continues after the last one, so that all buckets have their turn.
         """
-        tables, clock_ms, pending = self._native.collect_publish(max_rows)
-        return Published(tuple(PublishedTable(*part) for part in tables), TimeMs(clock_ms), pending)
+        return self._published(*self._native.collect_publish(max_rows))
+
+    def collect_inexact(self, max_rows: int) -> Published:
+        """Copy up to `max_rows` rows that serving may hold rounded, to be sent as they are.
+
+        These are rows that were published in a lossy `train.publish_codec` and have not changed since, and
+        rows read from the row store, which does not know what their former owner has published. Each call
+        continues after the last one. A row that fails to be sent goes to `put_back_published`.
+        """
+        return self._published(*self._native.collect_inexact(max_rows))
+
+    def _published(
+        self, tables: Sequence[tuple[int, U64, F32, U64]], clock_ms: int, pending: int
+    ) -> Published:
+        parts = (PublishedTable(*part, group=self._group_of[part[0]]) for part in tables)
+        return Published(tuple(parts), TimeMs(clock_ms), pending)
+
+    def inexact(self) -> int:
+        """Return the number of rows that serving may hold rounded; 0 if rows are published in fp32."""
+        return self._native.inexact()
 
     def drained(self) -> int:
         """Return how many times a bucket was published completely since the store's creation, in turn.

@@ -33,6 +33,7 @@ void Store::import_row(Group& group, uint32_t bucket, uint64_t key, uint8_t tabl
   group.layout.unpack(group.row(slot), record);
   row.meta |= flags | meta::kStored;
   bin.stored += !(flags & meta::kStored);
+  set_inexact(bin, row);
 }
 
 void Store::import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes) {
@@ -117,6 +118,7 @@ void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
     if (spec_.consumed[c] && changed(row)) states_[bucket].removed[c].push_back({row.key, table});
   }
   bin.stored -= (row.meta & meta::kStored) != 0;
+  clear_inexact(bin, group.header(slot));
   group.erase(bin, slot);
   rows_[table].fetch_sub(1, std::memory_order_relaxed);
 }

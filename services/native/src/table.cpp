@@ -153,7 +153,7 @@ void Group::clear(Bin& bin) {
                     bin.chunk_count.load(std::memory_order_relaxed));
   bin.chunk_count.store(0, std::memory_order_relaxed);
   bin.chunks.store(nullptr, std::memory_order_relaxed);
-  bin.rows = bin.limit = bin.stored = 0;
+  bin.rows = bin.limit = bin.stored = bin.inexact = 0;
   bin.blocks = {};
   for (auto& list : bin.dirty) list = {};
 }

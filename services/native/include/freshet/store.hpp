@@ -182,6 +182,13 @@ class Store {
   // by all buckets, every row that was marked before has been collected.
   PublishBatch collect_publish(int64_t max_rows);
   int64_t drained() const { return drained_.load(std::memory_order_relaxed); }
+  // Published rows are rounded on their way to serving. Called before there are rows.
+  void round_published() { rounded_ = true; }
+  // Rows that serving may hold otherwise: they were last published rounded, or were read from the row store, which does
+  // not know what their former owner has published. Buckets in turn, without rows that `collect_publish` has yet to
+  // copy. The caller sends them as they are.
+  PublishBatch collect_inexact(int64_t max_rows);
+  int64_t inexact() const { return std::max<int64_t>(0, inexact_.load(std::memory_order_relaxed)); }
   // A publish failed: rows that are there are dirty again; `removed` will be reported again.
   void put_back_published(uint8_t table, const uint64_t* keys, size_t n, const uint64_t* removed, size_t n_removed);
   int64_t pending(uint32_t consumer) const {
@@ -278,6 +285,11 @@ class Store {
   }
   uint32_t create_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table);
   int64_t mark(Bin& bin, Header& row, uint32_t slot, uint32_t consumer);
+  void set_inexact(Bin& bin, Header& row);
+  void clear_inexact(Bin& bin, Header& row);
+  // Visit buckets from the cursor on, each under its lock, until the visits have taken `max_rows` rows.
+  template <typename Visit>
+  PublishBatch collect_in_turn(uint32_t& cursor, int64_t max_rows, Visit visit);
   uint32_t slot_for_step(Group& group, uint32_t bucket, uint64_t key, uint8_t table, Counts& count);
   // What a push has done so far, added to the store's counters once: each is shared with the other lanes.
   struct Stepped {
@@ -312,7 +324,9 @@ class Store {
   std::atomic<int64_t> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0}, drained_{0};
   std::atomic<uint32_t> loading_{0};  // buckets
   std::mutex publish_lock_;
-  uint32_t publish_cursor_ = 0;
+  uint32_t publish_cursor_ = 0, inexact_cursor_ = 0;
+  std::atomic<int64_t> inexact_{0};  // rows
+  bool rounded_ = false;
 
   struct Round;  // of eviction, over all buckets
   struct RoundDeleter {

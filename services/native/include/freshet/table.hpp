@@ -39,6 +39,7 @@ struct Bin {
   uint32_t rows = 0;
   uint32_t limit = 0;   // rows at which the index grows
   uint32_t stored = 0;  // rows that the row store will hold after the next flush
+  uint32_t inexact = 0;  // rows with the flag `kInexact`
   uint32_t generation = 0;
   std::vector<uint32_t> blocks;
   std::vector<uint32_t> dirty[kConsumers];  // slots of rows changed since the consumer last took them, each once
