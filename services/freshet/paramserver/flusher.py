@@ -193,6 +193,7 @@ class ShardCounts:
     fenced: int = 0
     published_rows: int = 0
     published_bytes: int = 0  # of the records with them
+    passed_rows: int = 0  # changed rows that were not published, since serving holds them nearly
     flushed_rows: int = 0
     flushes: int = 0
     flushes_failed: int = 0  # attempts; one flush may fail several times
@@ -275,6 +276,13 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "of 64 encoded batches.",
             ("codec",),
             at="wires.publish.relative_error",
+        ),
+        Metric(
+            f"freshet_{of}_passed_rows",
+            "counter",
+            "rows",
+            "Changed rows that were not published because serving holds them nearly (int8, int4).",
+            at="shard.passed_rows",
         ),
         Metric(
             f"freshet_{of}_inexact_rows",
@@ -360,10 +368,8 @@ class Flusher:
         rounded, in fp32: repeated calls make serving equal to this shard.
         """
         with self._publishing:
-            now_s = self._clock.monotonic()
-            if rows := self._publish_all():
-                self._changed_s = now_s
-            elif now_s - self._changed_s >= EXACT_AFTER_S:
+            rows = self._publish_all()
+            if not rows and self._clock.monotonic() - self._changed_s >= EXACT_AFTER_S:
                 rows = self._send(self._store.collect_inexact(PUBLISH_ROWS), RowCodec.FP32)
             return rows
 
@@ -496,7 +502,11 @@ class Flusher:
 
     def _publish_some(self) -> int:
         """Publish one batch of bounded size, acknowledged; returns rows. Needs `_publishing`."""
-        return self._send(self._store.collect_publish(PUBLISH_ROWS))
+        batch = self._store.collect_publish(PUBLISH_ROWS)
+        if len(batch) or batch.passed:
+            self._changed_s = self._clock.monotonic()
+        self._counts.passed_rows += batch.passed
+        return self._send(batch)
 
     def _send(self, batch: Published, codec: RowCodec | None = None) -> int:
         """Append changed rows, in `codec` or that of the wire; a failed batch is changed again."""

@@ -156,6 +156,7 @@ class Published:
     tables: tuple[PublishedTable, ...]
     clock_ms: TimeMs  # largest event time applied anywhere in the store
     pending: int  # changed rows still to be published
+    passed: int = 0  # changed rows that serving holds nearly, and are left out
 
     def __len__(self) -> int:
         """Number of changed rows, without removals."""

@@ -47,6 +47,7 @@ OVERFULL = 1.05
 its cost, about 0.2 s of a core for a million rows."""
 
 _ROWS_UNREAD = -2  # result of a native lookup
+_ROUNDED_BITS = {"bf16": 16, "int8": 8, "int4": 4}  # of published values
 _PUBLISH, _FLUSH = 0, 1  # consumers of changes in the native core
 
 
@@ -206,6 +207,7 @@ class Store:
         options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
         if most_bytes:
             sized = cls(layout, buckets=2, partitions=1, seed=0)
+            sized._round_published(spec)
             sizes = {table: sized.resident_bytes(table) + INDEX_BYTES for table in sized.tables}
             options = _bounded(options, sizes, most_bytes)
         store = cls(
@@ -218,9 +220,12 @@ class Store:
             changes=changes,
             owned=owned,
         )
-        if spec.train.publish_codec != "fp32":
-            store.native.round_published()
+        store._round_published(spec)
         return store
+
+    def _round_published(self, spec: Spec) -> None:
+        if bits := _ROUNDED_BITS.get(spec.train.publish_codec):
+            self._native.round_published(bits, self.layout.scalars)
 
     @property
     def native(self) -> _native.Store:
@@ -410,17 +415,17 @@ class Store:
     def collect_inexact(self, max_rows: int) -> Published:
         """Copy up to `max_rows` rows that serving may hold rounded, to be sent as they are.
 
-        These are rows that were published in a lossy `train.publish_codec` and have not changed since, and
-        rows read from the row store, which does not know what their former owner has published. Each call
+        These are rows that were last published in a lossy `train.publish_codec`, or passed over, and rows
+        read from the row store, which does not know what their former owner has published. Each call
         continues after the last one. A row that fails to be sent goes to `put_back_published`.
         """
         return self._published(*self._native.collect_inexact(max_rows))
 
     def _published(
-        self, tables: Sequence[tuple[int, U64, F32, U64]], clock_ms: int, pending: int
+        self, tables: Sequence[tuple[int, U64, F32, U64]], clock_ms: int, pending: int, passed: int
     ) -> Published:
         parts = (PublishedTable(*part, group=self._group_of[part[0]]) for part in tables)
-        return Published(tuple(parts), TimeMs(clock_ms), pending)
+        return Published(tuple(parts), TimeMs(clock_ms), pending, passed)
 
     def inexact(self) -> int:
         """Return the number of rows that serving may hold rounded; 0 if rows are published in fp32."""

@@ -160,7 +160,7 @@ nb::tuple published(Store& store, PublishBatch (Store::*collect)(int64_t), int64
     tables.append(nb::make_tuple(part.table, array(std::move(part.keys)),
                                  array(std::move(part.values), {n, part.width}), array(std::move(part.removed))));
   }
-  return nb::make_tuple(tables, batch.clock_ms, batch.pending);
+  return nb::make_tuple(tables, batch.clock_ms, batch.pending, batch.passed);
 }
 
 nb::tuple collect_publish(Store& store, int64_t max_rows) {
@@ -255,7 +255,7 @@ void bind_store(nb::module_& m) {
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
       .def("collect_inexact", &collect_inexact, nb::arg("max_rows"))
       .def("inexact", &Store::inexact)
-      .def("round_published", &Store::round_published)
+      .def("round_published", &Store::round_published, nb::arg("bits"), nb::arg("scalars"))
       .def("put_back_published", &put_back_published, nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
       .def("begin_loading", &begin_loading, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"),
            nb::arg("fence"))
@@ -279,7 +279,7 @@ void bind_store(nb::module_& m) {
       .def("bytes", &Store::bytes)
       .def("counts", &counts)
       .def(
-          "record_bytes", [](const Store& s, uint32_t g) { return s.layout(g).record_bytes(); }, nb::arg("group"))
+          "record_bytes", [](const Store& s, uint32_t g) { return s.row_bytes(g); }, nb::arg("group"))
       .def("packed_bytes", [](const Store& s, uint32_t g) { return s.layout(g).packed_bytes(); }, nb::arg("group"));
 }
 

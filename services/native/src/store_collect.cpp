@@ -172,7 +172,13 @@ struct Halves {
 
 }  // namespace
 
-// Under the bucket's lock, like the next one.
+void Store::round_published(int bits, const std::vector<uint32_t>& scalars) {
+  if (scalars.size() != groups_.size()) throw std::invalid_argument("scalars must name every store group");
+  rounded_ = true;
+  for (size_t g = 0; bits < 16 && g < groups_.size(); g++) groups_[g]->keep_served(bits, scalars[g]);
+}
+
+// Under the bucket's lock, like the next two.
 void Store::set_inexact(Bin& bin, Header& row) {
   if (!rounded_ || (row.meta & meta::kInexact)) return;
   row.meta |= meta::kInexact;
@@ -185,6 +191,23 @@ void Store::clear_inexact(Bin& bin, Header& row) {
   row.meta &= ~meta::kInexact;
   bin.inexact--;
   inexact_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Store::copy_published(Group& group, uint32_t slot, PublishedTable& out, bool all) {
+  const uint32_t width = group.layout.width();
+  Header& row = group.header(slot);
+  float* values = out.values.extend(width);
+  group.layout.load(group.row(slot), values);
+  if (group.served) {
+    if (!all && (row.meta & meta::kServed) && group.served->is_near(slot, values)) {
+      out.values.drop_last(width);
+      return false;
+    }
+    group.served->set(slot, values);
+    row.meta |= meta::kServed;
+  }
+  out.keys.push_back(row.key);
+  return true;
 }
 
 template <typename Visit>
@@ -221,7 +244,8 @@ PublishBatch Store::collect_in_turn(uint32_t& cursor, int64_t max_rows, Visit vi
 }
 
 PublishBatch Store::collect_publish(int64_t max_rows) {
-  return collect_in_turn(publish_cursor_, max_rows, [&](uint32_t b, int64_t left, const auto& table_of) {
+  int64_t passed = 0;
+  PublishBatch batch = collect_in_turn(publish_cursor_, max_rows, [&](uint32_t b, int64_t left, const auto& table_of) {
     int64_t taken = 0;
     for (const auto& group : groups_) {
       Bin& bin = group->bin(b);
@@ -233,9 +257,7 @@ PublishBatch Store::collect_publish(int64_t max_rows) {
         Header& row = group->header(slot);
         row.meta &= ~meta::kDirtyPublish;
         set_inexact(bin, row);
-        PublishedTable& out = table_of(static_cast<uint8_t>(row.meta & meta::kTableMask));
-        out.keys.push_back(row.key);
-        group->layout.load(group->row(slot), out.values.extend(group->layout.width()));
+        passed += !copy_published(*group, slot, table_of(static_cast<uint8_t>(row.meta & meta::kTableMask)), false);
       }
       dirty.resize(dirty.size() - take);
       pending_[publish].fetch_sub(static_cast<int64_t>(take), std::memory_order_relaxed);
@@ -251,6 +273,8 @@ PublishBatch Store::collect_publish(int64_t max_rows) {
     drained_.fetch_add(taken < left, std::memory_order_relaxed);
     return taken;
   });
+  batch.passed = passed;
+  return batch;
 }
 
 PublishBatch Store::collect_inexact(int64_t max_rows) {
@@ -264,9 +288,7 @@ PublishBatch Store::collect_inexact(int64_t max_rows) {
         Header& row = group->header(slot);
         if ((row.meta & (meta::kInexact | meta::kDirtyPublish)) != meta::kInexact) continue;
         clear_inexact(bin, row);
-        PublishedTable& out = table_of(static_cast<uint8_t>(row.meta & meta::kTableMask));
-        out.keys.push_back(row.key);
-        group->layout.load(group->row(slot), out.values.extend(group->layout.width()));
+        copy_published(*group, slot, table_of(static_cast<uint8_t>(row.meta & meta::kTableMask)), true);
         taken++;
       }
     }

@@ -152,7 +152,9 @@ void Store::put_back_published(uint8_t table, const uint64_t* keys, size_t n, co
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
-      if (slot != Group::kNone) listed += mark(bin, group.header(slot), slot, publish);
+      if (slot == Group::kNone) continue;
+      group.header(slot).meta &= ~meta::kServed;
+      listed += mark(bin, group.header(slot), slot, publish);
     }
   });
   each_bucket_run(removed, n_removed, [&](uint32_t bucket, size_t begin, size_t end) {

@@ -128,6 +128,7 @@ void Group::erase(Bin& bin, uint32_t slot) {
     const auto [its_chunk, its_at] = entry_of(bin, last);
     its_chunk->slot[its_at] = slot;
     std::memcpy(row(slot).head, row(last).head, record_bytes_);
+    if (served) served->move(last, slot);
   }
   bin.rows--;
   if (bin.rows % kBlockRows == 0) {
@@ -173,6 +174,8 @@ void Group::shrink(Bin& bin, uint32_t bucket) {
   bin.blocks.shrink_to_fit();
 }
 
-size_t Group::bytes() const { return records_.bytes_in_use() + chunks_.bytes_in_use(); }
+size_t Group::bytes() const {
+  return records_.bytes_in_use() / record_bytes_ * row_bytes() + chunks_.bytes_in_use();
+}
 
 }  // namespace freshet
