@@ -1,4 +1,4 @@
-"""Bytes of published rows by codec, and how well an inference server predicts with them, on the retail stream.
+"""Bytes of published rows by codec, and the AUC of a server that follows them, on the retail stream.
 
     python -m bench.publish --file online_retail_ii_events.csv.gz [--samples 200000] [--rounds 64,1024]
 
