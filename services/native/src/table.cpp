@@ -174,8 +174,6 @@ void Group::shrink(Bin& bin, uint32_t bucket) {
   bin.blocks.shrink_to_fit();
 }
 
-size_t Group::bytes() const {
-  return records_.bytes_in_use() / record_bytes_ * row_bytes() + chunks_.bytes_in_use();
-}
+size_t Group::bytes() const { return records_.bytes_in_use() / record_bytes_ * row_bytes() + chunks_.bytes_in_use(); }
 
 }  // namespace freshet

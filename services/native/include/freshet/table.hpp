@@ -39,8 +39,8 @@ struct Bin {
   std::atomic<Chunk*> chunks{nullptr};  // atomics only for prefetching without the lock, which may read stale values
   std::atomic<uint32_t> chunk_count{0};
   uint32_t rows = 0;
-  uint32_t limit = 0;   // rows at which the index grows
-  uint32_t stored = 0;  // rows that the row store will hold after the next flush
+  uint32_t limit = 0;    // rows at which the index grows
+  uint32_t stored = 0;   // rows that the row store will hold after the next flush
   uint32_t inexact = 0;  // rows with the flag `kInexact`
   uint32_t generation = 0;
   std::vector<uint32_t> blocks;

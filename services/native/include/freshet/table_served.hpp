@@ -1,5 +1,5 @@
 // What serving holds of the rows of a store group, as they were last published: a record a slot, in the integer codec
-// of publishing. It tells which changes are too small to be sent.
+// of publishing, by which changes that are too small to be sent are known.
 #pragma once
 
 #include <cstddef>
