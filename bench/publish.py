@@ -63,7 +63,7 @@ class Publisher:
         self._model = HedgeDense(spec, training=True, precision=spec.train.precision)
         self._loop = NativeLoop(own, self._layout, self._model, self._store, 1)
         self._table = ServingTable(self._layout, buckets=BUCKETS, partitions=1, seed=spec.model.seed)
-        self._wire = RowWire(rows_codec(spec.train.publish_codec), self._layout.scalars)
+        self._wire, self._codec = RowWire(self._layout.scalars), rows_codec(spec.train.publish_codec)
         tables = [
             [spec.table(spec.features[f].table or "").id for f in group.features]
             for group in self._layout.groups
@@ -104,7 +104,7 @@ class Publisher:
         """Send the changed rows through records of `rows`."""
         changed, sent = self._store.collect_publish(EVERYTHING), self.sent
         sent.rows, sent.passed = sent.rows + len(changed), sent.passed + changed.passed
-        for append in records_of(changed, "rows", np.ones(BUCKETS, np.int64), self._wire):
+        for append in records_of(changed, "rows", np.ones(BUCKETS, np.int64), self._wire, self._codec):
             for record in append.values:
                 delta = decode_rows(bytes(record))
                 self._table.import_values(delta.table, delta.keys, delta.values)

@@ -245,39 +245,6 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             at="shard.published_bytes",
         ),
         Metric(
-            f"freshet_{of}_publish_raw_bytes",
-            "counter",
-            "bytes",
-            "Values of published rows as float32, by the codec in which they were sent.",
-            ("codec",),
-            at="wires.publish.bytes_raw",
-        ),
-        Metric(
-            f"freshet_{of}_publish_wire_bytes",
-            "counter",
-            "bytes",
-            "Values of published rows as they were sent (`train.publish_codec`), without keys.",
-            ("codec",),
-            at="wires.publish.bytes_wire",
-        ),
-        Metric(
-            f"freshet_{of}_publish_encode_seconds",
-            "counter",
-            "seconds",
-            "Time spent on encoding published rows.",
-            ("codec",),
-            at="wires.publish.encode_s",
-        ),
-        Metric(
-            f"freshet_{of}_publish_relative_error",
-            "gauge",
-            "1",
-            "Length of the rounding error of published rows beside that of the rows: a running mean over one "
-            "of 64 encoded batches.",
-            ("codec",),
-            at="wires.publish.relative_error",
-        ),
-        Metric(
             f"freshet_{of}_passed_rows",
             "counter",
             "rows",
@@ -338,7 +305,8 @@ class Flusher:
         self._writer = context.log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # copied, and not known to be written
-        self.wire = RowWire(rows_codec(spec.train.publish_codec), context.layout.scalars)
+        self.wire = RowWire(context.layout.scalars)
+        self._codec = rows_codec(spec.train.publish_codec)
         self._changed_s = self._clock.monotonic()  # when a row was last seen to have changed
         self._begun_s: float | None = None  # monotonic start of the unwritten flush
         self._has_owned = False  # before the first bucket, retention stays as the last process set it
@@ -470,20 +438,6 @@ class Flusher:
 
     # --- publish
 
-    def publish_status(self) -> dict[str, dict[str, float]]:
-        """Return {figure of `RowCounts`: {codec: value}} of published rows, over all store groups.
-
-        The relative error is that of the group that published most.
-        """
-        figures: dict[str, dict[str, float]] = {}
-        for (_, codec), c in sorted(self.wire.counts().items(), key=lambda item: item[1].bytes_raw):
-            for name in ("rows", "bytes_raw", "bytes_wire", "encode_s"):
-                of_codec = figures.setdefault(name, {})
-                of_codec[codec] = of_codec.get(codec, 0) + getattr(c, name)
-            if c.relative_error is not None:
-                figures.setdefault("relative_error", {})[codec] = c.relative_error
-        return figures
-
     def _publish_all(self) -> int:
         """Publish until every bucket had its turn; returns rows. Needs `_publishing`.
 
@@ -506,10 +460,10 @@ class Flusher:
         if len(batch) or batch.passed:
             self._changed_s = self._clock.monotonic()
         self._counts.passed_rows += batch.passed
-        return self._send(batch)
+        return self._send(batch, self._codec)
 
-    def _send(self, batch: Published, codec: RowCodec | None = None) -> int:
-        """Append changed rows, in `codec` or that of the wire; a failed batch is changed again."""
+    def _send(self, batch: Published, codec: RowCodec) -> int:
+        """Append rows, acknowledged; returns their number. Rows that were not appended count as changed."""
         appends = records_of(batch, self._topics.rows, self.book.fences, self.wire, codec)
         if appends:
             start_ns = now_ns()

@@ -159,7 +159,7 @@ LEAST_TOPIC_BYTES (`freshet.config.spec.topics`)."""
 
 
 def records_of(
-    batch: Published, topic: str, fences: I64, wire: RowWire, codec: RowCodec | None = None
+    batch: Published, topic: str, fences: I64, wire: RowWire, codec: RowCodec = RowCodec.FP32
 ) -> list[Append]:
     """Encode changed rows as records, each of one table, partition of `rows` and fence.
 
@@ -170,12 +170,12 @@ def records_of(
         batch: the changed rows.
         topic: the topic `rows` of the model.
         fences: (B,) int64, the fence under which each bucket is owned.
-        wire: encodes the values.
-        codec: in place of the wire's.
+        wire: encodes and counts the values.
+        codec: their encoding, or bf16 for rows that integers make no shorter.
     """
     records: dict[int, list[bytes]] = {}
     for part in batch.tables:
-        form = wire.form(wire.codec if codec is None else codec, part.group, part.values.shape[1])
+        form = wire.form(codec, part.group, part.values.shape[1])
         packed = wire.pack(part.group, part.values, codec)
         kept, removed_at = _positions(part.keys, fences), _positions(part.removed, fences)
         for p, fence in sorted({*kept, *removed_at}):
