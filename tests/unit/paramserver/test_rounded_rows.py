@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +17,7 @@ from freshet.config.spec.model import Spec
 from freshet.config.spec.parse import parse_spec
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Unavailable
-from freshet.inference.rows import BucketView, FollowedTable, ServingTable
+from freshet.inference.rows import BucketView, FollowedTable, RowFollower, ServingTable
 from freshet.log import EventLog
 from freshet.paramserver import flusher as module
 from freshet.paramserver.flusher import EXACT_AFTER_S
@@ -23,6 +25,7 @@ from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Published
 from freshet.testing.clock import SettableClock
+from freshet.testing.conditions import wait_for
 from freshet.types import F32, Fence, OffsetRange, TimeMs, TopicPartition, bucket_of
 from tests.fixtures.shards import SPEC, TOPICS, interrupted, loaded
 
@@ -258,6 +261,39 @@ def test_bytes_and_errors_of_published_rows_are_counted(world: Callable[[Publish
     assert counts.encode_s > 0
     with_keys = counts.bytes_wire + 8 * n
     assert with_keys < w.shard.counts.published_bytes <= with_keys + 40 * ROWS_PARTITIONS
+
+
+def test_servers_that_start_at_any_time_equal_the_shard(world: Callable[[PublishCodec], World]) -> None:
+    """One follows from before the first record; others read a store that is behind what was published."""
+    w, stop = world("int8"), threading.Event()
+    followers, threads = [], []
+    for _ in range(3):
+        table = partial(ServingTable, layout_of(w.spec), buckets=w.spec.buckets, partitions=1, seed=0)
+        follower = RowFollower(w.log, w.store, TOPICS.rows, table, spec_hash="hash", wait_s=0.01)
+        followers.append(follower)
+        threads.append(threading.Thread(target=follower.run, args=(stop,)))
+        threads[-1].start()
+        w.learn()
+        w.shard.flush()
+        w.learn()
+        w.shard.publish()
+
+    w.rest()
+
+    ends = {p: w.log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)}
+    try:
+        for follower in followers:
+            wait_for(
+                lambda follower=follower: follower.state.sink is not None and follower.state.next == ends
+            )
+            sink = follower.state.sink
+            assert isinstance(sink, ServingTable)
+            served = w.rows(lambda groups, out, sink=sink: sink.lookup(0, groups[0], out[0]))
+            np.testing.assert_array_equal(served, w.learned())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
 
 
 def nudged(w: World, share: float) -> None:

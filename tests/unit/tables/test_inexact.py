@@ -147,6 +147,19 @@ def test_evicted_and_dropped_rows_are_not_sent() -> None:
     assert len(w.store.collect_inexact(ALL)) == 0
 
 
+def test_what_serving_holds_moves_with_its_row() -> None:
+    """A removed row's place is taken by another one of its bucket."""
+    w = World.of(8, hedge_group(tables=(0,)))
+    w.learns(NUMBERS, 0.5)
+    w.is_sent(w.store.collect_publish(ALL), exact=False)
+    w.removes(NUMBERS[:20])
+    w.learns(NUMBERS[20:], 0.0001)
+
+    batch = w.store.collect_publish(ALL)
+
+    assert (len(batch), batch.passed) == (0, 20)
+
+
 def test_what_serving_holds_counts_as_memory() -> None:
     plain, kept = store_of(hedge_group()), store_of(hedge_group())
     kept.native.round_published(8, [2])
