@@ -263,6 +263,10 @@ def test_bytes_and_errors_of_published_rows_are_counted(world: Callable[[Publish
     assert with_keys < w.shard.counts.published_bytes <= with_keys + 40 * ROWS_PARTITIONS
 
 
+def has_read(follower: RowFollower, ends: dict[int, int]) -> bool:
+    return follower.state.sink is not None and follower.state.next == ends
+
+
 def test_servers_that_start_at_any_time_equal_the_shard(world: Callable[[PublishCodec], World]) -> None:
     """One follows from before the first record; others read a store that is behind what was published."""
     w, stop = world("int8"), threading.Event()
@@ -283,12 +287,11 @@ def test_servers_that_start_at_any_time_equal_the_shard(world: Callable[[Publish
     ends = {p: w.log.bounds(TopicPartition(TOPICS.rows, p)).end for p in range(ROWS_PARTITIONS)}
     try:
         for follower in followers:
-            wait_for(
-                lambda follower=follower: follower.state.sink is not None and follower.state.next == ends
-            )
+            wait_for(partial(has_read, follower, ends))
             sink = follower.state.sink
             assert isinstance(sink, ServingTable)
-            served = w.rows(lambda groups, out, sink=sink: sink.lookup(0, groups[0], out[0]))
+            served = np.empty((len(w.keys.keys), w.group.width), np.float32)
+            sink.lookup(0, w.keys, served)
             np.testing.assert_array_equal(served, w.learned())
     finally:
         stop.set()
