@@ -40,6 +40,7 @@ from freshet.rows.service import KeyGroup, Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.tables import Plan, Published, Store
 from freshet.types import F32, U64, Fence, OffsetRange, TimeMs
+from freshet.wires.row_wire import RowWire
 
 SPEC = """
 name = "perf"
@@ -51,6 +52,7 @@ click = { on = "action.type == 'click'", window = "2m" }
 """
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 QUICK_ROUNDS = 3
+SCALARS = 2
 DELTA_ROWS = 50_000 // ROWS_PARTITIONS
 """Rows of a record of `rows` when a shard copies out as much as it does at once."""
 
@@ -145,6 +147,7 @@ def collected(rows: int, rounds: int) -> Figures:
     store, batches = Store.of(spec, layout_of(spec)), Batches(spec, rows)
     book = FlushBook(buckets=spec.buckets, partitions=spec.partitions)
     spent: dict[str, list[float]] = {}
+    fences, wire = np.ones(spec.buckets, np.int64), RowWire()
 
     def timed(name: str, work: Callable[[], object]) -> None:
         began = time.thread_time()
@@ -156,7 +159,7 @@ def collected(rows: int, rounds: int) -> Figures:
         store.push(push.ranges, push.clock_ms, push.groups, push.gradients)
         published: list[Published] = []
         timed("collect_publish", lambda: published.append(store.collect_publish(rows)))  # noqa: B023
-        timed("records_of", lambda: records_of(published[0], "rows", np.ones(spec.buckets, np.int64)))  # noqa: B023
+        timed("records_of", lambda: records_of(published[0], "rows", fences, wire))  # noqa: B023
         offsets = np.zeros(ROWS_PARTITIONS, np.int64)
         timed("collect_flush", lambda: book.next_flush(store.collect_flush(), offsets))  # noqa: B023
     return {name: {"cpu_us_per_row": Figure.of(times).median} for name, times in spent.items()}
@@ -171,13 +174,13 @@ def deltas(rounds: int, quick: bool) -> Figures:
     calls = 4 if quick else 16
     cases: dict[str, Callable[[], float]] = {}
     sizes: dict[str, float] = {}
-    for codec in (RowCodec.FP32, RowCodec.BF16, RowCodec.FP16):  # a delta is in no other
-        record = encode_rows(delta, codec)
+    for codec in (RowCodec.FP32, RowCodec.BF16, RowCodec.UINT8, RowCodec.UINT4):
+        record = encode_rows(delta, codec, SCALARS)
         sizes[codec.name.lower()] = len(record) / DELTA_ROWS
 
         def write(codec: RowCodec = codec) -> None:
             for _ in range(calls):
-                encode_rows(delta, codec)
+                encode_rows(delta, codec, SCALARS)
 
         def read(record: bytes = record) -> None:
             for _ in range(calls):

@@ -34,6 +34,7 @@ from freshet.rows.store import RowStore
 from freshet.trainer.membership import FixedMembership, Membership, QuorumOptions
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.service import Trainer
+from freshet.wires.status import tables_of_groups, wires_status
 
 log = structlog.get_logger("freshet.training")
 
@@ -132,6 +133,7 @@ class OwnRows:
             held=lambda: not slices.lost.is_set(),
             most_bytes=most_bytes,
         )
+        self._tables = tables_of_groups(spec, rank.model.layout)
         self._names = {table.id: table.name for table in spec.tables}
         if most_bytes:
             bounds = {self._names[table]: rows for table, rows in self.shard.store.max_rows.items()}
@@ -218,6 +220,8 @@ class OwnRows:
             "shard": asdict(self.shard.counts),
             "store": asdict(store.counts()),
             "unwritten_s": round(self.shard.unwritten_s, 3),
+            "inexact_rows": store.inexact(),
+            "wires": wires_status({"publish": self.shard.flusher.wire}, self._tables),
         }
 
     def progress(self) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class TrainerProcess:
         }
 
     def wires(self) -> WiresStatus:
-        """Return what the wires of rows carried; nothing if the rows are in this process."""
+        """Return what the wires of rows carried; of rows in this process, what was published."""
         found: WiresStatus = self.source.status().get("wires", {})
         return found
 

@@ -25,7 +25,7 @@ from freshet.observability.spans import record_rows_sends
 from freshet.observability.tracing import now_ns
 from freshet.rows.deltas import records_of
 from freshet.rows.store import FlushOutcome, RowStore
-from freshet.tables import Flushed, Store
+from freshet.tables import Flushed, Published, Store
 from freshet.types import (
     I64,
     U8,
@@ -35,6 +35,8 @@ from freshet.types import (
     Flush,
     TopicPartition,
 )
+from freshet.wires.codecs import RowCodec, rows_codec
+from freshet.wires.row_wire import RowWire
 
 
 class FlushBook:
@@ -176,6 +178,11 @@ PUBLISH_ROWS = 50_000
 """Most rows copied out of the store at once; bounds memory, and the time for which lookups wait."""
 
 
+EXACT_AFTER_S = 10.0
+"""Rows that were published rounded are sent in fp32 once nothing has changed for so long: in the pauses of a
+thin stream each row would travel twice."""
+
+
 @dataclass(slots=True)
 class ShardCounts:
     """Counts of a shard since its start."""
@@ -185,6 +192,8 @@ class ShardCounts:
     refused: int = 0
     fenced: int = 0
     published_rows: int = 0
+    published_bytes: int = 0  # of the records with them
+    passed_rows: int = 0  # changed rows that were not published, since serving holds them nearly
     flushed_rows: int = 0
     flushes: int = 0
     flushes_failed: int = 0  # attempts; one flush may fail several times
@@ -227,6 +236,27 @@ def store_metrics(of: str) -> tuple[Metric, ...]:
             "buckets",
             "Buckets that were written whole because the row store had lost or mixed writes.",
             at="shard.replaced_buckets",
+        ),
+        Metric(
+            f"freshet_{of}_published_bytes",
+            "counter",
+            "bytes",
+            "Bytes of records of changed rows for serving, with their keys.",
+            at="shard.published_bytes",
+        ),
+        Metric(
+            f"freshet_{of}_passed_rows",
+            "counter",
+            "rows",
+            "Changed rows that were not published because serving holds them nearly (int8, int4).",
+            at="shard.passed_rows",
+        ),
+        Metric(
+            f"freshet_{of}_inexact_rows",
+            "gauge",
+            "rows",
+            "Rows that serving may hold rounded, until nothing has changed for 10 s; 0 in fp32.",
+            at="inexact_rows",
         ),
     )
 
@@ -275,6 +305,9 @@ class Flusher:
         self._writer = context.log.writer()
         self._rows_next = [0] * ROWS_PARTITIONS
         self._unanswered: Flush | None = None  # copied, and not known to be written
+        self.wire = RowWire(context.layout.scalars)
+        self._codec = rows_codec(spec.train.publish_codec)
+        self._changed_s = self._clock.monotonic()  # when a row was last seen to have changed
         self._begun_s: float | None = None  # monotonic start of the unwritten flush
         self._has_owned = False  # before the first bucket, retention stays as the last process set it
         self.published = PublishedTo({}, {})
@@ -297,9 +330,16 @@ class Flusher:
             self.published = self._published_to(self.smallest_applied())
 
     def publish(self) -> int:
-        """Publish the rows changed so far and return their number. The records are durable on return."""
+        """Publish the rows changed so far and return their number. The records are durable on return.
+
+        Once nothing has changed for EXACT_AFTER_S, it publishes a batch of the rows that serving may hold
+        rounded, in fp32: repeated calls make serving equal to this shard.
+        """
         with self._publishing:
-            return self._publish_all()
+            rows = self._publish_all()
+            if not rows and self._clock.monotonic() - self._changed_s >= EXACT_AFTER_S:
+                rows = self._send(self._store.collect_inexact(PUBLISH_ROWS), RowCodec.FP32)
+            return rows
 
     def flush(self) -> None:
         """Write every loaded bucket's changed rows and its offsets, dirty or not (PROTOCOL 12).
@@ -417,7 +457,14 @@ class Flusher:
     def _publish_some(self) -> int:
         """Publish one batch of bounded size, acknowledged; returns rows. Needs `_publishing`."""
         batch = self._store.collect_publish(PUBLISH_ROWS)
-        appends = records_of(batch, self._topics.rows, self.book.fences)
+        if len(batch) or batch.passed:
+            self._changed_s = self._clock.monotonic()
+        self._counts.passed_rows += batch.passed
+        return self._send(batch, self._codec)
+
+    def _send(self, batch: Published, codec: RowCodec) -> int:
+        """Append rows, acknowledged; returns their number. Rows that were not appended count as changed."""
+        appends = records_of(batch, self._topics.rows, self.book.fences, self.wire, codec)
         if appends:
             start_ns = now_ns()
             try:
@@ -430,5 +477,6 @@ class Flusher:
                     self._rows_next[append.partition], first + len(append.values)
                 )
             record_rows_sends(appends, firsts, start_ns)
+        self._counts.published_bytes += sum(append.values.data.nbytes for append in appends)
         self._counts.published_rows += len(batch)
         return len(batch)

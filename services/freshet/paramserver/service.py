@@ -385,6 +385,7 @@ class ParamServer:
             },
             "refused_lookups": self.rows.refused,
             "unwritten_s": round(self.shard.unwritten_s, 3),
+            "inexact_rows": self.shard.store.inexact(),
             "shard": asdict(self.shard.counts),
             "store": asdict(self.shard.store.counts()),
             "refused": dict(self.server.counts.refused),
@@ -392,7 +393,8 @@ class ParamServer:
         }
 
     def _wires(self) -> WiresStatus:
-        return wires_status({"lookup": self.wires.rows, "push": self.wires.gradients}, self._tables)
+        wires = {"lookup": self.wires.rows, "push": self.wires.gradients, "publish": self.shard.flusher.wire}
+        return wires_status(wires, self._tables)
 
     def progress(self) -> Mapping[str, Any]:
         """Return the slices and the progress of publishing, which the console polls."""

@@ -10,15 +10,18 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet import _native
 from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.errors import Corrupt
 from freshet.tables import Published
 from freshet.types import F32, I64, U64, Append, BytesColumn, Fence, TimeMs, bucket_of
-from freshet.wires.codecs import RowCodec, RowFormat, pack_rows, unpack_rows
+from freshet.wires.codecs import RowCodec, RowFormat, format_for, pack_rows, unpack_rows
+from freshet.wires.row_wire import RowWire
 
 __all__ = [
     "DELTA_BYTES",
@@ -49,34 +52,48 @@ class RowDelta:
     removed: U64  # (R,) evicted keys
 
 
-def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32) -> bytes:
-    """Encode a record. Raises ValueError if shapes do not agree or a number exceeds its field."""
+def encode_rows(delta: RowDelta, codec: RowCodec = RowCodec.FP32, scalars: int = 0) -> bytes:
+    """Encode a record.
+
+    Args:
+        delta: the rows.
+        codec: their encoding; bf16 in its place if the rows are no shorter in integers.
+        scalars: floats of a row before its vector.
+
+    Raises ValueError if shapes do not agree or a number exceeds its field.
+    """
+    if delta.values.ndim != 2:
+        raise ValueError(f"a row delta needs values (N, S); found {delta.values.shape}")
+    form = format_for(codec, delta.values.shape[1], scalars)
+    return _encode(delta, pack_rows(delta.values, form), form)
+
+
+def _encode(delta: RowDelta, packed: NDArray[Any], form: RowFormat) -> bytes:
+    """Encode a record with these (N, form.columns) values in place of the delta's."""
     keys = np.ascontiguousarray(delta.keys, "<u8")
     removed = np.ascontiguousarray(delta.removed, "<u8")
-    if delta.values.ndim != 2 or keys.ndim != 1 or removed.ndim != 1 or len(delta.values) != len(keys):
+    if keys.ndim != 1 or removed.ndim != 1 or len(packed) != len(keys):
         raise ValueError(
             f"a row delta needs keys (N,), values (N, S) and removed (R,); found {keys.shape}, "
-            f"{delta.values.shape} and {removed.shape}"
+            f"{(len(packed), form.width)} and {removed.shape}"
         )
     if not 0 <= delta.table <= 255:
         raise ValueError(f"a table id must be from 0 to 255, found {delta.table}")
-    width = delta.values.shape[1]
-    if max(len(keys), len(removed), width) > _MAX_COUNT:
+    if max(len(keys), len(removed), form.width) > _MAX_COUNT:
         raise ValueError("a row delta holds at most 2^32 - 1 rows; write several")
-    packed = pack_rows(delta.values, RowFormat(codec, width))
     body = b"".join((keys.tobytes(), removed.tobytes(), packed.tobytes()))
     header = _HEADER.pack(
         MAGIC,
         VERSION,
-        codec,
+        form.codec,
         delta.table,
         len(keys),
         delta.fence,
         delta.event_time_ms,
         len(removed),
-        width,
+        form.width,
         _crc32(body),
-        0,
+        _scalars_in_head(form),
     )
     return header + body
 
@@ -90,15 +107,20 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
     data = memoryview(record)
     if len(data) < _HEADER.size:
         raise Corrupt(f"row delta: expected at least {_HEADER.size} bytes, found {len(data)}")
-    magic, version, codec, table, n, fence, event_time_ms, r, width, crc, reserved = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != VERSION or reserved != 0:
+    magic, version, codec, table, n, fence, event_time_ms, r, width, crc, scalars = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
         raise Corrupt(
-            f"row delta: expected magic {MAGIC:#x}, version {VERSION} and a zero at byte 36, "
-            f"found {magic:#x}, {version} and {reserved}; a newer freshet may have written it"
+            f"row delta: expected magic {MAGIC:#x} and version {VERSION}, found {magic:#x} and {version}; "
+            "a newer freshet may have written it"
         )
     if codec not in RowCodec.__members__.values():
         raise Corrupt(f"row delta: expected a codec from 0 to {max(RowCodec)}, found {codec}")
-    form = RowFormat(RowCodec(codec), width)
+    form = RowFormat(RowCodec(codec), width, scalars)
+    if scalars > (width if form.codec.bits <= 8 else 0):
+        raise Corrupt(
+            f"row delta: expected at most {width} scalars, and 0 outside of integers, at byte 36 of rows in "
+            f"{form.codec.name.lower()}, found {scalars}; a newer freshet may have written it"
+        )
     expected = _HEADER.size + 8 * (n + r) + n * form.row_bytes  # Python integers: cannot overflow
     if len(data) != expected:
         raise Corrupt(
@@ -118,6 +140,11 @@ def decode_rows(record: bytes | memoryview) -> RowDelta:
     return RowDelta(table, Fence(fence), TimeMs(event_time_ms), keys, values, removed)
 
 
+def _scalars_in_head(form: RowFormat) -> int:
+    """Return the scalars of a row in an integer codec; the length of other rows does not depend on them."""
+    return form.scalars if form.codec.bits <= 8 else 0
+
+
 def _crc32(body: bytes | memoryview) -> int:
     """CRC-32 as zlib's, seven times as fast."""
     return _native.crc32(np.frombuffer(body, np.uint8), 0)
@@ -131,7 +158,9 @@ record of a log (16 MiB on Kafka by default, often 1 MiB on a managed service). 
 LEAST_TOPIC_BYTES (`freshet.config.spec.topics`)."""
 
 
-def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
+def records_of(
+    batch: Published, topic: str, fences: I64, wire: RowWire, codec: RowCodec = RowCodec.FP32
+) -> list[Append]:
     """Encode changed rows as records, each of one table, partition of `rows` and fence.
 
     The partition follows from the bucket and is fixed (PROTOCOL 17). Rows that exceed the record size are
@@ -141,15 +170,19 @@ def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
         batch: the changed rows.
         topic: the topic `rows` of the model.
         fences: (B,) int64, the fence under which each bucket is owned.
+        wire: encodes and counts the values.
+        codec: their encoding, or bf16 for rows that integers make no shorter.
     """
     records: dict[int, list[bytes]] = {}
     for part in batch.tables:
+        form = wire.form(codec, part.group, part.values.shape[1])
+        packed = wire.pack(part.group, part.values, codec)
         kept, removed_at = _positions(part.keys, fences), _positions(part.removed, fences)
         for p, fence in sorted({*kept, *removed_at}):
             at = kept.get((p, fence), _EMPTY)
-            keys, values = part.keys[at], part.values[at]
+            keys, values = part.keys[at], packed[at]
             removed = part.removed[removed_at.get((p, fence), _EMPTY)]
-            rows = max(1, DELTA_BYTES // (keys.itemsize + values.itemsize * values.shape[1]))
+            rows = max(1, DELTA_BYTES // (keys.itemsize + form.row_bytes))
             keys_a_record = REMOVED_BYTES // removed.itemsize
             pieces = max(-(-len(keys) // rows), -(-len(removed) // keys_a_record))
             for i in range(pieces):
@@ -159,10 +192,10 @@ def records_of(batch: Published, topic: str, fences: I64) -> list[Append]:
                     fence=Fence(fence),
                     event_time_ms=TimeMs(batch.clock_ms),
                     keys=keys[mine],
-                    values=values[mine],
+                    values=part.values[:0],
                     removed=removed[i * keys_a_record : (i + 1) * keys_a_record],
                 )
-                records.setdefault(p, []).append(encode_rows(delta))
+                records.setdefault(p, []).append(_encode(delta, values[mine], form))
     return [Append(topic, p, BytesColumn.of(values)) for p, values in sorted(records.items())]
 
 

@@ -146,6 +146,7 @@ class PublishedTable:
     keys: U64  # (N,) in order of their buckets
     values: F32  # (N, S) slots of the row, no optimiser state
     removed: U64  # (R,) evicted keys, none of them in `keys`
+    group: int = 0  # store group of the table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +156,7 @@ class Published:
     tables: tuple[PublishedTable, ...]
     clock_ms: TimeMs  # largest event time applied anywhere in the store
     pending: int  # changed rows still to be published
+    passed: int = 0  # changed rows that serving holds nearly, and are left out
 
     def __len__(self) -> int:
         """Number of changed rows, without removals."""

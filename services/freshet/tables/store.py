@@ -47,6 +47,7 @@ OVERFULL = 1.05
 its cost, about 0.2 s of a core for a million rows."""
 
 _ROWS_UNREAD = -2  # result of a native lookup
+_ROUNDED_BITS = {"bf16": 16, "int8": 8, "int4": 4}  # of published values
 _PUBLISH, _FLUSH = 0, 1  # consumers of changes in the native core
 
 
@@ -206,9 +207,10 @@ class Store:
         options = {t.id: TableOptions(t.ttl_ms, t.admission, t.max_rows) for t in spec.tables}
         if most_bytes:
             sized = cls(layout, buckets=2, partitions=1, seed=0)
+            sized._round_published(spec)
             sizes = {table: sized.resident_bytes(table) + INDEX_BYTES for table in sized.tables}
             options = _bounded(options, sizes, most_bytes)
-        return cls(
+        store = cls(
             layout,
             buckets=spec.buckets,
             partitions=spec.partitions,
@@ -218,6 +220,12 @@ class Store:
             changes=changes,
             owned=owned,
         )
+        store._round_published(spec)
+        return store
+
+    def _round_published(self, spec: Spec) -> None:
+        if bits := _ROUNDED_BITS.get(spec.train.publish_codec):
+            self._native.round_published(bits, self.layout.scalars)
 
     @property
     def native(self) -> _native.Store:
@@ -402,8 +410,26 @@ class Store:
 
         Each call continues after the last one, so that all buckets have their turn.
         """
-        tables, clock_ms, pending = self._native.collect_publish(max_rows)
-        return Published(tuple(PublishedTable(*part) for part in tables), TimeMs(clock_ms), pending)
+        return self._published(*self._native.collect_publish(max_rows))
+
+    def collect_inexact(self, max_rows: int) -> Published:
+        """Copy up to `max_rows` rows that serving may hold rounded, to be sent as they are.
+
+        These are rows that were last published in a lossy `train.publish_codec`, or passed over, and rows
+        read from the row store, which does not know what their former owner has published. Each call
+        continues after the last one. A row that fails to be sent goes to `put_back_published`.
+        """
+        return self._published(*self._native.collect_inexact(max_rows))
+
+    def _published(
+        self, tables: Sequence[tuple[int, U64, F32, U64]], clock_ms: int, pending: int, passed: int
+    ) -> Published:
+        parts = (PublishedTable(*part, group=self._group_of[part[0]]) for part in tables)
+        return Published(tuple(parts), TimeMs(clock_ms), pending, passed)
+
+    def inexact(self) -> int:
+        """Return the number of rows that serving may hold rounded; 0 if rows are published in fp32."""
+        return self._native.inexact()
 
     def drained(self) -> int:
         """Return how many times a bucket was published completely since the store's creation, in turn.

@@ -148,11 +148,11 @@ nb::list unpack_runs(const Store& store, In<uint8_t> directory, In<uint8_t> body
   return tables;
 }
 
-nb::tuple collect_publish(Store& store, int64_t max_rows) {
+nb::tuple published(Store& store, PublishBatch (Store::*collect)(int64_t), int64_t max_rows) {
   PublishBatch batch;
   {
     const nb::gil_scoped_release release;
-    batch = store.collect_publish(max_rows);
+    batch = (store.*collect)(max_rows);
   }
   nb::list tables;
   for (PublishedTable& part : batch.tables) {
@@ -160,7 +160,15 @@ nb::tuple collect_publish(Store& store, int64_t max_rows) {
     tables.append(nb::make_tuple(part.table, array(std::move(part.keys)),
                                  array(std::move(part.values), {n, part.width}), array(std::move(part.removed))));
   }
-  return nb::make_tuple(tables, batch.clock_ms, batch.pending);
+  return nb::make_tuple(tables, batch.clock_ms, batch.pending, batch.passed);
+}
+
+nb::tuple collect_publish(Store& store, int64_t max_rows) {
+  return published(store, &Store::collect_publish, max_rows);
+}
+
+nb::tuple collect_inexact(Store& store, int64_t max_rows) {
+  return published(store, &Store::collect_inexact, max_rows);
 }
 
 void import_rows(Store& store, uint8_t table, In<uint64_t> keys, In2<uint8_t> records) {
@@ -245,6 +253,9 @@ void bind_store(nb::module_& m) {
       .def("drop_bucket", &Store::drop_bucket, nb::arg("bucket"), nb::call_guard<nb::gil_scoped_release>())
       .def("collect_flush", &collect_flush, nb::arg("buckets"), nb::arg("whole"))
       .def("collect_publish", &collect_publish, nb::arg("max_rows"))
+      .def("collect_inexact", &collect_inexact, nb::arg("max_rows"))
+      .def("inexact", &Store::inexact)
+      .def("round_published", &Store::round_published, nb::arg("bits"), nb::arg("scalars"))
       .def("put_back_published", &put_back_published, nb::arg("table"), nb::arg("keys"), nb::arg("removed"))
       .def("begin_loading", &begin_loading, nb::arg("bucket"), nb::arg("offsets"), nb::arg("clock_ms"),
            nb::arg("fence"))
@@ -268,7 +279,7 @@ void bind_store(nb::module_& m) {
       .def("bytes", &Store::bytes)
       .def("counts", &counts)
       .def(
-          "record_bytes", [](const Store& s, uint32_t g) { return s.layout(g).record_bytes(); }, nb::arg("group"))
+          "record_bytes", [](const Store& s, uint32_t g) { return s.row_bytes(g); }, nb::arg("group"))
       .def("packed_bytes", [](const Store& s, uint32_t g) { return s.layout(g).packed_bytes(); }, nb::arg("group"));
 }
 

@@ -385,6 +385,7 @@ void Store::drop_bucket(uint32_t bucket) {
       rows_[group->header(group->slot_at(bin, row)).meta & meta::kTableMask].fetch_sub(1, std::memory_order_relaxed);
     for (uint32_t c = 0; c < kConsumers; c++)
       pending_[c].fetch_sub(static_cast<int64_t>(bin.dirty[c].size()), std::memory_order_relaxed);
+    inexact_.fetch_sub(bin.inexact, std::memory_order_relaxed);
     group->clear(bin);
   }
   for (auto& list : state.removed) list = {};

@@ -172,43 +172,58 @@ struct Halves {
 
 }  // namespace
 
-PublishBatch Store::collect_publish(int64_t max_rows) {
+void Store::round_published(int bits, const std::vector<uint32_t>& scalars) {
+  if (scalars.size() != groups_.size()) throw std::invalid_argument("scalars must name every store group");
+  rounded_ = true;
+  for (size_t g = 0; bits < 16 && g < groups_.size(); g++) groups_[g]->keep_served(bits, scalars[g]);
+}
+
+// Under the bucket's lock, like the next two.
+void Store::set_inexact(Bin& bin, Header& row) {
+  if (!rounded_ || (row.meta & meta::kInexact)) return;
+  row.meta |= meta::kInexact;
+  bin.inexact++;
+  inexact_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Store::clear_inexact(Bin& bin, Header& row) {
+  if (!(row.meta & meta::kInexact)) return;
+  row.meta &= ~meta::kInexact;
+  bin.inexact--;
+  inexact_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Store::copy_published(Group& group, uint32_t slot, PublishedTable& out, bool all) {
+  const uint32_t width = group.layout.width();
+  Header& row = group.header(slot);
+  float* values = out.values.extend(width);
+  group.layout.load(group.row(slot), values);
+  if (group.served) {
+    if (!all && (row.meta & meta::kServed) && group.served->is_near(slot, values)) {
+      out.values.drop_last(width);
+      return false;
+    }
+    group.served->set(slot, values);
+    row.meta |= meta::kServed;
+  }
+  out.keys.push_back(row.key);
+  return true;
+}
+
+template <typename Visit>
+PublishBatch Store::collect_in_turn(uint32_t& cursor, int64_t max_rows, Visit visit) {
   const std::lock_guard publishing(publish_lock_);
   Halves halves;
-  const uint32_t first = publish_cursor_;
+  const uint32_t first = cursor;
   int64_t left = std::max<int64_t>(max_rows, 0);
   for (uint32_t n = 0; n < spec_.buckets && left > 0; n++) {
     const uint32_t b = (first + n) & (spec_.buckets - 1);
-    const uint32_t side = b < first;
-    BucketState& state = states_[b];
-    const std::lock_guard lock(state.lock);
-    for (const auto& group : groups_) {
-      Bin& bin = group->bin(b);
-      std::vector<uint32_t>& dirty = bin.dirty[publish];
-      const uint32_t width = group->layout.width();
-      const size_t take = std::min<size_t>(dirty.size(), static_cast<size_t>(left));
-      for (size_t i = 0; i < take; i++) {
-        if (i + kAhead < take) group->prefetch_slot(dirty[dirty.size() - 1 - i - kAhead]);
-        const uint32_t slot = dirty[dirty.size() - 1 - i];
-        Header& row = group->header(slot);
-        row.meta &= ~meta::kDirtyPublish;
-        PublishedTable& out = halves.of(side, static_cast<uint8_t>(row.meta & meta::kTableMask), width);
-        out.keys.push_back(row.key);
-        group->layout.load(group->row(slot), out.values.extend(width));
-      }
-      dirty.resize(dirty.size() - take);
-      pending_[publish].fetch_sub(static_cast<int64_t>(take), std::memory_order_relaxed);
-      left -= static_cast<int64_t>(take);
-    }
-    for (const Removal& gone : state.removed[publish]) {
-      Group& group = *groups_[group_of(gone.table)];
-      const uint32_t slot = group.find(group.bin(b), gone.key, gone.table);
-      if (slot == Group::kNone || !changed(group.header(slot)))
-        halves.of(side, gone.table, group.layout.width()).removed.push_back(gone.key);
-    }
-    state.removed[publish].clear();
-    drained_.fetch_add(left > 0, std::memory_order_relaxed);
-    publish_cursor_ = left > 0 ? (b + 1) & (spec_.buckets - 1) : b;
+    const std::lock_guard lock(states_[b].lock);
+    const auto table_of = [&](uint8_t table) -> PublishedTable& {
+      return halves.of(b < first, table, groups_[group_of(table)]->layout.width());
+    };
+    left -= visit(b, left, table_of);
+    cursor = left > 0 ? (b + 1) & (spec_.buckets - 1) : b;
   }
   PublishBatch out;
   for (auto& [table, part] : halves.half[1]) out.tables.push_back(std::move(part));
@@ -226,6 +241,59 @@ PublishBatch Store::collect_publish(int64_t max_rows) {
   out.clock_ms = clock_ms_.load(std::memory_order_relaxed);
   out.pending = pending(publish);
   return out;
+}
+
+PublishBatch Store::collect_publish(int64_t max_rows) {
+  int64_t passed = 0;
+  PublishBatch batch = collect_in_turn(publish_cursor_, max_rows, [&](uint32_t b, int64_t left, const auto& table_of) {
+    int64_t taken = 0;
+    for (const auto& group : groups_) {
+      Bin& bin = group->bin(b);
+      std::vector<uint32_t>& dirty = bin.dirty[publish];
+      const size_t take = std::min<size_t>(dirty.size(), static_cast<size_t>(left - taken));
+      for (size_t i = 0; i < take; i++) {
+        if (i + kAhead < take) group->prefetch_slot(dirty[dirty.size() - 1 - i - kAhead]);
+        const uint32_t slot = dirty[dirty.size() - 1 - i];
+        Header& row = group->header(slot);
+        row.meta &= ~meta::kDirtyPublish;
+        set_inexact(bin, row);
+        passed += !copy_published(*group, slot, table_of(static_cast<uint8_t>(row.meta & meta::kTableMask)), false);
+      }
+      dirty.resize(dirty.size() - take);
+      pending_[publish].fetch_sub(static_cast<int64_t>(take), std::memory_order_relaxed);
+      taken += static_cast<int64_t>(take);
+    }
+    BucketState& state = states_[b];
+    for (const Removal& gone : state.removed[publish]) {
+      Group& group = *groups_[group_of(gone.table)];
+      const uint32_t slot = group.find(group.bin(b), gone.key, gone.table);
+      if (slot == Group::kNone || !changed(group.header(slot))) table_of(gone.table).removed.push_back(gone.key);
+    }
+    state.removed[publish].clear();
+    drained_.fetch_add(taken < left, std::memory_order_relaxed);
+    return taken;
+  });
+  batch.passed = passed;
+  return batch;
+}
+
+PublishBatch Store::collect_inexact(int64_t max_rows) {
+  return collect_in_turn(inexact_cursor_, max_rows, [&](uint32_t b, int64_t left, const auto& table_of) {
+    int64_t taken = 0;
+    if (!states_[b].held || states_[b].loading) return taken;  // rows that are still read may be dropped again
+    for (const auto& group : groups_) {
+      Bin& bin = group->bin(b);
+      for (uint32_t i = 0; i < bin.rows && bin.inexact && taken < left; i++) {
+        const uint32_t slot = group->slot_at(bin, i);
+        Header& row = group->header(slot);
+        if ((row.meta & (meta::kInexact | meta::kDirtyPublish)) != meta::kInexact) continue;
+        clear_inexact(bin, row);
+        copy_published(*group, slot, table_of(static_cast<uint8_t>(row.meta & meta::kTableMask)), true);
+        taken++;
+      }
+    }
+    return taken;
+  });
 }
 
 }  // namespace freshet

@@ -33,6 +33,7 @@ void Store::import_row(Group& group, uint32_t bucket, uint64_t key, uint8_t tabl
   group.layout.unpack(group.row(slot), record);
   row.meta |= flags | meta::kStored;
   bin.stored += !(flags & meta::kStored);
+  set_inexact(bin, row);
 }
 
 void Store::import_rows(uint8_t table, const uint64_t* keys, const uint8_t* records, size_t n, size_t record_bytes) {
@@ -117,6 +118,7 @@ void Store::forget(Group& group, uint32_t bucket, uint32_t slot, bool& relist) {
     if (spec_.consumed[c] && changed(row)) states_[bucket].removed[c].push_back({row.key, table});
   }
   bin.stored -= (row.meta & meta::kStored) != 0;
+  clear_inexact(bin, group.header(slot));
   group.erase(bin, slot);
   rows_[table].fetch_sub(1, std::memory_order_relaxed);
 }
@@ -150,7 +152,9 @@ void Store::put_back_published(uint8_t table, const uint64_t* keys, size_t n, co
     Bin& bin = group.bin(bucket);
     for (size_t i = begin; i < end; i++) {
       const uint32_t slot = group.find(bin, keys[i], table);
-      if (slot != Group::kNone) listed += mark(bin, group.header(slot), slot, publish);
+      if (slot == Group::kNone) continue;
+      group.header(slot).meta &= ~meta::kServed;
+      listed += mark(bin, group.header(slot), slot, publish);
     }
   });
   each_bucket_run(removed, n_removed, [&](uint32_t bucket, size_t begin, size_t end) {

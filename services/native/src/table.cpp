@@ -128,6 +128,7 @@ void Group::erase(Bin& bin, uint32_t slot) {
     const auto [its_chunk, its_at] = entry_of(bin, last);
     its_chunk->slot[its_at] = slot;
     std::memcpy(row(slot).head, row(last).head, record_bytes_);
+    if (served) served->move(last, slot);
   }
   bin.rows--;
   if (bin.rows % kBlockRows == 0) {
@@ -153,7 +154,7 @@ void Group::clear(Bin& bin) {
                     bin.chunk_count.load(std::memory_order_relaxed));
   bin.chunk_count.store(0, std::memory_order_relaxed);
   bin.chunks.store(nullptr, std::memory_order_relaxed);
-  bin.rows = bin.limit = bin.stored = 0;
+  bin.rows = bin.limit = bin.stored = bin.inexact = 0;
   bin.blocks = {};
   for (auto& list : bin.dirty) list = {};
 }
@@ -173,6 +174,6 @@ void Group::shrink(Bin& bin, uint32_t bucket) {
   bin.blocks.shrink_to_fit();
 }
 
-size_t Group::bytes() const { return records_.bytes_in_use() + chunks_.bytes_in_use(); }
+size_t Group::bytes() const { return records_.bytes_in_use() / record_bytes_ * row_bytes() + chunks_.bytes_in_use(); }
 
 }  // namespace freshet

@@ -244,6 +244,52 @@ TEST(Store, APublishIsWholeOnceItHasDrainedEveryBucket) {
   EXPECT_EQ(store.drained(), before);
 }
 
+TEST(ServedRows, AreNearWithinTheTolerancesOfScalarsAndVector) {
+  ServedRows served(8, 2, 18, 4);
+  EXPECT_EQ(served.row_bytes(), 2u * 2 + 4 + 16);
+  std::vector<float> row(18);
+  for (size_t i = 0; i < row.size(); i++) row[i] = 0.01f * static_cast<float>(i + 1) * (i % 3 ? 1.0f : -1.0f);
+  const auto scaled = [&](float scalars, float vector) {
+    std::vector<float> out = row;
+    for (size_t i = 0; i < out.size(); i++) out[i] *= i < 2 ? scalars : vector;
+    return out;
+  };
+  served.set(3, row.data());
+  EXPECT_TRUE(served.is_near(3, row.data()));
+  EXPECT_TRUE(served.is_near(3, scaled(1.08f, 1.03f).data()));
+  EXPECT_FALSE(served.is_near(3, scaled(1.2f, 1.0f).data()));
+  EXPECT_FALSE(served.is_near(3, scaled(1.0f, 1.08f).data()));
+  EXPECT_FALSE(served.is_near(3, scaled(1.0f, NAN).data()));
+  EXPECT_FALSE(served.is_near(0, row.data()));
+  served.move(3, 0);
+  EXPECT_TRUE(served.is_near(0, row.data()));
+}
+
+TEST(ServedRows, OfScalarsAloneAreKeptInBf16) {
+  ServedRows served(4, 1, 1, 2);
+  EXPECT_EQ(served.row_bytes(), 2u);
+  const float zero = 0.0f, one = 1.0f;
+  served.set(1, &zero);
+  EXPECT_TRUE(served.is_near(1, &zero));
+  EXPECT_FALSE(served.is_near(1, &one));
+}
+
+TEST(Store, RowsPublishedRoundedAreOwedExactlyUntilTheyAreCollected) {
+  Store store(spec_of({counting_slot()}));
+  store.round_published(16, {0});
+  const Batch batch(numbered(1, 101));
+  push(store, batch, 0, 0, std::vector<float>(200, 1.0f));
+  EXPECT_EQ(store.inexact(), 0);
+  const int64_t rows = static_cast<int64_t>(store.collect_publish(1 << 30).tables[0].keys.size());
+  EXPECT_EQ(store.inexact(), rows);
+  EXPECT_EQ(store.collect_inexact(30).tables[0].keys.size(), 30u);
+  push(store, batch, 0, 1, std::vector<float>(200, 1.0f));
+  EXPECT_TRUE(store.collect_inexact(1 << 30).tables.empty());  // they are to be published first
+  store.collect_publish(1 << 30);
+  EXPECT_EQ(store.collect_inexact(1 << 30).tables[0].keys.size(), static_cast<size_t>(rows));
+  EXPECT_EQ(store.inexact(), 0);
+}
+
 TEST(Store, ServingRowsSayWhenTheyWereTouchedAndLookingAtThemIsNoTouch) {
   StoreSpec spec = spec_of({counting_slot()});
   spec.serving = true;

@@ -160,6 +160,7 @@ DEFAULTS = {  # of the last release without the key `defaults`
     "Train.keep_versions": 10,
     "Train.flush_interval": 2000,
     "Train.publish_interval": 50,
+    "Train.publish_codec": "fp32",
     "Train.segments": (),
     "Train.measure_window": 60000,
 }

@@ -10,6 +10,7 @@ from freshet.config.spec.topics import ROWS_PARTITIONS
 from freshet.rows.deltas import DELTA_BYTES, decode_rows, records_of
 from freshet.tables import Published, PublishedTable
 from freshet.types import U64, TimeMs, bucket_of
+from freshet.wires.row_wire import RowWire
 from tests.fixtures.effort import examples
 
 BUCKETS = 64
@@ -38,7 +39,7 @@ def test_records_are_bounded_and_hold_every_row_once(rows, width, removed, owner
     batch = Published((PublishedTable(3, keys, values, gone),), TimeMs(5), 0)
 
     found, dropped = [], []
-    for append in records_of(batch, "rows", fences):
+    for append in records_of(batch, "rows", fences, RowWire()):
         for data in append.values:
             assert len(data) <= LONGEST
             delta = decode_rows(bytes(data))
@@ -57,5 +58,6 @@ def test_a_row_beyond_the_record_size_has_its_own_record():
     keys = keys_from(1, 3)
     values = np.ones((3, DELTA_BYTES // 4), np.float32)
     batch = Published((PublishedTable(0, keys, values, keys[:0]),), TimeMs(5), 0)
-    sizes = [len(data) for a in records_of(batch, "rows", np.zeros(BUCKETS, np.int64)) for data in a.values]
+    records = records_of(batch, "rows", np.zeros(BUCKETS, np.int64), RowWire())
+    sizes = [len(data) for append in records for data in append.values]
     assert len(sizes) == 3

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from freshet.errors import Corrupt
 from freshet.rows.deltas import RowCodec, RowDelta, decode_rows, encode_rows
 from freshet.types import F32, U32, Fence, TimeMs
+from freshet.wires.codecs import format_for, pack_rows, unpack_rows
 
 u64 = st.integers(0, 2**64 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
@@ -73,6 +74,47 @@ def test_fp16_rounds_like_numpy(values: F32) -> None:
 
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(back, values.astype(np.float16).astype(np.float32))
+
+
+CODECS = st.sampled_from(RowCodec)
+
+
+@given(deltas(), CODECS, st.integers(0, 5))
+def test_a_record_holds_each_row_as_its_codec_makes_it(
+    original: RowDelta, codec: RowCodec, scalars: int
+) -> None:
+    width = original.values.shape[1]
+    form = format_for(codec, width, min(scalars, width))
+    record = encode_rows(original, codec, form.scalars)
+
+    back = decode_rows(record)
+
+    assert len(record) == 40 + 8 * len(original.removed) + len(original.keys) * (8 + form.row_bytes)
+    expected = np.empty(original.values.shape, np.float32)
+    with np.errstate(all="ignore"):
+        unpack_rows(pack_rows(original.values, form), form, expected)
+    np.testing.assert_array_equal(back.values, expected)
+    np.testing.assert_array_equal(back.keys, original.keys)
+    np.testing.assert_array_equal(back.removed, original.removed)
+
+
+@given(deltas(), CODECS, st.data())
+def test_a_cut_record_of_any_codec_is_corrupt(
+    original: RowDelta, codec: RowCodec, data: st.DataObject
+) -> None:
+    record = encode_rows(original, codec, original.values.shape[1] // 2)
+
+    with pytest.raises(Corrupt):
+        decode_rows(record[: data.draw(st.integers(0, len(record) - 1))])
+
+
+@pytest.mark.parametrize("codec", [RowCodec.FP32, RowCodec.UINT8])
+def test_scalars_that_a_row_cannot_have_are_refused(codec: RowCodec) -> None:
+    record = bytearray(encode_rows(delta(np.ones((1, 16), np.float32)), codec, 2))
+    record[36] = 17
+
+    with pytest.raises(Corrupt, match="scalars"):
+        decode_rows(bytes(record))
 
 
 @given(st.binary(max_size=200))

@@ -178,6 +178,12 @@ class Train:
     publish_interval_ms: int = tunable(
         "interval at which changed rows are published", Duration(1, MINUTE), default=50
     )
+    publish_codec: Literal["fp32", "bf16", "int8", "int4"] = tunable(
+        "encoding of published rows; all but fp32 round, and a row is sent again in fp32 once nothing has "
+        "changed for 10 s; int8 and int4 need inference servers of this release or a later one",
+        Choice(("fp32", "bf16", "int8", "int4")),
+        default="fp32",
+    )
     segments: tuple[str, ...] = tunable(
         "features by whose values measures are split", ListOf(NAME, 0, 16), default=()
     )

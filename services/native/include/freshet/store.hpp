@@ -109,6 +109,7 @@ struct PublishBatch {
   std::vector<PublishedTable> tables;
   int64_t clock_ms = 0;
   int64_t pending = 0;  // rows still to be published
+  int64_t passed = 0;   // changed rows that serving holds nearly, and are left out
 };
 struct Evicted {
   int64_t examined = 0, evicted = 0;
@@ -182,6 +183,15 @@ class Store {
   // by all buckets, every row that was marked before has been collected.
   PublishBatch collect_publish(int64_t max_rows);
   int64_t drained() const { return drained_.load(std::memory_order_relaxed); }
+  // Published rows are rounded on their way to serving, to integers of 8 or 4 bits or to bf16 (16); called before there
+  // are rows. With integers what serving holds is kept beside each row, and a changed row that serving holds nearly is
+  // passed over (ServedRows::is_near). scalars: of each group, floats before the vector.
+  void round_published(int bits, const std::vector<uint32_t>& scalars);
+  // Rows that serving may hold otherwise: they were last published rounded, or were read from the row store, which does
+  // not know what their former owner has published. Buckets in turn, without rows that `collect_publish` has yet to
+  // copy. The caller sends them as they are.
+  PublishBatch collect_inexact(int64_t max_rows);
+  int64_t inexact() const { return std::max<int64_t>(0, inexact_.load(std::memory_order_relaxed)); }
   // A publish failed: rows that are there are dirty again; `removed` will be reported again.
   void put_back_published(uint8_t table, const uint64_t* keys, size_t n, const uint64_t* removed, size_t n_removed);
   int64_t pending(uint32_t consumer) const {
@@ -217,6 +227,7 @@ class Store {
   uint32_t partitions() const { return spec_.partitions; }
   uint32_t group_of(uint8_t table) const;  // throws std::invalid_argument
   size_t groups() const { return groups_.size(); }
+  uint32_t row_bytes(uint32_t group) const { return groups_.at(group)->row_bytes(); }  // in memory
   const RowLayout& layout(uint32_t group) const { return groups_.at(group)->layout; }
   const StoreSpec& spec() const { return spec_; }
   int64_t rows(uint8_t table) const { return rows_[table].load(std::memory_order_relaxed); }
@@ -278,6 +289,13 @@ class Store {
   }
   uint32_t create_row(Group& group, uint32_t bucket, uint64_t key, uint8_t table);
   int64_t mark(Bin& bin, Header& row, uint32_t slot, uint32_t consumer);
+  void set_inexact(Bin& bin, Header& row);
+  void clear_inexact(Bin& bin, Header& row);
+  // Copy a row's values to the end of `out`, unless serving holds them nearly and `all` is false.
+  bool copy_published(Group& group, uint32_t slot, PublishedTable& out, bool all);
+  // Visit buckets from the cursor on, each under its lock, until the visits have taken `max_rows` rows.
+  template <typename Visit>
+  PublishBatch collect_in_turn(uint32_t& cursor, int64_t max_rows, Visit visit);
   uint32_t slot_for_step(Group& group, uint32_t bucket, uint64_t key, uint8_t table, Counts& count);
   // What a push has done so far, added to the store's counters once: each is shared with the other lanes.
   struct Stepped {
@@ -312,7 +330,9 @@ class Store {
   std::atomic<int64_t> clock_ms_{0}, created_{0}, evicted_{0}, not_finite_{0}, not_admitted_{0}, drained_{0};
   std::atomic<uint32_t> loading_{0};  // buckets
   std::mutex publish_lock_;
-  uint32_t publish_cursor_ = 0;
+  uint32_t publish_cursor_ = 0, inexact_cursor_ = 0;
+  std::atomic<int64_t> inexact_{0};  // rows
+  bool rounded_ = false;
 
   struct Round;  // of eviction, over all buckets
   struct RoundDeleter {

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "freshet/optim.hpp"
 #include "freshet/table_arena.hpp"
+#include "freshet/table_served.hpp"
 
 namespace freshet {
 
@@ -37,8 +39,9 @@ struct Bin {
   std::atomic<Chunk*> chunks{nullptr};  // atomics only for prefetching without the lock, which may read stale values
   std::atomic<uint32_t> chunk_count{0};
   uint32_t rows = 0;
-  uint32_t limit = 0;   // rows at which the index grows
-  uint32_t stored = 0;  // rows that the row store will hold after the next flush
+  uint32_t limit = 0;    // rows at which the index grows
+  uint32_t stored = 0;   // rows that the row store will hold after the next flush
+  uint32_t inexact = 0;  // rows with the flag `kInexact`
   uint32_t generation = 0;
   std::vector<uint32_t> blocks;
   std::vector<uint32_t> dirty[kConsumers];  // slots of rows changed since the consumer last took them, each once
@@ -76,6 +79,13 @@ class Group {
   void clear(Bin& bin);
   // Release index memory after many removals.
   void shrink(Bin& bin, uint32_t bucket);
+
+  // Keep what serving holds of the rows; called before there are any.
+  void keep_served(int bits, uint32_t scalars) {
+    served = std::make_unique<ServedRows>(bits, scalars, layout.width(), records_.bytes_reserved() / record_bytes_);
+  }
+  std::unique_ptr<ServedRows> served;  // null: not kept
+  uint32_t row_bytes() const { return record_bytes_ + (served ? served->row_bytes() : 0); }
 
   // Hints for a key of any bucket, without its lock: the chunk where its search starts (nullptr: no index yet), and the
   // slot that the chunk seems to name (none: no such tag). Either may be out of date; both are good for prefetching

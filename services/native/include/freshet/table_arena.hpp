@@ -43,6 +43,7 @@ class Arena {
   uint64_t take(uint64_t n);
   void release(uint64_t first, uint64_t n);
   size_t bytes_in_use() const;
+  size_t bytes_reserved() const { return reserved_; }
   // Whether the address is, or was, in use. Takes no lock, for prefetching.
   bool holds(const void* p) const {
     const uint8_t* at = static_cast<const uint8_t*>(p);

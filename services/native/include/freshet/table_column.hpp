@@ -41,6 +41,7 @@ class Column {
     size_ += n;
     return first;
   }
+  void drop_last(size_t n) { size_ -= n; }
   void push_back(const T& value) { *extend(1) = value; }
   void append(const Column& more) {
     if (more.size_) std::memcpy(extend(more.size_), more.data_, more.size_ * sizeof(T));
