@@ -12,7 +12,7 @@ import orjson
 import structlog
 
 from freshet.batches.stream import BatchStream, TrainBatch
-from freshet.errors import Corrupt, Fenced, Unavailable
+from freshet.errors import ConfigError, Corrupt, Fenced, Unavailable
 from freshet.log import Writer
 from freshet.log.context import ModelContext
 from freshet.model.native_loop import NativeLoop
@@ -136,6 +136,14 @@ class TrainingLoop:
 
     def _run_quorum(self, group: ProcessGroup, callback: TrainingCallback, stop: threading.Event) -> None:
         independent = self._train.mode == "async"
+        if independent and group.size > 1:
+            raise ConfigError(
+                "spec",
+                "train.mode",
+                "async",
+                "hybrid or sync while several ranks train",
+                "ranks that step without each other lose a part of what each has learned",
+            )
         self._state.sync(group, independent=independent)
         callback.on_state_synced(group)
         quorum = self.membership.quorum

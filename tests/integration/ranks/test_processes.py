@@ -154,13 +154,12 @@ def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> 
     assert first.said("end")[-1]["lost"] == 0
 
 
-def test_in_async_the_rows_are_exact(ranks: Ranks) -> None:
-    first, second = (ranks.start("--mode", "async") for _ in range(2))
-    first.steps_among(2)
-    second.steps_among(2)
-
-    first.process.kill()
-    second.steps_among(1)
-    ranks.finish(second)
-
-    assert ranks.rows.totals() == expected(ranks.rows.stop())
+def test_several_ranks_in_async_are_refused(ranks: Ranks) -> None:
+    first = ranks.start("--mode", "async")
+    second = ranks.start("--mode", "async")
+    for rank in (first, second):
+        deadline, pause = time.monotonic() + WITHIN_S, threading.Event()
+        while rank.process.alive:
+            assert time.monotonic() < deadline
+            pause.wait(0.05)
+        assert "hybrid or sync while several ranks train" in rank.process.said()
