@@ -154,12 +154,17 @@ def test_a_stopped_rank_leaves_between_steps_and_loses_nothing(ranks: Ranks) -> 
     assert first.said("end")[-1]["lost"] == 0
 
 
-def test_several_ranks_in_async_are_refused(ranks: Ranks) -> None:
-    first = ranks.start("--mode", "async")
-    second = ranks.start("--mode", "async")
-    for rank in (first, second):
-        deadline, pause = time.monotonic() + WITHIN_S, threading.Event()
-        while rank.process.alive:
-            assert time.monotonic() < deadline
-            pause.wait(0.05)
-        assert "hybrid or sync while several ranks train" in rank.process.said()
+@pytest.mark.parametrize("how", [("--mode", "async"), ("--reducer", "half")])
+def test_killed_and_joining_ranks_keep_dense_weights_exact(ranks: Ranks, how: tuple[str, str]) -> None:
+    first, second = (ranks.start(*how) for _ in range(2))
+    first.steps_among(2)
+    second.steps_among(2)
+
+    first.process.kill()  # with steps that no flush point contains
+    second.steps_among(1)
+    third = ranks.start(*how)
+    second.steps_among(2)
+    third.steps_among(2)
+
+    ranks.check(ranks.finish(second, third))
+    assert second.said("end")[-1]["lost"] == 1

@@ -152,9 +152,21 @@ class Train:
     )
     mode: Literal["hybrid", "sync", "async"] = tunable(
         "hybrid: rows are looked up ahead within staleness_rows, dense gradients are summed over ranks; "
-        "sync: the next lookup waits for the step's pushes; async: as hybrid, but no rank waits",
+        "sync: the next lookup waits for the step's pushes; async: as hybrid, but each rank steps alone, and "
+        "the ranks average their dense states every average_every steps",
         Choice(("hybrid", "sync", "async")),
         default="hybrid",
+    )
+    average_every: int = tunable(
+        "mode async: steps of a rank between two averagings; at least one a second, and no step is lost if a "
+        "rank ends meanwhile: those since the last averaging are made again",
+        Integer(1, 4096),
+        default=16,
+    )
+    reduce: Literal["fp32"] = tunable(
+        "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole",
+        Choice(("fp32",)),
+        default="fp32",
     )
     lanes: int | None = deployment(
         "threads that train; without it min(cores, 8, partitions, 1 + staleness_rows / batch rows)",
