@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.workload import Workload, append, plain_spec
 from freshet.apps.pipeline import Pipeline
-from freshet.trainer.state_sync import CARRY
+from freshet.trainer.gradient_sums import CARRY
 from tests.fixtures.trainers import trainer_of
 
 ROWS = 2_000

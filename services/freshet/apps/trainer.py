@@ -40,7 +40,7 @@ from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.reducers.build import build_reducer
 from freshet.trainer.service import Trainer, TrainingLoop
-from freshet.trainer.state_sync import CARRY, DenseState, Progress, SharedMeasures
+from freshet.trainer.state_sync import DenseState, Progress, SharedMeasures
 from freshet.trainer.step_coordinator import DenseLedger
 from freshet.trainer.version_writer import Pins, VersionWriter, restart_point
 from freshet.types import Bucket, TopicPartition
@@ -240,11 +240,12 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
 
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
+    sums = GradientSums(build_reducer(spec))
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)
         }
-        ledger, progress, carry = DenseLedger(first), Progress(), None
+        ledger, progress = DenseLedger(first), Progress()
     else:
         check_outcomes(spec, start.transforms, f"version {start.number}")
         tensors = versions.get(start.number).tensors
@@ -254,8 +255,7 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
         log.info("starting from a version", version=start.number, step=start.step)
         ledger = DenseLedger({int(p): offset for p, offset in start.applied.items()})
         progress = Progress(steps=start.step, event_time_ms=start.event_time_ms)
-        carry = tensors.get(CARRY)
-    sums = GradientSums(build_reducer(spec), carry)
+        sums.load_state(tensors)
     return DenseState(model, ledger, quality, SharedMeasures(quality), progress, context.spec_hash, sums)
 
 

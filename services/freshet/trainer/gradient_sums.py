@@ -5,11 +5,12 @@ Letters: d floats of a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from freshet.errors import Mismatch
 from freshet.model import Lane
@@ -18,7 +19,24 @@ from freshet.trainer.reducers import Collectives, Reducer
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.types import F32, F64
 
-__all__ = ["GradientSums"]
+__all__ = ["CARRY", "SUMS", "GradientSums", "SharesState"]
+
+SUMS = "reduce/"
+"""Prefix of the state of reducers and their carry, in versions and in the state that ranks send."""
+
+CARRY = "reduce/carry"
+"""Name of the carry; absent while it is zero."""
+
+
+@runtime_checkable
+class SharesState(Protocol):
+    """A `Reducer` with state besides residuals that must be equal on all ranks: a part of the dense state."""
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """Return copies of the arrays. Called right after a flush."""
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load the state of this or another rank, and forget residuals."""
 
 
 @dataclass
@@ -69,7 +87,7 @@ class GradientSums:
     def flush(self, group: ProcessGroup) -> None:
         """Move the residuals of all ranks to the carry, which is equal on all of them then.
 
-        Raises RankLost: residuals and carry are void; go back to the last flush and call `reset`.
+        Raises RankLost: residuals and carry are void; load the state of the last flush point.
         """
         if not self._owed:
             return
@@ -78,10 +96,29 @@ class GradientSums:
         self.carry = total if total.any() else None
         self._owed = False
 
-    def reset(self, carry: F32 | None) -> None:
-        """Go back to a flush point with this (d,) carry: there are no residuals."""
-        self.carry, self._owed = carry, False
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the carry unless it is zero, and the reducer's own state. At a flush point only."""
+        state: dict[str, NDArray[Any]] = {} if self.carry is None else {CARRY: self.carry.copy()}
+        if isinstance(self.reducer, SharesState):
+            state |= {self._prefix + name: array for name, array in self.reducer.state().items()}
+        return state
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Load the state of a flush point, among other arrays: there are no residuals.
+
+        Without arrays of this reducer, as in a version of another one, its own state stays as it is.
+        """
+        self.carry, self._owed = state.get(CARRY), False
         self.reducer.reset()
+        own = {
+            name.removeprefix(self._prefix): a for name, a in state.items() if name.startswith(self._prefix)
+        }
+        if own and isinstance(self.reducer, SharesState):
+            self.reducer.load_state(own)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{SUMS}{type(self.reducer).__name__}/"
 
     def _reduce_lossy(self, group: ProcessGroup, buffers: Sequence[F32 | F64], gradient: F32) -> None:
         small = [buffer for buffer in buffers if buffer.dtype != np.float32]

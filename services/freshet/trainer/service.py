@@ -23,7 +23,7 @@ from freshet.trainer.membership import FixedMembership, Membership
 from freshet.trainer.process_group import ProcessGroup, RankLost
 from freshet.trainer.quality import TOGETHER_ROWS
 from freshet.trainer.state_average import average
-from freshet.trainer.state_sync import CARRY, DenseState
+from freshet.trainer.state_sync import DenseState
 from freshet.trainer.step_coordinator import EXCHANGE_S, RankHooks, StepCoordinator
 from freshet.trainer.version_writer import Snapshot, VersionWriter
 from freshet.types import F32, Append, BytesColumn
@@ -278,8 +278,7 @@ class Trainer:
         """Copy the dense state and the vector. Call it at flush points only (PROTOCOL 15)."""
         tensors = {name: np.array(tensor) for name, tensor in self._state.model.state().items()}
         tensors.update({f"measures/{name}": np.array(t) for name, t in self._state.quality.state().items()})
-        if self._state.sums.carry is not None:
-            tensors[CARRY] = self._state.sums.carry.copy()
+        tensors.update(self._state.sums.state())
         return Snapshot(
             tensors=tensors,
             applied=dict(self._state.ledger.applied),

@@ -27,14 +27,10 @@ from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.quality import Quality
 from freshet.trainer.step_coordinator import DenseLedger
-from freshet.types import F32
 
 log = structlog.get_logger("freshet.trainer")
 
 MODEL, MEASURES, VECTOR, TIMES = "model/", "measures/", "vector", "times"
-
-CARRY = "reduce/carry"
-"""Name of the carry in versions and in the state that ranks send; absent while it is zero."""
 
 
 @dataclass(slots=True)
@@ -144,7 +140,7 @@ class FlushPoint:
     """A copy of the dense state at a moment when no rank held a residual, or progress of its own."""
 
     model: Mapping[str, NDArray[Any]]
-    carry: F32 | None
+    sums: Mapping[str, NDArray[Any]]
     applied: Mapping[int, int]
     step: int
 
@@ -165,7 +161,7 @@ class DenseState:
     def keep(self) -> None:
         """Keep a copy of the state: the ranks are at a flush point."""
         self.flush_point = FlushPoint(
-            self.model.state(), self.sums.carry, dict(self.ledger.applied), self.progress.steps
+            self.model.state(), self.sums.state(), dict(self.ledger.applied), self.progress.steps
         )
 
     def roll_back(self) -> int:
@@ -178,7 +174,7 @@ class DenseState:
             return 0
         steps = self.progress.steps - kept.step
         self.model.load_state(kept.model)
-        self.sums.reset(kept.carry)
+        self.sums.load_state(kept.sums)
         self.ledger.applied = dict(kept.applied)
         self.progress.steps = kept.step
         return steps
@@ -226,8 +222,7 @@ class DenseState:
         arrays: dict[str, Any] = {f"{MODEL}{name}": array for name, array in self.model.state().items()}
         arrays |= {f"{MEASURES}{name}": array for name, array in self.quality.state().items()}
         arrays[VECTOR] = self.ledger.to_array()
-        if self.sums.carry is not None:
-            arrays[CARRY] = self.sums.carry
+        arrays |= self.sums.state()
         arrays[TIMES] = np.array([self.progress.steps, self.progress.event_time_ms, self.shared.done])
         return pack_arrays(arrays)
 
@@ -244,7 +239,7 @@ class DenseState:
             raise Corrupt(f"expected the state of another rank, found arrays {sorted(arrays)[:5]}") from error
         self.model.load_state(_with_prefix(arrays, MODEL))
         self.quality.load_state(_with_prefix(arrays, MEASURES))
-        self.sums.reset(arrays.get(CARRY))
+        self.sums.load_state(arrays)
         self.ledger.applied = dict(vector)
         self.progress.steps, self.progress.event_time_ms = step, event_time_ms
         return int(done)

@@ -167,11 +167,12 @@ class Rank:
         spec = replace(load_spec(SPEC), train=world.train)
         context = ModelContext(spec, "ledger", layout_of(spec), cast(EventLog, None), topics_of(spec))
         model, quality, version = build_model(spec, training=True), Quality(spec), world.version
-        progress, applied, carry = Progress(), dict.fromkeys(range(PARTITIONS), 0), None
+        progress, applied = Progress(), dict.fromkeys(range(PARTITIONS), 0)
+        sums = GradientSums(world.reducer())
         if version is not None:
             model.load_state(version.model)
-            progress.steps, applied, carry = version.step, dict(version.applied), version.carry
-        sums = GradientSums(world.reducer(), carry)
+            sums.load_state(version.sums)
+            progress.steps, applied = version.step, dict(version.applied)
         shared = SharedMeasures(quality)
         self.state = DenseState(model, DenseLedger(applied), quality, shared, progress, "ledger", sums)
         self.loop = TrainingLoop(context, cast(Membership, self), self.state, self.open_stream)

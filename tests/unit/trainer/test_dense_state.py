@@ -1,9 +1,11 @@
 """The dense state: what ranks of a new quorum start from, and the flush point that they go back to."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from freshet.errors import Mismatch
 from freshet.model.hedge import HedgeDense
@@ -68,6 +70,39 @@ def test_state_without_a_carry_leaves_none() -> None:
 
     assert behind.sums.carry is None
     assert cast(HalfReducer, behind.sums.reducer).residual is None, "of steps that are made again"
+
+
+class Counting(HalfReducer):
+    """A reducer with a count that ranks must share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {"steps": np.array([self.steps])}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self.steps = int(state["steps"][0])
+
+
+def test_state_of_a_reducer_is_a_part_of_the_dense_state() -> None:
+    ahead, behind = state_of(3), state_of(1)
+    for steps, state in ((7, ahead), (2, behind)):
+        state.sums = GradientSums(Counting())
+        cast(Counting, state.sums.reducer).steps = steps
+
+    sync(ahead, behind)
+    cast(Counting, ahead.sums.reducer).steps = 8
+    behind.keep()
+    cast(Counting, behind.sums.reducer).steps = 9
+    behind.roll_back()
+
+    assert cast(Counting, behind.sums.reducer).steps == 7
+    assert list(ahead.sums.state()) == ["reduce/Counting/steps"]
+    cast(Counting, behind.sums.reducer).steps = 5
+    behind.sums.load_state({"reduce/Other/steps": np.array([1])})
+    assert cast(Counting, behind.sums.reducer).steps == 5, "a version of another reducer"
 
 
 def test_ranks_with_different_specs_refuse_to_train() -> None:
