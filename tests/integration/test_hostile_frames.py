@@ -22,6 +22,7 @@ from freshet.log.sqlite.event_log import SqliteEventLog
 from freshet.log.topics import ensure_topics
 from freshet.paramserver.server import identity_of, serve_rows
 from freshet.rows.grpc.frames import Described, lookup_frame, push_frame
+from freshet.rows.service import Push
 from freshet.rows.sqlite.row_store import SqliteRowStore
 from freshet.rpc.channel import MIB, Transport, method_name, open_channel
 from freshet.rpc.errors import failure_of
@@ -29,7 +30,7 @@ from freshet.rpc.frames import BadFrame, Frame, Kind, LargeFrame, OtherFrame, Pa
 from freshet.rpc.pieces import split_message
 from freshet.rpc.server import FrameServer
 from freshet.testing.contracts.rowservice import BUCKETS, PARTITIONS
-from freshet.types import Fence, OffsetRange
+from freshet.types import Fence, OffsetRange, TimeMs
 from freshet.wires.codecs import RowCodec
 from freshet.wires.row_wire import RowWire
 from tests.fixtures.embedder import RemoteScene
@@ -89,20 +90,13 @@ def shard(tmp_path: Path) -> Iterator[FrameServer]:
 def row_requests(widths: tuple[int, ...]) -> list[bytes]:
     keys, tables = np.arange(1, 6, dtype=np.uint64), np.zeros(5, np.uint8)
     gradients, everything = np.ones((5, widths[0]), np.float32), np.ones(BUCKETS, np.bool_)
+    push = Push((OffsetRange(0, 0, 7),), Fence(10), TimeMs(5), [], [])
     return [
         lookup_frame(1, [(0, keys, tables)], RowCodec.FP32, create=True),
         lookup_frame(2, [(0, keys, tables)], RowCodec.INT8, create=False),
         lookup_frame(3, [(0, keys, tables)], RowCodec.FP32, create=True, states=True),
-        push_frame(3, [OffsetRange(0, 0, 7)], 10, 5, [(0, keys, tables, gradients)], RowWire(), everything),
-        push_frame(
-            4,
-            [OffsetRange(0, 0, 7)],
-            10,
-            5,
-            [(0, keys, tables, gradients)],
-            RowWire(RowCodec.INT8, seed=1),
-            everything,
-        ),
+        push_frame(3, push, [(0, keys, tables, gradients)], RowWire(), RowCodec.FP32, everything),
+        push_frame(4, push, [(0, keys, tables, gradients)], RowWire(seed=1), RowCodec.INT8, everything),
         encode_frame(Frame(Kind.REQUEST, 5)),
         *a_piece(),
     ]
@@ -159,8 +153,8 @@ def test_an_embedder_refuses_hostile_frames_and_lives(tmp_path: Path) -> None:
     gradients = [np.ones((3, 4), np.float32)]
     good = [
         take_frame(1, a_header(), {0: 0, 1: 5}),
-        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowWire()),
-        gradients_frame(3, a_header(), {0: 3}, 1, None, RowWire()),
+        gradients_frame(2, a_header(), {0: 3}, 1, gradients, RowWire(), RowCodec.FP32),
+        gradients_frame(3, a_header(), {0: 3}, 1, None, RowWire(), RowCodec.FP32),
         flush_frame(4, a_header(), {0: 3}),
         *a_piece(),
     ]

@@ -27,7 +27,8 @@ from freshet.process.telemetry import service_registry
 from freshet.rows.grpc.client import RemoteRows, Served
 from freshet.rpc.channel import Transport, transport_of
 from freshet.rpc.server import STREAMS, WORK_BYTES, FrameServer
-from freshet.wires.codecs import gradients_codec, rows_codec
+from freshet.wires.link_codecs import CodecChoice
+from freshet.wires.status import WIRE_METRICS, WiresStatus, tables_of_groups, wires_status
 
 
 def build_transport(settings: Settings, spec: Spec) -> Transport:
@@ -51,16 +52,15 @@ class EmbedderProcess:
         parts."""
         spec, common, own = context.spec, settings.common, settings.embedder
         transport = build_transport(settings, spec)
-        served, codec = Served(spec.name, context.spec_hash, context.layout.scalars), rows_codec(own.rows)
+        served = Served(spec.name, context.spec_hash, context.layout.scalars)
         with Cleanup() as cleanup:
             claims = Claims(context.log, context.topics.control)
             cleanup.add("claims", claims.close)
-            rows = RemoteRows(
+            self._rows = rows = RemoteRows(
                 served,
                 ShardMap(claims, spec.buckets),
                 transport,
-                lookup_codec=codec,
-                push_codec=gradients_codec(own.gradients),
+                choice=CodecChoice.of(own.rows, own.gradients, context.layout.shapes),
             )
             cleanup.add("rows", rows.close)
             writer = context.log.writer()
@@ -79,8 +79,8 @@ class EmbedderProcess:
                 BlockDecoders(context, writer, reader),
                 self.server,
                 EmbedderAddress(own.name, own.advertised_host or common.bind_address),
-                codec,
             )
+            self._tables = tables_of_groups(spec, context.layout)
             self._cleanup = cleanup.pop_all()
 
     def run(self, stop: threading.Event) -> None:
@@ -96,7 +96,14 @@ class EmbedderProcess:
 
     def status(self) -> Mapping[str, Any]:
         """Return figures for `freshet status` and metrics."""
-        return self._embedder.status()
+        return {**self._embedder.status(), "wires": self.wires(), "codecs": self._rows.codecs()}
+
+    def wires(self) -> WiresStatus:
+        """Return what the wires to shards and trainers carried."""
+        shards, trainers = self._rows.wires, self._embedder.batches.wires
+        wires = {"lookup": shards.rows, "push": shards.gradients}
+        wires |= {"batch": trainers.rows, "gradients": trainers.gradients}
+        return wires_status(wires, self._tables)
 
 
 def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
@@ -106,6 +113,7 @@ def run(spec: Spec, settings: Settings, stop: threading.Event) -> None:
         registry = service_registry()
         register(registry, EMBEDDER_METRICS, lambda: made[0].status() if made else None)
         register(registry, GRPC_METRICS, lambda: made[0].server.counts if made else None)
+        register(registry, WIRE_METRICS, lambda: made[0].wires() if made else None)
         admin = Admin(
             settings.common.bind_address,
             settings.embedder.admin_port,

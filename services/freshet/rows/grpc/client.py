@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -34,10 +33,11 @@ from freshet.rpc.channel import MIB, RETRY_AFTER_S, Transport, method_name, open
 from freshet.rpc.errors import error_of, failure_of
 from freshet.rpc.frames import BadFrame, Frame, Kind, decode_frame, encode_frame
 from freshet.rpc.pieces import MessageAssembler, check_message_size, split_message
+from freshet.rpc.probe import LinkMonitor, codecs_of
 from freshet.tables.changes import KnownPushes
 from freshet.types import F32, I64, U8, U64, Bool
-from freshet.wires.codecs import RowCodec
-from freshet.wires.row_wire import RowWire
+from freshet.wires.link_codecs import EXACT, CodecChoice, LinkCodecs
+from freshet.wires.row_wire import RowWires
 
 Metadata = Sequence[tuple[str, str]]
 
@@ -63,10 +63,18 @@ class Link:
     """Lookups, pushes and unary calls to one shard. Thread-safe."""
 
     def __init__(
-        self, address: str, transport: Transport, service: str, metadata: Metadata, *, in_flight_bytes: int
+        self,
+        address: str,
+        transport: Transport,
+        service: str,
+        metadata: Metadata,
+        codecs: LinkCodecs | None = None,
+        *,
+        in_flight_bytes: int,
     ) -> None:
         self.address, self.transport, self._service = address, transport, service
         self._metadata, self._limit = metadata, in_flight_bytes
+        self.codecs = codecs or LinkCodecs(EXACT, same_host=True)
         self._pems, self._channel = transport.pems(), open_channel(address, transport)
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -126,6 +134,10 @@ class Link:
             former = self._channel
             self._pems, self._channel = pems, open_channel(self.address, self.transport)
             former.close()
+
+    def carried(self) -> tuple[int, int]:
+        """Return the bytes received and sent since its creation."""
+        return self.counts.received_bytes, self.counts.sent_bytes
 
     def give_up(self, method: str, why: str) -> None:
         """End a stream that does not answer; its requests fail, and the next one opens a new stream."""
@@ -266,8 +278,7 @@ class RemoteRows:
         owners: Callable[[], Owners],
         transport: Transport,
         *,
-        lookup_codec: RowCodec = RowCodec.FP32,
-        push_codec: RowCodec = RowCodec.FP32,
+        choice: CodecChoice = EXACT,
         deadline_s: float = 10.0,
         attempt_s: float = 5.0,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
@@ -278,15 +289,14 @@ class RemoteRows:
             served: model and spec of the shards.
             owners: returns the current owners; cheap, called for each request.
             transport: certificates, token and limits.
-            lookup_codec: encoding of rows in answers.
-            push_codec: encoding of gradients.
+            choice: encodings of rows in answers, and of gradients.
             deadline_s: time after which a lookup or `push` fails with Unavailable.
             attempt_s: longest wait for one answer, which a frozen shard costs.
             in_flight_bytes: most bytes of unanswered requests on a stream to a shard.
         """
         self._served, self._owners, self._transport = served, owners, transport
-        self.lookups = RowWire(lookup_codec, served.scalars)
-        self.pushes = RowWire(push_codec, served.scalars, seed=secrets.randbits(64))
+        self.wires, self._choice = RowWires.of(served.scalars), choice
+        self._monitor = LinkMonitor(self._present_links)
         self._deadline_s, self._attempt_s, self._in_flight = deadline_s, attempt_s, in_flight_bytes
         self._lock = threading.Lock()
         self._links: dict[str, Link] = {}
@@ -391,10 +401,19 @@ class RemoteRows:
             links, self._links = list(self._links.values()), {}
             for link in links:
                 self._before.add(link.counts)
+        self._monitor.stop()
         for link in links:
             link.close()
 
+    def codecs(self) -> dict[str, dict[str, Any]]:
+        """Return the codecs of each link and why it uses them: {address: LinkCodecs.status()}."""
+        return {link.address: link.codecs.status() for link in self._present_links()}
+
     # --- internals
+
+    def _present_links(self) -> list[Link]:
+        with self._lock:
+            return list(self._links.values())
 
     def _links_of(self, owners: Owners) -> list[Link]:
         """Return a connection to each owner, in their order; connections to former owners are closed."""
@@ -411,8 +430,10 @@ class RemoteRows:
                         self._transport,
                         SERVICE,
                         self._served.metadata,
+                        codecs_of(address, self._choice),
                         in_flight_bytes=self._in_flight,
                     )
+                    self._monitor.start()
             links = [self._links[address] for address in owners.addresses]
         for link in gone:
             link.close()
@@ -424,10 +445,11 @@ class RemoteRows:
             for g, gradients in zip(push.groups, push.gradients, strict=True)
             for places in [_places_of(g, owners, shard)]
         ]
-        wire, owned, span = self.pushes, owners.of_bucket == shard, push.span or current()
+        codec, owned, span = link.codecs.gradients, owners.of_bucket == shard, push.span or current()
+        link.codecs.count_gradients(sum(gradients.nbytes for *_, gradients in groups))
         return link.ask(
             "Push",
-            lambda i: push_frame(i, push.ranges, push.fence, push.clock_ms, groups, wire, owned, span),
+            lambda i: push_frame(i, push, groups, self.wires.gradients, codec, owned, span),
         )
 
     def _lookup_once(
@@ -444,7 +466,7 @@ class RemoteRows:
                 encode = partial(
                     lookup_frame,
                     groups=wanted,
-                    codec=self.lookups.codec,
+                    codec=link.codecs.rows,
                     create=create,
                     states=with_states,
                     span=span,
@@ -458,7 +480,9 @@ class RemoteRows:
         for shard, link, places, future in sent:
             frame = self._answer(link, "Lookup", future, deadline)
             for group, of in places.items():
-                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.lookups))
+                rows = rows_of[group]
+                link.codecs.count_rows(4 * rows.shape[1] * (len(rows) if of is None else len(of)))
+                _scatter(frame, group, of, rows_of[group], partial(rows_into, wire=self.wires.rows))
                 if states is not None:
                     _scatter(frame, group, of, floats_of[group], states_into)
             if states is not None:

@@ -164,30 +164,28 @@ def states_into(frame: Frame, out: Mapping[int, F32]) -> None:
 
 def push_frame(
     frame_id: int,
-    ranges: Sequence[OffsetRange],
-    fence: int,
-    clock_ms: int,
+    push: Push,
     groups: Sequence[tuple[int, U64, U8, F32]],
     wire: RowWire,
+    codec: RowCodec,
     owned: Bool,
     span: Context | None = None,
 ) -> bytes:
-    """Encode a push.
+    """Encode the part of a push that one shard gets.
 
     Args:
         frame_id: id of the request.
-        ranges: offset ranges of the batch.
-        fence: fence of the sender's claim on their partitions.
-        clock_ms: largest event time of the batch.
+        push: its offset ranges, fence and clock go to each shard.
         groups: (store group, keys (U,) uint64, table ids (U,) uint8, gradients (U, S) float32).
         wire: encodes the gradients.
+        codec: their encoding.
         owned: (B,) bool, buckets that the sender assumes the receiver to own.
         span: parent span, if the push is traced.
     """
-    codec = wire.codec  # it may change meanwhile
+    ranges = [(r.partition, r.start, r.stop) for r in push.ranges]
     sections: dict[tuple[Part, int], NDArray[Any]] = {
-        (Part.RANGES, 0): np.array([(r.partition, r.start, r.stop) for r in ranges], np.int64).reshape(-1, 3),
-        (Part.NUMBERS, 0): np.array([fence, clock_ms], np.int64),
+        (Part.RANGES, 0): np.array(ranges, np.int64).reshape(-1, 3),
+        (Part.NUMBERS, 0): np.array([push.fence, push.clock_ms], np.int64),
         (Part.OWNED, 0): np.packbits(owned, bitorder="little"),
     }
     for group, keys, tables, gradients in groups:
