@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.workload import Workload, append, plain_spec
@@ -10,6 +11,7 @@ from freshet.apps.pipeline import Pipeline
 from freshet.apps.remote_sources import FromShards
 from freshet.testing.conditions import wait_until
 from freshet.types import Bucket, Fence
+from tests.fixtures.local_ranks import HalfReducer
 from tests.fixtures.trainers import rank_of
 from tests.integration.embedder_run import BLOCKS, DEADLINE_S, ROWS, scene, shards
 
@@ -34,9 +36,14 @@ def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path,
         assert made.embedder.status()["samples"] >= ROWS, "more if one is sent again"
 
 
-def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
-    with scene(tmp_path, plain_spec("")) as made:
+@pytest.mark.parametrize("how", ["hybrid", "half", "async"])
+def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path, how: str):
+    options = f'mode = "{"async" if how == "async" else "hybrid"}"\nversion_interval = "100ms"'
+    with scene(tmp_path, plain_spec("", options)) as made:
         ranks = [made.rank(1) for _ in range(2)]
+        if how == "half":
+            for rank in ranks:
+                rank.state.sums.reducer = HalfReducer()
         threads = [threading.Thread(target=rank.run) for rank in ranks]
         for thread in threads:
             thread.start()
@@ -59,6 +66,12 @@ def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path):
         for rank in ranks:
             assert rank.ledger.applied == {p: offset[0] for p, offset in made.rows.shard.applied().items()}
             assert rank.quality.summary()["training"]["click"]["n"] == ROWS
+            assert rank.training_loop.lost == 0
+        first, second = (rank.state.model.state() for rank in ranks)
+        for name, array in first.items():
+            np.testing.assert_array_equal(array, second[name], err_msg=name)
+        written = [rank.trainer.progress.version for rank in ranks]
+        assert max(written) >= 1
 
 
 @pytest.mark.parametrize("mode", ["hybrid", "sync", "async"])

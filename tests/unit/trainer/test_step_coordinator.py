@@ -1,7 +1,7 @@
 """Ranks that decide on the same proposals get the same vector, and the verdicts of their lanes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from freshet.batches.stream import TrainBatch
 from freshet.errors import Mismatch
 from freshet.model import Lane
-from freshet.model.inputs import ModelInputs
+from freshet.model.inputs import Labels, ModelInputs
 from freshet.testing.clock import SettableClock
 from freshet.trainer.gradient_sums import GradientSums
 from freshet.trainer.process_group import LocalProcessGroup, RankLost
@@ -151,6 +151,19 @@ def test_no_step_if_no_batch_counts_on_any_rank() -> None:
     assert [*first.verdicts, *second.verdicts] == [BatchVerdict.APPLIED] * 2
     assert not first.steps
     assert not second.steps
+
+
+def test_batch_without_a_weight_makes_no_step() -> None:
+    """A model drops the sums of such a step, and a carry or residuals in them would be lost."""
+    labels = Labels(np.zeros(1, np.uint8), np.ones(1, np.float32), np.zeros(1, np.float32))
+    light = replace(batch(0, 0, 1), inputs=replace(EMPTY, labels=labels))
+    alone = StepCoordinator(LocalProcessGroup(Fence(1)), DenseLedger({0: 0}))
+
+    found = [*agree(ranks(2), [[light], [None]]), alone.agree(0, [light], stopping=False)]
+
+    assert [a.steps for a in found] == [False] * 3
+    assert found[0].verdicts == [BatchVerdict.LEARN]
+    assert alone.ledger.applied == {0: 1}
 
 
 def test_every_rank_has_the_sums_of_all_lanes() -> None:
