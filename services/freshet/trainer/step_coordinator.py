@@ -115,7 +115,7 @@ EXCHANGE_S = 0.25
 """Seconds between two exchanges of measures."""
 
 AVERAGE_S = 1.0
-"""Seconds after which ranks that step alone average although one has not made its steps: a slow rank delays
+"""Seconds after which ranks that step alone average although one has not made its rounds: a slow rank delays
 the others for no longer than this."""
 
 
@@ -191,13 +191,13 @@ class StepCoordinator:
     ledger: DenseLedger
     hooks: RankHooks = field(default_factory=RankHooks)
     sums: GradientSums = field(default_factory=GradientSums)
-    average_every: int = 0  # steps alone between two averagings; 0: the ranks step together
+    average_every: int = 0  # rounds alone between two averagings; 0: the ranks step together
     clock: Clock = SYSTEM_CLOCK
     _before: Mapping[int, int] = field(default_factory=dict, init=False)  # the vector before this round
     _exchanged_s: float = field(default=float("-inf"), init=False)
     _averaged_s: float = field(default=0.0, init=False)
     _averaged: Mapping[int, int] = field(default_factory=dict, init=False)  # the vector of that averaging
-    _steps_alone: int = field(default=0, init=False)  # since the last averaging
+    _rounds_alone: int = field(default=0, init=False)  # since the last averaging
     _rows_alone: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -236,7 +236,7 @@ class StepCoordinator:
         verdicts = self.ledger.decide([None if b is None else b.ranges for b in batches])
         rows = _learned_rows(batches, verdicts)
         self._rows_alone += rows
-        self._steps_alone += rows > 0
+        self._rounds_alone += rows > 0
         return Agreed(verdicts, rows > 0, largest=_largest(batches, verdicts), others=others, step=step)
 
     def agree_runs(self, runs: Sequence[TrainRun | None], *, stopping: bool) -> AgreedRuns:
@@ -306,7 +306,7 @@ class StepCoordinator:
     def _is_average_due(self, batches: Sequence[TrainBatch | None]) -> bool:
         idle = all(batch is None for batch in batches)  # it must not delay ranks that wait for it later
         waited = self.clock.monotonic() >= self._averaged_s + AVERAGE_S
-        return idle or waited or self._steps_alone >= self.average_every
+        return idle or waited or self._rounds_alone >= self.average_every
 
     def _average(self, step: int, lanes: int, *, leaving: bool) -> Sequence[Proposal]:
         """Meet the other ranks and make all dense states one; returns the proposals of all ranks."""
@@ -324,7 +324,7 @@ class StepCoordinator:
         if any(proposal.flush for proposal in proposals):
             self.hooks.average(self.group, self._rows_alone, max(proposal.step for proposal in proposals))
             self._averaged = dict(self.ledger.applied)
-        self._steps_alone = self._rows_alone = 0
+        self._rounds_alone = self._rows_alone = 0
         self._averaged_s = self.clock.monotonic()  # after the slowest rank
         self.hooks.flush_point()
         return proposals
