@@ -120,7 +120,7 @@ class RemoteStream(BatchStream):
             dense_applied: returns the dense vector, sent with each request (PROTOCOL 7).
             recent: stores learned samples for the gate.
             transport: certificates, token and limits.
-            wires: decode rows and encode gradients; None: new ones, whose counts nobody reads.
+            wires: decode rows and encode gradients; None: new ones.
             choice: encodings of rows in batches, and of gradients.
             read_my_writes: apply this rank's pending gradients to received rows, except in mode `sync`, which
                 has none; False: rows are trained on as received.

@@ -109,7 +109,7 @@ class LinkMonitor:
     """Probes links to other hosts in a thread, and lets each choose its codecs."""
 
     def __init__(self, links: Callable[[], Iterable[ProbedLink]], interval_s: float = INTERVAL_S) -> None:
-        """`links` returns the present links; links on this host, or with set codecs, are left alone."""
+        """`links` returns the present links; those on this host, or with set codecs, are not probed."""
         self._links, self._interval_s = links, interval_s
         self._stop = threading.Event()
         self._lock = threading.Lock()

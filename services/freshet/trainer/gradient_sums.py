@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from freshet.errors import Mismatch
 from freshet.model import Lane
 from freshet.trainer.process_group import ProcessGroup
-from freshet.trainer.reducers import Collectives, Reducer
+from freshet.trainer.reducers import Reducer
 from freshet.trainer.reducers.plain import PlainReducer
 from freshet.types import F32, F64
 
@@ -91,7 +91,7 @@ class GradientSums:
         """
         if not self._owed:
             return
-        flushed = self.reducer.flush(cast(Collectives, group))
+        flushed = self.reducer.flush(group)
         total = flushed if self.carry is None else self.carry + flushed
         self.carry = total if total.any() else None
         self._owed = False
@@ -126,7 +126,7 @@ class GradientSums:
             group.reduce(small)
         if len(gradient):
             self._owed = True
-            self.reducer.reduce(cast(Collectives, group), gradient)
+            self.reducer.reduce(group, gradient)
 
     def _add_carry(self, gradient: F32) -> None:
         if self.carry is None:

@@ -5,15 +5,17 @@ over the ranks, weighted by the samples that each has learned from since the las
 vectors becomes that of all ranks. Local SGD (Stich 2019) averages weights; the optimiser's moments follow
 them here, as each rank has seen gradients of its own samples only.
 
-Each rank sends its state to all others, in the state's own types, and all compute the means in float64, in
-the order of the ranks: one message a rank, and equal bits on all of them.
+Means are computed in float64 in the order of the ranks, and travel in the state's own types. Large arrays
+(float32) take two phases: a rank gets its part of them from all others, and sends all the mean of that part.
+Each rank computes the other means itself, from the states of all. So all have equal bits.
 
-Letters: n ranks that have learned, L labels.
+Letters: n ranks, L labels, d floats of the large arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,12 @@ from freshet.errors import Corrupt
 from freshet.model import STARTED, DenseModel, MergeRule, MergesState, State
 from freshet.trainer.process_group import ProcessGroup
 from freshet.trainer.state_sync import MODEL, VECTOR, DenseState, pack_arrays, unpack_arrays
-from freshet.types import F64
+from freshet.types import F32, F64
 
 __all__ = ["average"]
 
 ROWS = "rows"
+NOTHING: F32 = np.empty(0, np.float32)
 
 
 def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> None:
@@ -45,26 +48,57 @@ def average(state: DenseState, group: ProcessGroup, rows: int, step: int) -> Non
     """
     assert state.flush_point is not None, "the state of the last averaging"
     base = state.flush_point.model
+    rules, mine = _rules_of(state.model, base), state.model.state() if rows else {}
+    large = [name for name in sorted(base) if rules[name] == "mean" and base[name].dtype == np.float32]
+    small = [name for name in base if name not in large]
     report: dict[str, NDArray[Any]] = {ROWS: np.array([rows], np.int64), VECTOR: state.ledger.to_array()}
-    if rows:
-        report |= {f"{MODEL}{name}": array for name, array in state.model.state().items()}
+    report |= {f"{MODEL}{name}": mine[name] for name in small if rows}
     reports = [unpack_arrays(part) for part in group.exchange(pack_arrays(report))]
     try:
-        learned = [part for part in reports if part[ROWS][0]]
-        arrays = {name: [part[f"{MODEL}{name}"] for part in learned] for name in base}
+        learned = np.array([part[ROWS][0] for part in reports], np.float64)
         vectors = [part[VECTOR].tolist() for part in reports]
+        arrays = {name: [part[f"{MODEL}{name}"] for part in reports if part[ROWS][0]] for name in small}
     except KeyError as error:
         raise Corrupt(f"expected the state of another rank, it has no array {error}") from error
-    if learned:
-        rules = _rules_of(state.model, base)
-        shares = _shares(np.array([part[ROWS][0] for part in learned], np.float64), arrays.get(STARTED, ()))
-        state.model.load_state(
-            {name: _merged(rules[name], base[name], parts, shares) for name, parts in arrays.items()}
-        )
+    if learned.any():
+        shares = _shares(learned[learned > 0], arrays.get(STARTED, ()))
+        merged = {name: _merged(rules[name], base[name], parts, shares) for name, parts in arrays.items()}
+        flat = np.concatenate([mine[name].ravel() for name in large]) if rows and large else NOTHING
+        size = sum(base[name].size for name in large)
+        mean, at = _mean_in_parts(group, flat, size, learned / learned.sum()), 0
+        for name in large:
+            merged[name] = mean[at : at + base[name].size].reshape(base[name].shape)
+            at += base[name].size
+        state.model.load_state(merged)
         state.sums.carry = None  # each rank that learned has added it to its own first step
     for vector in vectors:
         state.ledger.raise_to(vector)
     state.progress.steps = step
+
+
+def _mean_in_parts(group: ProcessGroup, mine: F32, size: int, shares: F64) -> F32:
+    """Return the (d,) mean of the ranks' large arrays, of which each rank computes a part.
+
+    Args:
+        group: all its ranks call this.
+        mine: (d,) of this rank; empty if it has no share.
+        size: d.
+        shares: (n,) weights of the ranks.
+
+    Raises RankLost.
+    """
+    if not size:
+        return NOTHING
+    bounds = [size * rank // group.size for rank in range(group.size + 1)]
+    lengths = [mine.itemsize * (stop - start) for start, stop in pairwise(bounds)]
+    parts = [mine[start:stop].view(np.uint8) for start, stop in pairwise(bounds)]
+    received = group.all_to_all(parts, [lengths[group.rank] * bool(share) for share in shares])
+    total = np.zeros(bounds[group.rank + 1] - bounds[group.rank])
+    for share, part in zip(shares, received, strict=True):
+        if share > 0:
+            total += part.view(np.float32) * share
+    means = group.all_gather(total.astype(np.float32).view(np.uint8), lengths)
+    return np.concatenate([part.view(np.float32) for part in means])
 
 
 def _rules_of(model: DenseModel, state: State) -> dict[str, MergeRule]:
@@ -80,8 +114,8 @@ def _shares(rows: F64, started: Sequence[NDArray[Any]]) -> dict[MergeRule, F64]:
     """Return the weights of the ranks in a mean: (n,), and for arrays of started labels (n, L).
 
     Args:
-        rows: (n,) samples of each rank.
-        started: (L,) of each rank: 1 for a label that has its starting values; empty if the model has none.
+        rows: (n,) samples of each rank that has learned.
+        started: (L,) of each of them: 1 for a label that has its starting values; empty without such labels.
     """
     plain = rows / rows.sum()
     shares: dict[MergeRule, F64] = {"mean": plain}
@@ -98,7 +132,7 @@ def _merged(
     parts: Sequence[NDArray[Any]],
     shares: Mapping[MergeRule, F64],
 ) -> NDArray[Any]:
-    """Merge an array of n ranks, all of the shape of `base`, its state at the last averaging."""
+    """Merge an array of the ranks that have learned, all of the shape of `base`, of the last averaging."""
     if rule == "max":
         largest: NDArray[Any] = np.maximum.reduce(parts)
         return largest
