@@ -11,7 +11,6 @@ from freshet.apps.pipeline import Pipeline
 from freshet.apps.remote_sources import FromShards
 from freshet.testing.conditions import wait_until
 from freshet.types import Bucket, Fence
-from tests.fixtures.local_ranks import HalfReducer
 from tests.fixtures.trainers import rank_of
 from tests.integration.embedder_run import BLOCKS, DEADLINE_S, ROWS, scene, shards
 
@@ -36,14 +35,11 @@ def test_a_rank_without_rows_learns_what_a_single_process_learns(tmp_path: Path,
         assert made.embedder.status()["samples"] >= ROWS, "more if one is sent again"
 
 
-@pytest.mark.parametrize("how", ["hybrid", "half", "async"])
-def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path, how: str):
-    options = f'mode = "{"async" if how == "async" else "hybrid"}"\nversion_interval = "100ms"'
+@pytest.mark.parametrize("options", ['mode = "hybrid"', 'reduce = "int8"', 'mode = "async"'])
+def test_two_ranks_learn_together_what_an_embedder_serves_them(tmp_path: Path, options: str):
+    options += '\nversion_interval = "100ms"'
     with scene(tmp_path, plain_spec("", options)) as made:
         ranks = [made.rank(1) for _ in range(2)]
-        if how == "half":
-            for rank in ranks:
-                rank.state.sums.reducer = HalfReducer()
         threads = [threading.Thread(target=rank.run) for rank in ranks]
         for thread in threads:
             thread.start()

@@ -246,7 +246,7 @@ def restore_state(context: ModelContext, versions: VersionStore, log_id: str, de
 
         try_out(spec, device=device)
     start = restart_point(versions, context.spec_hash, log_id)
-    sums = GradientSums(build_reducer(spec))
+    sums = GradientSums(build_reducer(spec, model))
     if start is None:
         first = {
             p: context.log.bounds(TopicPartition(topics.samples, p)).start for p in range(spec.partitions)

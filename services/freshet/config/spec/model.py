@@ -163,9 +163,10 @@ class Train:
         Integer(1, 4096),
         default=16,
     )
-    reduce: Literal["fp32"] = tunable(
-        "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole",
-        Choice(("fp32",)),
+    reduce: Literal["fp32", "int8", "int4"] = tunable(
+        "modes hybrid and sync: how ranks sum dense gradients; fp32: every step sends them whole; int8, "
+        "int4: a step sends them rounded, and the rounding errors with later steps (error feedback)",
+        Choice(("fp32", "int8", "int4")),
         default="fp32",
     )
     lanes: int | None = deployment(
